@@ -60,8 +60,9 @@ def run(args: Namespace) -> int:
     if bool(args.config) == bool(args.dataset):
         raise ConfigError("say what to look at: either DATASET, a directory or URL, or --config run.yaml")
     if args.config:
-        if args.storage_options or args.format:
-            raise ConfigError("--config says itself how data is read; give it without --storage-options and --format")
+        if args.storage_options or args.format or args.block_length is not None:
+            words = "--storage-options, --format and --block-length"
+            raise ConfigError(f"--config says itself how data is read; give it without {words}")
         if args.loader is not None and args.checkpoint is None:
             raise ConfigError("--loader names a train loader of a checkpoint; give --ckpt with it")
         return of_run("viewing.view_run")(args)

@@ -135,7 +135,15 @@ def test_a_sample_is_found_by_what_names_it(pages: Pages, typed: str, found: str
     assert given.location == f"/token/{found}"
 
 
-@pytest.mark.parametrize("typed", ["", "30", "99:0", "0:999", "x", "{", "[1]", '{"stream": 3}', "9" * 30, HOSTILE])
+_REST = '"epoch": 1, "position": 2, "shuffle_seed": 3}'
+_KEY_BEFORE = f'{{"stream": "0", "shard": 1, "index": -1, {_REST}'
+_KEY_OF_NO_SHARD = f'{{"stream": "0", "shard": -1, "index": 0, {_REST}'
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["", "30", "99:0", "0:999", "x", "{", "[1]", '{"stream": 3}', "9" * 30, HOSTILE, _KEY_BEFORE, _KEY_OF_NO_SHARD],
+)
 def test_what_names_no_sample_is_told(pages: Pages, typed: str) -> None:
     found = Elements.of(html(pages, "find", key=typed))
     assert "No such sample" in found.text
@@ -305,6 +313,7 @@ def test_parts_of_a_page_are_escaped_by_nothing_but_the_templates() -> None:
         (["data", "--nodes", "2"], "--nodes is of a run"),
         (["data", "--set", "a=1"], "--set changes the data of a run"),
         (["--config", "run.yaml", "--loader", "x"], "give --ckpt"),
+        (["--config", "run.yaml", "--block-length", "8"], "--block-length"),
         (["data", "--port", "70000"], "must be a port"),
     ],
 )

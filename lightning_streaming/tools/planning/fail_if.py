@@ -72,6 +72,13 @@ def names_told() -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """A number of which only that is known."""
+
+    number: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanCondition:
     """One condition."""
@@ -86,11 +93,11 @@ class PlanCondition:
         """Whether it holds.
 
         Args:
-            values: By name what is planned: a number, or None where it is not known; of names that are told of each
-                stream also as ``(name, stream)``.
+            values: By name what is planned: a number, :class:`AtLeast` one, or None where it is not known; of names
+                that are told of each stream also as ``(name, stream)``.
 
         Raises:
-            ConfigError: There is no such stream, or what is asked is not known of this run.
+            ConfigError: There is no such stream, or what is asked is not known of this run, or not well enough.
         """
         key: Any = self.name if self.stream is None else (self.name, self.stream)
         if key not in values:
@@ -100,7 +107,15 @@ class PlanCondition:
         value = values[key]
         if value is None:
             raise ConfigError(f"--fail-if {self.text!r}: {self.name} is not known of this run; leave the condition out")
-        return _COMPARED[self.compared](value, self.number)
+        compare = _COMPARED[self.compared]
+        if not isinstance(value, AtLeast):
+            return compare(value, self.number)
+        # It holds of the least number, of one between, and of any that is larger; or of none of them.
+        answers = {compare(one, self.number) for one in (value.number, max(value.number, self.number), math.inf)}
+        if len(answers) > 1:
+            told = f"{self.name} is known to be {value.number:,.10g} or more"
+            raise ConfigError(f"--fail-if {self.text!r}: {told}, which does not tell whether that holds")
+        return answers.pop()
 
 
 def parse_condition(text: str) -> PlanCondition:

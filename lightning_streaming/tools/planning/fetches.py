@@ -16,7 +16,14 @@ from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.reading import WorkerPartition, shard_needs
 from lightning_streaming.order.packed import rows_per_entry
 from lightning_streaming.tools.planning.node_cache import NodeCache, read_epoch
-from lightning_streaming.tools.planning.node_reads import Asked, NodeReads, ShardBytes, Told, asked_for, stored_bytes
+from lightning_streaming.tools.planning.node_reads import (
+    Asked,
+    LastBatches,
+    NodeReads,
+    ShardBytes,
+    asked_for,
+    stored_bytes,
+)
 from lightning_streaming.tools.runs.stage_caches import cache_configs, is_in_place
 
 MOST_SAMPLES = 4_000_000
@@ -60,21 +67,18 @@ class Fetches:
     """Bytes between each two ticks of each stream, of each epoch: of shape (ticks, streams)."""
     used: list[NDArray[np.int64]] = field(default_factory=list)
     """Bytes that the cache holds at the end of each tick, of each epoch: of shape (ticks,)."""
-    downloads: int = 0
-    """Shards, as often as each is fetched."""
+    downloads: list[int] = field(default_factory=list)
+    """Shards of each epoch, as often as each is fetched."""
     peak: int = 0
     """Bytes that the cache holds at most."""
     exceeded: int = 0
-    """How often a reader had to go beyond the limit."""
+    """How often a reader had to go beyond the limit, as far as was simulated."""
+    keeps_all: bool = True
+    """Whether nothing had to be removed."""
     part: float = 1.0
     """Which part of what is read was simulated; the rest goes on like that."""
     was_full: bool = True
     """Whether what was simulated fills the cache; else what is fetched again is not known."""
-
-    @property
-    def fetched(self) -> int:
-        """Bytes."""
-        return sum(int(epoch.sum()) for epoch in self.epochs)
 
 
 class NodeFetches:
@@ -103,16 +107,30 @@ class NodeFetches:
         self._here = np.zeros(len(streams), np.bool_)
         """What would be here if nothing were removed."""
         self._samples_left = [most_samples // len(limits)] * len(limits)
+        self._batches = 0
+        """Of the epoch before."""
 
-    def read(self, reads: NodeReads, edges: NDArray[np.int64], told: Told = lambda _: None) -> None:
+    @property
+    def needed(self) -> NDArray[np.int64]:
+        """Bytes of all shards that were asked for, each once, of each stream; of shape (streams,)."""
+        return self._by_stream(self._sizes.fetched * self._here)
+
+    @property
+    def not_asked(self) -> NDArray[np.int64]:
+        """The same of all other shards."""
+        return self._by_stream(self._sizes.fetched * ~self._here)
+
+    def _by_stream(self, of_shards: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.bincount(self._streams, of_shards, self._num_streams).astype(np.int64)
+
+    def read(self, reads: NodeReads, edges: NDArray[np.int64]) -> None:
         """Read an epoch.
 
         Args:
             reads: What is read.
             edges: Batches at its ticks, of shape (ticks + 1,).
-            told: Told of samples that were gone through.
         """
-        asked = asked_for(reads, told)
+        asked = asked_for(reads)
         new = ~self._here[asked.shards]
         firsts = Asked(asked.steps[new], asked.shards[new])
         before = self._here.copy()
@@ -125,23 +143,26 @@ class NodeFetches:
             if cache is None and (found.limit is None or most <= found.limit):
                 self._without_limit(found, firsts, edges, before)
                 continue
+            found.keeps_all = False
             if cache is None:
                 cache = self._caches[number] = NodeCache(self._sizes, found.limit, self._fixed)
                 cache.put(np.flatnonzero(before).tolist())
             if self._samples_left[number] <= 0 and found.epochs:
-                self._repeat(found, len(edges) - 1)
+                self._repeat(found, edges)
                 continue
-            last = reads.last_uses(told) if last is None else last
+            last = reads.last_uses() if last is None else last
             left = self._samples_left[number]
             self._samples_left[number] -= self._with_limit((found, cache), reads, asked, edges, last, left)
             if found.part < 1 and found.limit is not None:
                 found.peak = max(found.peak, min(room, found.limit))
+        self._batches = reads.num_batches
 
-    def _repeat(self, found: Fetches, ticks: int) -> None:
-        """Let an epoch be as the one before was."""
-        last = found.epochs[-1]
-        evenly = np.tile(last.sum(axis=0) // ticks, (ticks, 1))
-        found.epochs.append(last if len(last) == ticks else evenly)
+    def _repeat(self, found: Fetches, edges: NDArray[np.int64]) -> None:
+        """Let an epoch be as the one before was, or as so much of it."""
+        ticks, times = len(edges) - 1, int(edges[-1]) / self._batches
+        so_far = np.rint(np.outer(edges / edges[-1], found.epochs[-1].sum(axis=0) * times)).astype(np.int64)
+        found.epochs.append(np.diff(so_far, axis=0))
+        found.downloads.append(round(found.downloads[-1] * times))
         found.used.append(np.full(ticks, found.used[-1][-1]))
         found.part *= (len(found.epochs) - 1) / len(found.epochs)
 
@@ -152,7 +173,7 @@ class NodeFetches:
         here = self._fixed + int(self._sizes.kept[before].sum())
         kept = np.bincount(_ticks(firsts.steps, edges), self._sizes.kept[firsts.shards], len(edges) - 1)
         found.used.append(here + np.cumsum(kept).astype(np.int64))
-        found.downloads += int((self._sizes.making[firsts.shards] > 0).sum())
+        found.downloads.append(int((self._sizes.making[firsts.shards] > 0).sum()))
         making = int((self._sizes.making - self._sizes.kept)[firsts.shards].max(initial=0))
         found.peak = max(found.peak, int(found.used[-1][-1]) + making)
 
@@ -171,14 +192,14 @@ class NodeFetches:
         reads: NodeReads,
         asked: Asked,
         edges: NDArray[np.int64],
-        last: NDArray[np.int32] | None,
+        last: LastBatches | None,
         most_samples: int,
     ) -> int:
         """Simulate an epoch, or as much of it as is affordable; gives the samples that were read."""
         (found, cache), ticks = of, len(edges) - 1
         fetched, used = np.zeros((ticks, self._num_streams), np.int64), np.zeros(ticks, np.int64)
         times, downloads, at = cache.times_fetched.copy(), cache.downloads, _At()
-        samples = reads.num_ranks * reads.partition.geometry.batch_size * rows_per_entry(reads.sequence)
+        samples = len(reads.ranks_here) * reads.partition.geometry.batch_size * rows_per_entry(reads.sequence)
         most = max(_FEWEST_BATCHES, int(most_samples / samples))
 
         def fetch(shard: int) -> None:
@@ -193,7 +214,7 @@ class NodeFetches:
         cache.on_fetch = fetch
         done = read_epoch(reads, cache, goes_on, last)
         used[at.tick :] = cache.used
-        found.downloads += cache.downloads - downloads
+        found.downloads.append(cache.downloads - downloads)
         if done < reads.num_batches:
             found.was_full = cache.peak > _FULL * (found.limit or 0)
             kept = np.bincount(_ticks(asked.steps, edges), self._sizes.kept[asked.shards], ticks)
@@ -227,7 +248,7 @@ class NodeFetches:
         key = _ticks(steps, edges) * self._num_streams + self._streams[shards]
         first = np.bincount(key, self._sizes.fetched[shards], fetched.size).reshape(fetched.shape)
         fetched += (first + rest[:, None] * by_stream / max(1, done)).astype(np.int64)
-        found.downloads += len(shards) + int(again.sum() * rest.sum() / max(1, done))
+        found.downloads[-1] += len(shards) + int(again.sum() * rest.sum() / max(1, done))
 
 
 @dataclass(slots=True)
@@ -287,6 +308,11 @@ def first_batch(reads: NodeReads, sizes: ShardBytes, link: Link, indexes: int, o
     queues = [_asked_at_first(partition, reads, sizes) for partition in reads.workers()]
     everything = {shard for queue in queues for shard in queue}
     arrived = _arrivals(queues, sizes.fetched, link)
+    # What lies beyond the look-ahead each reader fetches itself, one after another, as it comes to it.
+    beyond = [deque(shard for shard in of_rank if shard not in everything) for of_rank in _first_of_ranks(reads, sizes)]
+    begins = max((arrived[shard] for shard in needed if shard in arrived), default=0.0)
+    arrived |= {shard: begins + at for shard, at in _arrivals(beyond, sizes.fetched, link, 1).items()}
+    everything.update(arrived)
     return FirstBatch(
         index=2 * link.latency + indexes / link.bytes_per_second if indexes else 0.0,
         order=order_seconds,
@@ -295,6 +321,14 @@ def first_batch(reads: NodeReads, sizes: ShardBytes, link: Link, indexes: int, o
         shard_bytes=int(sizes.fetched[needed].sum()),
         ahead_bytes=int(sizes.fetched[sorted(everything)].sum()),
     )
+
+
+def _first_of_ranks(reads: NodeReads, sizes: ShardBytes) -> Iterator[list[int]]:
+    """The shards that the first batch of each rank needs, in order."""
+    for rank in reads.ranks_here:
+        uses = next(reads.uses_of_rank(rank))
+        shards = uses.shards[uses.batches < 1].reshape(-1).tolist()
+        yield [shard for shard in shards if shard >= 0 and sizes.fetched[shard]]
 
 
 def _asked_at_first(partition: WorkerPartition, reads: NodeReads, sizes: ShardBytes) -> deque[int]:
@@ -308,9 +342,11 @@ def _asked_at_first(partition: WorkerPartition, reads: NodeReads, sizes: ShardBy
     return deque(queue)
 
 
-def _arrivals(queues: Sequence[deque[int]], sizes: NDArray[np.int64], link: Link) -> dict[int, float]:
-    """When each shard has arrived, if all that is on its way shares the link evenly, and each reader asks for four at a
-    time and for none that another has asked for."""
+def _arrivals(
+    queues: Sequence[deque[int]], sizes: NDArray[np.int64], link: Link, at_a_time: int = _AT_A_TIME
+) -> dict[int, float]:
+    """When each shard has arrived, if all that is on its way shares the link evenly, and each reader asks for so many
+    at a time and for none that another has asked for."""
     arrived, asked = dict[int, float](), set[int]()
     # By events: what begins to arrive, at a time; and what has arrived, by the bytes that each had by then.
     begins, ends = list[tuple[float, int, int]](), list[tuple[float, int, int]]()
@@ -321,7 +357,7 @@ def _arrivals(queues: Sequence[deque[int]], sizes: NDArray[np.int64], link: Link
             heapq.heappush(begins, (now + link.latency, shard, reader))
             return
 
-    for _ in range(_AT_A_TIME):
+    for _ in range(at_a_time):
         for reader in range(len(queues)):
             ask(reader)
     while begins or ends:

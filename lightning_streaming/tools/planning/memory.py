@@ -15,7 +15,6 @@ from lightning_streaming.loading.pack_options import Pack
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.order.packed import rows_per_entry
 from lightning_streaming.order.phased import Mixture
-from lightning_streaming.tools.planning.planned_reads import RunEnd
 from lightning_streaming.tools.runs.traced_run import TracedRun
 
 _TOKENS = re.compile(r"ndarray:u?int(?:8|16|32|64):(\d+)")
@@ -44,16 +43,16 @@ class Memory:
         return self.order + self.lengths + self.index + self.batches
 
 
-def memory_of(run: TracedRun, extent: RunEnd) -> Memory:
+def memory_of(run: TracedRun, num_epochs: int) -> Memory:
     """What a run needs on a node.
 
     Args:
         run: The run.
-        extent: Where it ends.
+        num_epochs: That it reads.
     """
     loader, order = run.loader, run.order.order
     catalog = passes_of(loader.dataset).catalog
-    num_epochs, sequence = extent.num_epochs(run), run.order.epoch(run.begins).sequence
+    sequence = run.order.epoch(run.begins).sequence
     first = order.first_draw(0)
     drawn = 0
     if first.is_drawn and order.mixture is None:

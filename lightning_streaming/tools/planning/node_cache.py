@@ -22,7 +22,7 @@ from lightning_streaming.loading.batches import GATHERED_BYTES
 from lightning_streaming.loading.open_shards import OpenShards
 from lightning_streaming.loading.prefetch import batches_until
 from lightning_streaming.loading.reading import Window, WorkerPartition, located, shard_needs
-from lightning_streaming.tools.planning.node_reads import NodeReads, ShardBytes
+from lightning_streaming.tools.planning.node_reads import LastBatches, NodeReads, ShardBytes
 
 _NOW = 1_800_000_000 * 10**9
 """When the simulation begins, in nanoseconds since 1970: after all that the cache takes for finished."""
@@ -274,7 +274,8 @@ class _SimulatedWorker:
         has_begun = self._done.batches or batches
         reach = self._done.rows + rows + (self._lookahead.later if has_begun else self._lookahead.at_first)
         while self._need is not None and self._need.sample < reach:
-            if not self._fetch_one(self._need.shard):
+            is_passed = self._need.sample < self._done.rows
+            if not is_passed and not self._fetch_one(self._need.shard):
                 return
             self._need = next(self._needs, None)
 
@@ -386,7 +387,7 @@ def read_epoch(
     reads: NodeReads,
     cache: NodeCache,
     goes_on: Callable[[int], bool] = lambda _: True,
-    last: NDArray[np.int32] | None = None,
+    last: LastBatches | None = None,
 ) -> int:
     """Let all workers of a node read an epoch, by way of its cache.
 
@@ -401,16 +402,15 @@ def read_epoch(
     """
     if cache.room is not None and last is None:
         last = reads.last_uses()
-    node_last = None if last is None else last.max(axis=0)
     workers = list[_SimulatedWorker]()
     for number, partition in enumerate(reads.workers()):
-        uses = None if last is None or node_last is None else _Uses.of(last[number], node_last, partition)
+        uses = None if last is None else _Uses.of(last.of_readers[number], last.of_node, partition)
         workers.append(_SimulatedWorker(partition, reads, cache, uses))
     for worker in workers:
         worker.fetch_ahead()
     done = 0
     while done < reads.num_batches and goes_on(done):
-        of_ranks = [workers[rank * reads.num_workers + done % reads.num_workers] for rank in range(reads.num_ranks)]
+        of_ranks = workers[done % reads.num_workers :: reads.num_workers]
         if not all(worker.ready for worker in of_ranks):
             _read_on(workers)
         for worker in of_ranks:

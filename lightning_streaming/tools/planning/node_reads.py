@@ -6,7 +6,7 @@ simulate is time: all workers take their batches in turn, and what is fetched is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -23,8 +23,6 @@ from lightning_streaming.order.partition import Partition
 _NEVER = np.iinfo(np.int64).max
 _MOST_LAST_USES = 1 << 26
 """Readers times shards of which the last uses are kept, in 4 bytes each; with more, none are known."""
-Told = Callable[[int], object]
-"""Is told of samples that were gone through."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,6 +34,7 @@ class NodeReads:
     """Its ids by position."""
     partition: Partition
     node: int
+    """Among those of the partition, replication divided out."""
     num_workers: int
     """Readers of each rank: worker processes, or the rank itself."""
     num_batches: int
@@ -44,16 +43,18 @@ class NodeReads:
     """As a dataset is told."""
     batch_bytes: int = 0
     """Bytes of a batch, where a worker reads as many batches at once as are quick to gather; else 0."""
+    ranks: Sequence[int] | None = None
+    """Those of the node that share a cache; None for all. Replication makes one node of several machines."""
 
     @property
-    def num_ranks(self) -> int:
-        """Of the node."""
-        return self.partition.geometry.ranks_per_node
+    def ranks_here(self) -> Sequence[int]:
+        """Those that share a cache, counted within the node."""
+        return range(self.partition.geometry.ranks_per_node) if self.ranks is None else self.ranks
 
     @property
     def num_readers(self) -> int:
-        """Of the node."""
-        return self.num_ranks * self.num_workers
+        """Those that take themselves to share the cache: of all ranks of the node."""
+        return self.partition.geometry.ranks_per_node * self.num_workers
 
     @property
     def num_shards(self) -> int:
@@ -73,9 +74,10 @@ class NodeReads:
         )
 
     def workers(self) -> Iterator[WorkerPartition]:
-        """All workers of its first rank, then of its second, and so on."""
-        for rank, worker in np.ndindex(self.num_ranks, self.num_workers):
-            yield self.worker(rank, worker)
+        """All workers of its first rank here, then of its second, and so on."""
+        for rank in self.ranks_here:
+            for worker in range(self.num_workers):
+                yield self.worker(rank, worker)
 
     def lookahead(self, partition: WorkerPartition) -> Lookahead:
         """How far one of its workers looks."""
@@ -91,28 +93,28 @@ class NodeReads:
             yield Uses(np.repeat(np.arange(len(rows)) + window.batches_before, rows), window.needed())
 
     def first_shards(self, batches: int) -> NDArray[np.int64]:
-        """The shards that the first batches of all its ranks need; of some thousand samples at most."""
-        found = (next(self.uses_of_rank(rank)) for rank in range(self.num_ranks))
+        """The shards that the first batches of all its ranks here need; of some thousand samples at most."""
+        found = (next(self.uses_of_rank(rank)) for rank in self.ranks_here)
         shards = np.unique(np.concatenate([uses.shards[uses.batches < batches].reshape(-1) for uses in found]))
         return shards[shards >= 0]
 
-    def last_uses(self, told: Told = lambda _: None) -> NDArray[np.int32] | None:
-        """The last global batch in which each reader needs each shard, of shape (readers, shards).
-
-        Returns:
-            -1 where it needs it in none; None where that is too much to keep.
-        """
-        if self.num_readers * self.num_shards > _MOST_LAST_USES:
+    def last_uses(self) -> LastBatches | None:
+        """When shards are needed for the last time; None where that is too much to keep."""
+        num_readers = len(self.ranks_here) * self.num_workers
+        if num_readers * self.num_shards > _MOST_LAST_USES:
             return None
-        last = np.full((self.num_readers, self.num_shards), -1, np.int32)
-        for rank in range(self.num_ranks):
+        last, of_others = np.full((num_readers, self.num_shards), -1, np.int32), np.full(self.num_shards, -1, np.int32)
+        for rank in range(self.partition.geometry.ranks_per_node):
+            place = self.ranks_here.index(rank) if rank in self.ranks_here else None
             for batches, shards in self.uses_of_rank(rank):
-                readers = rank * self.num_workers + batches % self.num_workers
                 for column in shards.T:
-                    here = column >= 0
-                    last[readers[here], column[here]] = batches[here]  # of equal places the last one counts
-                told(len(batches))
-        return last
+                    here = column >= 0  # of equal places the last one counts
+                    if place is None:
+                        np.maximum.at(of_others, column[here], batches[here].astype(np.int32))
+                    else:
+                        readers = place * self.num_workers + batches % self.num_workers
+                        last[readers[here], column[here]] = batches[here]
+        return LastBatches(last, np.maximum(last.max(axis=0), of_others))
 
 
 class Uses(NamedTuple):
@@ -124,6 +126,15 @@ class Uses(NamedTuple):
     """Of shape (samples, shards), -1 for none."""
 
 
+class LastBatches(NamedTuple):
+    """The last global batches in which shards are needed; -1 where they are in none."""
+
+    of_readers: NDArray[np.int32]
+    """By each reader here, of shape (readers, shards)."""
+    of_node: NDArray[np.int32]
+    """By any reader of the node, also those on other machines; of shape (shards,)."""
+
+
 class Asked(NamedTuple):
     """What a node asks for in an epoch when nothing is removed: each shard once. Arrays of one shape."""
 
@@ -132,13 +143,8 @@ class Asked(NamedTuple):
     shards: NDArray[np.int64]
 
 
-def asked_for(reads: NodeReads, told: Told = lambda _: None) -> Asked:
-    """When each shard is first asked for by any worker, all of them reading in step.
-
-    Args:
-        reads: What they read.
-        told: Told of samples that were looked at.
-    """
+def asked_for(reads: NodeReads) -> Asked:
+    """When each shard is first asked for by any worker, all of them reading in step."""
     first = np.full(reads.num_shards, _NEVER, np.int64)
     for partition in reads.workers():
         ahead = reads.lookahead(partition)
@@ -152,7 +158,6 @@ def asked_for(reads: NodeReads, told: Told = lambda _: None) -> Asked:
             for column in window.needed().T:
                 here = column >= 0
                 np.minimum.at(first, column[here], steps[here])
-            told(len(rows))
             if partition.worker + (read[-1] - 1) * partition.num_workers >= reads.num_batches:
                 break
     shards = np.flatnonzero(first <= reads.num_batches)

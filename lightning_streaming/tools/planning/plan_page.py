@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from errno import EISDIR
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from lightning_streaming.files import appears_whole
+from lightning_streaming.files import appears_whole, partial_path
+from lightning_streaming.tools.console import printable_name
 from lightning_streaming.tools.drawing.charts import Axis, Bar, Curve, Mark, areas, bars, histogram, in_short, lines
 from lightning_streaming.tools.drawing.pages import fill
-from lightning_streaming.tools.planning.report import caches_told, facts_told, machines_told, phases_told, streams_told
+from lightning_streaming.tools.planning.tables import caches_told, facts_told, machines_told, phases_told, streams_told
 from lightning_streaming.units import format_bytes
 
 _MOST_SERIES = 12
@@ -21,6 +23,19 @@ _OTHERS = "all others"
 _MIXTURES = 40
 """Stretches of which the mixture is shown: in shorter ones it would be that of chance."""
 _STEP = Axis(label="step", low=None)
+
+
+def check_page(path: Path) -> None:
+    """Find out whether the page can be written, before the minutes that it takes to know what is on it.
+
+    Raises:
+        OSError: It cannot; what is there stays as it is.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(EISDIR, "a directory is there", str(path))
+    partial = partial_path(path)
+    partial.touch()
+    partial.unlink()
 
 
 def write_page(path: Path, report: Mapping[str, Any]) -> None:
@@ -39,6 +54,7 @@ def write_page(path: Path, report: Mapping[str, Any]) -> None:
 
 def page_of(report: Mapping[str, Any]) -> str:
     """The page, as HTML."""
+    report = _with_printable_names(report)
     caches = any(one["bytes"] or one["peak"] for one in report["caches"])
     return fill(
         "plan.html",
@@ -60,12 +76,26 @@ def page_of(report: Mapping[str, Any]) -> str:
     )
 
 
+def _with_printable_names(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, with names as a terminal shows them: what turns a line around would do so on a page, too."""
+    over = report["over_time"]
+    return {
+        **report,
+        "streams": [{**one, "stream": printable_name(one["stream"])} for one in report["streams"]],
+        "over_time": {
+            **over,
+            "samples": {printable_name(name): counts for name, counts in over["samples"].items()},
+            "phases": [{**one, "phase": printable_name(one["phase"])} for one in over["phases"]],
+        },
+    }
+
+
 def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     run, cache, streams = report["run"], report["caches"][0], report["streams"]
     tokens = [one["tokens"] for one in streams]
     figures = [("samples", in_short(sum(one["samples"] for one in streams)))]
     figures += [] if None in tokens else [("tokens", in_short(sum(tokens)))]
-    figures.append(("steps", in_short(run["steps"] - run["first_step"])))
+    figures.append(("steps", in_short(run["steps"])))
     most = max(streams, key=lambda one: one["passes"])
     figures.append((f"passes over {most['stream']}", f"{most['passes']:.3g}"))
     if cache["bytes"]:
@@ -81,7 +111,8 @@ def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _charts(report: Mapping[str, Any]) -> list[Markup]:
     over, charts = report["over_time"], list[Markup]()
-    marks = [Mark(at=one["step"], name=one["phase"]) for one in over["phases"][1:]]
+    begins = over["steps"][0]
+    marks = [Mark(at=one["step"], name=one["phase"]) for one in over["phases"] if one["step"] > begins]
     if len(over["steps"]) > 1:
         charts += [_shares(report, marks), _passes(report, marks)]
     if any(one["bytes"] for one in report["caches"]):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.tools.console import BAD, FINE, PROGRAM, print_error, print_json, print_note, progress
+from lightning_streaming.tools.planning.epochs import PlannedEpoch, RunEnd, epochs_of, extent_of
 from lightning_streaming.tools.planning.fail_if import PlanCondition
 from lightning_streaming.tools.planning.fetches import (
     MOST_SAMPLES,
-    Fetches,
     FirstBatch,
     Link,
     NodeFetches,
@@ -31,19 +32,13 @@ from lightning_streaming.tools.planning.fetches import (
 )
 from lightning_streaming.tools.planning.memory import Memory, gathered_bytes, memory_of, tokens_of_samples
 from lightning_streaming.tools.planning.node_reads import NodeReads, ShardBytes
-from lightning_streaming.tools.planning.plan_page import write_page
-from lightning_streaming.tools.planning.planned_reads import (
-    PlannedEpoch,
-    Reads,
-    RunEnd,
-    RunReads,
-    epochs_of,
-    extent_of,
-    progress_total,
-)
-from lightning_streaming.tools.planning.report import print_report, report_of, values_of
+from lightning_streaming.tools.planning.plan_page import check_page, write_page
+from lightning_streaming.tools.planning.planned_reads import Reads, RunReads
+from lightning_streaming.tools.planning.report import report_of, values_of
+from lightning_streaming.tools.planning.tables import print_report
 from lightning_streaming.tools.runs.traced_run import TracedRun, traced_run
 from lightning_streaming.units import bytes_as_written, parse_bytes
+from lightning_streaming.world import World
 
 _MOST_NODES = 4
 """Nodes that are simulated."""
@@ -73,23 +68,40 @@ def plan_run(args: Namespace) -> int:
     try:
         for condition in args.fail_if:
             _check_stream(condition, run)
+        if args.html is not None:
+            check_page(args.html)
         report = report_of(planned(run, args))
     finally:
         run.loader.close()
     values = values_of(report)
-    failed = [condition.text for condition in args.fail_if if condition.holds(values)]
-    report["failed"] = failed
-    if args.html is not None:
-        write_page(args.html, report)
-    if args.json:
-        print_json(report)
-    else:
-        print_report(report)
-        for note in report["notes"]:
-            print_note("plan", note)
+    judged = [(condition, _holds(condition, values)) for condition in args.fail_if]
+    report["failed"] = failed = [condition.text for condition, holds in judged if holds is True]
+    _show(report, args)
     for text in failed:
         print_error(f"{PROGRAM} plan", f"--fail-if: {text} holds")
+    if args.html is not None:
+        write_page(args.html, report)
+    for _, holds in judged:
+        if isinstance(holds, ConfigError):
+            raise holds
     return BAD if failed else FINE
+
+
+def _holds(condition: PlanCondition, values: Mapping[Any, Any]) -> bool | ConfigError:
+    """Whether a condition holds, or why nobody knows, which is raised once all is shown that is known."""
+    try:
+        return condition.holds(values)
+    except ConfigError as error:
+        return error
+
+
+def _show(report: Mapping[str, Any], args: Namespace) -> None:
+    if args.json:
+        print_json(report)
+        return
+    print_report(report)
+    for note in report["notes"]:
+        print_note("plan", note)
 
 
 def _check_stream(condition: PlanCondition, run: TracedRun) -> None:
@@ -105,19 +117,17 @@ class Planned:
     """What was worked out of a run."""
 
     run: TracedRun
-    extent: RunEnd
     reads: RunReads
     nodes: Sequence[int]
     """Those that were simulated."""
-    fetches: Sequence[Sequence[Fetches]]
+    fetches: Sequence[NodeFetches]
     """Of each of these nodes, for each limit; the configured one comes first."""
     first: FirstBatch
     link: Link
-    sizes: ShardBytes
-    streams: NDArray[np.int64]
-    """The stream of each shard."""
     fixed: int
     """Bytes of indexes, and of what else a cache holds besides shards."""
+    tokens_of_sample: NDArray[np.int64]
+    """Of each stream, where all have equally many and they are not packed; else 0."""
     memory: Memory
     notes: Sequence[str]
 
@@ -134,54 +144,58 @@ def planned(run: TracedRun, args: Namespace) -> Planned:
     """
     dataset, extent = run.loader.dataset, extent_of(run, args.epochs, args.steps)
     sizes, streams = bytes_of_dataset(dataset), streams_of_shards(dataset)
-    fixed = passes_of(dataset).fixed_bytes()
-    limits = _limits(dataset, run, sizes, fixed, args.limit)
-    reads = Reads(run, tokens_of_samples(dataset))
-    reads.look_back()
+    fixed, tokens = passes_of(dataset).fixed_bytes(), tokens_of_samples(dataset)
     nodes = _nodes(run, extent)
+    share = float(np.mean([_share_of(run, node) for node in nodes]))
+    limits = _limits(dataset, sizes, fixed, share, args.limit)
     each = [NodeFetches(sizes, streams, limits, fixed, MOST_SAMPLES // len(nodes)) for _ in nodes]
     link = Link(bytes_per_second=args.link, latency=args.latency)
-    first, num_epochs = None, extent.num_epochs(run)
-    with progress(progress_total(run, extent), "plan", "sample") as told:
-        began = time.monotonic()
-        for epoch in epochs_of(run, extent):
-            if first is None:
-                of_nodes = [_node_reads(run, epoch, node) for node in nodes]
-                epoch.sequence.ids(np.asarray([epoch.partition.start]))
-                took = time.monotonic() - began
-                found = (first_batch(one, sizes, link, index_bytes(dataset), took) for one in of_nodes)
-                first = max(found, key=lambda one: one.seconds)
+    reads, epochs, began = Reads(run, tokens), epochs_of(run, extent), time.monotonic()
+    begun = next(epochs, None)
+    if begun is None:
+        raise _nothing_left(run, extent)
+    begun.sequence.ids(np.asarray([begun.partition.start]))
+    took = time.monotonic() - began
+    found = (first_batch(_node_reads(run, begun, node), sizes, link, index_bytes(dataset), took) for node in nodes)
+    first = max(found, key=lambda one: one.seconds)
+    num_epochs = extent.of_run(run).epochs
+    with progress(reads.samples_before() + _num_samples(run, extent), "plan", "sample") as told:
+        reads.look_back(told)
+        for epoch in chain([begun], epochs):
             reads.look_at(epoch, num_epochs, told)
             edges = epoch.edges(num_epochs)
             for node, fetches in zip(nodes, each, strict=True):
                 fetches.read(_node_reads(run, epoch, node), edges)
-            if reads.is_enough() and not epoch.is_last:
-                reads.found.epochs_repeated = max(0, num_epochs - len(reads.found.epochs))
+            if reads.is_enough():
                 break
-    if first is None:
-        raise _nothing_left(run, extent)
     return Planned(
-        run=run, extent=extent, reads=reads.finish(), nodes=nodes, fetches=[one.found for one in each], first=first,
-        link=link, sizes=sizes, streams=streams, fixed=fixed, memory=memory_of(run, extent),
-        notes=[note for note in (run.assumed, extent.assumed) if note],
+        run=run, reads=reads.finish(run, extent, epoch), nodes=nodes, fetches=each, first=first,
+        link=link, fixed=fixed, tokens_of_sample=tokens,
+        memory=memory_of(run, num_epochs), notes=[note for note in (run.assumed, extent.assumed) if note],
     )  # fmt: skip
 
 
 def _nothing_left(run: TracedRun, extent: RunEnd) -> ConfigError:
     where = f"epoch {run.begins.epoch}, step {run.steps.first_step}"
-    ends = f"max_epochs={extent.max_epochs}, max_steps={extent.max_steps}"
+    ends = f"epoch {extent.stop_epoch}, step {extent.max_steps}".replace("epoch None, ", "").replace(", step None", "")
     return ConfigError(
-        f"there is nothing to read: the run stands at {where}, and ends at {ends}; see --epochs and --steps"
+        f"there is nothing to read: the run stands at {where}, and ends before {ends}; see --epochs and --steps"
     )
 
 
+def _num_samples(run: TracedRun, extent: RunEnd) -> int:
+    """About how many samples, or packs, a run reads."""
+    return extent.of_run(run).batches * run.order.epoch(run.begins).partition.geometry.global_batch_size
+
+
 def _node_reads(run: TracedRun, epoch: PlannedEpoch, node: int) -> NodeReads:
-    loader = run.loader
+    loader, readers = run.loader, _readers(run, node)
     return NodeReads(
         catalog=passes_of(loader.dataset).catalog,
         sequence=epoch.sequence,
         partition=epoch.partition,
-        node=node,
+        node=readers[0].node,
+        ranks=sorted({reader.rank_of_node for reader in readers}),
         num_workers=max(1, loader.num_workers),
         num_batches=epoch.batches,
         predownload=loader.dataset.predownload,
@@ -189,18 +203,35 @@ def _node_reads(run: TracedRun, epoch: PlannedEpoch, node: int) -> NodeReads:
     )
 
 
+def _readers(run: TracedRun, node: int) -> list[World]:
+    """The ranks of a machine among those that read different samples: all of one node of these."""
+    return [run.reader(rank) for rank in range(node * run.ranks_per_node, (node + 1) * run.ranks_per_node)]
+
+
+def _share_of(run: TracedRun, node: int) -> float:
+    """The part of all samples that the ranks of a machine read."""
+    return len({reader.rank for reader in _readers(run, node)}) / (run.num_ranks // run.replication)
+
+
 def _nodes(run: TracedRun, extent: RunEnd) -> list[int]:
-    """The nodes that are simulated: all of a few, where there is little to read, else one."""
+    """The machines that are simulated: some of them where there is little to read, else one."""
     nodes = run.num_nodes
-    is_little = progress_total(run, extent) <= MOST_SAMPLES
+    is_little = _num_samples(run, extent) <= MOST_SAMPLES
     spread = np.linspace(0, nodes - 1, min(nodes, _MOST_NODES) if is_little else 1)
     return sorted({int(node) for node in spread})
 
 
 def _limits(
-    dataset: StreamingDataset, run: TracedRun, sizes: ShardBytes, fixed: int, asked: Sequence[int | None]
+    dataset: StreamingDataset, sizes: ShardBytes, fixed: int, share: float, asked: Sequence[int | None]
 ) -> list[int | None]:
     """The limits to plan, that of the run first.
+
+    Args:
+        dataset: What is read.
+        sizes: Bytes of its shards.
+        fixed: Bytes that a cache holds besides.
+        share: The part of them that a node reads.
+        asked: Those that were asked for.
 
     Raises:
         ConfigError: One that was asked for is too small to work.
@@ -213,7 +244,7 @@ def _limits(
     for limit in asked:
         check_limit(limit, fixed, largest)
     if not asked:
-        share = int(sizes.kept.sum()) / run.num_nodes
-        rounded = (fixed + parse_bytes(bytes_as_written(int(part * share))) for part in _PARTS)
+        node_bytes = int(sizes.kept.sum()) * share
+        rounded = (fixed + parse_bytes(bytes_as_written(int(part * node_bytes))) for part in _PARTS)
         asked = [None, *(one for one in rounded if one >= least_limit(fixed, largest))]
     return list(dict.fromkeys([*limits, *asked]))

@@ -2,13 +2,13 @@
 
 Epochs are gone through as a reader would, all ranks together. Of very long ones a part is looked at: of each stretch
 between two *ticks* its beginning, which then stands for all of it; and of many epochs the first ones, the last of which
-then stands for those that follow. :attr:`EpochReads.part` and :attr:`RunReads.epochs_repeated` tell where.
+then stands for those that follow. :attr:`EpochReads.part` and :attr:`RunReads.rest` tell where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,133 +22,25 @@ from lightning_streaming.order.packed import PackedEpoch, Rows, rows_of, rows_pe
 from lightning_streaming.order.partition import Partition
 from lightning_streaming.order.phased import Phased
 from lightning_streaming.order.quality import entropy_of_rows
-from lightning_streaming.tools.planning.node_reads import Told
+from lightning_streaming.tools.planning.epochs import PlannedEpoch, Rest, RunEnd
 from lightning_streaming.tools.runs.traced_run import TracedRun
 
 MOST_SAMPLES = 200_000_000
 """Samples that are looked at, of all epochs together."""
 _MOST_EPOCHS = 200
 """Epochs that are looked at."""
-_TICKS = 200
-"""Of all epochs together, at least; each has four or more."""
 _AT_ONCE = 1 << 19
 """Samples that are looked up together."""
 _MOST_TALLIED = 1 << 27
-"""Samples of all streams of which each is counted, in a byte or more."""
+"""Samples of all streams of which each is counted, in two bytes."""
+_TALLIED_AT_ONCE = 1 << 15
+"""Reads that are counted together: fewer than a count has room for, so that none passes its end unseen."""
 _MIXED_BATCHES = 64
 """Batches of an epoch whose mixing is measured."""
 FILL_BINS = 20
 """Ranges of how full packs are, from 0 to 1."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PlannedEpoch:
-    """An epoch of the run, as far as it is read."""
-
-    number: int
-    read: Epoch
-    sequence: Batched
-    """Its ids by position."""
-    batches: int
-    """Batches of each rank that are read."""
-    first_step: int
-    """The trainer's step at its first batch."""
-    accumulate: int
-    is_last: bool
-    """Whether the run ends in it."""
-
-    @property
-    def partition(self) -> Partition:
-        """How it is divided among ranks and batches."""
-        return self.read.partition
-
-    def step_of(self, batch: int) -> int:
-        """The trainer's step in which a batch is read, counted from the first that is read of the epoch."""
-        return self.first_step + batch // self.accumulate
-
-    def edges(self, epochs: int) -> NDArray[np.int64]:
-        """Batches at its ticks, from 0 to all; of shape (ticks + 1,).
-
-        Args:
-            epochs: Of the run, if somebody knows.
-        """
-        ticks = min(max(4, _TICKS // max(1, epochs)), max(1, self.batches))
-        return np.linspace(0, self.batches, ticks + 1).astype(np.int64)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunEnd:
-    """Where a run ends; what comes first counts."""
-
-    max_epochs: int | None
-    max_steps: int | None
-    assumed: str | None = None
-    """What nobody said."""
-
-    def num_epochs(self, run: TracedRun) -> int:
-        """Epochs of the run, at most."""
-        begins, steps = run.begins.epoch, run.steps
-        by_epochs = None if self.max_epochs is None else max(0, self.max_epochs - begins)
-        if self.max_steps is None:
-            return by_epochs or 0
-        left = self.max_steps - steps.first_step
-        each = max(1, len(steps.of_epoch(begins)) if steps.later is not None else len(steps.whole))
-        by_steps = max(0, -(-(left - len(steps.of_epoch(begins))) // each) + 1) if left > 0 else 0
-        return by_steps if by_epochs is None else min(by_epochs, by_steps)
-
-
-def extent_of(run: TracedRun, epochs: int | None, steps: int | None) -> RunEnd:
-    """Where the run ends that is planned.
-
-    Args:
-        run: As its trainer is configured.
-        epochs: How many epochs to plan; None for what the trainer says.
-        steps: Up to which step to plan; None for what the trainer says.
-    """
-    max_epochs = run.steps.max_epochs if epochs is None else run.begins.epoch + epochs
-    max_steps = run.steps.max_steps if steps is None else steps
-    mixture = run.order.order.mixture
-    if mixture is not None and mixture.is_cut:
-        max_epochs = 1
-    if max_epochs is not None or max_steps is not None:
-        return RunEnd(max_epochs=max_epochs, max_steps=max_steps)
-    told = "the configuration says neither max_epochs nor max_steps; one epoch is planned, see --epochs and --steps"
-    return RunEnd(max_epochs=run.begins.epoch + 1, max_steps=None, assumed=told)
-
-
-def epochs_of(run: TracedRun, extent: RunEnd) -> Iterator[PlannedEpoch]:
-    """The epochs of the run, one after another; each is drawn when its turn comes.
-
-    Args:
-        run: The run.
-        extent: Where it ends.
-    """
-    epoch, step, order = run.begins.epoch, run.steps.first_step, run.order
-    while extent.max_epochs is None or epoch < extent.max_epochs:
-        of_epoch = run.steps.of_epoch(epoch)
-        batches, num_steps = of_epoch.batches, len(of_epoch)
-        left = None if extent.max_steps is None else extent.max_steps - step
-        if left is not None and left < num_steps:
-            batches = of_epoch.batches_of(left - 1).stop if left > 0 else 0
-        if not batches:
-            return
-        cursor = order.normalise(run.begins if epoch == run.begins.epoch else Cursor(epoch, 0))
-        ends = left is not None and left <= num_steps
-        if cursor.epoch == epoch:
-            read = order.at(cursor).epoch(cursor)
-            yield PlannedEpoch(
-                number=epoch,
-                read=read,
-                sequence=drawn_sequence(read),
-                batches=batches,
-                first_step=step,
-                accumulate=of_epoch.accumulate,
-                is_last=ends or epoch + 1 == extent.max_epochs,
-            )
-        step += num_steps
-        epoch += 1
-        if ends:
-            return
+Told = Callable[[int], object]
+"""Is told of samples that were gone through."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -158,7 +50,7 @@ class EpochReads:
     number: int
     batches: int
     steps: NDArray[np.int64]
-    """The trainer's step at each tick and at the end, of shape (ticks + 1,)."""
+    """The trainer's step after the last batch before each tick and before the end, of shape (ticks + 1,)."""
     samples: NDArray[np.int64]
     """Between each two ticks of each stream, of shape (ticks, streams)."""
     tokens: NDArray[np.int64]
@@ -184,14 +76,14 @@ class RunReads:
 
     epochs: list[EpochReads]
     """Those that were looked at."""
-    epochs_repeated: int = 0
-    """Epochs that follow and are taken to be like the last one."""
+    rest: Rest = field(default_factory=Rest)
+    """What follows, and is taken to be like the last of them."""
     first_repeats: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Of streams by place: epoch and step in which one of its samples is first read again, as far as was looked."""
     most_reads: dict[int, int] = field(default_factory=dict)
     """How often the sample of a stream is read that is read most often, as far as was looked."""
     is_tallied: bool = True
-    """Whether each sample was counted."""
+    """Whether each read of each sample was counted."""
     samples_before: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Of each stream, what was read before the run goes on; of shape (streams,)."""
 
@@ -209,38 +101,71 @@ class Reads:
         self._run, self._catalog, self._tokens = run, catalog, tokens_of_sample
         self.found = RunReads(epochs=[])
         self.samples_left = MOST_SAMPLES
-        kind = _tally_of(catalog.num_samples)
-        self._tally = None if kind is None else np.zeros(catalog.num_samples, kind)
+        self._tally = None if catalog.num_samples > _MOST_TALLIED else Tally(catalog.num_samples)
         self._rng = np.random.default_rng(0)
         self.found.samples_before = np.zeros(len(catalog.stream_names), np.int64)
 
-    def look_back(self) -> None:
-        """Count what was read before the place at which the run goes on: repeats are those of the whole run."""
-        begins, order = self._run.begins, self._run.order
-        for number in range(begins.epoch + 1):
-            read = order.epoch(Cursor(number, 0))
-            entries = begins.sample_in_epoch if number == begins.epoch else len(read.sequence)
-            if not entries:
-                continue
-            rows = entries * rows_per_entry(read.sequence)
-            if rows > self.samples_left:
-                self._tally = None
-            part = min(1.0, max(self.samples_left, _AT_ONCE) / rows)
-            self.samples_left -= int(rows * part)
-            self._look_back_at(drawn_sequence(read), entries, part)
+    def look_back(self, told: Told = lambda _: None) -> None:
+        """Count what was read before the place at which the run goes on: repeats are those of the whole run.
 
-    def _look_back_at(self, sequence: Batched, entries: int, part: float) -> None:
+        Epochs before that are taken to have been read as this run would read them: of ``limit_train_batches``,
+        ``drop_last`` and machines no checkpoint tells.
+
+        Args:
+            told: Told of samples that are looked at, or passed over.
+        """
+        for before in self._before():
+            self._look_back_at(before, told)
+
+    def samples_before(self) -> int:
+        """About how many samples :meth:`look_back` tells of."""
+        return sum(before.entries for before in self._before())
+
+    def _before(self) -> Iterator[_Before]:
+        """What was read of each epoch before the run goes on from a checkpoint."""
+        if self._run.saved is not None:
+            yield from map(self._before_in, range(self._run.begins.epoch + 1))
+
+    def _before_in(self, number: int) -> _Before:
+        run, begins = self._run, self._run.begins
+        read = replace(run.order.epoch(Cursor(number, 0)), skipped=run.skipped_before(number))
+        partition = read.partition
+        if number == begins.epoch:
+            return _Before(read, partition.sequence.entries_before(begins.sample_in_epoch), range(0))
+        batches = partition.num_batches(run.order.machines.drop_last)
+        batches = batches if run.order.counted is None else run.order.counted.limited(batches)
+        full = min(batches, partition.full_batches)
+        return _Before(read, full * partition.geometry.global_batch_size, range(full, batches))
+
+    def _look_back_at(self, before: _Before, told: Told) -> None:
+        partition, entries = before.read.partition, before.entries
+        if not entries and not before.last:
+            return
+        sequence = drawn_sequence(before.read)
+        rows = entries * rows_per_entry(sequence)
+        if rows > self.samples_left:
+            self._tally = None
+        part = min(1.0, max(self.samples_left, _AT_ONCE) / max(1, rows))
+        self.samples_left -= int(rows * part)
         step = max(1, round(_AT_ONCE / rows_per_entry(sequence)))
         for start in range(0, entries, step):
             stop = min(start + step, entries)
             seen = start + max(1, round((stop - start) * part))
-            rows = rows_of(sequence, np.arange(start, seen))
-            ids = rows.ids if rows.pieces is None else rows.ids[rows.pieces.starts == 0]
-            if self._tally is not None:
-                np.add.at(self._tally, ids, self._tally.dtype.type(1))
-            firsts = np.asarray(self._catalog.first_ids)
-            found = np.bincount(np.searchsorted(firsts, ids, side="right") - 1, minlength=len(firsts))
-            self.found.samples_before += np.rint(found * ((stop - start) / (seen - start))).astype(np.int64)
+            positions = partition.sequence.positions(np.arange(start, seen))
+            self._count_before(sequence, positions, (stop - start) / (seen - start))
+            told(stop - start)
+        for batch in before.last:
+            self._count_before(sequence, _entries(partition, batch, batch + 1)[0], 1)
+
+    def _count_before(self, sequence: Batched, positions: NDArray[np.int64], times: float) -> None:
+        """Count what was read at some positions; it stands for so many times as much."""
+        rows = rows_of(sequence, positions)
+        ids = rows.ids if rows.pieces is None else rows.ids[rows.pieces.starts == 0]
+        if self._tally is not None:
+            self._tally.add(ids)
+        firsts = np.asarray(self._catalog.first_ids)
+        found = np.bincount(np.searchsorted(firsts, ids, side="right") - 1, minlength=len(firsts))
+        self.found.samples_before += np.rint(found * times).astype(np.int64)
 
     def is_enough(self) -> bool:
         """Whether as much was looked at as is affordable."""
@@ -280,40 +205,78 @@ class Reads:
         if tally is None:
             return
         firsts = np.asarray(self._catalog.first_ids)
-        np.add.at(tally, ids, tally.dtype.type(1))  # of another type it takes a hundred times as long
+        tally.add(ids)
         if len(self.found.first_repeats) == len(firsts):
             return
-        places = np.flatnonzero(tally[ids] > 1)
+        reads = tally.reads[ids]
+        places = np.flatnonzero(reads > 1)
         if not len(places):
             return
         order = places[np.argsort(ids[places], kind="stable")]
         # Of one sample read twice here the second time counts, unless it was read before.
         is_new = np.r_[True, ids[order][1:] != ids[order][:-1]]
         here = np.diff(np.r_[np.flatnonzero(is_new), len(order)])
-        were_read = tally[ids[order[is_new]]] > here
+        were_read = reads[order[is_new]] > here
         again = np.sort(order[~is_new | np.repeat(were_read, here)])
         streams = np.searchsorted(firsts, ids[again], side="right") - 1
         for stream, at in zip(*np.unique(streams, return_index=True), strict=True):
             step = epoch.step_of(int(batches[again[at]]))
             self.found.first_repeats.setdefault(int(stream), (epoch.number, step))
 
-    def finish(self) -> RunReads:
-        """What was found."""
+    def finish(self, run: TracedRun, extent: RunEnd, last: PlannedEpoch) -> RunReads:
+        """What was found.
+
+        Args:
+            run: The run.
+            extent: Where it ends.
+            last: The last epoch that was looked at.
+        """
         found, tally, catalog = self.found, self._tally, self._catalog
-        found.is_tallied = tally is not None
+        found.rest = extent.rest(run, last.number + 1, last.stop_step)
+        found.is_tallied = tally is not None and not tally.is_full
         if tally is None:
             found.first_repeats.clear()
             return found
         for stream, (first, samples) in enumerate(zip(catalog.first_ids, catalog.samples_per_stream, strict=True)):
-            found.most_reads[stream] = int(tally[first : first + samples].max(initial=0))
+            found.most_reads[stream] = int(tally.reads[first : first + samples].max(initial=0))
         return found
 
 
-def _tally_of(samples: int) -> type[np.unsignedinteger] | None:
-    """The numbers in which each sample is counted; None for too many samples."""
-    if samples > _MOST_TALLIED:
-        return None
-    return np.uint32 if samples <= _MOST_TALLIED // 4 else np.uint16 if samples <= _MOST_TALLIED // 2 else np.uint8
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What was read of an epoch before the run goes on."""
+
+    read: Epoch
+    entries: int
+    """Its first ones."""
+    last: range
+    """Batches after them that are not full, of an epoch that was read to its end."""
+
+
+class Tally:
+    """How often each sample was read, up to a number that two bytes hold.
+
+    Args:
+        samples: How many there are.
+    """
+
+    def __init__(self, samples: int) -> None:
+        self.reads = np.zeros(samples, np.uint16)
+        """Of each sample."""
+        self.is_full = False
+        """Whether some sample was read as often as can be counted, or more often."""
+
+    def add(self, ids: NDArray[np.int64]) -> None:
+        """Count reads, of which a sample may have several."""
+        most, one = np.iinfo(self.reads.dtype).max, self.reads.dtype.type(1)
+        for start in range(0, len(ids), _TALLIED_AT_ONCE):
+            some = ids[start : start + _TALLIED_AT_ONCE]
+            before = self.reads[some]
+            np.add.at(self.reads, some, one)  # of another type it takes a hundred times as long
+            is_past = self.reads[some] < before
+            if is_past.any():
+                self.reads[some[is_past]] = most
+                self.is_full = True
 
 
 class _EpochLook:
@@ -333,12 +296,13 @@ class _EpochLook:
         self._stops = order.phase_stops(epoch.read.composed, epoch.number) if has_phases else _END
         self._stretches = _stretches(epoch.sequence)
         self._settings = None if order.packer is None else order.packer.pack.settings()
-        self._mixed = set(np.linspace(0, max(0, epoch.partition.full_batches - 1), _MIXED_BATCHES).astype(int).tolist())
+        whole = min(epoch.partition.full_batches, epoch.batches)
+        self._mixed = set(np.linspace(0, max(0, whole - 1), _MIXED_BATCHES).astype(int).tolist())
         shape, phases = (len(edges) - 1, len(tokens)), (len(self._stops), len(tokens))
         self.reads = EpochReads(
             number=epoch.number,
             batches=epoch.batches,
-            steps=epoch.first_step + edges // epoch.accumulate,
+            steps=np.where(edges > 0, epoch.step_of(edges - 1) + 1, epoch.first_step),
             samples=np.zeros(shape, np.int64),
             tokens=np.zeros(shape, np.int64),
             phase_samples=np.zeros(phases, np.int64),
@@ -439,10 +403,3 @@ def _entries(partition: Partition, first: int, stop: int) -> tuple[NDArray[np.in
         positions.append(found)
         batches.append(np.full(len(found), batch))
     return np.concatenate(positions), np.concatenate(batches)
-
-
-def progress_total(run: TracedRun, extent: RunEnd) -> int:
-    """About how many samples :meth:`Reads.look_at` is going to tell of."""
-    each = run.steps.of_epoch(run.begins.epoch).batches
-    size = run.order.epoch(run.begins).partition.geometry.global_batch_size
-    return max(1, extent.num_epochs(run)) * each * size

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.order.packing import BudgetSettings
-from lightning_streaming.tools.console import counted, print_table, printable_name
-from lightning_streaming.tools.planning.fetches import Fetches
+from lightning_streaming.tools.console import counted
+from lightning_streaming.tools.planning.fail_if import AtLeast
+from lightning_streaming.tools.planning.fetches import NodeFetches
 from lightning_streaming.units import format_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _MOST_TICKS = 400
 def report_of(planned: Planned) -> dict[str, Any]:
     """All that was worked out, as plain values."""
     streams = _streams(planned)
-    caches = [_cache(planned, place) for place in range(len(planned.fetches[0]))]
+    caches = [_cache(planned, place) for place in range(len(planned.fetches[0].found))]
     return {
         "run": _run(planned),
         "streams": streams,
@@ -49,8 +50,8 @@ def report_of(planned: Planned) -> dict[str, Any]:
 def _run(planned: Planned) -> dict[str, Any]:
     run, reads = planned.run, planned.reads
     loader, machines = run.loader, run.order.epoch(run.begins).partition.geometry
-    first, last = reads.epochs[0], reads.epochs[-1]
-    each = int(last.steps[-1] - last.steps[0])
+    first, stop = int(reads.epochs[0].steps[0]), int(reads.epochs[-1].steps[-1]) + reads.rest.steps
+    looked_at = sum(one.part * one.batches for one in reads.epochs)
     return {
         "nodes": run.num_nodes,
         "ranks_per_node": run.ranks_per_node,
@@ -60,19 +61,27 @@ def _run(planned: Planned) -> dict[str, Any]:
         "unit": "sample" if run.packs is None else "group" if isinstance(run.packs, BudgetSettings) else "pack",
         "global_batch": machines.global_batch_size,
         "begins": {**run.begins._asdict(), "step": run.steps.first_step},
-        "epochs": len(reads.epochs) + reads.epochs_repeated,
-        "first_step": int(first.steps[0]),
-        "steps": int(last.steps[-1]) + reads.epochs_repeated * each,
+        "epochs": len(reads.epochs) + reads.rest.epochs,
+        "first_step": first,
+        "stop_step": stop,
+        "steps": stop - first,
         "nodes_simulated": list(planned.nodes),
-        "looked_at": min(one.part for one in reads.epochs) if not reads.epochs_repeated else 0.0,
+        "looked_at": looked_at / (sum(one.batches for one in reads.epochs) + reads.rest.batches),
     }
 
 
 def _times(planned: Planned, of_epochs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """The sum over all epochs, those included that are taken to be like the last one."""
-    total = np.sum(of_epochs, axis=0, dtype=np.int64) if len(of_epochs) else np.zeros(0, np.int64)
-    repeated: NDArray[np.int64] = total + planned.reads.epochs_repeated * of_epochs[-1]
-    return repeated
+    total: NDArray[np.int64] = np.sum(of_epochs, axis=0, dtype=np.int64)
+    total += _rest(planned, of_epochs[-1])
+    return total
+
+
+def _rest(planned: Planned, of_last: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What epochs have that are taken to be like the last one, of what that has."""
+    reads = planned.reads
+    rest: NDArray[np.int64] = np.rint(of_last * (reads.rest.batches / reads.epochs[-1].batches)).astype(np.int64)
+    return rest
 
 
 def _streams(planned: Planned) -> list[dict[str, Any]]:
@@ -80,36 +89,53 @@ def _streams(planned: Planned) -> list[dict[str, Any]]:
     catalog = passes_of(dataset).catalog
     samples = _times(planned, [one.samples.sum(axis=0) for one in reads.epochs])
     tokens = _times(planned, [one.tokens.sum(axis=0) for one in reads.epochs])
-    fetched = np.mean([_fetched(planned, of_node[0]) for of_node in planned.fetches], axis=0) * planned.run.num_nodes
+    fetched = np.mean([_fetched(planned, node, 0) for node in planned.fetches], axis=0) * planned.run.num_nodes
     found = []
     for place, (name, stream) in enumerate(dataset.streams.items()):
         size, before = catalog.samples_per_stream[place], int(reads.samples_before[place])
         drawn = before + int(samples[place])
         repeat = reads.first_repeats.get(place)
         most = reads.most_reads.get(place)
-        is_known = reads.is_tallied and not reads.epochs_repeated
+        is_whole = not reads.rest.batches and all(one.part == 1 for one in reads.epochs)
+        is_known, least = reads.is_tallied and is_whole, math.ceil(drawn / size) if is_whole else drawn // size
+        read = int(samples[place])
         found.append(
             {
                 "stream": name,
                 "stored": stream.num_stored,
                 "selected": stream.num_selected,
-                "samples": int(samples[place]),
+                "samples": read,
                 "samples_before": before,
-                "share": int(samples[place]) / max(1, int(samples.sum())),
-                "tokens": int(tokens[place]) or None,
+                "share": read / max(1, int(samples.sum())),
+                "tokens": _tokens(planned, place, read, int(tokens[place])),
                 "passes": drawn / size,
-                "repeats": most if most is not None and is_known else math.ceil(drawn / size),
+                "repeats": most if most is not None and is_known else max(most or 0, least),
                 "first_repeat": None if repeat is None else {"epoch": repeat[0], "step": repeat[1]},
-                "bytes": int(fetched[place]),
+                "bytes": round(float(fetched[place])),
                 "is_exact": is_known,
             }
         )
     return found
 
 
-def _fetched(planned: Planned, found: Fetches) -> NDArray[np.int64]:
+def _tokens(planned: Planned, stream: int, samples: int, tokens: int) -> int | None:
+    """Tokens of a stream's samples, if they are known."""
+    is_known = planned.run.packs is not None or planned.tokens_of_sample[stream] or not samples
+    return tokens if is_known else None
+
+
+def _fetched(planned: Planned, node: NodeFetches, place: int) -> NDArray[np.int64]:
     """What a node fetches of each stream; of shape (streams,)."""
-    return _times(planned, [epoch.sum(axis=0) for epoch in found.epochs])
+    found = node.found[place]
+    total: NDArray[np.int64] = np.sum([epoch.sum(axis=0) for epoch in found.epochs], axis=0, dtype=np.int64)
+    total += _fetched_later(planned, node, place)
+    return total
+
+
+def _fetched_later(planned: Planned, node: NodeFetches, place: int) -> NDArray[np.int64]:
+    """What a node fetches in epochs that nobody looked at: where all is kept, only what it has not yet."""
+    rest, found = _rest(planned, node.found[place].epochs[-1].sum(axis=0)), node.found[place]
+    return np.minimum(rest, node.not_asked) if found.keeps_all else rest
 
 
 def _phases(planned: Planned) -> list[dict[str, Any]]:
@@ -127,7 +153,7 @@ def _phases(planned: Planned) -> list[dict[str, Any]]:
                     "stream": name,
                     "samples": int(samples[number, place]),
                     "share": int(samples[number, place]) / max(1, int(samples[number].sum())),
-                    "tokens": int(tokens[number, place]) or None,
+                    "tokens": _tokens(planned, place, int(samples[number, place]), int(tokens[number, place])),
                 }
                 for place, name in enumerate(names)
                 if samples[number, place]
@@ -150,32 +176,39 @@ def _packs(planned: Planned) -> dict[str, Any] | None:
 
 
 def _cache(planned: Planned, place: int) -> dict[str, Any]:
-    of_nodes = [of_node[place] for of_node in planned.fetches]
-    nodes = planned.run.num_nodes
-    fetched = float(np.mean([_fetched(planned, one).sum() for one in of_nodes]))
-    needed = _needed(planned)
+    of_nodes = [node.found[place] for node in planned.fetches]
+    nodes, part = planned.run.num_nodes, min(one.part for one in of_nodes)
+    fetched = float(np.mean([_fetched(planned, node, place).sum() for node in planned.fetches]))
+    needed = float(np.mean([_needed(planned, node).sum() for node in planned.fetches]))
+    looked_at = sum(one.batches for one in planned.reads.epochs)
+    times = nodes / part * (1 + planned.reads.rest.batches / looked_at)
+    exceeded = float(np.mean([one.exceeded for one in of_nodes])) * times
     return {
         "limit": of_nodes[0].limit,
         "is_configured": place == 0,
         "bytes": round(fetched * nodes),
         "bytes_of_node": round(fetched),
         "refetched": fetched / needed if needed else 1.0,
-        "downloads_of_node": round(float(np.mean([one.downloads for one in of_nodes]))),
+        "downloads_of_node": round(float(np.mean([_downloads(planned, node, place) for node in planned.fetches]))),
         "peak": max(one.peak for one in of_nodes),
-        "exceeded": sum(one.exceeded for one in of_nodes),
-        "simulated": min(one.part for one in of_nodes),
+        "exceeded": math.ceil(exceeded),
+        "simulated": part,
         "was_full": all(one.was_full for one in of_nodes),
     }
 
 
-def _needed(planned: Planned) -> float:
-    """Bytes of all shards that a node needs, each once."""
-    least = [min(_fetched(planned, one).sum() for one in of_node) for of_node in planned.fetches]
-    unlimited = [
-        next((_fetched(planned, one).sum() for one in of_node if one.limit is None), least[place])
-        for place, of_node in enumerate(planned.fetches)
-    ]
-    return float(np.mean(unlimited))
+def _needed(planned: Planned, node: NodeFetches) -> NDArray[np.int64]:
+    """Bytes of all shards that a node needs, each once, of each stream; of shape (streams,)."""
+    keeping = [place for place, found in enumerate(node.found) if found.keeps_all]
+    more = _fetched_later(planned, node, keeping[0]) if keeping else np.zeros_like(node.needed)
+    return node.needed + more
+
+
+def _downloads(planned: Planned, node: NodeFetches, place: int) -> float:
+    found = node.found[place]
+    last = int(found.epochs[-1].sum())
+    times = int(_fetched_later(planned, node, place).sum()) / last if last else 0.0
+    return sum(found.downloads) + found.downloads[-1] * times
 
 
 def _first_batch(planned: Planned) -> dict[str, Any]:
@@ -202,22 +235,28 @@ def _mixing(planned: Planned) -> float | None:
 
 
 def _over_time(planned: Planned) -> dict[str, Any]:
-    """What the charts show: at each step the samples of each stream until then, and what was fetched."""
-    epochs, names = planned.reads.epochs, passes_of(planned.run.loader.dataset).catalog.stream_names
+    """What the charts show: at each step the samples of each stream until then, and what was fetched.
+
+    What nobody looked at is one stretch at the end.
+    """
+    reads, names = planned.reads, passes_of(planned.run.loader.dataset).catalog.stream_names
+    epochs = reads.epochs
     steps = np.concatenate([epochs[0].steps[:1], *(one.steps[1:] for one in epochs)])
-    samples = np.concatenate([one.samples for one in epochs])
+    samples = [one.samples for one in epochs]
+    if reads.rest.batches:
+        steps = np.append(steps, steps[-1] + reads.rest.steps)
+        samples.append(_rest(planned, samples[-1].sum(axis=0))[None])
     kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_TICKS)).astype(int))
-    so_far = np.concatenate([np.zeros((1, len(names)), np.int64), np.cumsum(samples, axis=0)])
+    so_far = np.concatenate([np.zeros((1, len(names)), np.int64), np.cumsum(np.concatenate(samples), axis=0)])
     caches = []
-    for place, found in enumerate(planned.fetches[0]):
-        of_nodes = [np.concatenate(of_node[place].epochs).sum(axis=1) for of_node in planned.fetches]
-        fetched = np.concatenate([[0], np.cumsum(np.mean(of_nodes, axis=0))]) * planned.run.num_nodes
-        used = np.max([np.concatenate(of_node[place].used) for of_node in planned.fetches], axis=0)
+    for place, found in enumerate(planned.fetches[0].found):
+        both = [_cache_over_time(planned, node, place) for node in planned.fetches]
+        fetched = np.mean([one[0] for one in both], axis=0) * planned.run.num_nodes
         caches.append(
             {
                 "limit": found.limit,
                 "fetched": np.rint(fetched[kept]).astype(np.int64).tolist(),
-                "used": np.concatenate([[planned.fixed], used])[kept].tolist(),
+                "used": np.max([one[1] for one in both], axis=0)[kept].tolist(),
             }
         )
     return {
@@ -228,19 +267,30 @@ def _over_time(planned: Planned) -> dict[str, Any]:
     }
 
 
+def _cache_over_time(planned: Planned, node: NodeFetches, place: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What a node has fetched at each tick, and what its cache holds; arrays of shape (ticks + 1,)."""
+    found = node.found[place]
+    fetched = np.concatenate([[0], np.cumsum(np.concatenate(found.epochs).sum(axis=1))])
+    used = np.concatenate([[planned.fixed], *found.used])
+    if planned.reads.rest.batches:
+        fetched = np.append(fetched, fetched[-1] + _fetched_later(planned, node, place).sum())
+        used = np.append(used, used[-1])
+    return fetched, used
+
+
 def _phase_steps(planned: Planned) -> list[dict[str, Any]]:
     """At which step each phase of the first epoch begins, where that is read."""
     run, order = planned.run, planned.run.order.order
     if order.plan is None or run.begins.epoch:
         return []
-    read = run.order.epoch(run.begins)
-    stops = order.phase_stops(read.composed, 0)
-    each, accumulate = read.partition.geometry.global_batch_size, run.steps.of_epoch(0).accumulate
-    begins = [0, *stops[:-1].tolist()]
+    read, steps = run.order.epoch(run.begins), run.steps
+    sequence, size = read.partition.sequence, read.partition.geometry.global_batch_size
+    begins = [0, *order.phase_stops(read.composed, 0)[:-1].tolist()]
+    batches = [(sequence.entries_before(begin) - read.partition.entries_before) // size for begin in begins]
     return [
-        {"phase": phase.name, "step": run.steps.first_step + (begin - run.begins.sample_in_epoch) // each // accumulate}
-        for phase, begin in zip(order.plan.phases, begins, strict=True)
-        if begin >= run.begins.sample_in_epoch
+        {"phase": phase.name, "step": steps.first_step + steps.of_epoch(0).step_of(batch)}
+        for phase, begin, batch in zip(order.plan.phases, begins, batches, strict=True)
+        if begin >= run.begins.sample_in_epoch and batch < planned.reads.epochs[0].batches
     ]
 
 
@@ -252,8 +302,8 @@ def _notes(planned: Planned, caches: Sequence[Mapping[str, Any]]) -> list[str]:
         notes.append(f"{part:.1%} of the samples were looked at; counts are about so, repeats at least so")
     elif not reads.is_tallied:
         notes.append("there are too many samples to count each; repeats are at least so")
-    if reads.epochs_repeated:
-        looked, epochs = len(reads.epochs), len(reads.epochs) + reads.epochs_repeated
+    if reads.rest.batches:
+        looked, epochs = len(reads.epochs), len(reads.epochs) + reads.rest.epochs
         notes.append(f"{looked} of {epochs} epochs were looked at; those after them are taken to be like the last one")
     for one in caches:
         if one["simulated"] < 1:
@@ -275,148 +325,49 @@ def _notes(planned: Planned, caches: Sequence[Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def values_of(report: Mapping[str, Any]) -> dict[Any, float | None]:
+def values_of(report: Mapping[str, Any]) -> dict[Any, float | AtLeast | None]:
     """What conditions may ask about, by name, and by name and stream."""
     streams, cache, run = report["streams"], report["caches"][0], report["run"]
-    repeats = [math.inf if one["first_repeat"] is None else one["first_repeat"]["step"] for one in streams]
     tokens = [one["tokens"] for one in streams]
-    is_tallied = all(one["is_exact"] for one in streams)
-    values: dict[Any, float | None] = {
+    fetched = _exactly if cache["was_full"] else AtLeast
+    repeats = [_exactly(one["repeats"]) if one["is_exact"] else AtLeast(one["repeats"]) for one in streams]
+    values: dict[Any, float | AtLeast | None] = {
         "samples": sum(one["samples"] for one in streams),
         "tokens": None if None in tokens else sum(tokens),
         "share": 1.0,
         "passes": max(one["passes"] for one in streams),
-        "repeats": max(one["repeats"] for one in streams),
-        "first_repeat": min(repeats) if is_tallied else None,
-        "bytes": cache["bytes"],
-        "refetched": cache["refetched"] if cache["was_full"] else None,
+        "repeats": max(repeats, key=_number),
+        "first_repeat": _earliest(streams),
+        "bytes": fetched(cache["bytes"]),
+        "refetched": fetched(cache["refetched"]),
         "cache_peak": cache["peak"],
-        "cache_exceeded": cache["exceeded"],
+        "cache_exceeded": fetched(cache["exceeded"]),
         "first_batch_seconds": report["first_batch"]["seconds"],
         "first_batch_bytes": report["first_batch"]["index_bytes"] + report["first_batch"]["shard_bytes"],
         "mixing": report["mixing"],
         "fill": None if report["packs"] is None else report["packs"]["fill"],
         "memory": report["memory"]["total"],
-        "steps": run["steps"] - run["first_step"],
+        "steps": run["steps"],
         "epochs": run["epochs"],
     }
-    for one, repeat in zip(streams, repeats, strict=True):
-        for name in ("samples", "tokens", "share", "passes", "repeats", "bytes"):
+    for one, most in zip(streams, repeats, strict=True):
+        for name in ("samples", "tokens", "share", "passes"):
             values[name, one["stream"]] = one[name]
-        values["first_repeat", one["stream"]] = repeat if is_tallied else None
+        values["repeats", one["stream"]], values["bytes", one["stream"]] = most, fetched(one["bytes"])
+        values["first_repeat", one["stream"]] = _earliest([one])
     return values
 
 
-# --- for people ---
+def _exactly(number: float) -> float:
+    return number
 
 
-def print_report(report: Mapping[str, Any]) -> None:
-    """Print tables."""
-    print_table(f"plan: {machines_told(report['run'])}", (), facts_told(report))
-    heads, rows = streams_told(report)
-    print_table(
-        "streams", heads, [[printable_name(row[0]), *row[1:]] for row in rows], right=heads[1:], whole=heads[1:]
-    )
-    if report["phases"]:
-        heads, rows = phases_told(report)
-        names = [[printable_name(cell) if cell else "" for cell in row[:2]] + row[2:] for row in rows]
-        print_table("phases", heads, names, right=heads[2:], whole=heads[2:])
-    if any(one["bytes"] or one["peak"] for one in report["caches"]):
-        heads, rows = caches_told(report)
-        print_table("caches, empty at first", heads, rows, right=heads[1:], whole=heads)
+def _number(value: float | AtLeast) -> tuple[float, bool]:
+    """What the largest of some is chosen by: of two that are as large, the one that may be larger."""
+    return (value.number, True) if isinstance(value, AtLeast) else (value, False)
 
 
-def machines_told(run: Mapping[str, Any]) -> str:
-    """Who reads, in a line."""
-    nodes, ranks = counted(run["nodes"], "node"), counted(run["ranks_per_node"], "rank")
-    machines = f"{nodes} of {ranks}" if run["nodes"] > 1 else ranks
-    batch = f"batches of {counted(run['batch_size'], run['unit'])}"
-    return f"{machines}, {counted(run['workers'], 'worker')} each, {batch}"
-
-
-def facts_told(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What there is to know at a glance: names and values."""
-    run, first, streams = report["run"], report["first_batch"], report["streams"]
-    begins, samples = run["begins"], sum(one["samples"] for one in streams)
-    tokens = [one["tokens"] for one in streams]
-    reads = f"{counted(samples, 'document' if report['packs'] else 'sample')}"
-    reads += "" if None in tokens else f", {counted(sum(tokens), 'token')}"
-    where = f"step {run['first_step']:,} to {run['steps']:,}, {counted(run['epochs'], 'epoch')}"
-    if begins["epoch"] or begins["sample_in_epoch"]:
-        where += f", from epoch {begins['epoch']}, {run['unit']} {begins['sample_in_epoch']:,}"
-    facts = [("run", where), ("reads", reads)]
-    cache = report["caches"][0]
-    if cache["bytes"]:
-        again = f", each shard {cache['refetched']:.2f} times" if cache["refetched"] > 1.005 else ""
-        facts.append(
-            ("fetches", f"{format_bytes(cache['bytes'])} in all, {format_bytes(cache['bytes_of_node'])} a node{again}")
-        )
-        speed = f"{first['link_bytes_per_second'] * 8 / 1e9:.3g} Gbit/s"
-        facts.append(
-            (
-                "first batch",
-                f"{first['seconds']:.1f} s at {speed}: {first['index_seconds']:.1f} s indexes "
-                f"({format_bytes(first['index_bytes'])}), {first['order_seconds']:.1f} s order, "
-                f"{first['shard_seconds']:.1f} s shards ({format_bytes(first['shard_bytes'])})",
-            )
-        )
-    if report["mixing"] is not None:
-        facts.append(("mixing", f"{report['mixing']:.3f} of 1, as drawn at random"))
-    if report["packs"] is not None:
-        facts.append(("fill", f"{report['packs']['fill']:.2%}"))
-    memory = report["memory"]
-    parts = [
-        f"{format_bytes(memory[name])} {name}" for name in ("order", "lengths", "index", "batches") if memory[name]
-    ]
-    facts.append(("memory", f"{format_bytes(memory['total'])} a node: {', '.join(parts)}"))
-    return facts
-
-
-def streams_told(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table of streams."""
-    streams = report["streams"]
-    has_tokens, fetches = any(one["tokens"] for one in streams), any(one["bytes"] for one in streams)
-    heads = ["stream", "there", "samples", "share", *(["tokens"] if has_tokens else []), "passes", "most reads"]
-    heads += ["first repeat", *(["fetched"] if fetches else [])]
-    rows = []
-    for one in streams:
-        repeat, told = one["first_repeat"], "" if one["is_exact"] else "≥ "
-        row = [one["stream"], f"{one['selected']:,}", f"{one['samples']:,}", f"{one['share']:.1%}"]
-        row += [f"{one['tokens'] or 0:,}"] if has_tokens else []
-        row += [f"{one['passes']:.3f}", f"{told}{one['repeats']}"]
-        row += ["-" if repeat is None and one["is_exact"] else "?" if repeat is None else f"step {repeat['step']:,}"]
-        row += [format_bytes(one["bytes"])] if fetches else []
-        rows.append(row)
-    return heads, rows
-
-
-def phases_told(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table of phases."""
-    has_tokens = any(one["tokens"] for phase in report["phases"] for one in phase["streams"])
-    heads = ["phase", "stream", "samples", "share", *(["tokens"] if has_tokens else [])]
-    rows = []
-    for phase in report["phases"]:
-        for place, one in enumerate(phase["streams"]):
-            row = [phase["phase"] if not place else "", one["stream"], f"{one['samples']:,}", f"{one['share']:.1%}"]
-            rows.append(row + ([f"{one['tokens'] or 0:,}"] if has_tokens else []))
-    return heads, rows
-
-
-def caches_told(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table of caches."""
-    heads = ["cache_limit", "fetched in all", "by a node", "× needed", "peak of a node", "exceeded"]
-    rows = []
-    for one in report["caches"]:
-        limit = "none" if one["limit"] is None else format_bytes(one["limit"])
-        told = "" if one["simulated"] == 1 else "≈ " if one["was_full"] else "≥ "
-        rows.append(
-            [
-                f"{limit}{' (configured)' if one['is_configured'] else ''}",
-                f"{told}{format_bytes(one['bytes'])}",
-                f"{told}{format_bytes(one['bytes_of_node'])}",
-                f"{told}{one['refetched']:.2f}",
-                format_bytes(one["peak"]),
-                counted(one["exceeded"], "time") if one["exceeded"] else "-",
-            ]
-        )
-    return heads, rows
+def _earliest(streams: Sequence[Mapping[str, Any]]) -> float | None:
+    """The step of the first repeat in any of some streams; None where nobody looked far enough."""
+    steps = [one["first_repeat"]["step"] for one in streams if one["first_repeat"] is not None]
+    return min(steps, default=math.inf if all(one["is_exact"] for one in streams) else None)

@@ -165,6 +165,12 @@ def _packs_read(run: Run) -> dict[str, Any]:
     }
 
 
+def packs_in_words(packs: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What :func:`inspected` reports of packs, for people."""
+    facts = {**packs, "fill": f"{packs['fill']:.2%}"}
+    return [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in facts.items()]
+
+
 def _settings_told(settings: AnyPackSettings) -> dict[str, Any]:
     if isinstance(settings, BudgetSettings):
         return {
@@ -241,9 +247,7 @@ def _print_stage(stage: Mapping[str, Any]) -> None:
     print_table(title, heads[:kept], [row[:kept] for row in rows], right=heads[1:-1], whole=heads[1:-1])
     _print_joins(stage["streams"])
     if "packs" in stage:
-        facts = {**stage["packs"], "fill": f"{stage['packs']['fill']:.2%}"}
-        told = [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in facts.items()]
-        print_table(f"{stage['stage']}: packs of the first epoch", (), told)
+        print_table(f"{stage['stage']}: packs of the first epoch", (), packs_in_words(stage["packs"]))
     if "phases" in stage:
         _print_phases(stage["stage"], stage["phases"])
     for warning in stage["warnings"]:

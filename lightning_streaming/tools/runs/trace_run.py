@@ -255,7 +255,7 @@ def reads_of_step(run: TracedRun, step: int, rank: int | None = None) -> list[Re
 
 
 def reads_of_sample(run: TracedRun, stream: str, shard: int, index: int, epochs: int) -> list[Read]:
-    """When a sample is read: all times in the first epoch that reads it, in order.
+    """When a sample is read before the run ends: all times in the first epoch that reads it, in order.
 
     Args:
         run: The run.
@@ -269,6 +269,8 @@ def reads_of_sample(run: TracedRun, stream: str, shard: int, index: int, epochs:
     """
     sample = _sample_id(run.catalog, stream, shard, index)
     for epoch in range(run.begins.epoch, run.begins.epoch + epochs):
+        if not run.steps.has(epoch, run.steps.global_step(epoch, 0)):
+            break
         reads = _EpochReads.of(run, epoch)
         found = reads.of_sample(sample)
         if found:
@@ -277,7 +279,7 @@ def reads_of_sample(run: TracedRun, stream: str, shard: int, index: int, epochs:
 
 
 def reads_of_key(run: TracedRun, key: SampleKey) -> list[Read]:
-    """When the sample with this key is read, in the very place that the key names.
+    """When the sample with this key is read, in the very place that the key names; never, if the run ends before.
 
     Raises:
         SampleIndexError: There is no such sample.
@@ -375,11 +377,12 @@ class _EpochReads:
         last = range(self.partition.full_batches, self.partition.num_batches())
         left = self.partition.sequence.entries_before(entry) - self.partition.entries_before
         candidates = sorted({left // size, *last})
+        steps = self.run.steps
         ranks = range(0, self.run.num_ranks, self.run.replication)
         return [
             read
             for batch in candidates
-            if batch < batches
+            if batch < batches and steps.has(self.epoch, steps.global_step(self.epoch, batch))
             for read in self.in_batches(range(batch, batch + 1), ranks)
             if read.entry == entry
         ]

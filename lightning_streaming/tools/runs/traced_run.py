@@ -16,7 +16,7 @@ from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.packing import AnyPackSettings
-from lightning_streaming.order.skips import TrainProgress
+from lightning_streaming.order.skips import NOTHING_SKIPPED, SkippedPositions, TrainProgress
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.runs.checkpoints import (
@@ -46,6 +46,12 @@ class TracedRun:
     steps: _RunSteps
     assumed: str | None
     """What nobody said and is taken to be so."""
+    saved: SavedLoader | None
+    """Where it goes on from a checkpoint."""
+
+    def skipped_before(self, epoch: int) -> SkippedPositions:
+        """What the run that saved its checkpoint skips of an epoch."""
+        return NOTHING_SKIPPED if self.saved is None else self.saved.skipped(epoch)
 
     @property
     def catalog(self) -> Catalog:
@@ -77,6 +83,8 @@ class _Checkpoint:
     """Batches over all epochs that its weights had seen."""
     batches: int
     """Those of them in the epoch under way."""
+    epoch: int
+    """That one, as the trainer counts: without epochs of which all was skipped."""
 
 
 def traced_run(asked: Namespace, changes: Mapping[str, Any]) -> TracedRun:
@@ -122,13 +130,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
     loader.dataset.world = World(num_nodes=nodes, ranks_per_node=ranks_per_node, rank=0)
     if saved is not None:
         _load(loader, saved, asked.checkpoint)
-    limit = trainer.get("limit_train_batches")
-    counted = TrainProgress(
-        steps=0 if saved is None else saved.batches_trained,
-        place=loader.cursor(),
-        steps_in_epoch=0 if saved is None else saved.batches,
-        limit=1.0 if limit is None else limit,
-    )
+    counted = _counted(loader, saved, trainer.get("limit_train_batches"))
     run = run_of(loader).counted_from(counted)
     begins = run.normalise(loader.cursor())
     return TracedRun(
@@ -144,10 +146,20 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
             _accumulate(asked, trainer),
             counted,
             len(loader),
-            first_step=0 if saved is None else saved.global_step,
-            stop=_stop(trainer),
+            saved,
+            _stop(trainer),
         ),
         assumed="; ".join(filter(None, (assumed, by_strategy.assumed))) or None,
+        saved=None if saved is None else saved.loader,
+    )
+
+
+def _counted(loader: StreamingDataLoader, saved: _Checkpoint | None, limit: int | float | None) -> TrainProgress:
+    return TrainProgress(
+        steps=0 if saved is None else saved.batches_trained,
+        place=loader.cursor(),
+        steps_in_epoch=0 if saved is None else saved.batches,
+        limit=1.0 if limit is None else limit,
     )
 
 
@@ -181,7 +193,8 @@ def _read_checkpoint(path: str, loader_name: str | None) -> _Checkpoint:
     if places.trainer is None or places.global_step is None:
         raise StateError(f"{path} does not tell its trainer's step; only checkpoints of Lightning do")
     loader = places.loaders[places.choose(loader_name)]
-    return _Checkpoint(loader, places.global_step, batches_trained(content), settled(places.trainer).batches)
+    trainer = settled(places.trainer)
+    return _Checkpoint(loader, places.global_step, batches_trained(content), trainer.batches, trainer.epoch)
 
 
 def _stop(trainer: Mapping[str, Any]) -> dict[str, int | None]:
@@ -228,8 +241,7 @@ def _run_steps(
     accumulate: int,
     counted: TrainProgress,
     in_epoch: int,
-    *,
-    first_step: int,
+    saved: _Checkpoint | None,
     stop: Mapping[str, int | None],
 ) -> _RunSteps:
     last_uneven = max([begins.epoch, *(stop[0] for _, stop in run.skipped_ranges.values())])
@@ -244,25 +256,29 @@ def _run_steps(
     if run.order.later is not None:  # epochs to come read more of data that has grown
         later = run.unskipped(Cursor(last_uneven + 1, 0)).num_batches(run.machines.drop_last)
 
-    def each(epoch: int) -> _EpochSteps:
+    def each(epoch: int) -> EpochSteps:
         start = Cursor(epoch, 0)
         batches = counted.limited(run.batches_left(start)) if run.normalise(start) == start else 0
-        return _EpochSteps(done=0, batches=batches, accumulate=accumulate)
+        return EpochSteps(done=0, batches=batches, accumulate=accumulate)
 
-    early = [_EpochSteps(done=done, batches=min(left, limit), accumulate=accumulate)]
+    early = [EpochSteps(done=done, batches=min(left, limit), accumulate=accumulate)]
     early += [each(epoch) for epoch in range(begins.epoch + 1, last_uneven + 1)]
-    return _RunSteps(
-        first_step=first_step,
+    steps = _RunSteps(
+        first_step=0 if saved is None else saved.global_step,
         **stop,
         first_epoch=begins.epoch,
         early=early,
         later=cache(each) if run.order.packer is not None else None,
-        whole=_EpochSteps(done=0, batches=counted.limited(later), accumulate=accumulate),
+        whole=EpochSteps(done=0, batches=counted.limited(later), accumulate=accumulate),
     )
+    most = stop["max_epochs"]
+    if most is None:
+        return steps
+    return replace(steps, stop_epoch=steps.after(max(0, most - (0 if saved is None else saved.epoch))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _EpochSteps:
+class EpochSteps:
     """The steps of an epoch, or of what a run reads of one.
 
     A step is complete where the number of the epoch's batches is a multiple of ``accumulate``, and at the epoch's last
@@ -299,15 +315,31 @@ class _RunSteps:
     """The trainer's ``global_step`` where the run begins."""
     first_epoch: int
     """The epoch in which it begins."""
-    early: Sequence[_EpochSteps]
+    early: Sequence[EpochSteps]
     """Of that epoch, and of those after it up to the last one of which anything is skipped."""
-    whole: _EpochSteps
+    whole: EpochSteps
     """Of each epoch after those."""
-    later: Callable[[int], _EpochSteps] | None = None
+    later: Callable[[int], EpochSteps] | None = None
     """In its place, where epochs differ, as of packs: tells them of an epoch."""
     max_steps: int | None = None
     """Where the trainer is told to stop."""
     max_epochs: int | None = None
+    stop_epoch: int | None = None
+    """The epoch before which that is: later, where trainers do not count epochs of which all is skipped."""
+
+    def after(self, epochs: int) -> int:
+        """The epoch before which a trainer has trained so many, from the first one on."""
+        epoch = self.first_epoch
+        for early in self.early:
+            if not epochs:
+                break
+            epochs, epoch = epochs - bool(early.batches), epoch + 1
+        return epoch + epochs
+
+    def has(self, epoch: int, step: int | None = None) -> bool:
+        """Whether the trainer is not told to stop before an epoch, or a global step in it."""
+        is_early = self.stop_epoch is None or epoch < self.stop_epoch
+        return is_early and (step is None or self.max_steps is None or step < self.max_steps)
 
     def find(self, step: int) -> tuple[int, int]:
         """The epoch of a global step, and which of the steps read in that epoch it is.
@@ -318,7 +350,7 @@ class _RunSteps:
         epoch, of_epoch = self._find(step)
         if self.max_steps is not None and step >= self.max_steps:
             raise ConfigError(f"there is no step {step}: the run ends after max_steps={self.max_steps}")
-        if self.max_epochs is not None and epoch >= self.max_epochs:
+        if not self.has(epoch):
             raise ConfigError(f"there is no step {step}: the run ends after max_epochs={self.max_epochs}")
         return epoch, of_epoch
 
@@ -331,8 +363,7 @@ class _RunSteps:
         after, epoch = step - self.first_step, self.first_epoch
         while epoch - self.first_epoch < len(self.early) or self.later is not None:
             steps = self.of_epoch(epoch)
-            is_end = self.max_epochs is not None and epoch >= self.max_epochs
-            if after < len(steps) or is_end:
+            if after < len(steps) or not self.has(epoch):
                 return epoch, after
             if not len(steps) and epoch - self.first_epoch >= len(self.early):
                 break
@@ -343,7 +374,7 @@ class _RunSteps:
         epochs, of_epoch = divmod(after, len(self.whole))
         return epoch + epochs, of_epoch
 
-    def of_epoch(self, epoch: int) -> _EpochSteps:
+    def of_epoch(self, epoch: int) -> EpochSteps:
         """The steps read in an epoch, from the one in which the run begins on."""
         place = epoch - self.first_epoch
         if place < len(self.early):

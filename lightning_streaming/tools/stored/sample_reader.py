@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming.cache import ShardCache
+from lightning_streaming.cache.sources import takes_room_in_place
 from lightning_streaming.errors import FormatError, SampleIndexError, StreamingError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard import FilePart, LoneSamples, check_shard, table_part, unsafe_columns
-from lightning_streaming.formats.shard_table import OTHER_FORMATS, column_names
+from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, column_names
 from lightning_streaming.storage import Location
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.stored.held_shards import opened
@@ -33,8 +35,8 @@ _MOST_UNPACKED = 512 << 20
 """A shard that takes more to bring here, or to unpack here, is opened only when that is asked for."""
 _MOST_KEPT = 64 << 20
 """Bytes of samples, as stored, that are remembered: a page asks for each of its pictures again."""
-_MOST_TABLES = 64
-"""Shards whose offsets are remembered."""
+_MOST_TABLE_BYTES = 64 << 20
+"""Bytes of shards' offsets that are remembered; those of the shard that is looked at are, whatever they take."""
 _GRACE = 1.0
 """Seconds to wait for a thread that is reading when nobody needs it any more."""
 _GAP = 1 << 20
@@ -168,24 +170,26 @@ class SampleReader:
         if info.format not in OTHER_FORMATS:
             return self._read_alone(shard, info, numbers, is_asked)
         reader = self._reader(shard, info)
-        size = info.raw_data.bytes // max(1, info.samples)
-        return {number: self._keep(number, size, lambda at: reader[at], number - first) for number in numbers}
+        return {number: self._keep(number, None, lambda at: reader[at], number - first) for number in numbers}
 
     def _refused(self, shard: int, info: ShardInfo) -> TooMuch | None:
         """What opening a shard takes, where that is much and it is not open."""
-        is_here = self._open is not None and self._open[0] == shard
-        if is_here or (info.compression is None and info.format not in OTHER_FORMATS):
+        if shard in self._tables or (self._open is not None and self._open[0] == shard):
             return None
-        if self.place.directory is None:
-            takes = sum(file.bytes for file in stored_files(info))
-            words, most = (
-                f"{format_bytes(takes)} must be fetched, because its shard cannot be read in parts",
-                _MOST_FETCHED,
-            )
-        else:
-            takes = 0 if info.compression is None else sum(raw.bytes for raw, _ in info.files)
-            words, most = f"{format_bytes(takes)} must be unpacked, because its shard is compressed", _MOST_UNPACKED
-        return TooMuch(words=words) if takes > most else None
+        raw = sum(raw.bytes for raw, _ in info.files)
+        fetched, why = raw, "because its shard is read as a whole"
+        if info.format not in OTHER_FORMATS and info.compression is None:
+            fetched, why = table_part(info).stop, "to know where the samples of its shard are"
+        elif info.compression != PART:
+            fetched = sum(file.bytes for file in stored_files(info))
+        if fetched > _MOST_FETCHED and self.place.directory is None:
+            return TooMuch(words=f"{format_bytes(fetched)} must be fetched, {why}")
+        if raw > _MOST_UNPACKED and takes_room_in_place(info):
+            return TooMuch(words=f"{format_bytes(raw)} must be unpacked, because its shard is compressed")
+        mean = raw // max(1, info.samples)
+        if mean > _MOST_SAMPLE_BYTES and info.format in OTHER_FORMATS:
+            return TooMuch(words=f"samples of its shard take {format_bytes(mean)} on average")
+        return None
 
     def _read_alone(self, shard: int, info: ShardInfo, numbers: list[int], is_asked: bool) -> dict[int, Found]:
         """Samples by their bytes alone, of a shard that lies uncompressed where it is or was unpacked here."""
@@ -212,12 +216,12 @@ class SampleReader:
                 run.append(number)
         return found
 
-    def _keep(self, number: int, size: int, decode: Any, *told: Any) -> Found:
+    def _keep(self, number: int, size: int | None, decode: Any, *told: Any) -> Found:
         try:
             sample: Sample = decode(*told)
         except FormatError as error:
             return Unreadable(words=str(error))
-        self._kept[number] = sample, size
+        self._kept[number] = sample, _bytes_of(sample) if size is None else size
         return sample
 
     def _wanted(self, info: ShardInfo) -> list[str] | None:
@@ -236,9 +240,12 @@ class SampleReader:
                 columns=self._wanted(info),
                 as_files=pictures,
             )
-            while len(self._tables) > _MOST_TABLES:
+            while len(self._tables) > 1 and self._table_bytes() > _MOST_TABLE_BYTES:
                 self._tables.popitem(last=False)
         return self._tables[shard]
+
+    def _table_bytes(self) -> int:
+        return sum(table_part(self.index.shards[shard]).stop for shard in self._tables)
 
     def _reader(self, shard: int, info: ShardInfo) -> Any:
         """Of another format what reads a shard; of a compressed one where its raw files are. One is open at a time."""
@@ -264,3 +271,12 @@ class SampleReader:
 def _are_near(spans: Mapping[int, FilePart], run: Sequence[int], number: int) -> bool:
     start, before, span = spans[run[0]].start, spans[run[-1]], spans[number]
     return bool(span.start - before.stop <= _GAP and span.stop - start <= _MOST_SAMPLE_BYTES)
+
+
+def _bytes_of(value: Any) -> int:
+    """About how many bytes a decoded value takes."""
+    if isinstance(value, Mapping):
+        return sum(map(_bytes_of, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes_of, value))
+    return int(value.nbytes) if isinstance(value, np.ndarray) else sys.getsizeof(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -24,10 +24,8 @@ from lightning_streaming.formats.index import (
 from lightning_streaming.storage import Location, is_url, local_path, mask_url
 from lightning_streaming.writing.destination import is_shard_file, whole_name
 
-_ATTEMPTS = 4
-"""Attempts at each transfer from or to a store, in total."""
-_TIMEOUT = 600.0
-"""Seconds that each attempt may take: tools also fetch shards that no training would."""
+_ATTEMPTS, _TIMEOUT = 4, 600.0
+"""Much, as tools also fetch shards that no training would."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +40,10 @@ class StoredDataset:
     """What lies there, if it has no index of ours: one of ``OTHER_FORMATS``."""
     block_length: int | None = None
     """Tokens of a sample, where the format has no other borders."""
+    attempts: int = _ATTEMPTS
+    """At each transfer from or to a store, in total."""
+    timeout: float = _TIMEOUT
+    """Seconds that each attempt is given, of a read without a byte arriving."""
 
     @property
     def directory(self) -> Path | None:
@@ -56,7 +58,7 @@ class StoredDataset:
     @property
     def at(self) -> Location:
         """Where it is; ``dataset.at / name`` is one of its files."""
-        return Location(self.location, self.options, _ATTEMPTS if self.directory is None else 1, _TIMEOUT)
+        return Location(self.location, self.options, self.attempts if self.directory is None else 1, self.timeout)
 
     def path(self, basename: str) -> Path:
         """Where one of its files is, in a directory."""
@@ -75,11 +77,11 @@ class StoredDataset:
             remote=self.location,
             local=local,
             storage_options=self.options,
-            download_retry=_ATTEMPTS - 1,
+            download_retry=self.attempts - 1,
             format=self.format,
             block_length=self.block_length,
         )
-        cache = ShardCache(config)
+        cache = ShardCache(replace(config, download_timeout=min(self.timeout, config.download_timeout)))
         cache.label = self.shown
         return cache
 

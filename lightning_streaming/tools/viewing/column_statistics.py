@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from lightning_streaming.tools.console import counted, is_image, render
-from lightning_streaming.tools.drawing.charts import Axis, Bar, bars, binned, histogram
+from lightning_streaming.tools.drawing.charts import LARGEST, Axis, Bar, bars, binned, histogram
 from lightning_streaming.tools.drawing.media import picture_type, sound_type
 from lightning_streaming.tools.stored.sample_reader import SampleReader, TooMuch, Unreadable
+from lightning_streaming.tools.viewing.shown_values import number_words, spread_of
 from lightning_streaming.units import format_bytes
 
 _SHARDS, _OF_EACH = 8, 8
 """Shards that are looked at, and samples of each."""
 _MOST_BARS, _MOST_BINS = 8, 16
+_OF_ARRAY = 4096
+"""Values of an array that are drawn."""
 _FEW_KINDS = 0.5
 """A text column is told by its commonest values where there are at most this many different ones for each sample."""
 
@@ -35,6 +40,16 @@ class ColumnStatistics:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """Samples that were not read, for one reason."""
+
+    words: str
+    samples: int
+    may_be_asked: bool
+    """Whether they are read where that is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Statistics:
     """All columns."""
 
@@ -43,8 +58,8 @@ class Statistics:
     shards: int
     """In which they lie."""
     columns: Sequence[ColumnStatistics]
-    left_out: Mapping[str, int]
-    """Samples that were not read, by the reason."""
+    left_out: Sequence[LeftOut]
+    """Samples that were not read."""
 
 
 def statistics_of(reader: SampleReader, encodings: Mapping[str, str], *, is_asked: bool = False) -> Statistics:
@@ -55,20 +70,21 @@ def statistics_of(reader: SampleReader, encodings: Mapping[str, str], *, is_aske
         encodings: Of each column, by name.
         is_asked: Whether to read them whatever that takes.
     """
-    samples, left_out, shards = list[Mapping[str, Any]](), Counter[str](), 0
+    samples, left_out, shards = list[Mapping[str, Any]](), Counter[tuple[str, bool]](), 0
     for numbers in _spread(reader):
         found = reader.read(numbers, is_asked=is_asked)
         shards += any(not isinstance(one, (TooMuch, Unreadable)) for one in found)
         for one in found:
             if isinstance(one, (TooMuch, Unreadable)):
-                left_out[one.words] += 1
+                left_out[one.words, isinstance(one, TooMuch)] += 1
             else:
                 samples.append(one)
     columns = [
         _of_column(name, encoding, [one[name] for one in samples if name in one], len(samples))
         for name, encoding in encodings.items()
     ]
-    return Statistics(samples=len(samples), shards=shards, columns=columns, left_out=left_out)
+    told = [LeftOut(words=words, samples=count, may_be_asked=may) for (words, may), count in left_out.items()]
+    return Statistics(samples=len(samples), shards=shards, columns=columns, left_out=told)
 
 
 def _spread(reader: SampleReader) -> list[list[int]]:
@@ -103,7 +119,7 @@ def _kind(value: Any) -> str:
         return "array"
     if isinstance(value, (bool, np.bool_)):
         return "truth value"
-    if isinstance(value, (int, float, np.number)):
+    if isinstance(value, (int, float, np.integer, np.floating)):
         return "number"
     if isinstance(value, str):
         return "text"
@@ -117,17 +133,21 @@ def _kind(value: Any) -> str:
 _Told = tuple[list[tuple[str, str]], Any]
 
 
-def _numbers(name: str, values: Sequence[Any], counted_as: str = "samples") -> _Told:
-    numbers = np.array([float(value) for value in values])
-    finite = numbers[np.isfinite(numbers)]
+def _numbers(name: str, values: Sequence[Any]) -> _Told:
+    numbers = [value.item() if isinstance(value, np.generic) else value for value in values]
+    finite = [value for value in numbers if isinstance(value, int) or math.isfinite(value)]
     facts = [] if len(finite) == len(numbers) else [("not finite", f"{len(numbers) - len(finite):,}")]
-    if not len(finite):
+    if not finite:
         return facts, None
-    told = (("least", finite.min()), ("mean", finite.mean()), ("most", finite.max()))
-    facts += [(what, f"{value:,.6g}") for what, value in told]
-    return [*facts, ("different", f"{len(np.unique(numbers)):,}")], _spread_chart(
-        f"Values of {name}", "value", finite, counted_as
-    )
+    mean = sum(map(Fraction, finite), Fraction()) / len(finite)
+    told: tuple[tuple[str, Any], ...] = (("least", min(finite)), ("mean", mean), ("most", max(finite)))
+    facts += [(what, number_words(value)) for what, value in told]
+    different = len({value if value == value else None for value in numbers})  # nan differs from itself
+    facts.append(("different", f"{different:,}"))
+    drawn = [float(value) for value in finite if abs(value) <= LARGEST]
+    if len(drawn) < len(finite):
+        facts.append(("too large for the chart", f"{len(finite) - len(drawn):,}"))
+    return facts, _spread_chart(f"Values of {name}", "value", np.array(drawn))
 
 
 def _lengths(name: str, sizes: Sequence[int], unit: str, show: Callable[[float], str]) -> _Told:
@@ -167,11 +187,20 @@ def _arrays(name: str, values: Sequence[Any]) -> _Told:
     told = ["×".join(map(str, shape)) or "one number" for shape, _ in shapes.most_common(3)]
     more = f" and {len(shapes) - len(told):,} more" if len(shapes) > len(told) else ""
     facts = [("dtype", ", ".join(dtypes)), ("shape", ", ".join(told) + more)]
-    flat = np.concatenate([value.reshape(-1)[:4096] for value in values if value.dtype.kind in "iufb"] or [np.zeros(0)])
-    if not flat.size:
+    spread = spread_of(values)
+    if spread is None:
         return facts, None
-    found, chart = _numbers(name, flat.astype(np.float64).tolist(), "values")
-    return facts + [one for one in found if one[0] != "different"], chart
+    size, most = sum(value.size for value in values), max(value.size for value in values)
+    if spread.finite < size:
+        facts.append(("not finite", f"{size - spread.finite:,} of {size:,}"))
+    facts.append(("least, mean, most", spread.in_words()))
+    if most > _OF_ARRAY:
+        facts.append(("in the chart", f"up to {_OF_ARRAY:,} values of each sample, evenly"))
+    parts = [
+        value.reshape(-1)[:: math.ceil(value.size / _OF_ARRAY)].astype(np.float64) for value in values if value.size
+    ]
+    flat = np.concatenate(parts)
+    return facts, _spread_chart(f"Values of {name}", "value", flat[np.isfinite(flat)], "values")
 
 
 def _sizes(name: str, values: Sequence[Any]) -> _Told:
@@ -203,7 +232,7 @@ _TOLD: Mapping[str, Callable[[str, Any], _Told]] = {
 
 
 def _spread_chart(title: str, label: str, numbers: Any, counted_as: str = "samples") -> Any:
-    bins = binned(numbers, _MOST_BINS)
+    bins = binned(numbers, _MOST_BINS) if len(numbers) else None
     if bins is None:
         return None
     words = f"A histogram of {counted(len(numbers), 'number')} from {numbers.min():.6g} to {numbers.max():.6g}."

@@ -38,7 +38,7 @@ def found_sample(viewed: Viewed, text: str, here: int) -> tuple[int, int]:
     place = here if name is None else _stream_named(viewed, name, here)
     reader = viewed.streams[place].reader
     number = reader.first_of(shard) + index
-    if index >= reader.index.shards[shard].samples:
+    if not 0 <= index < reader.index.shards[shard].samples:
         raise SampleIndexError(
             f"there is no sample {index:,} in shard {shard:,}, which has {reader.index.shards[shard].samples:,}, "
             "from 0 on"

@@ -10,11 +10,16 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import os
+import re
 import secrets
 import threading
 import webbrowser
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from aiohttp import web
@@ -26,7 +31,8 @@ from lightning_streaming.tools.viewing.viewed import Viewed
 
 _HOST = "127.0.0.1"
 _AT_ONCE = 8
-"""Pages that are made at a time."""
+"""Pages that are made of a stream at a time, and those that are of none."""
+_OF_STREAM = re.compile(r"s/([0-9]{1,18})/.*")
 _GRACE = 1.0
 """Seconds for pages under way when the server ends."""
 _HEADERS = {
@@ -38,6 +44,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
+    "Server": "lightning-streaming",  # no versions
 }
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
@@ -74,11 +81,31 @@ async def _serve(pages: Pages, port: int, opens_browser: bool) -> None:
         url = f"http://{_HOST}:{door.port}/{door.token}/"
         print(url, flush=True)
         print_note("view", "Ctrl-C ends it; whoever has the address can look at the data, on this machine only")
-        if opens_browser:
-            await _in_thread(lambda: webbrowser.open(url))
-        await asyncio.Event().wait()
+        with TemporaryDirectory(prefix="lightning_streaming_", ignore_cleanup_errors=True) as private:
+            if opens_browser and not await _in_thread(lambda: _open(url, Path(private))):
+                print_note("view", "no browser could be opened; open the address in one")
+            await asyncio.Event().wait()
     finally:
         await runner.cleanup()
+
+
+def _open(url: str, private: Path) -> bool:
+    """Open a page by way of a file that only this user can read: all users see the arguments of a browser.
+
+    Args:
+        url: The page's address.
+        private: An empty directory of this user's, which stays as long as the browser may read there.
+
+    Returns:
+        Whether there is a browser.
+    """
+    page = private / "view.html"
+    text = f'''<!doctype html><meta charset="utf-8"><title>lightning-streaming view</title>
+<meta http-equiv="refresh" content="0; url={url}"><a href="{url}">To the pages</a>
+'''
+    with os.fdopen(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    return webbrowser.open(page.as_uri())
 
 
 class _Door:
@@ -91,7 +118,8 @@ class _Door:
 
     def __init__(self, pages: Pages, token: str) -> None:
         self._pages = pages
-        self._rooms = asyncio.Semaphore(_AT_ONCE)
+        # A store that does not answer holds up the pages of its own stream alone.
+        self._rooms: dict[int | None, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
         self.token = token
         self.port = 0
 
@@ -107,12 +135,22 @@ class _Door:
         asked = Request(root=f"/{self.token}/", path=path, query=dict(request.query))
         if not slash:
             return _redirect(asked.root)
-        async with self._rooms:
-            found = await _in_thread(lambda: self._made(asked))
+        if path in ("style.css", "icon.svg"):
+            found = self._made(asked)
+        else:
+            async with self._rooms[self._stream(path)]:
+                found = await _in_thread(lambda: self._made(asked))
         if found.location is not None:
             return _redirect(found.location)
-        text = f"{found.content_type}; charset=utf-8" if found.content_type.startswith("text/") else found.content_type
-        return web.Response(body=found.data, status=found.status, headers={**_HEADERS, "Content-Type": text})
+        if found.content_type.startswith("text/"):
+            headers = {**_HEADERS, "Content-Type": f"{found.content_type}; charset=utf-8"}
+            return web.Response(body=found.data, status=found.status, headers=headers)
+        return _file(request, found)
+
+    def _stream(self, path: str) -> int | None:
+        """The stream that a page is of; None of other pages."""
+        match = _OF_STREAM.fullmatch(path)
+        return int(match[1]) if match and int(match[1]) < len(self._pages.viewed.streams) else None
 
     def _made(self, asked: Request) -> Answer:
         try:
@@ -124,6 +162,22 @@ class _Door:
                 data=b"This page could not be made; the terminal says why.", content_type="text/plain", status=500
             )
         return found or Answer(data=b"There is no such page.", content_type="text/plain", status=404)
+
+
+def _file(request: web.BaseRequest, found: Answer) -> web.Response:
+    """A picture or a sound, or the part of it that was asked for: a player that may jump asks for parts."""
+    headers, size = {**_HEADERS, "Content-Type": found.content_type, "Accept-Ranges": "bytes"}, len(found.data)
+    asked = slice(None)
+    if request.method == "GET" and "If-Range" not in request.headers:  # we name no version that it could be of
+        with suppress(ValueError):  # who asks for several parts is given the whole
+            asked = request.http_range
+    if asked.start is None and asked.stop is None:
+        return web.Response(body=found.data, status=found.status, headers=headers)
+    start, stop, _ = asked.indices(size)
+    if start >= stop:
+        return _refused(416, "there is no such part", **{"Content-Range": f"bytes */{size}"})
+    told = {"Content-Range": f"bytes {start}-{stop - 1}/{size}"}
+    return web.Response(body=found.data[start:stop], status=206, headers={**headers, **told})
 
 
 def _refused(status: int, words: str, **headers: str) -> web.Response:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
 from itertools import islice
 from typing import Any
 
@@ -30,11 +33,18 @@ _DEEPEST, _MOST_ITEMS, _MOST_NODES, _MOST_LEAF = 8, 50, 1500, 500
 _MOST_POINTS, _MOST_BINS = 360, 32
 _FEWEST = 8
 """Numbers of an array in a list that is drawn."""
+_HUGE = 10**20
+"""From here on digits are left out."""
 _MOST_COUNTED = 1_000_000
 """Numbers of an array of which a chart is made; of a longer one, so many of it evenly."""
 _MOST_HEX = 512
 _MOST_PIXELS = 4096
 """Rows, and columns, of an array that is shown as a picture; of a larger one, so many of it evenly."""
+
+
+_SCALED = ("I", "I;16", "I;16B", "I;16L", "F")
+"""Modes of PIL images with more levels than a screen has."""
+_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,13 +191,27 @@ def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _as_png(image: Any) -> bytes:
-    """A PIL image as a PNG file."""
+    """A PIL image as a PNG file; of more levels than a screen has those from the least to the most, as grey."""
+    if image.mode in _SCALED:
+        low, high = _levels(image)
+        values = np.nan_to_num(np.asarray(image, np.float64), nan=low, posinf=high, neginf=low)
+        return png((255 * ((values - low) / ((high - low) or 1))).astype(np.uint8))
     drawn = io.BytesIO()
     (image if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else image.convert("RGB")).save(drawn, "PNG")
     return drawn.getvalue()
 
 
+def _levels(image: Any) -> tuple[float, float]:
+    """The least and the most of an image's levels."""
+    values = np.asarray(image, np.float64)
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+
+
 def _told(picture: Any) -> str:
+    if is_image(picture) and picture.mode in _SCALED:
+        low, high = _levels(picture)
+        return f"{render(picture)}, black {low:.6g} to white {high:.6g}"
     if isinstance(picture, bytes):
         return f"{(picture_type(picture) or '').removeprefix('image/').upper()}, {format_bytes(len(picture))}"
     return render(picture).partition(" ")[0] if isinstance(picture, np.ndarray) else render(picture)
@@ -239,36 +263,83 @@ def _leaf(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else _cut(render(value))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """Where the numbers of some arrays lie, of all that are finite."""
+
+    least: int | float
+    mean: float
+    most: int | float
+    finite: int
+    """How many are."""
+
+    def in_words(self) -> str:
+        """The least, the mean and the most."""
+        return ", ".join(map(number_words, (self.least, self.mean, self.most)))
+
+
+def spread_of(arrays: Iterable[NDArray[Any]]) -> Spread | None:
+    """Look at all numbers of some arrays; None where none is finite."""
+    least, most, count, mean = math.inf, -math.inf, 0, 0.0
+    for part in _parts(arrays):
+        finite = part[np.isfinite(part)]
+        if not len(finite):
+            continue
+        least, most = min(least, finite.min().item()), max(most, finite.max().item())
+        values = finite.astype(np.float64)
+        largest = float(np.abs(values).max()) or 1.0  # so that no sum is beyond what a float can hold
+        count += len(values)
+        share = len(values) / count
+        mean = mean * (1 - share) + float((values / largest).mean()) * largest * share
+    return Spread(least=least, mean=mean, most=most, finite=count) if count else None
+
+
+def _parts(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """The numbers of arrays, some at a time."""
+    for array in arrays:
+        if array.dtype.kind in "iufb" and array.dtype.itemsize <= 8:
+            flat = array.reshape(-1)
+            yield from (flat[start : start + _AT_ONCE] for start in range(0, len(flat), _AT_ONCE))
+
+
+def number_words(value: int | float | Fraction) -> str:
+    """A number as people read it: whole ones exactly, unless they are huge."""
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < _HUGE else f"{Decimal(value):.6g}"
+    if isinstance(value, float) or abs(value) <= sys.float_info.max:
+        return f"{float(value):,.6g}"
+    return f"{Decimal(value.numerator) / value.denominator:.6g}"
+
+
 def _shown_array(array: NDArray[Any], pictures: Sequence[Any]) -> ShownValue:
     shape = " × ".join(f"{size:,}" for size in array.shape) or "one number"
     facts = [("dtype", str(array.dtype)), ("shape", shape), ("size", format_bytes(array.nbytes))]
-    charts = []
-    if array.dtype.kind in "iufb" and array.size:
-        flat = array.reshape(-1)[:: math.ceil(array.size / _MOST_COUNTED)].astype(np.float64)
-        finite = flat[np.isfinite(flat)]
-        if len(finite) < len(flat):
-            facts.append(("not finite", f"{len(flat) - len(finite):,} of {len(flat):,} looked at"))
-        if len(finite):
-            largest = float(np.abs(finite).max()) or 1.0  # so that no sum is beyond what a float can hold
-            told = (finite.min(), (finite / largest).mean() * largest, finite.max())
-            facts.append(("least, mean, most", ", ".join(f"{one:.6g}" for one in told)))
-            charts = _charts(array, finite, is_picture=bool(pictures))
+    charts, spread = [], spread_of([array])
+    if spread is not None:
+        if spread.finite < array.size:
+            facts.append(("not finite", f"{array.size - spread.finite:,} of {array.size:,}"))
+        facts.append(("least, mean, most", spread.in_words()))
+        charts = _charts(array, is_picture=bool(pictures))
+    elif array.dtype.kind == "f" and array.size:
+        facts.append(("not finite", "all"))
     words = render(array)
     return ShownValue(kind="array", words=words, facts=facts, charts=charts, pictures=[_told(one) for one in pictures])
 
 
-def _charts(array: NDArray[Any], finite: NDArray[np.float64], *, is_picture: bool) -> list[Any]:
-    found = []
-    if np.abs(finite).max() > LARGEST:
+def _charts(array: NDArray[Any], *, is_picture: bool) -> list[Any]:
+    step = math.ceil(array.size / _MOST_COUNTED)
+    finite = array.reshape(-1)[::step].astype(np.float64)
+    finite, found = finite[np.isfinite(finite)], []
+    if not len(finite) or np.abs(finite).max() > LARGEST:
         return []
     if array.ndim == 1 and array.size >= 2:
-        found.append(_line(array, finite))
+        found.append(_line(array))
     bins = binned(finite, _MOST_BINS)
     if bins is not None:
         what = "pixels" if is_picture else "values"
         found.append(
             histogram(
-                "How often each value occurs",
+                "How often each value occurs" + ("" if step == 1 else f", of one value in {step:,}"),
                 f"A histogram of {len(finite):,} {what} from {finite.min():.6g} to {finite.max():.6g}.",
                 Axis(label="value", low=None),
                 Axis(label=what),
@@ -278,16 +349,17 @@ def _charts(array: NDArray[Any], finite: NDArray[np.float64], *, is_picture: boo
     return found
 
 
-def _line(array: NDArray[Any], finite: NDArray[np.float64]) -> Any:
+def _line(array: NDArray[Any]) -> Any:
     """The values one after another; of many, those at even steps."""
     step = math.ceil(array.size / _MOST_POINTS)
     places = np.arange(0, array.size, step)
     values = array[places].astype(np.float64)
-    there = np.isfinite(values)
+    places, values = places[np.isfinite(values)], values[np.isfinite(values)]
+    low, high = (values.min(), values.max()) if len(values) else (0, 0)
     return lines(
-        "Values in order" if step == 1 else f"Values in order, each {step:,}th",
-        f"A line through {int(there.sum()):,} of {array.size:,} values, from {finite.min():.6g} to {finite.max():.6g}.",
+        "Values in order" + ("" if step == 1 else f", one in {step:,}"),
+        f"A line through {len(values):,} of {array.size:,} values, from {low:.6g} to {high:.6g}.",
         Axis(label="place"),
         Axis(label="value", low=None),
-        [Curve(name="value", x=places[there].tolist(), y=values[there].tolist())],
+        [Curve(name="value", x=places.tolist(), y=values.tolist())],
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_streaming.errors import SampleIndexError, StreamingError
@@ -92,8 +92,8 @@ class Pages:
         frame = {
             "root": request.root,
             "tool": "view",
-            "title": f"{title} — {self.viewed.shown}",
-            "heading": title,
+            "title": f"{printable_name(title)} — {printable_name(self.viewed.shown)}",
+            "heading": printable_name(title),
             "viewed": self.viewed,
             "stream": None,
             "here": "",
@@ -129,15 +129,17 @@ def _front(pages: Pages, request: Request) -> Answer:
         return _to(request, "s/0/")
     stages = []
     for stage in pages.viewed.run.configs:
-        unread = None if request.is_asked else pages.viewed.run.unread(stage)
+        is_asked = request.is_asked and request.query.get("stage") == stage
         streams = [(place, one) for place, one in enumerate(pages.viewed.streams) if one.stage == stage]
-        report, problem = None, None
-        if unread is None:
-            try:
-                report = pages.viewed.run.stage(stage)
-            except StreamingError as error:
-                problem = redact(str(error), {})
-        stages.append({"name": stage, "unread": unread, "report": report, "problem": problem, "streams": streams})
+        unread, report, problem = None, None, None
+        try:
+            unread = None if is_asked else pages.viewed.run.unread(stage)
+            report = None if unread else pages.viewed.run.stage(stage)
+        except StreamingError as error:
+            problem = redact(str(error), {})
+        packs = pages.viewed.run.packs(stage) if report else ()
+        told = {"unread": unread, "report": report, "problem": problem, "packs": packs}
+        stages.append({"name": stage, "streams": streams, **told})
     return pages.show(request, "view_run.html", "What the run reads", here="run", stages=stages)
 
 
@@ -175,11 +177,14 @@ def _overview(pages: Pages, request: Request, place: int) -> Answer:
 def _samples(pages: Pages, request: Request, place: int) -> Answer:
     stream = pages.stream(place)
     reader, only = stream.reader, request.query.get("only", "")
-    numbers, before, after = _page_of_numbers(pages, stream, request.number("from"), only)
-    cards = [
-        _card(reader, number, found)
-        for number, found in zip(numbers, reader.read(numbers, is_asked=request.is_asked), strict=True)
-    ]
+    first, run = request.number("from"), pages.viewed.run
+    only = only if run is not None and only in ("read", "left-out") else ""
+    needs_selection = run is not None and only and stream.only and not request.is_asked
+    unread = run.unread(stream.stage) if run is not None and needs_selection else None
+    numbers, before, after = list[int](), None, None
+    if unread is None:
+        numbers, before, after = _page_of_numbers(pages, stream, first, only)
+    cards = [_card(reader, number, found) for number, found in zip(numbers, reader.read(numbers), strict=True)]
     return pages.show(
         request,
         "view_samples.html",
@@ -191,8 +196,9 @@ def _samples(pages: Pages, request: Request, place: int) -> Answer:
         before=before,
         after=after,
         only=only,
+        unread=unread,
         total=reader.index.num_samples,
-        first=numbers[0] if numbers else 0,
+        first=first,
     )
 
 
@@ -200,14 +206,13 @@ def _page_of_numbers(
     pages: Pages, stream: ViewedStream, first: int, only: str
 ) -> tuple[list[int], int | None, int | None]:
     """The samples of a page; where the page before it begins, and the next, if there are any."""
-    total = stream.reader.index.num_samples
-    if only not in ("read", "left-out"):
+    total, run = stream.reader.index.num_samples, pages.viewed.run
+    if run is None or not only:
         first = min(first, max(0, total - 1))
         numbers = list(range(first, min(first + _ON_A_PAGE, total)))
         after = first + _ON_A_PAGE
         return numbers, (max(0, first - _ON_A_PAGE) if first else None), (after if after < total else None)
-    run = pages.viewed.run
-    selection = None if run is None or not stream.only else run.selection(stream.stage, stream.name)
+    selection = run.selection(stream.stage, stream.name) if stream.only else None
     numbers, more = stream.filtered(selection, first, _ON_A_PAGE + 1, is_selected=only == "read"), None
     if len(numbers) > _ON_A_PAGE:
         more = numbers.pop()
@@ -280,13 +285,12 @@ def _reads(pages: Pages, request: Request, stream: ViewedStream, shard: int, ind
     run = pages.viewed.run
     if run is None or request.query.get("when") != "1":
         return None
-    unread = None if request.is_asked else run.unread("train")
-    found, problem = list[Any](), None
-    if unread is None:
-        try:
-            found = run.reads(stream.name, shard, index)
-        except StreamingError as error:
-            problem = redact(str(error), {})
+    unread, found, problem = None, list[Any](), None
+    try:
+        unread = None if request.is_asked else run.unread("train")
+        found = [] if unread else run.reads(stream.name, shard, index)
+    except StreamingError as error:
+        problem = redact(str(error), {})
     return {"unread": unread, "found": found, "problem": problem}
 
 
@@ -305,7 +309,7 @@ def _column_page(pages: Pages, request: Request, place: int) -> Answer:
     stream = pages.stream(place)
     statistics = stream.statistics(is_asked=request.is_asked)
     columns = [{"shown": printable_name(one.name), "of": one} for one in statistics.columns]
-    left_out = [(redact(words, {}), number) for words, number in statistics.left_out.items()]
+    left_out = [replace(one, words=redact(one.words, {})) for one in statistics.left_out]
     return pages.show(
         request,
         "view_columns.html",
@@ -371,17 +375,17 @@ def _order(pages: Pages, request: Request) -> Answer | None:
     run = pages.viewed.run
     if run is None:
         return None
-    unread = None if request.is_asked else run.unread("train")
+    title, unread = "What is read next", None if request.is_asked else run.unread("train")
     if unread is not None:
-        return pages.show(request, "view_order.html", "What is read next", here="order", unread=unread, order=None)
+        kept = {name: request.number(name, -1) for name in ("step", "steps", "rank")}
+        again = "".join(f"&{name}={number}" for name, number in kept.items() if number >= 0)
+        return pages.show(request, "view_order.html", title, here="order", unread=unread, again=again, order=None)
     step = request.number("step", -1)
     asked = (None if step < 0 else step, min(max(1, request.number("steps", 4)), 32))
     rank = request.number("rank", -1)
     order = run.next_steps(*asked, None if rank < 0 else rank)
     places = {one.name: place for place, one in enumerate(pages.viewed.streams) if one.stage == "train"}
-    return pages.show(
-        request, "view_order.html", "What is read next", here="order", unread=None, order=order, places=places
-    )
+    return pages.show(request, "view_order.html", title, here="order", unread=None, order=order, places=places)
 
 
 def _checkpoint(pages: Pages, request: Request) -> Answer | None:

@@ -21,7 +21,7 @@ def view_run(args: Namespace) -> int:
         ConfigError: The configuration has no data, or cannot be read.
         StateError: The checkpoint has no place to go on from.
     """
-    run = ViewedRun(args)
+    run = ViewedRun.read(args)
     with own_caches():
         viewed = viewed_of(run, allow_unsafe_types=args.allow_unsafe_types)
         try:

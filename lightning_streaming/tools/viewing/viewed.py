@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 1 << 16
 """Samples of which it is looked up together whether they are selected."""
+_ATTEMPTS, _TIMEOUT = 2, 20.0
+"""Of transfers from stores: somebody waits for the page."""
 
 
 class ViewedStream:
@@ -43,7 +45,8 @@ class ViewedStream:
         name: str = "",
         only: str = "",
     ) -> None:
-        self.place, self.label, self.stage, self.name, self.only = place, label, stage, name, only
+        self.place = replace(place, attempts=_ATTEMPTS, timeout=_TIMEOUT)
+        self.label, self.stage, self.name, self.only = label, stage, name, only
         self._allows_unsafe = allow_unsafe_types
         self._lock = threading.Lock()
         self._reader: SampleReader | None = None

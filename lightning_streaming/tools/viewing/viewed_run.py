@@ -14,14 +14,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.config import SELECTIONS_BASENAME
+from lightning_streaming.cache.selection_files import selection_path
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.document_lengths import map_lengths
+from lightning_streaming.loading.id_index import are_ids_known
+from lightning_streaming.loading.joining import JoinedDataset
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.selecting import is_known
 from lightning_streaming.loading.selection import Selection
 from lightning_streaming.tools.commands import read_run_files
+from lightning_streaming.tools.console import printable_name
 from lightning_streaming.tools.runs import state_counts
 from lightning_streaming.tools.runs.checkpoints import Places, find_places, find_state_file
-from lightning_streaming.tools.runs.inspect_run import inspected
+from lightning_streaming.tools.runs.inspect_run import inspected, packs_in_words
 from lightning_streaming.tools.runs.state_moves import StreamSeen, seen_by_fingerprint
 from lightning_streaming.tools.runs.trace_run import Read, reads_of_sample, reads_of_step
 from lightning_streaming.tools.runs.traced_run import TracedRun, run_on
@@ -56,29 +63,40 @@ class ViewedRun:
 
     Args:
         asked: ``config``, ``set``, ``checkpoint``, ``loader``, ``nodes``, ``ranks_per_node`` and ``accumulate``.
-
-    Raises:
-        ConfigError: The configuration has no data, or cannot be read.
-        StateError: The checkpoint has no place to go on from.
+        written: What the configuration files say.
+        places: Where the checkpoint stands; None without one.
     """
 
-    def __init__(self, asked: Namespace) -> None:
-        self._asked = asked
+    def __init__(self, asked: Namespace, written: Any, places: Places | None) -> None:
+        self._asked, self._written, self.places = asked, written, places
         self.lock = threading.RLock()
-        self._written = read_run_files(asked.config, dict(asked.set), stage=None)
-        self.configs = {stage: one for stage, one in self._written.datamodule.configs.items() if one is not None}
-        if not self.configs:
+        self.configs = {stage: one for stage, one in written.datamodule.configs.items() if one is not None}
+        self._stages: dict[str, dict[str, Any]] = {}
+        self._traced: TracedRun | None = None
+
+    @classmethod
+    def read(cls, asked: Namespace) -> ViewedRun:
+        """Read configuration and checkpoint.
+
+        Raises:
+            ConfigError: The configuration has no data, or cannot be read.
+            StateError: The checkpoint has no place to go on from.
+        """
+        written = read_run_files(asked.config, dict(asked.set), stage=None)
+        if all(one is None for one in written.datamodule.configs.values()):
             raise ConfigError(
                 f"{', '.join(asked.config)}: there is no data; write data.train, data.val, data.test or data.predict"
             )
-        self._kept = {
-            where: _kept_files(directory) for stage in self.configs for where, directory in self._directories(stage)
-        }
-        self.places: Places | None = None
+        places = None
         if asked.checkpoint is not None:
-            self.places = find_places(find_state_file(Path(asked.checkpoint)).peek(), asked.checkpoint)
-        self._stages: dict[str, dict[str, Any]] = {}
-        self._traced: TracedRun | None = None
+            places = find_places(find_state_file(Path(asked.checkpoint)).peek(), asked.checkpoint)
+        told = (
+            ("num_nodes", asked.nodes),
+            ("devices", asked.ranks_per_node),
+            ("accumulate_grad_batches", asked.accumulate),
+        )
+        changes = {name: value for name, value in told if value is not None}
+        return cls(asked, replace(written, trainer={**written.trainer, **changes}), places)
 
     @property
     def shown(self) -> str:
@@ -102,11 +120,14 @@ class ViewedRun:
 
     def move_into_own_caches(self) -> None:
         """Within ``own_caches``: read everything by way of them, and see there what is kept in the run's caches."""
+        kept = {
+            where: _kept_files(directory) for stage in self.configs for where, directory in self._directories(stage)
+        }
         for stage, config in self.configs.items():
             self._written.datamodule.configs[stage] = self.configs[stage] = _without_directories(config)
         for stage in self.configs:
             for where, directory in self._directories(stage):
-                _link(self._kept[where], directory / SELECTIONS_BASENAME)
+                _link(kept[where], directory / SELECTIONS_BASENAME)
 
     def streams(self) -> list[RunStream]:
         """The streams of all stages."""
@@ -128,25 +149,44 @@ class ViewedRun:
         ]
 
     def unread(self, stage: str) -> TooMuch | None:
-        """What must be read of stores, shard by shard, to know the order of a stage; None if it is known without."""
-        is_known = stage in self._stages or (stage == "train" and self._traced is not None)
-        if is_known or stage not in self.configs:
-            return None
-        dataset, config = self._dataset(stage), self.configs[stage]
-        names = [
-            name
-            for name, stream in dataset.streams.items()
-            if (not stream.selection.is_all or config.packing() is not None or _joins_by_id(stream))
-            and stream.cache_config().source_directory() is None
-            and not any(files for where, files in self._kept.items() if where[:2] == (stage, name))
-        ]
+        """What must be read of stores, shard by shard, to know the order of a stage; None if it is known without.
+
+        Raises:
+            StreamingError: An index cannot be read, or a condition cannot be one.
+        """
+        with self.lock:
+            is_known = stage in self._stages or (stage == "train" and self._traced is not None)
+            if is_known or stage not in self.configs:
+                return None
+            streams = self._dataset(stage).streams
+            names = [name for name, stream in streams.items() if not self._is_known(self.configs[stage], stream)]
         if not names:
             return None
         return TooMuch(
-            words=f"which samples of {', '.join(names)} are read is not known yet: columns of all their shards must be "
-            "read for that, and shards that are not Parquet fetched whole, into a temporary directory. Make it ahead "
-            "with lightning-streaming select or lengths, or ask for it here"
+            words=f"which samples of {', '.join(map(printable_name, names))} are read is not known yet: columns of all "
+            "their shards must be read for that, and shards that are not Parquet fetched whole, into a temporary "
+            "directory. Make it ahead with lightning-streaming select or lengths, or ask for it here"
         )
+
+    def _is_known(self, config: Any, stream: Any) -> bool:
+        """Whether the order is known, as far as a stream goes, without a look at shards of a store."""
+        packing = config.packing()
+        for join, source in stream.join_sources().items():
+            if source.asked.on is None or source.cache.reads_in_place:
+                continue
+            joined = JoinedDataset(join, source, source.cache.read_index(), 0, config.columns)
+            if joined.names and not are_ids_known(source.asked.on, joined.index, source.cache):
+                return False
+        cache = ShardCache(stream.cache_config())
+        if cache.reads_in_place or (stream.selection.is_all and packing is None):
+            return True
+        index, directory = cache.read_index(), cache.directory.path
+        if not is_known(stream.selection, index, directory):
+            return False
+        if packing is None:
+            return True
+        path = selection_path(directory, packing.request().key(index.data_digest))
+        return map_lengths(path, index.num_samples) is not None
 
     def stage(self, stage: str) -> Mapping[str, Any]:
         """What is reported of a stage, as ``inspect --config`` does it.
@@ -159,6 +199,11 @@ class ViewedRun:
                 config, checkpoint = self.configs[stage], self.checkpoint
                 self._stages[stage] = inspected(stage, config, self._written, checkpoint, self._asked.loader)
             return self._stages[stage]
+
+    def packs(self, stage: str) -> Sequence[tuple[str, str]]:
+        """What :meth:`stage` reports of packs, in words; nothing where there are none."""
+        found = self.stage(stage)
+        return packs_in_words(found["packs"]) if "packs" in found else ()
 
     def traced(self) -> TracedRun:
         """The training, of which steps can be told.
@@ -198,12 +243,11 @@ class ViewedRun:
         assert self.places is not None, "there is a checkpoint"
         position = self.places.loaders[loader].position
         seen = seen_by_fingerprint(position)
-        if not any(one.this_epoch is None for one in seen) or self.unread("train") is not None:
+        is_of_run = self._asked.loader == loader or len(self.places.loaders) == 1
+        if not is_of_run or all(one.this_epoch is not None for one in seen) or self.unread("train") is not None:
             return seen
         with self.lock:
             traced = self.traced()
-            if self.places.choose(self._asked.loader) != loader:
-                return seen
             begins, skipped = traced.begins, self.places.loaders[loader].skipped(traced.begins.epoch)
             counts = state_counts.count_in_run(traced.order, begins, skipped)
         return [replace(one, this_epoch=counts.get(one.name, 0)) for one in seen]
@@ -218,7 +262,8 @@ class ViewedRun:
 
         Returns:
             ``batches``, each with its ``step``, ``epoch``, ``batch`` and its ``reads``; ``streams``, with how many
-            samples of each are in them, and ``share``, what an epoch has of them; and facts of the run.
+            samples of each are in them, and ``share``, what an epoch has of them; ``is_cut``, whether steps are left
+            out because those before have many samples; and facts of the run.
 
         Raises:
             ConfigError: The run has no such step or rank.
@@ -228,6 +273,7 @@ class ViewedRun:
             first = traced.steps.first_step if step is None else step
             _check_near(traced, first)
             batches: dict[tuple[int, int, int], list[Read]] = {}
+            is_cut = False
             for one in range(first, first + steps):
                 try:
                     reads = reads_of_step(traced, one, rank)
@@ -237,13 +283,15 @@ class ViewedRun:
                     break  # the run ends there
                 for read in reads:
                     batches.setdefault((one, read.key.epoch, read.batch), []).append(read)
-                if sum(map(len, batches.values())) > _MOST_READS:
+                if sum(map(len, batches.values())) > _MOST_READS and one + 1 < first + steps:
+                    is_cut = True
                     break
             weights, names = traced.order.order.weights, traced.order.order.catalog.stream_names
         counts = Counter(read.key.stream for reads in batches.values() for read in reads)
         return {
             "first": first,
             "steps": steps,
+            "is_cut": is_cut,
             "rank": rank,
             "run": traced,
             "begins_at": traced.steps.first_step,
@@ -301,10 +349,6 @@ def _counts(names: Sequence[str], reads: Sequence[Read]) -> list[tuple[str, int]
     """Of the streams that are read how many samples, in the order of the streams."""
     counts = Counter(read.key.stream for read in reads)
     return [(name, counts[name]) for name in names if counts[name]]
-
-
-def _joins_by_id(stream: Any) -> bool:
-    return any(source.asked.on is not None for source in stream.join_sources().values())
 
 
 def _kept_files(directory: Path) -> Sequence[Path]:

@@ -68,7 +68,7 @@ def test_a_page_is_one_file_without_scripts_and_names_do_nothing_to_it(page: Pat
     links = [attrs.get(name, "") for _, attrs in seen.tags for name in ("src", "href") if name in attrs]
     assert all(re.match(r"#|data:image/svg", link) for link in links), links
     assert HOSTILE in seen.texts
-    assert "49" not in "".join(one for one in seen.texts if "{{" in one)
+    assert any("{{ 7 * 7 }}" in one for one in seen.texts)
     policies = [attrs["content"] for tag, attrs in seen.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
     assert len(policies) == 1
     assert "default-src 'none'" in policies[0]
@@ -84,11 +84,47 @@ def test_charts_are_named_and_described(page: Path) -> None:
     assert len(ids) == sum("id" in attrs for _, attrs in seen.tags)
 
 
-def test_a_page_that_cannot_be_written_is_an_error(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["nowhere/plan.html", "."])
+def test_a_page_that_cannot_be_written_is_an_error_at_once(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    monkeypatch.setattr("lightning_streaming.tools.planning.plan_run.planned", None)  # nothing is worked out
+    done = run("plan", "--config", page.parent / "run.yaml", "--html", tmp_path / where)
+    assert (done.code, done.out) == (2, "")
+    assert str(tmp_path / where) in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_is_told_even_if_its_page_cannot_be_written_any_more(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    monkeypatch.setattr(
+        "lightning_streaming.tools.planning.plan_run.check_page", lambda _: None
+    )  # as if it vanished after that
     done = run("plan", "--config", page.parent / "run.yaml", "--html", tmp_path / "nowhere" / "plan.html")
     assert done.code == 2
     assert "nowhere" in done.err
+    assert done.out.startswith("plan: ")
+
+
+def test_names_that_would_turn_a_line_around_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    write_dataset(tmp_path / "data", 40)
+    name = "we\u202eb"
+    train = {
+        "streams": {name: {"remote": str(tmp_path / "data")}, "code": {"remote": str(tmp_path / "data")}},
+        "phases": [{"name": "a", "until": 20, "mix": {name: 1}}, {"name": name, "mix": {name: 1, "code": 1}}],
+        "epoch_size": 40,
+    }
+    config = write_config(tmp_path / "run.yaml", train, {"batch_size": 2}, max_epochs=1)
+    done = run("plan", "--config", config, "--html", tmp_path / "plan.html")
+    text = (tmp_path / "plan.html").read_text()
+    assert done.code == 0
+    assert "\u202e" not in text + done.out
+    assert "\\u202e" in text
+    assert "\\u202e" in done.out
 
 
 @pytest.fixture(scope="module")

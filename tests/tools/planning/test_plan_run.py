@@ -48,6 +48,26 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"max_epochs": 2, "devices": 2},
         {"batch_size": 8, "num_workers": 1},
     ),
+    "replication over two nodes": (
+        {"replication": 2, "num_canonical_nodes": 2, "epoch_size": 1200, "shuffle_block_size": 300},
+        {"max_epochs": 1, "devices": 2, "num_nodes": 2},
+        {"batch_size": 4, "num_workers": 1},
+    ),
+    "replication over two nodes, a limit": (
+        {"replication": 2, "num_canonical_nodes": 2, "shuffle_block_size": 300, "cache_limit": 4_500_000},
+        {"max_epochs": 1, "devices": 4, "num_nodes": 2},
+        {"batch_size": 4, "num_workers": 1},
+    ),
+    "looking ahead less than a batch": (
+        {"predownload": 2, "epoch_size": 800},
+        {"max_epochs": 2, "devices": 2},
+        {"batch_size": 8, "num_workers": 1, "drop_last": True},
+    ),
+    "some batches of each epoch, and others skipped": (
+        {"skip": ["3-20", "150-190"]},
+        {"max_epochs": 3, "devices": 2, "limit_train_batches": 40},
+        {"batch_size": 8},
+    ),
     "no limit, some steps": ({"epoch_size": 1500}, {"max_steps": 150, "devices": 2}, {"batch_size": 8}),
     "without workers, a small limit": (
         {"shuffle_block_size": 200, "cache_limit": 2_760_000},
@@ -186,7 +206,7 @@ def test_what_is_left_of_a_run_is_planned_from_its_checkpoint(url: str, tmp_path
         after, _ = fit(train, tmp_path / "after", 1300, tmp_path / "run.ckpt")
     log = sent(url)
     assert plan["run"]["begins"]["step"] == 550
-    assert plan["run"]["steps"] == 1300
+    assert plan["run"]["stop_step"] == 1300
     for one in plan["streams"]:
         first = FIRST_ID[one["stream"]]
         left, whole = (

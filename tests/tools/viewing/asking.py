@@ -11,7 +11,7 @@ import urllib.request
 import wave
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,8 @@ class Viewer:
 
     process: subprocess.Popen[str]
     url: str
+    notes: list[str] = field(default_factory=list)
+    """What it wrote to standard error, once it has ended."""
 
     @property
     def port(self) -> int:
@@ -197,12 +199,14 @@ def viewer(
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", cwd=cwd, env=env
     )
+    notes = list[str]()
     try:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         assert url, process.communicate()[1]
-        yield Viewer(process=process, url=url)
+        yield Viewer(process=process, url=url, notes=notes)
     finally:
         process.send_signal(ends)
         _, told = process.communicate(timeout=_SECONDS)
+        notes.append(told)
     assert "Traceback" not in told, told

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow
@@ -59,6 +61,7 @@ def test_without_the_token_there_is_nothing(shown: Viewer, path: str) -> None:
     found = shown.get(url=f"http://127.0.0.1:{shown.port}/{path}")
     assert found.status == 404
     assert found.text == "404: there is nothing here\n"
+    assert found.headers["Server"] == "lightning-streaming"
 
 
 def test_a_token_that_is_nearly_right_is_wrong(shown: Viewer) -> None:
@@ -129,10 +132,86 @@ def test_a_browser_may_run_nothing_and_tell_nobody(shown: Viewer) -> None:
 
 
 def test_only_this_machine_is_listened_to(shown: Viewer) -> None:
-    for line in Path(f"/proc/{shown.process.pid}/net/tcp").read_text().splitlines()[1:]:
-        _, address, _, state, *_ = line.split()
-        if state == "0A" and int(address.partition(":")[2], 16) == shown.port:
-            assert address.partition(":")[0] == "0100007F"
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{shown.process.pid}/net/{name}").read_text().splitlines()[1:]:
+            _, address, _, state, *_ = line.split()
+            if state == "0A" and int(address.rpartition(":")[2], 16) == shown.port:
+                found.add(address.rpartition(":")[0])
+    assert found == {"0100007F"}
+
+
+def test_the_browser_is_told_the_address_by_a_file_that_nobody_else_can_read(rich: Path, tmp_path: Path) -> None:
+    browser, told = tmp_path / "browser", tmp_path / "told"
+    browser.write_text(
+        f"#!/bin/sh\nstat -c %a ${{1#file://}} $(dirname ${{1#file://}}) >{told}.part\n"
+        f'echo "$@" >>{told}.part; cat ${{1#file://}} >>{told}.part; mv {told}.part {told}\n'
+    )
+    browser.chmod(0o700)
+    (tmp_path / "scratch").mkdir()
+    env = {**os.environ, "BROWSER": f"{browser} %s", "TMPDIR": str(tmp_path / "scratch")}
+    with viewer(rich, "--open", env=env) as one:
+        ends = time.monotonic() + 60
+        while not told.exists() and time.monotonic() < ends:
+            time.sleep(0.05)
+        of_file, of_directory, arguments, *page = told.read_text().splitlines()
+        token = one.url.rstrip("/").rpartition("/")[2]
+        assert (of_file, of_directory) == ("600", "700")
+        assert arguments.startswith("file:///")
+        assert token not in arguments
+        assert f'content="0; url={one.url}"' in "".join(page)
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_where_there_is_no_browser_that_is_told(rich: Path, tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name not in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")}
+    with viewer(rich, "--open", env={**env, "PATH": str(tmp_path)}) as one:
+        assert one.get("s/0/").status == 200
+        time.sleep(0.5)
+    assert "no browser could be opened" in one.notes[0]
+
+
+_SOUND = "s/0/file/7/6/0"
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        ("bytes=0-", slice(0, None)),
+        ("bytes=0-1", slice(0, 2)),
+        ("bytes=10-19", slice(10, 20)),
+        ("bytes=800-99999", slice(800, None)),
+        ("bytes=-20", slice(-20, None)),
+        ("bytes=-99999", slice(0, None)),
+    ],
+)
+def test_of_a_sound_the_part_is_given_that_is_asked_for(shown: Viewer, asked: str, part: slice) -> None:
+    whole = shown.get(_SOUND)
+    assert whole.status == 200
+    assert whole.headers["Accept-Ranges"] == "bytes"
+    assert len(whole.data) > 800
+    found = shown.get(_SOUND, Range=asked)
+    start, stop, _ = part.indices(len(whole.data))
+    assert (found.status, found.data) == (206, whole.data[part])
+    assert found.headers["Content-Range"] == f"bytes {start}-{stop - 1}/{len(whole.data)}"
+    assert found.headers["Content-Length"] == str(len(found.data))
+    assert found.headers["Content-Type"] == "audio/wav"
+    assert found.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("asked", ["bytes=99999-", "bytes=99999-100000"])
+def test_a_part_that_is_not_there_is_refused(shown: Viewer, asked: str) -> None:
+    found = shown.get(_SOUND, Range=asked)
+    assert found.status == 416
+    assert found.headers["Content-Range"] == f"bytes */{len(shown.get(_SOUND).data)}"
+
+
+@pytest.mark.parametrize("asked", ["bytes=0-1,5-6", "lines=0-1", "bytes=", "bytes=x-y", "bytes=9-3", "x" * 1000])
+def test_what_asks_for_no_one_part_is_given_the_whole(shown: Viewer, asked: str) -> None:
+    whole = shown.get(_SOUND)
+    assert whole.status == shown.get(_SOUND, Range=asked).status == 200
+    assert shown.get(_SOUND, Range=asked).data == whole.data
+    assert shown.get(_SOUND, Range="bytes=0-1", **{"If-Range": '"x"'}).data == whole.data
 
 
 @pytest.mark.parametrize(("ends", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -248,6 +327,29 @@ def test_it_ends_soon_also_while_a_store_does_not_answer(written: Path, s3_bucke
             one.process.send_signal(signal.SIGINT)
             assert one.process.wait(30) == 130
             assert time.monotonic() - began < 10
+
+
+def test_a_store_that_does_not_answer_holds_up_its_own_stream_alone(
+    written: Path, s3_bucket: S3Bucket, temporary: Path
+) -> None:
+    s3_bucket.put_all(written)
+    write_texts("here")
+    streams = {"stored": {"remote": s3_bucket.url, "storage_options": s3_bucket.options}, "here": {"remote": "here"}}
+    data = {"init_args": {"batch_size": 2, "train": {"streams": streams}}}
+    Path("run.yaml").write_text(json.dumps({"data": data, "trainer": {"devices": 1}}))
+    s3_bucket.fail(r"shard\.00001", "hang")
+    with viewer("--config", "run.yaml") as one, ExitStack() as hung:
+        first = int(one.get("s/0/shards").text.partition("shard.00001")[2].partition("from=")[2].partition('"')[0])
+        path = one.url.partition(str(one.port))[2]
+        for number in range(20):
+            asked = hung.enter_context(socket.create_connection(("127.0.0.1", one.port), timeout=30))
+            asked.sendall(
+                f"GET {path}s/0/sample/{first + number} HTTP/1.1\r\nHost: 127.0.0.1:{one.port}\r\n\r\n".encode()
+            )
+        while "shard.00001.mds" not in s3_bucket.requests():
+            assert one.get("s/1/").status == 200
+        for path in ("style.css", "icon.svg", "s/1/samples", "", "order"):
+            assert one.get(path).status == 200, path
 
 
 def test_many_at_once_are_all_answered(shown: Viewer) -> None:

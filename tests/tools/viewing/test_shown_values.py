@@ -13,12 +13,14 @@ from PIL import Image
 
 from lightning_streaming.tools.drawing.media import picture_type, sound_type
 from lightning_streaming.tools.drawing.png import png
+from lightning_streaming.tools.viewing import shown_values
 from lightning_streaming.tools.viewing.shown_values import (
     TEXT_PAGE,
     Node,
     brief_value,
     media_of,
     shown_value,
+    spread_of,
 )
 
 
@@ -64,6 +66,10 @@ def test_files_of_pictures_that_browsers_show_are_given_as_they_are(kind: str) -
         b"PK\3\4",
         b"GIF",
         b"",
+        b"\xff\xfb",
+        b"\xff\xfb\x90\x00 no frame is so short",
+        b"\xff\xfb\x90\x00" + bytes(413) + b"and what follows is none",
+        bytes(np.full(600, -1025, "<i2").tobytes()),
     ],
 )
 def test_other_files_are_bytes(data: bytes) -> None:
@@ -80,7 +86,8 @@ def test_other_files_are_bytes(data: bytes) -> None:
         (b"fLaC\0", "audio/flac"),
         (b"OggS\0", "audio/ogg"),
         (b"ID3\4", "audio/mpeg"),
-        (b"\xff\xfb\x90", "audio/mpeg"),
+        (b"\xff\xfb\x90\x00" + bytes(413), "audio/mpeg"),
+        (2 * (b"\xff\xf3\x80\x02" + bytes(204)), "audio/mpeg"),
     ],
 )
 def test_sounds_are_known_by_their_first_bytes(data: bytes, kind: str) -> None:
@@ -95,6 +102,25 @@ def test_images_of_any_mode_become_png(mode: str) -> None:
     found = media_of(Image.new(mode, (5, 4)), 0)
     assert found is not None
     assert picture_type(found.data) == found.content_type == "image/png"
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_images_of_many_levels_are_shown_from_the_least_to_the_most(mode: str) -> None:
+    image = Image.new(mode, (3, 1))
+    for place, level in enumerate((1000, 1500, 3000)):
+        image.putpixel((place, 0), level)
+    found = media_of(image, 0)
+    assert found is not None
+    with Image.open(io.BytesIO(found.data)) as drawn:
+        assert np.asarray(drawn).tolist() == [[0, 63, 255]]
+    for shown in (shown_value(image), brief_value(image)):
+        assert shown.pictures[0].endswith("black 1000 to white 3000")
+
+
+def test_images_of_what_is_no_level_are_shown() -> None:
+    for values in ([[np.nan, np.inf, -np.inf, 1.0, 2.0]], [[np.nan]], [[3e38, -3e38]]):
+        with np.errstate(all="raise"):
+            assert media_of(Image.fromarray(np.array(values, np.float32)), 0) is not None
 
 
 def test_lists_of_pictures_are_shown_picture_by_picture() -> None:
@@ -154,6 +180,32 @@ def test_arrays_of_what_no_axis_has_are_shown(values: list[float]) -> None:
     with np.errstate(all="raise", under="ignore"):  # what is far too small counts as zero
         assert shown_value(np.array(values)).kind == "array"
         assert brief_value(np.array(values * 9)).kind == "plain"
+
+
+def test_the_least_and_the_most_are_those_of_all_numbers_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_values, "_MOST_COUNTED", 100)
+    monkeypatch.setattr(shown_values, "_AT_ONCE", 70)
+    array = np.arange(1000) + 2**60
+    array[500], array[501], array[777] = 0, -(2**62) - 1, 2**62 + 1
+    shown = shown_value(array)
+    words = dict(shown.facts)["least, mean, most"]
+    assert words.startswith(f"{-(2**62) - 1:,}, ")
+    assert words.endswith(f", {2**62 + 1:,}")
+    assert "of one value in 10" in str(shown.charts[1])
+    mean = shown_value(np.array([1e308, 1e308, -1e308, np.nan]))
+    assert dict(mean.facts)["least, mean, most"] == "-1e+308, 3.33333e+307, 1e+308"
+    assert dict(mean.facts)["not finite"] == "1 of 4"
+
+
+@given(st.lists(arrays.arrays(np.int16, st.integers(0, 30)), max_size=5))
+def test_a_spread_is_that_of_all_arrays_together(parts: list[Any]) -> None:
+    found, together = spread_of(parts), np.concatenate([*parts, np.zeros(0, np.int16)])
+    if not len(together):
+        assert found is None
+        return
+    assert found is not None
+    assert (found.least, found.most, found.finite) == (together.min(), together.max(), len(together))
+    assert found.mean == pytest.approx(together.mean(), abs=1e-6)
 
 
 def test_strange_arrays_are_shown() -> None:

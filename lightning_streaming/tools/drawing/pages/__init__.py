@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_streaming.tools.console import printable_name
 from lightning_streaming.tools.drawing.charts import STYLE
 from lightning_streaming.units import format_bytes
 
@@ -66,7 +67,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(count=_count, size=format_bytes, share=_share, series=_series)
+    environment.filters.update(count=_count, size=format_bytes, share=_share, series=_series, name=printable_name)
     return environment
 
 
