@@ -57,7 +57,7 @@ _DATASET_ARGUMENTS = {
     "drop_last": "give it to the loader: StreamingDataLoader(dataset, drop_last=True)",
     "seed": "shuffle_seed= is the seed of the order",
     "serializers": "register_encoding adds an encoding of your own",
-    "max_cache_size": "cache_limit= is the most that the node keeps",
+    "max_cache_size": "cache_limit= is the most bytes that the node keeps, not a share of its disk",
     "subsample": "epoch_size= draws fewer samples, Stream(repeat=0.1) a tenth of a stream",
     "encryption": "shards are not encrypted; let the store encrypt, or register_encoding for a column",
     "session_options": _IN_STORAGE_OPTIONS,

@@ -7,9 +7,9 @@
     any      the header: the text of a Python dict with "descr" (the dtype), "fortran_order" and "shape"
     any      the values
 
-NumPy reads that text by Python's ``ast``, which is not for threads: up to Python 3.12 it counts the depth of what it
-builds over all of them, and where garbage collection lets another one go on in between, it fails with a SystemError. So
-the text is read here without it.
+NumPy reads that text by Python's ``ast``, which is not for threads: several releases of Python up to 3.12 (gh-106905)
+count the depth of what they build over all of them, and where garbage collection lets another one go on in between,
+they fail with a SystemError. So the text is read here without it.
 """
 
 from __future__ import annotations
