@@ -29,6 +29,7 @@ FLOORS = {
     "lightning_checkpoint": 0,
     "replaced_names": 0,
     "signatures": 0,
+    "waits": 0,
 }
 LONGEST_FILE, LONGEST_FUNCTION, MOST_FIELDS = 800, 40, 12
 """Lines; of a function those of its body, without its docstring. Fields of a class: annotated in it, or set on self."""
@@ -145,6 +146,7 @@ def test_nobody_imports_through_the_front_door() -> None:
         ("duckdb", {"loading"}),
         ("tokenizers", {"tools"}),
         ("ray", {"writing"}),
+        ("tqdm", {"waits"}),
         ("numba", {"order"}),
         ("PIL", {"formats"}),
         ("simplejpeg", {"formats"}),
