@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from lightning_streaming import waits
+from lightning_streaming import StreamingDataset, waits
+from lightning_streaming.cache import made_index
+from lightning_streaming.cache.config import RUNTIME_VARIABLE
+from lightning_streaming.loading import pack_plans
+from lightning_streaming.order import packed
 from lightning_streaming.waits import IN_LOG, Shown, bar, progress, waiting
 from tests.loading.processes import wait_until
+from tests.packed_data import packed_loader, packed_train, write_documents
 
 
 class Terminal(StringIO):
@@ -38,15 +47,21 @@ def soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> p
     return caplog
 
 
+def without_seconds(told: pytest.LogCaptureFixture) -> list[str]:
+    """What the log was told of waits, but for how long they had taken."""
+    found = [re.fullmatch(r"(.*), after \d+ s", one.getMessage()) for one in told.records if one.name == waits.__name__]
+    return [one[1] for one in found if one is not None]
+
+
 def test_the_log_is_told_after_a_while_and_then_now_and_then(soon: pytest.LogCaptureFixture) -> None:
     with progress(2000, "samples", "evaluating") as tell:
         assert wait_until(lambda: len(soon.messages) == 1)
         tell(1500)
         assert wait_until(lambda: len(soon.messages) > 2)
         tell(500)
-    first, *_, last = soon.messages
-    assert first == "evaluating: 0 of 2,000 samples, after 0 s"
-    assert last == "evaluating: 2,000 of 2,000 samples, after 0 s"
+    first, *_, last = without_seconds(soon)
+    assert first == "evaluating: 0 of 2,000 samples"
+    assert last == "evaluating: 2,000 of 2,000 samples"
     assert {record.levelname for record in soon.records} == {"INFO"}
 
 
@@ -68,7 +83,7 @@ def test_of_a_short_wait_nobody_is_told(caplog: pytest.LogCaptureFixture) -> Non
 def test_a_library_draws_nothing_that_nobody_asked_for(soon: pytest.LogCaptureFixture) -> None:
     with on_terminal() as terminal, progress(None, "shards", "looking"):
         assert wait_until(lambda: bool(soon.messages))
-    assert soon.messages[0] == "looking: 0 shards, after 0 s"
+    assert without_seconds(soon)[0] == "looking: 0 shards"
     assert not terminal.getvalue()
 
 
@@ -93,7 +108,7 @@ def test_words_are_shown_as_they_change(soon: pytest.LogCaptureFixture) -> None:
     said = "fetching 1"
     with waiting(lambda: said):
         assert wait_until(lambda: bool(soon.messages))
-    assert soon.messages[0] == "fetching 1, after 0 s"
+    assert without_seconds(soon)[0] == "fetching 1"
     with on_terminal() as terminal, Shown(bars=True).here(), waiting(lambda: said):
         assert wait_until(lambda: "fetching 1" in terminal.getvalue())
         said = "fetching 2"
@@ -110,6 +125,44 @@ def test_a_display_of_others_shows_it_and_is_told_of_the_end(soon: pytest.LogCap
     assert told[0] == "evaluating: 0 of 5 samples"
     assert told[-1] is None
     assert not terminal.getvalue()
+
+
+def held_until_told(make: Callable[..., Any], told: pytest.LogCaptureFixture) -> Callable[..., Any]:
+    """A function that ends when a line was logged since it was called."""
+
+    def held(*args: Any, **options: Any) -> Any:
+        before = len(told.messages)
+        made = make(*args, **options)
+        assert wait_until(lambda: len(told.messages) > before)
+        return made
+
+    return held
+
+
+def test_the_log_is_told_while_packs_are_planned(
+    tmp_path: Path, soon: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = packed_train(write_documents(tmp_path / "documents"))
+    monkeypatch.setattr(pack_plans, "_SMALL", 1)
+    monkeypatch.setattr(packed, "plan_packs", held_until_told(packed.plan_packs, soon))
+    monkeypatch.setenv(RUNTIME_VARIABLE, str(tmp_path / "orders"))
+    assert len(packed_loader(train, 3))
+    told = without_seconds(soon)
+    assert told[0] == "planning the packs of epoch 0: 65 of 130 documents"
+    assert told[-1] == "planning the packs of epoch 0: 130 of 130 documents"
+
+
+def test_the_log_is_told_while_data_of_another_format_is_looked_at(
+    tmp_path: Path, soon: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    for name in "ab":
+        np.save(tmp_path / "data" / f"{name}.npy", np.arange(100, dtype=np.uint16))
+    monkeypatch.setattr(made_index, "dump_index", held_until_told(made_index.dump_index, soon))
+    local = str(tmp_path / "cache")
+    dataset = StreamingDataset(remote=str(tmp_path / "data"), local=local, format="npy", block_length=10, batch_size=1)
+    assert dataset.size == 20
+    assert f"looking at the npy files of {tmp_path / 'data'}: 2 shards" in without_seconds(soon)
 
 
 def test_a_copy_in_another_process_shows_nothing_that_others_wait_for_too() -> None:

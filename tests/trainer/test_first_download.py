@@ -136,7 +136,7 @@ def test_the_log_is_told_of_each_wait_where_there_is_no_terminal(
         fit(tmp_path, None if bar is None else bar(), remote=url, where=lingering)
         fit(tmp_path, None if bar is None else bar(), remote=url, local=str(tmp_path / "other"))
     told = [one.getMessage() for one in soon.records if one.name == "lightning_streaming.waits"]
-    assert any(re.fullmatch(r"reading indexes: 0 of 1 datasets, after 0 s", one) for one in told)
+    assert any(one.startswith("reading indexes: 0 of 1 datasets, after ") for one in told)
     assert any(
         re.fullmatch(r"evaluating where=lingering of data.train: 0 of 29 samples, after \d s", one) for one in told
     )
