@@ -7,11 +7,10 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +18,14 @@ import pytest
 from lightning_streaming import StreamingDataset, waits
 from lightning_streaming.cache import made_index
 from lightning_streaming.cache.config import RUNTIME_VARIABLE
+from lightning_streaming.formats.index import dump_index
 from lightning_streaming.loading import pack_plans
 from lightning_streaming.order import packed
+from lightning_streaming.order.pack_plan import plan_packs
 from lightning_streaming.waits import IN_LOG, Shown, bar, progress, waiting
 from tests.loading.processes import wait_until
 from tests.packed_data import packed_loader, packed_train, write_documents
+from tests.waits import held_until_told
 
 
 class Terminal(StringIO):
@@ -127,24 +129,12 @@ def test_a_display_of_others_shows_it_and_is_told_of_the_end(soon: pytest.LogCap
     assert not terminal.getvalue()
 
 
-def held_until_told(make: Callable[..., Any], told: pytest.LogCaptureFixture) -> Callable[..., Any]:
-    """A function that ends when a line was logged since it was called."""
-
-    def held(*args: Any, **options: Any) -> Any:
-        before = len(told.messages)
-        made = make(*args, **options)
-        assert wait_until(lambda: len(told.messages) > before)
-        return made
-
-    return held
-
-
 def test_the_log_is_told_while_packs_are_planned(
     tmp_path: Path, soon: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = packed_train(write_documents(tmp_path / "documents"))
     monkeypatch.setattr(pack_plans, "_SMALL", 1)
-    monkeypatch.setattr(packed, "plan_packs", held_until_told(packed.plan_packs, soon))
+    monkeypatch.setattr(packed, "plan_packs", held_until_told(plan_packs, soon))
     monkeypatch.setenv(RUNTIME_VARIABLE, str(tmp_path / "orders"))
     assert len(packed_loader(train, 3))
     told = without_seconds(soon)
@@ -158,7 +148,7 @@ def test_the_log_is_told_while_data_of_another_format_is_looked_at(
     (tmp_path / "data").mkdir()
     for name in "ab":
         np.save(tmp_path / "data" / f"{name}.npy", np.arange(100, dtype=np.uint16))
-    monkeypatch.setattr(made_index, "dump_index", held_until_told(made_index.dump_index, soon))
+    monkeypatch.setattr(made_index, "dump_index", held_until_told(dump_index, soon))
     local = str(tmp_path / "cache")
     dataset = StreamingDataset(remote=str(tmp_path / "data"), local=local, format="npy", block_length=10, batch_size=1)
     assert dataset.size == 20
