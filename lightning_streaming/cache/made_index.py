@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -31,14 +31,12 @@ from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.file_patterns import is_one_name, matching
 from lightning_streaming.storage.location import ListedFile
+from lightning_streaming.waits import Tell, progress
 
 _logger = logging.getLogger(__name__)
 
 _CLOCKS_DIFFER = 60.0
 """Seconds by which a store's clock may differ from ours."""
-
-Progress = Callable[[int], object]
-"""Told how many shards were found since it was last told."""
 
 
 class KnownIndex(NamedTuple):
@@ -155,7 +153,7 @@ def made_index(
     *,
     known: KnownIndex | None = None,
     journal: Path | None = None,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
 ) -> bytes:
     """Look at data of another format, and describe it.
 
@@ -250,7 +248,8 @@ def found_or_made(config: CacheConfig, known: KnownIndex | None) -> MadeIndex:
     _logger.info("%s has no index of its own: its %s files are looked at", shown, shard_format)
     began = perf_counter()
     files = FilesAt(location, config.pattern)
-    text = made_index(files, shard_format, block_length, known=known)
+    with progress(None, "shards", f"looking at the {shard_format} files of {shown}") as tell:
+        text = made_index(files, shard_format, block_length, known=known, progress=tell)
     _logger.info("an index of %s was made in %.1f s", shown, perf_counter() - began)
     return MadeIndex(text, files.digest)
 

@@ -36,7 +36,6 @@ from lightning_streaming.loading.document_lengths import (
     write_facts,
 )
 from lightning_streaming.loading.scanning import (
-    Progress,
     ShardGroup,
     ShardScan,
     Watched,
@@ -45,10 +44,11 @@ from lightning_streaming.loading.scanning import (
     found_or_made,
     part_path,
     read_checked,
-    told_in_log,
+    told,
     unwatched,
     write_part,
 )
+from lightning_streaming.waits import Tell
 
 _HEADS_AT_ONCE = 16
 """Heads of shards that are read at the same time from where they are stored: each takes little but a round trip."""
@@ -103,7 +103,7 @@ class _Counting:
     index: DatasetIndex
     cache: ShardCache
     room: CacheQuota | None
-    progress: Progress | None
+    progress: Tell | None
 
     @cached_property
     def path(self) -> Path:
@@ -184,25 +184,22 @@ class _Counting:
     def _fill(self, values: NDArray[np.uint32], parts: Path | None) -> None:
         _ = self.before  # before there are threads
         self.cache.prepare()
-        progress, done = self.progress or self._log_progress(), 0
-        scan = self._scan()
-        for group, found in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
-            values[group.first : group.first + group.samples] = found
-            done += group.samples
-            progress(done, self.index.num_samples)
+        scan, asked = self._scan(), self.asked.in_words()
+        begins = (
+            f"counting the tokens of {self.index.num_samples} samples of {self.cache.label} by {asked}; "
+            "`lightning-streaming lengths` does it ahead"
+        )
+        what = f"counting the tokens of {self.cache.label} by {asked}"
+        with told(self.progress, self.index.num_samples, what, begins) as tell:
+            for group, found in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
+                values[group.first : group.first + group.samples] = found
+                tell(group.samples)
 
     def _scan(self) -> ShardScan:
         kinds = [info for _, info in self.index.shards.examples()]
         if self.cache.reads_in_place or not any(map(self._may_be_read_afar, kinds)):
             return ShardScan(index=self.index, cache=self.cache, room=self.room)
         return ShardScan(index=self.index, cache=self.cache, room=self.room, num_threads=_HEADS_AT_ONCE)
-
-    def _log_progress(self) -> Progress:
-        begins = (
-            f"counting the tokens of {self.index.num_samples} samples of {self.cache.label} by "
-            f"{self.asked.in_words()}; `lightning-streaming lengths` does it ahead"
-        )
-        return told_in_log(_logger, self.cache, self.index.num_samples, "samples have been counted", begins)
 
     def _of_group(self, scan: ShardScan, group: ShardGroup, parts: Path | None) -> NDArray[np.uint32]:
         is_new = self.before is None or group.shards.stop > self.before[0]

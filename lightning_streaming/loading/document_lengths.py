@@ -29,6 +29,7 @@ from lightning_streaming.formats.array_lengths import check_dtype
 from lightning_streaming.formats.npy_header import header_of
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.column_functions import LENGTHS, function_name
+from lightning_streaming.waits import IN_LOG, Shown
 
 MOST_TOKENS = 2**32 - 1
 """Of one sample."""
@@ -236,12 +237,13 @@ class CatalogLengths:
     Args:
         catalog: Says which stored sample an id is.
         streams: The lengths of each stream, by name.
+        shown: How to show waits for what is worked out of them.
 
     Raises:
         ConfigError: A stream has none, or not as many as it has stored samples.
     """
 
-    def __init__(self, catalog: Catalog, streams: Mapping[str, StreamLengths]) -> None:
+    def __init__(self, catalog: Catalog, streams: Mapping[str, StreamLengths], shown: Shown = IN_LOG) -> None:
         for name, index in zip(catalog.stream_names, catalog.indexes, strict=True):
             if name not in streams or len(streams[name]) != index.num_samples:
                 found = f"{len(streams[name])} lengths are" if name in streams else "no lengths are"
@@ -250,6 +252,7 @@ class CatalogLengths:
         self._selections = catalog.selections
         self._firsts, self._samples = catalog.first_ids, catalog.samples_per_stream
         self._gathered: dict[int, NDArray[np.uint32]] = {}
+        self.shown = shown
 
     def gather(self) -> None:
         """Gather the lengths of selected samples in this process's memory, 4 bytes each, of streams with a selection.

@@ -33,7 +33,6 @@ from lightning_streaming.formats.columns import WHOLE_NUMBERS, ColumnValues, enc
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import splitmix
 from lightning_streaming.loading.scanning import (
-    Progress,
     ShardGroup,
     ShardScan,
     array_file,
@@ -41,9 +40,10 @@ from lightning_streaming.loading.scanning import (
     found_or_made,
     part_path,
     read_checked,
-    told_in_log,
+    told,
     write_part,
 )
+from lightning_streaming.waits import Tell
 
 _VERSION = 2
 """Of what a file holds; part of its name."""
@@ -194,7 +194,7 @@ def index_ids(
     index: DatasetIndex,
     cache: ShardCache,
     room: CacheQuota | None = None,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
 ) -> IdIndex:
     """The index of a dataset's ids; made now, unless a process of this node did before.
 
@@ -203,7 +203,7 @@ def index_ids(
         index: The dataset's.
         cache: Where its files are.
         room: Where what is fetched is counted; None for no limit.
-        progress: Is told how far it is; None to log it.
+        progress: Is told of samples that were looked at; None to show it as other waits.
 
     Raises:
         ConfigError: Two samples have the same id; says which.
@@ -228,7 +228,7 @@ class _Making:
     index: DatasetIndex
     cache: ShardCache
     room: CacheQuota | None
-    progress: Progress | None
+    progress: Tell | None
 
     @cached_property
     def path(self) -> Path:
@@ -331,19 +331,15 @@ class _Making:
         """The rows of some samples each, their keys ascending, as they come."""
         scan = ShardScan(index=self.index, cache=self.cache, room=self.room)
         self.cache.prepare()
-        progress, done = self.progress or self._log_progress(), 0
-        for group, found in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
-            done += group.samples
-            progress(done, self.index.num_samples)
-            yield group, found
-
-    def _log_progress(self) -> Progress:
         begins = (
             f"making the index of column {self.on!r} over {self.index.num_samples} samples of {self.cache.label}; "
             "`lightning-streaming select --config` can do so ahead"
         )
-        words = "ids have been read for the index"
-        return told_in_log(_logger, self.cache, self.index.num_samples, words, begins)
+        what = f"reading ids in column {self.on!r} of {self.cache.label}"
+        with told(self.progress, self.index.num_samples, what, begins) as tell:
+            for group, found in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
+                tell(group.samples)
+                yield group, found
 
     def _of_group(self, scan: ShardScan | None, group: ShardGroup, parts: Path | None) -> NDArray[np.uint64]:
         """Rows of a group: kept before, or made now by way of a scan."""

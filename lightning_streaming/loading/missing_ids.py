@@ -12,9 +12,10 @@ from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.formats.columns import listed
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.joining import JoinedDataset
-from lightning_streaming.loading.scanning import Progress, ShardScan
+from lightning_streaming.loading.scanning import ShardScan
 from lightning_streaming.loading.selecting import select_partners
 from lightning_streaming.loading.selection import Selection
+from lightning_streaming.waits import Tell
 
 MOST_TOLD = 10
 """Ids that are told one by one."""
@@ -43,7 +44,7 @@ def find_missing_ids(
     joined: JoinedDataset,
     selection: Selection | None,
     room: CacheQuota,
-    progress: Progress | None,
+    progress: Tell | None,
 ) -> MissingIds | None:
     """The ids of a stream's selected samples that a dataset has not which is joined with it by id; None if it has all.
 

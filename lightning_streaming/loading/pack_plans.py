@@ -22,6 +22,7 @@ from lightning_streaming.order.pack_plan import PackPlan
 from lightning_streaming.order.packed import PackedEpoch, PackedPart, plan_epoch
 from lightning_streaming.order.packing import AnyPackSettings
 from lightning_streaming.order.sequence import digest_of
+from lightning_streaming.waits import progress
 
 _log = logging.getLogger(__name__)
 _LONG = 1.0
@@ -76,16 +77,24 @@ class EpochPacker:
         return PackedEpoch(parts, _read(mapped, settings), self.lengths)
 
     def _planned(self, parts: Sequence[PackedPart]) -> list[list[PackPlan]]:
-        began = perf_counter()
+        began, documents = perf_counter(), sum(len(part.order) for part in parts)
         self.lengths.gather()
         try:
-            plans = list(plan_epoch(parts, self.lengths, self.pack.settings()))
+            plans = self._shown(parts, documents)
         finally:
             self.lengths.let_go()
         took = perf_counter() - began
         if took > _LONG:
-            _log.info("packs of %d documents were planned in %.1f s", sum(len(part.order) for part in parts), took)
+            _log.info("packs of %d documents were planned in %.1f s", documents, took)
         return plans
+
+    def _shown(self, parts: Sequence[PackedPart], documents: int) -> list[list[PackPlan]]:
+        """The plans of an epoch's parts, while whoever waits is shown how far that is."""
+        if documents <= _SMALL:
+            return list(plan_epoch(parts, self.lengths, self.pack.settings()))
+        what = f"planning the packs of epoch {parts[0].order.epoch}"
+        with self.lengths.shown.here(), progress(documents, "documents", what) as tell:
+            return list(plan_epoch(parts, self.lengths, self.pack.settings(), progress=tell))
 
 
 def _write(path: Path, plans: list[list[PackPlan]]) -> None:

@@ -48,6 +48,7 @@ from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.partition import BatchGeometry
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
+from lightning_streaming.waits import Shown
 from lightning_streaming.world import World
 
 if TYPE_CHECKING:
@@ -347,6 +348,10 @@ class Passes:
     def say_whose(self, place: str) -> None:
         """Let errors say where the streams are configured, like ``data.val``."""
         self._source.say_whose(place)
+
+    def show_waits(self, shown: Shown) -> None:
+        """Show waits for indexes, and for what is worked out of them, in this way."""
+        self._source.shown = shown
 
     def make_ahead(self, watched: Watched) -> None:
         """Make selections and indexes of ids, where that was not done before, with somebody who looks on."""

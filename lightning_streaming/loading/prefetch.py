@@ -67,6 +67,13 @@ class ShardNeed(NamedTuple):
     """Where not the shard itself is meant, but what is joined by the ids of its samples: which of them."""
 
 
+class _Read(NamedTuple):
+    samples: int
+    """That the reader has read."""
+    soon: int
+    """The same, when it is done with what it is about to read."""
+
+
 class ShardPrefetcher:
     """Keeps shards fetched as far ahead as told before their reader gets there.
 
@@ -94,7 +101,7 @@ class ShardPrefetcher:
         self._lookahead = lookahead
         self._changed = threading.Condition()
         # These change only while holding it, except the failures.
-        self._samples_read = self._reach_from = 0
+        self._read = _Read(0, 0)
         self._moves = 0
         self._waiting_for_room: int | None = None
         self._closed = False
@@ -114,7 +121,7 @@ class ShardPrefetcher:
             about_to_be: Those that it reads next, all at once, where these are more: from there the threads look ahead.
         """
         with self._changed:
-            self._samples_read, self._reach_from = sample, max(sample, about_to_be)
+            self._read = _Read(sample, max(sample, about_to_be))
             self._changed.notify_all()
 
     def retry_if_failed(self, shard: int) -> None:
@@ -169,7 +176,7 @@ class ShardPrefetcher:
         moves = self._moves
         try:
             # Else a thread that comes late would bring back what the reader is done with and what has made room.
-            while sample >= self._samples_read and not self._fetch(shard) and self._wait_for_room(shard, moves):
+            while sample >= self._read.samples and not self._fetch(shard) and self._wait_for_room(shard, moves):
                 moves = self._moves
         except Exception as error:  # noqa: BLE001  kept for the reader, who raises it when it needs the shard
             self._failures[shard] = error
@@ -193,8 +200,8 @@ class ShardPrefetcher:
             return None if self._closed else (number, need)
 
     def _is_near(self, need: ShardNeed) -> bool:
-        ahead = self._lookahead.later if self._reach_from else self._lookahead.at_first
-        return need.sample < self._reach_from + ahead
+        ahead = self._lookahead.later if self._read.soon else self._lookahead.at_first
+        return need.sample < self._read.soon + ahead
 
     def _wait_for_room(self, shard: int, moves: int) -> bool:
         """Wait until a shard may find room that found none; the shards after it wait as well.

@@ -62,6 +62,7 @@ from lightning_streaming.loading.scanning import Watched, unwatched
 from lightning_streaming.loading.selecting import select_samples
 from lightning_streaming.loading.selection import SelectionRequest
 from lightning_streaming.storage.downloads import share_connections
+from lightning_streaming.waits import IN_LOG, progress
 
 _RANDOM_READERS = 8
 """Readers by sample number keep open what one of so many readers in order may: they rest for nobody knows how long."""
@@ -80,6 +81,7 @@ class _Wanted(NamedTuple):
     """None for all."""
     decode: Mapping[str, str]
     """What columns of pictures give."""
+    allow_unsafe_types: bool
 
 
 class SampleSource:
@@ -115,8 +117,7 @@ class SampleSource:
         decode: Mapping[str, str] | None = None,
     ) -> None:
         self._caches = dict(caches)
-        self.allow_unsafe_types = allow_unsafe_types
-        self._wanted = _Wanted(check_selection(columns), decode or {})
+        self._wanted = _Wanted(check_selection(columns), decode or {}, allow_unsafe_types)
         # Each with its key, once it is known: other processes read what was selected here.
         self._selections: dict[str, tuple[SelectionRequest, str | None]] = {
             name: (one, None) for name, one in selections.items() if not one.is_all
@@ -126,10 +127,17 @@ class SampleSource:
         # With the key of each stream's, once it is known: other processes read what was counted here.
         self._lengths: tuple[LengthsRequest, dict[str, str]] | None = None if lengths is None else (lengths, {})
         self.known_catalog: Catalog | None = None  # as long as no index has been read
+        self.shown = IN_LOG
+        """How to show waits for what is read and worked out of indexes."""
         self._room_watch = RoomWatch(self._room)
         self._open = OpenShards(self._stamp_used)
         self._ahead = ShardsAhead()
         self._offsets: OrderedDict[int, LoneSamples] = OrderedDict()
+
+    @property
+    def allow_unsafe_types(self) -> bool:
+        """Whether columns may be unpickled."""
+        return self._wanted.allow_unsafe_types
 
     @property
     def catalog(self) -> Catalog:
@@ -142,7 +150,8 @@ class SampleSource:
                 joined; or the cache limit is too small: the message says which would do.
         """
         if self.known_catalog is None:
-            self.known_catalog = self._read_catalog(unwatched)
+            with self.shown.here():
+                self.known_catalog = self._read_catalog(unwatched)
         return self.known_catalog
 
     def index_anew(self, stream: str) -> IndexCache:
@@ -190,7 +199,7 @@ class SampleSource:
                     yield found
 
     def _read_catalog(self, watched: Watched) -> Catalog:
-        indexes = {name: cache.read_index() for name, cache in self._caches.items()}
+        indexes = self._read_indexes()
         catalog = Catalog(indexes, joins=self._read_joins(indexes))
         self._check_columns(catalog)
         self._check_limit(catalog)
@@ -204,6 +213,15 @@ class SampleSource:
             self._room.forget_fixed_bytes()
             self._check_limit(catalog)
         return catalog
+
+    def _read_indexes(self) -> dict[str, DatasetIndex]:
+        """Those of streams; what is joined is read with them, to be had at once."""
+        caches = list(self._all_caches())
+        with progress(len(caches), "datasets", "reading indexes", by_all=True) as tell:
+            for cache in caches:
+                cache.read_index()
+                tell(1)
+        return {name: cache.read_index() for name, cache in self._caches.items()}
 
     def _read_joins(self, indexes: Mapping[str, DatasetIndex]) -> Joins | None:
         """The joined datasets, but for their ids."""
@@ -231,7 +249,7 @@ class SampleSource:
             cache = self._caches[name]
             streams[name] = document_lengths(asked, index, cache, self._room, watched=watched, key=keys.get(name))
             keys[name] = streams[name].key
-        return CatalogLengths(catalog, streams)
+        return CatalogLengths(catalog, streams, self.shown)
 
     def _index_ids(self, catalog: Catalog, watched: Watched) -> None:
         for one in catalog.joins or ():

@@ -38,7 +38,9 @@ from lightning_streaming.files import appears_whole, remove_partials
 from lightning_streaming.formats.columns import ColumnValues, joined, read_columns
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import narrowed
+from lightning_streaming.waits import Tell, progress
 
+_log = logging.getLogger(__name__)
 SAMPLES_AT_ONCE = 1 << 20
 SHARDS_AT_ONCE = 32
 """Shards that are looked at, and kept, together."""
@@ -57,11 +59,9 @@ class ShardGroup(NamedTuple):
     samples: int
 
 
-Progress = Callable[[int, int], object]
-"""Is told how many samples have been looked at, and of how many."""
-Watched = Callable[[str, str, int], AbstractContextManager[Progress | None]]
+Watched = Callable[[str, str, int], AbstractContextManager[Tell | None]]
 """Is around the work on a whole: gets what errors call the dataset, what is made, and of how many samples; gives who is
-told of the progress, or None for the log."""
+told of samples that were looked at, or None where nobody asks."""
 Found = NDArray[Any]
 """What was found of the samples of a group."""
 _Seen = TypeVar("_Seen")
@@ -88,27 +88,23 @@ def errors_name(cache: ShardCache, failed: str) -> Iterator[None]:
         raise StorageError(f"{cache.label}: {failed}: {error}") from error
 
 
-def told_in_log(logger: logging.Logger, cache: ShardCache, num_samples: int, words: str, begins: str = "") -> Progress:
-    """A progress of which the log is told, where there is much to do.
+@contextmanager
+def told(asked: Tell | None, num_samples: int, what: str, begins: str = "") -> Iterator[Tell]:
+    """Who is told of samples that are looked at: whoever asked to be, or as other waits are shown.
 
     Args:
-        logger: Whose log.
-        cache: Whose samples are looked at.
+        asked: Who did; None for nobody.
         num_samples: How many there are.
-        words: What was done with how many of the samples, as in "have been looked at".
-        begins: What to warn of now; empty for nothing.
+        what: What is going on.
+        begins: What to warn of first where there is much to do; empty for nothing.
     """
-    told, is_much = 0, num_samples > SAMPLES_AT_ONCE
-    if is_much and begins:
-        logger.warning("%s", begins)
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if is_much and 10 * done // total > told:
-            told = 10 * done // total
-            logger.info("%s: %d %% of %d %s", cache.label, 10 * told, total, words)
-
-    return tell
+    if asked is not None:
+        yield asked
+        return
+    if begins and num_samples > SAMPLES_AT_ONCE:
+        _log.warning("%s", begins)
+    with progress(num_samples, "samples", what) as tell:
+        yield tell
 
 
 @dataclass(frozen=True, kw_only=True)

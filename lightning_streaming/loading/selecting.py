@@ -12,6 +12,7 @@ import io
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,20 +38,20 @@ from lightning_streaming.loading.conditions import (
 from lightning_streaming.loading.id_index import IdIndex
 from lightning_streaming.loading.scanning import (
     SAMPLES_AT_ONCE,
-    Progress,
     ShardGroup,
     ShardScan,
     errors_name,
     found_or_made,
     part_path,
     read_checked,
-    told_in_log,
+    told,
     write_checked,
     write_part,
 )
 from lightning_streaming.loading.selection import Select, Selection, SelectionRequest, as_numbers, packed_bytes
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.sinks import system_errors
+from lightning_streaming.waits import Tell
 
 _logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def select_samples(
     index: DatasetIndex,
     cache: ShardCache,
     room: CacheQuota | None = None,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
     key: str | None = None,
     joined: Collection[str] = (),
 ) -> Selection:
@@ -71,7 +72,7 @@ def select_samples(
         index: The stream's index.
         cache: Where its files are.
         room: Where what is fetched is counted; None for no limit.
-        progress: Is told how far it is; None to log it.
+        progress: Is told of samples that were looked at; None to show it as other waits.
         key: That of the outcome, if it is known from another process: what is kept under it is taken as it is.
         joined: Columns that its samples have of datasets that are joined, which cannot be looked at.
 
@@ -131,7 +132,7 @@ class _Work:
     sizes: NDArray[np.int64]
     cache: ShardCache
     room: CacheQuota | None
-    progress: Progress | None
+    progress: Tell | None
     joined: Collection[str] = ()
 
     @property
@@ -200,22 +201,22 @@ class _Work:
         bits = np.zeros(packed_bytes(self.num_samples), np.uint8)
         _ = self.chosen  # before there are threads
         self.cache.prepare()
-        progress, done = self.progress or self._log_progress(), 0
         scan = ShardScan(index=self.index, cache=self.cache, room=self.room)
-        for group, wanted in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
-            _put(bits, group.first, wanted)
-            done += len(wanted)
-            progress(done, self.num_samples)
+        with self._told() as tell:
+            for group, wanted in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
+                _put(bits, group.first, wanted)
+                tell(len(wanted))
         return bits
 
-    def _log_progress(self) -> Progress:
-        looks = any(condition.columns for condition in self.conditions)
+    def _told(self) -> AbstractContextManager[Tell]:
+        asked = self.asked.in_words()
         begins = (
-            f"evaluating {self.asked.in_words()} over {self.num_samples} samples of {self.cache.label}; "
+            f"evaluating {asked} over {self.num_samples} samples of {self.cache.label}; "
             "`lightning-streaming select` does it ahead"
         )
-        words = "samples have been looked at for the selection"
-        return told_in_log(_logger, self.cache, self.num_samples, words, begins if looks else "")
+        looks = any(condition.columns for condition in self.conditions)
+        what = f"evaluating {asked} of {self.cache.label}"
+        return told(self.progress, self.num_samples, what, begins if looks else "")
 
     def _of_group(self, scan: ShardScan, group: ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
         path = None if parts is None else part_path(parts, group)
@@ -275,7 +276,7 @@ def select_partners(
     index: DatasetIndex,
     cache: ShardCache,
     room: CacheQuota,
-    progress: Progress | None,
+    progress: Tell | None,
 ) -> Selection:
     """The selected samples of a stream whose ids a joined dataset has; kept as what was selected is.
 
@@ -287,7 +288,7 @@ def select_partners(
         index: The stream's.
         cache: Where its files are.
         room: Where what is fetched is counted.
-        progress: Is told how far it is; None to log it.
+        progress: Is told of samples that were looked at; None to show it as other waits.
 
     Raises:
         FormatError: A shard is damaged.

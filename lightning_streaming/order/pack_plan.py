@@ -174,7 +174,7 @@ def plan_packs(
     settings: AnyPackSettings,
     seed: int,
     epoch: int,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] | None = None,
     *,
     into: PlanArrays | None = None,
     compiled: bool | None = None,
@@ -190,7 +190,7 @@ def plan_packs(
         settings: How documents become packs.
         seed: Of the order of packs; at least 0.
         epoch: Counts from 0; each has another order of packs.
-        progress: Told after each part how many positions are planned, in this thread.
+        progress: Told after each part how many more positions are planned, in this thread.
         into: Where the arrays grow; None: in memory. Besides them it takes some 200 MiB, for any number of documents.
         compiled: Whether "best_fit" is compiled with numba, which makes no difference to the packs. None: where numba
             is installed and the documents are so many that it takes less time.
@@ -264,16 +264,16 @@ def lengths_of(lengths: Lengths, ids: NDArray[np.int64], expected: int) -> NDArr
 
 
 def _plan_concat(
-    documents: _Documents, capacity: int, at_once: int, arrays: PlanArrays, progress: Callable[[int], None] | None
+    documents: _Documents, capacity: int, at_once: int, arrays: PlanArrays, progress: Callable[[int], object] | None
 ) -> None:
     total = 0
     arrays.append("tokens_before", np.zeros(1, np.int64))
-    for stop, lengths in documents.parts(-(-at_once // BLOCK) * BLOCK):
+    for _, lengths in documents.parts(-(-at_once // BLOCK) * BLOCK):
         sums = np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK), dtype=np.int64)
         arrays.append("tokens_before", total + np.cumsum(sums))
         total += int(sums.sum())
         if progress is not None:
-            progress(stop)
+            progress(len(lengths))
     room = -(-total // capacity) * capacity
     arrays.append("totals", np.asarray([documents.num_positions, total, room]))
 
@@ -284,7 +284,7 @@ def _plan_windows(
     windows: int,
     threads: int,
     arrays: PlanArrays,
-    progress: Callable[[int], None] | None,
+    progress: Callable[[int], object] | None,
 ) -> None:
     """Plan so many windows at a time; append what they found in order."""
     tail = _Tail(arrays, progress)
@@ -315,10 +315,10 @@ def _planned_parts(
 class _Tail:
     """The end of the arrays: numbers that a part counts from 0 go on here."""
 
-    def __init__(self, arrays: PlanArrays, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, arrays: PlanArrays, progress: Callable[[int], object] | None) -> None:
         self._arrays = arrays
         self._progress = progress
-        self.tokens = self.room = 0
+        self.tokens = self.room = self._stop = 0
         self._before = {"packs_before": 0, "rows_before": 0}
         for name, kind in _WINDOWED.items():
             if name != "totals":
@@ -337,4 +337,5 @@ class _Tail:
         for name, array in part.items():
             self._arrays.append(name, array)
         if self._progress is not None:
-            self._progress(stop)
+            self._progress(stop - self._stop)
+        self._stop = stop

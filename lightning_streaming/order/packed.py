@@ -208,7 +208,7 @@ def plan_epoch(
     parts: Sequence[PackedPart],
     lengths: Lengths,
     settings: AnyPackSettings,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> Iterator[list[PackPlan]]:
     """Bring the documents of each part together.
 
@@ -216,7 +216,7 @@ def plan_epoch(
         parts: One after another.
         lengths: Tokens of documents, by sample id.
         settings: How.
-        progress: Told of documents that are planned.
+        progress: Told how many more documents are planned.
 
     Yields:
         Of each part, the plan of each of its slices.

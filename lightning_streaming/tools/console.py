@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from lightning_streaming.storage.secrets import redact
+from lightning_streaming.waits import bar
 
 PROGRAM = "lightning-streaming"
 FINE = 0
@@ -31,10 +32,6 @@ UNREAD = 141
 """Exit code: whoever read the output went away before its end, as head does; what shells make of SIGPIPE."""
 TERMINATED = 143
 """Exit code: told to end by a signal, as schedulers do it."""
-
-
-_COUNTING = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
-"""tqdm's own bar, but that it shows slow things as 0.5 a second, never as seconds for each."""
 
 
 def print_json(value: Any) -> None:
@@ -79,21 +76,8 @@ def progress(total: int | None, words: str, unit: str) -> Iterator[Callable[[int
     Yields:
         A function to be told how many steps were taken since it was last told; it may be called by any thread.
     """
-    from tqdm import tqdm
-
-    in_bytes = unit == "B"
-    with tqdm(
-        total=total,
-        desc=words,
-        unit=unit if in_bytes else f" {unit}",
-        unit_scale=in_bytes,
-        unit_divisor=1024 if in_bytes else 1000,
-        bar_format=None if in_bytes or total is None else _COUNTING,
-        file=sys.stderr,
-        disable=not sys.stderr.isatty(),
-        leave=False,
-    ) as bar:
-        yield bar.update
+    with bar(words, unit, total, shown=sys.stderr.isatty()) as drawn:
+        yield drawn.update
 
 
 def print_table(

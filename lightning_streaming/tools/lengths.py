@@ -40,11 +40,11 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.counting import document_lengths
 from lightning_streaming.loading.document_lengths import LengthsRequest, StreamLengths
-from lightning_streaming.loading.scanning import Progress
 from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options, of_run
 from lightning_streaming.tools.console import FINE, print_json, print_table, progress
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
+from lightning_streaming.waits import Tell
 
 _AT_ONCE = 1 << 20
 """Lengths that are looked at together."""
@@ -121,13 +121,13 @@ def _count(asked: LengthsRequest, index: DatasetIndex, cache: ShardCache) -> tup
     looked_at = 0
 
     @contextmanager
-    def watched(*_: object) -> Iterator[Progress]:
+    def watched(*_: object) -> Iterator[Tell]:
         with progress(index.num_samples, "count", "documents") as advance:
 
-            def tell(done: int, _: int) -> None:
+            def tell(samples: int) -> None:
                 nonlocal looked_at
-                advance(done - looked_at)
-                looked_at = done
+                advance(samples)
+                looked_at += samples
 
             yield tell
 

@@ -143,10 +143,10 @@ def _select(request: SelectionRequest, index: DatasetIndex, cache: ShardCache) -
     looked_at = 0
     with progress(index.num_samples, "select", "samples") as advance:
 
-        def tell(done: int, _: int) -> None:
+        def tell(samples: int) -> None:
             nonlocal looked_at
-            advance(done - looked_at)
-            looked_at = done
+            advance(samples)
+            looked_at += samples
 
         return select_samples(request, index, cache, progress=tell), not looked_at
 

@@ -19,7 +19,7 @@ from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of, takes_options_of
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
-from lightning_streaming.trainer.first_download import first_download
+from lightning_streaming.trainer.first_download import first_download, shown_by
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
 from lightning_streaming.units import check_at_least
 from lightning_streaming.world import DATA_PARALLEL, World, readers_of_mesh
@@ -189,6 +189,8 @@ class StreamingDataModule(_WithOptions):
                     raise
                 if isinstance(dataset, StreamingDataset):
                     passes_of(dataset).say_whose(f"data.{name}")
+                    if self.trainer is not None:
+                        passes_of(dataset).show_waits(shown_by(self.trainer))
 
     def train_dataloader(self) -> Any:
         """The loader of ``train``."""

@@ -1,54 +1,65 @@
-"""Shows what is fetched before the first batch is there, which may take minutes in which nothing else would be said.
+"""Shows what a trainer's run waits for, and above all what is fetched before the first batch is there.
 
-Only to somebody who looks at a terminal, in one line that is gone with the first batch.
+That may take minutes in which nothing else would be said. On a terminal it is one line that is gone with the first
+batch; else the log is told now and then.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 
 from lightning.pytorch import Trainer
-from tqdm import tqdm
 
 from lightning_streaming.loading.arrivals import Fetched, LookOn
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.units import format_bytes
+from lightning_streaming.waits import Shown, waiting
+
+
+def shown_by(trainer: Trainer) -> Shown:
+    """How the waits of a trainer's process are shown.
+
+    Its first rank draws bars, within Lightning's display where that draws itself anew all the time, or else below it;
+    unless progress bars are turned off. The first rank of each node tells the log.
+    """
+    return Shown(
+        bars=trainer.is_global_zero and getattr(trainer.progress_bar_callback, "is_enabled", False),
+        lines=trainer.local_rank == 0,
+        display=partial(lightning_internals.line_in_rich_bar, trainer),
+    )
 
 
 def first_download(trainer: Trainer) -> LookOn | None:
     """What shows the first download of one of a trainer's loaders.
 
     Returns:
-        None where nobody would see it: on other ranks than the first, where standard error is no terminal, and where
-        progress bars are turned off.
+        None where nobody would see it.
     """
-    bar = trainer.progress_bar_callback
-    is_shown = trainer.is_global_zero and sys.stderr.isatty() and getattr(bar, "is_enabled", False)
-    return _Line(trainer) if is_shown else None
+    shown = shown_by(trainer)
+    return _FirstDownload(shown) if shown.lines or shown.draws() else None
 
 
-class _Bar(tqdm):  # type: ignore[type-arg, misc, unused-ignore]
-    """A bar without tqdm's thread that watches bars: forked workers should find no threads."""
+class _FirstDownload:
+    """Is told what was fetched, and shows it from the first shard on."""
 
-    monitor_interval = 0
-
-
-class _Line:
-    """A line within Lightning's display, where that draws itself anew all the time, or else below it."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._show: Callable[[str | None], object] | None = None
+    def __init__(self, shown: Shown) -> None:
+        self._shown = shown
+        self._latest: Fetched | None = None
+        self._wait = ExitStack()
 
     def __call__(self, fetched: Fetched | None) -> None:
         if fetched is None:
-            if self._show is not None:
-                self._show(None)
+            self._wait.close()
             return
-        if self._show is None:
-            self._show = lightning_internals.line_in_rich_bar(self._trainer) or _line_of_its_own()
-        self._show(words_of(fetched))
+        is_first, self._latest = self._latest is None, fetched
+        if is_first:
+            with self._shown.here():
+                self._wait.enter_context(waiting(self._words))
+
+    def _words(self) -> str:
+        assert self._latest is not None, "it is not shown before"
+        return words_of(self._latest)
 
 
 def words_of(fetched: Fetched) -> str:
@@ -56,9 +67,3 @@ def words_of(fetched: Fetched) -> str:
     rate = f", {format_bytes(int(fetched.bytes / fetched.seconds))}/s" if fetched.bytes and fetched.seconds else ""
     here = f": {fetched.here} here, {format_bytes(fetched.bytes)}{rate}" if fetched.here else ""
     return f"fetching {fetched.begun:,} of {fetched.of:,} shards{here}"
-
-
-def _line_of_its_own() -> Callable[[str | None], object]:
-    # tqdm knows of its other bars, Lightning's too, and goes below them.
-    bar = _Bar(bar_format="{desc}", file=sys.stderr, leave=False)
-    return lambda words: bar.close() if words is None else bar.set_description_str(words)

@@ -19,8 +19,6 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tqdm.auto import tqdm
-
 from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError
 from lightning_streaming.files import PARTIAL_SUFFIX, remove_partials
 from lightning_streaming.formats.hashing import hash_file
@@ -29,6 +27,7 @@ from lightning_streaming.formats.shard import raw_forms
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
 from lightning_streaming.storage.location import written_whole
 from lightning_streaming.storage.sinks import system_errors
+from lightning_streaming.waits import bar
 from lightning_streaming.writing.writer_options import WriterOptions
 
 WRITING = ".writing"
@@ -283,16 +282,12 @@ class _OwnDirectory:
             remove_empty_folder(self.path)
 
 
-class _StoringBar(tqdm):  # type: ignore[misc]
-    monitor_interval = 0  # no thread that outlives the writer
-
-
 class _StoringProgress:
     """A bar of the bytes stored, of those that are ready to be; or nothing to be seen."""
 
     def __init__(self, *, shown: bool) -> None:
         self._lock = threading.Lock()
-        self._bar = _StoringBar(total=0, unit="B", unit_scale=True, unit_divisor=1024, disable=not shown, desc="stored")
+        self._bar = bar("stored", "B", 0, shown=shown, stays=True)
 
     def expect(self, size: int) -> None:
         """So many bytes are to be stored."""

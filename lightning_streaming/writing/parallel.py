@@ -22,10 +22,9 @@ from multiprocessing.resource_tracker import ensure_running
 from types import FrameType
 from typing import Any
 
-from tqdm import tqdm
-
 from lightning_streaming.errors import ConfigError, MissingDependencyError, PartError
 from lightning_streaming.signatures import called_with_options_of, explains_options_of
+from lightning_streaming.waits import bar
 from lightning_streaming.writing import parts
 from lightning_streaming.writing.writer_options import Input, ParallelOptions
 
@@ -141,17 +140,11 @@ def _error(failures: Sequence[parts.PartFailed], inputs: Sequence[Any]) -> PartE
     )
 
 
-class _PartsBar(tqdm):  # type: ignore[type-arg, misc, unused-ignore]
-    """A bar without tqdm's thread that watches bars: forked workers should find no threads."""
-
-    monitor_interval = 0
-
-
 class _PartsProgress:
     """One bar over the parts, with the samples written so far."""
 
     def __init__(self, num_parts: int, *, shown: bool) -> None:
-        self._bar = _PartsBar(total=num_parts, unit="part", desc="writing", disable=not shown)
+        self._bar = bar("writing", "part", num_parts, shown=shown, stays=True)
         self._of_part: dict[int, int] = {}
         self.samples = 0
         """Written so far."""

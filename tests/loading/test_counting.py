@@ -25,6 +25,7 @@ from lightning_streaming.loading.document_lengths import LengthsRequest, StreamL
 from lightning_streaming.writing.merge import merge_under
 from tests.helpers import write_shards
 from tests.servers import FaultyStore, HttpStore, S3Bucket
+from tests.waits import told_at_once
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -445,12 +446,13 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_long_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(scanning, "SAMPLES_AT_ONCE", 10)
-    caplog.set_level("INFO", "lightning_streaming.loading.counting")
-    counted(write_documents(tmp_path / "x", [3] * 5))
+    with told_at_once(caplog, monkeypatch):
+        counted(write_documents(tmp_path / "x", [3] * 5))
     assert (
         "counting the tokens of 15 samples of stream 'x' by column='tokens'; `lightning-streaming" in caplog.messages[0]
     )
-    assert "stream 'x': 100 % of 15 samples have been counted" in caplog.messages[-1]
+    what = "counting the tokens of stream 'x' by column='tokens'"
+    assert caplog.messages[-1].startswith(f"{what}: 15 of 15 samples, after ")
 
 
 def test_another_process_takes_what_is_kept_under_a_known_name(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from lightning_streaming.loading import id_index, scanning
 from lightning_streaming.loading.id_index import IdIndex, index_ids
 from tests.helpers import write_shards
 from tests.tools.running import run
+from tests.waits import told_at_once
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -228,10 +229,10 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_long_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(scanning, "SAMPLES_AT_ONCE", 10)
     monkeypatch.setattr(scanning, "SHARDS_AT_ONCE", 1)
-    caplog.set_level("INFO", "lightning_streaming.loading.id_index")
-    indexed(write_shards(tmp_path / "x", [3] * 5))
+    with told_at_once(caplog, monkeypatch):
+        indexed(write_shards(tmp_path / "x", [3] * 5))
     assert "making the index of column 'id' over 15 samples of stream 'x'" in caplog.messages[0]
-    assert "stream 'x': 100 % of 15 ids have been read for the index" in caplog.messages[-1]
+    assert caplog.messages[-1].startswith("reading ids in column 'id' of stream 'x': 15 of 15 samples, after ")
 
 
 def test_an_index_that_is_damaged_is_told_when_it_misleads(tmp_path: Path) -> None:

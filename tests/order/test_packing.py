@@ -285,8 +285,8 @@ def test_a_plan_is_the_same_however_it_is_made(
     told: list[int] = []
     plan = plan_of(lengths, how, threads=threads, at_once=at_once, progress=told.append)
     assert_same_arrays(plan, plan_of(lengths, how))
-    assert told == sorted(told)
-    assert told[-1:] == [len(lengths)][: len(told)]
+    assert all(more > 0 for more in told)
+    assert sum(told) == (len(lengths) if told else 0)
 
 
 def assert_same_arrays(one: PackPlan, other: PackPlan) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.missing_ids import MissingIds
 from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.scanning import Progress
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import BAD, FINE, PROGRAM, print_error, print_json, print_table, progress
+from lightning_streaming.waits import Tell
 
 
 def select_run(files: Sequence[str], changes: Mapping[str, Any], *, as_json: bool) -> int:
@@ -73,14 +73,14 @@ def make_ahead(stage: str, dataset: Any) -> tuple[list[dict[str, Any]], list[Mis
     made = list[dict[str, Any]]()
 
     @contextmanager
-    def watched(label: str, asked: str, samples: int) -> Iterator[Progress]:
+    def watched(label: str, asked: str, samples: int) -> Iterator[Tell]:
         began, looked_at = time.monotonic(), 0
         with progress(samples, label, "samples") as advance:
 
-            def tell(done: int, _: int) -> None:
+            def tell(samples: int) -> None:
                 nonlocal looked_at
-                advance(done - looked_at)
-                looked_at = done
+                advance(samples)
+                looked_at += samples
 
             yield tell
         seconds = time.monotonic() - began
