@@ -30,7 +30,7 @@ from lightning_streaming.tools.plan_fetches import (
     index_bytes,
     streams_of_shards,
 )
-from lightning_streaming.tools.plan_memory import Memory, gathered_bytes, memory_of, tokens_of_samples
+from lightning_streaming.tools.plan_memory import Memory, batches_ahead, gathered_bytes, memory_of, tokens_of_samples
 from lightning_streaming.tools.plan_node import NodeReads, ShardBytes
 from lightning_streaming.tools.plan_page import check_page, write_page
 from lightning_streaming.tools.plan_reads import Reads, RunReads
@@ -198,10 +198,16 @@ def _node_reads(run: TracedRun, epoch: PlannedEpoch, node: int) -> NodeReads:
         node=readers[0].node,
         ranks=sorted({reader.rank_of_node for reader in readers}),
         num_workers=max(1, loader.num_workers),
-        num_batches=epoch.batches,
+        num_batches=_batches_made(run, epoch),
         predownload=loader.dataset.predownload,
         batch_bytes=gathered_bytes(run),
     )
+
+
+def _batches_made(run: TracedRun, epoch: PlannedEpoch) -> int:
+    """Batches that a rank's workers make of an epoch: some that nobody reads, where the trainer ends it early."""
+    whole = epoch.partition.num_batches(run.order.machines.drop_last)
+    return min(whole, epoch.batches + batches_ahead(run.loader))
 
 
 def _readers(run: TracedRun, node: int) -> list[World]:

@@ -218,7 +218,8 @@ class ViewedRun:
 
         Returns:
             ``batches``, each with its ``step``, ``epoch``, ``batch`` and its ``reads``; ``is_cut``, whether these are
-            many enough before all steps are there; ``streams``, with how many samples of each are in them, and ``share``, what an epoch has of them; and facts of the run.
+            many enough before all steps are there; ``streams``, with how many samples of each are in them, and
+            ``share``, what an epoch has of them; and facts of the run.
 
         Raises:
             ConfigError: The run has no such step or rank.
