@@ -26,9 +26,10 @@
                     state_moves works out other positions, state_counts what was read before one
     trace           tells which samples a step reads, by trace_run; traced_run knows the run's order and steps,
                     strategy_ranks which ranks read the same samples by the trainer's strategy
-    plan            tells what a run will read and fetch: plan_run works it out, of what plan_reads counts, and
-                    plan_fetches has nodes fetch (plan_node, and plan_cache under a limit), with plan_memory;
-                    plan_report tells it, plan_page shows it, plan_conditions fails where it should
+    plan            tells what a run will read and fetch: plan_run works it out, of what plan_reads counts in each of
+                    plan_epochs, and plan_fetches has nodes fetch (plan_node, and plan_cache under a limit), with
+                    plan_memory; plan_report tells it, plan_tables and plan_page show it, plan_conditions fails where it
+                    should
     tune            recommends settings, by tune_run: tune_measure reads the run's data, tune_advice judges the numbers
     cache           shows and clears caches
 
