@@ -46,11 +46,15 @@ def selection_path(root: Path, key: str) -> Path:
 
 
 def map_bits(path: Path) -> NDArray[Any] | None:
-    """Map kept bits, which are then in use until the map is gone; None if there are none, or they are damaged."""
+    """Map kept bits, which are then in use until the map is gone; None if there are none, or they are damaged.
+
+    By way of a link they are only looked at: when they were used last is for those to say whose directory has them.
+    """
     with suppress(OSError, ValueError, ShardCorruptError), path.open("rb") as file:
         with suppress(shared_files.LocksUnsupportedError):
             shared_files.try_lock(file.fileno(), shared=True)  # the map keeps the lock
-        usage.set_used(file.fileno())
+        if not path.is_symlink():
+            usage.set_used(file.fileno())
         header = header_of(file)
         return np.memmap(file, header.dtype, "r", header.stop, header.shape)
     return None

@@ -214,6 +214,12 @@ def index_ids(
         return _Making(on=on, index=index, cache=cache, room=room, progress=progress).done()
 
 
+def are_ids_known(on: str, index: DatasetIndex, cache: ShardCache) -> bool:
+    """Whether the index of a dataset's ids was made before; no shard is looked at. Otherwise as :func:`index_ids`."""
+    making = _Making(on=on, index=index, cache=cache, room=None, progress=None)
+    return not index.num_samples or making.kept() is not None
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Making:
     """One index to be made."""
@@ -246,12 +252,13 @@ class _Making:
             self.path,
             self.cache.directory,
             "makes the index of ids",
-            find=self._kept,
+            find=self.kept,
             make=self._made,
             make_unkept=self._unkept,
         )
 
-    def _kept(self) -> IdIndex | None:
+    def kept(self) -> IdIndex | None:
+        """What was made before, and is whole."""
         table = map_bits(self.path)
         if table is None or table.dtype != np.uint64 or table.shape != self.shape:
             return None

@@ -82,7 +82,7 @@ def select_samples(
         StorageError: A shard could not be fetched.
     """
     with errors_name(cache, f"{asked.in_words()} cannot be evaluated or kept"):
-        found = None if key is None else _kept(cache, key, index.num_samples)
+        found = None if key is None else _kept(cache.directory.path, key, index.num_samples)
         if found is not None:
             return found
         work = _Work(
@@ -101,6 +101,24 @@ def select_samples(
                 "function, what it names, a file of select= or the data has changed meanwhile"
             )
         return work.done()
+
+
+def is_known(asked: SelectionRequest, index: DatasetIndex, directory: Path) -> bool:
+    """Whether a selection is told without a look at any shard: no column decides, or it was made before.
+
+    Args:
+        asked: What is wanted.
+        index: The stream's index.
+        directory: The stream's cache directory.
+
+    Raises:
+        ConfigError: ``select`` is no file of numbers or truth values, or ``where`` is no condition.
+        StorageError: The file of ``select`` cannot be read.
+    """
+    if asked.where is None and (asked.part is None or asked.split_by is None):
+        return True
+    key = asked.key(index.data_digest, None if asked.select is None else _read_select(asked.select))
+    return _kept(directory, key, index.num_samples) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +186,7 @@ class _Work:
         return Selection(bits, self.num_samples, self.key)
 
     def _kept(self) -> Selection | None:
-        return _kept(self.cache, self.key, self.num_samples)
+        return _kept(self.cache.directory.path, self.key, self.num_samples)
 
     def _made(self, parts: Path) -> Selection | None:
         bits = self._evaluate(parts)
@@ -322,9 +340,9 @@ class _Partners(_Work):
         )
 
 
-def _kept(cache: ShardCache, key: str, num_samples: int) -> Selection | None:
+def _kept(directory: Path, key: str, num_samples: int) -> Selection | None:
     """What was made before, and is whole."""
-    path = selection_path(cache.directory.path, key)
+    path = selection_path(directory, key)
     bits = read_checked(path, packed_bytes(num_samples))
     return None if bits is None else Selection(bits, num_samples, key, kept_at=path)
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools import plan_fetches, plan_reads
-from lightning_streaming.tools.plan_conditions import NAMES, AtLeast, parse_condition
-from lightning_streaming.tools.plan_fetches import Link, first_batch
-from lightning_streaming.tools.plan_node import NodeReads, ShardBytes, asked_for
+from lightning_streaming.tools.planning import fetches, planned_reads
+from lightning_streaming.tools.planning.fail_if import NAMES, AtLeast, parse_condition
+from lightning_streaming.tools.planning.fetches import Link, first_batch
+from lightning_streaming.tools.planning.node_reads import NodeReads, ShardBytes, asked_for
 from lightning_streaming.trainer.config import config_of
 from lightning_streaming.units import format_bytes
 from tests.helpers import raises
@@ -129,7 +129,7 @@ def test_of_long_runs_a_part_is_looked_at_and_said_to_be(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = plan(tmp_path, phased_train(data), "--json", max_epochs=40).json
-    monkeypatch.setattr(plan_reads, "MOST_SAMPLES", 1200)
+    monkeypatch.setattr(planned_reads, "MOST_SAMPLES", 1200)
     part = plan(tmp_path, phased_train(data), "--json", max_epochs=40).json
     assert any("epochs were looked at" in note for note in part["notes"])
     for one, other in zip(part["streams"], whole["streams"], strict=True):
@@ -143,7 +143,7 @@ def test_of_long_runs_a_part_is_looked_at_and_said_to_be(
 def test_of_a_long_epoch_a_part_is_looked_at(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = {"streams": {name: {"remote": str(data / name), "proportion": 1} for name in SIZES}, "epoch_size": 120_000}
     whole = plan(tmp_path, train, "--json", max_epochs=1).json
-    monkeypatch.setattr(plan_reads, "MOST_SAMPLES", 20_000)
+    monkeypatch.setattr(planned_reads, "MOST_SAMPLES", 20_000)
     part = plan(tmp_path, train, "--json", max_epochs=1).json
     assert any("of the samples were looked at" in note for note in part["notes"])
     for one, other in zip(part["streams"], whole["streams"], strict=True):
@@ -156,8 +156,8 @@ def test_simulations_that_are_too_long_are_cut_short_and_said_to_be(
     streams = {name: {"remote": str(data / name), "local": str(tmp_path / name)} for name in SIZES}
     train = {"streams": streams, "cache_limit": limit_of(data, 3000)}
     whole = plan(tmp_path, train, "--json", max_epochs=3, batch_size=1).json["caches"][0]
-    monkeypatch.setattr("lightning_streaming.tools.plan_run.MOST_SAMPLES", 60)
-    monkeypatch.setattr(plan_fetches, "MOST_SAMPLES", 60)
+    monkeypatch.setattr("lightning_streaming.tools.planning.plan_run.MOST_SAMPLES", 60)
+    monkeypatch.setattr(fetches, "MOST_SAMPLES", 60)
     cut = plan(tmp_path, train, "--json", max_epochs=3, batch_size=1).json
     assert whole["simulated"] == 1
     assert 0 < cut["caches"][0]["simulated"] < 1
@@ -185,7 +185,7 @@ def test_what_is_fetched_again_is_told_with_and_without_a_limit_to_compare_it_wi
 def test_what_no_limit_removes_is_fetched_once_however_many_epochs_follow(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_reads, "_MOST_EPOCHS", 1)
+    monkeypatch.setattr(planned_reads, "_MOST_EPOCHS", 1)
     streams = {name: {"remote": str(data / name), "local": str(tmp_path / name)} for name in SIZES}
     told = plan(tmp_path, {"streams": streams}, "--json", "--limit", "none", max_epochs=9).json
     once = plan(tmp_path, {"streams": streams}, "--json", "--limit", "none", max_epochs=1).json
@@ -344,7 +344,7 @@ def test_of_a_number_of_which_the_least_is_known_only_what_follows_is_said(
 
 
 def test_conditions_on_what_was_looked_at_in_part(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_reads, "_MOST_EPOCHS", 3)
+    monkeypatch.setattr(planned_reads, "_MOST_EPOCHS", 3)
     train = phased_train(data)
     whole = plan(tmp_path, train, "--epochs", 3, "--json", max_epochs=40).json
     most = max(one["repeats"] for one in whole["streams"])

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_streaming.tools import sample_reader, shown_values
-from lightning_streaming.tools.own_caches import own_caches
-from lightning_streaming.tools.shown_values import TEXT_PAGE
-from lightning_streaming.tools.view_pages import Pages
+from lightning_streaming.tools.stored import sample_reader
+from lightning_streaming.tools.stored.own_caches import own_caches
+from lightning_streaming.tools.viewing import shown_values
+from lightning_streaming.tools.viewing.shown_values import TEXT_PAGE
+from lightning_streaming.tools.viewing.view_pages import Pages
 from lightning_streaming.writing.writers import JSONWriter, MDSWriter
 from tests.tools.running import run, write_texts
-from tests.tools.viewing import HOSTILE, Elements, answer, html, pages_of, snapshot, write_rich
+from tests.tools.viewing.asking import HOSTILE, Elements, answer, html, pages_of, snapshot, write_rich
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def test_pictures_and_sounds_are_given_as_what_they_are_and_nothing_else_is(page
 
 
 def _asked(path: str) -> Any:
-    from lightning_streaming.tools.view_pages import Request
+    from lightning_streaming.tools.viewing.view_pages import Request
 
     return Request(root="/token/", path=path, query={})
 
@@ -134,7 +135,15 @@ def test_a_sample_is_found_by_what_names_it(pages: Pages, typed: str, found: str
     assert given.location == f"/token/{found}"
 
 
-@pytest.mark.parametrize("typed", ["", "30", "99:0", "0:999", "x", "{", "[1]", '{"stream": 3}', "9" * 30, HOSTILE])
+_REST = '"epoch": 1, "position": 2, "shuffle_seed": 3}'
+_KEY_BEFORE = f'{{"stream": "0", "shard": 1, "index": -1, {_REST}'
+_KEY_OF_NO_SHARD = f'{{"stream": "0", "shard": -1, "index": 0, {_REST}'
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["", "30", "99:0", "0:999", "x", "{", "[1]", '{"stream": 3}', "9" * 30, HOSTILE, _KEY_BEFORE, _KEY_OF_NO_SHARD],
+)
 def test_what_names_no_sample_is_told(pages: Pages, typed: str) -> None:
     found = Elements.of(html(pages, "find", key=typed))
     assert "No such sample" in found.text
@@ -304,6 +313,7 @@ def test_parts_of_a_page_are_escaped_by_nothing_but_the_templates() -> None:
         (["data", "--nodes", "2"], "--nodes is of a run"),
         (["data", "--set", "a=1"], "--set changes the data of a run"),
         (["--config", "run.yaml", "--loader", "x"], "give --ckpt"),
+        (["--config", "run.yaml", "--block-length", "8"], "--block-length"),
         (["data", "--port", "70000"], "must be a port"),
     ],
 )
