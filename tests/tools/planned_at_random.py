@@ -56,7 +56,7 @@ def random_run(rng: Random, url: str) -> RandomRun:
     elif rng.random() < 0.3 and len(names) > 1:
         train["phases"] = [
             {"name": "first", "until": "50%", "mix": dict.fromkeys(names[:2], 0.5)},
-            {"name": "last", "mix": {name: [rng.randint(0, 3), rng.randint(1, 3)] for name in names}},
+            {"name": "last", "mix": {name: [rng.randint(1, 3), rng.randint(0, 3)] for name in names}},
         ]
         train.setdefault("epoch_size", 400)
     if rng.random() < 0.3:
@@ -69,7 +69,7 @@ def random_run(rng: Random, url: str) -> RandomRun:
         train["cache_limit"] = 150_000 + int(STORED_BYTES * rng.uniform(0.4, 1.1))
     trainer = {"num_nodes": nodes, "devices": devices, "max_epochs": rng.randint(1, 3)}
     trainer |= {"accumulate_grad_batches": rng.randint(1, 3)} if rng.random() < 0.3 else {}
-    trainer |= {"limit_train_batches": rng.randint(1, 40)} if rng.random() < 0.3 else {}
+    trainer |= {"limit_train_batches": rng.randint(12, 40)} if rng.random() < 0.3 else {}
     return RandomRun(
         train, trainer, {"batch_size": batch_size, "num_workers": workers, "drop_last": rng.random() < 0.3}
     )
