@@ -51,6 +51,8 @@ class Really:
     """How often each sample was read, by id; by ranks that read the same as one."""
     order: list[list[int]] = field(default_factory=list)
     """Ids of each global batch of the first node, in order."""
+    batches: list[int] = field(default_factory=list)
+    """Of each epoch."""
     downloads: Counter[str] = field(default_factory=Counter)
     """How often each file was sent."""
     bytes: int = 0
@@ -93,7 +95,8 @@ def read_run(config: Path, url: str, scratch: Path) -> Really:
         for one in ranks:
             one.join()
             assert one.exitcode == 0
-        for of_rank, tokens, packs in (of for of in batches if of[0] is not None):
+        found.batches = batches[0][3]
+        for of_rank, tokens, packs, _ in (of for of in batches if of[0] is not None):
             found.reads.update(sample for batch in of_rank for sample in batch)
             found.tokens, found.packs = found.tokens + tokens, found.packs + packs
         found.peak = max(found.peak, watch.peak)
@@ -146,10 +149,11 @@ class Asked:
 
 def _read_rank(asked: Asked, rank: int, in_step: Any, results: Any) -> None:
     loader, trainer, batches = asked.loader(rank), asked.told["trainer"], list[list[int]]()
-    most, tokens, packs = trainer.get("max_steps", -1), 0, 0
+    most, tokens, packs, of_epochs = trainer.get("max_steps", -1), 0, 0, list[int]()
     for _ in range(trainer.get("max_epochs", most if most > 0 else 1)):
         if len(batches) == most:
             break
+        before = len(batches)
         for number, batch in enumerate(loader, 1):
             batches.append(_ids(batch))
             if "document_ids" in batch:
@@ -158,10 +162,11 @@ def _read_rank(asked: Asked, rank: int, in_step: Any, results: Any) -> None:
             time.sleep(_STEP_SECONDS)
             if len(batches) == most or number == trainer.get("limit_train_batches"):
                 break
+        of_epochs.append(len(batches) - before)
         cursor = loader.cursor()
         loader.seek(cursor if not cursor.sample_in_epoch else Cursor(cursor.epoch + 1, 0))
     loader.close()
-    results.put((None if asked.is_copy(rank) else batches, tokens, packs))
+    results.put((None if asked.is_copy(rank) else batches, tokens, packs, of_epochs))
 
 
 def _ids(batch: Mapping[str, Any]) -> list[int]:

@@ -146,8 +146,6 @@ def lines(
     y: Axis,
     series: Sequence[Curve],
     marks: Sequence[Mark] = (),
-    *,
-    steps: bool = False,
 ) -> Markup:
     """Lines over a common axis.
 
@@ -158,12 +156,11 @@ def lines(
         y: The vertical axis.
         series: The lines.
         marks: Lines across.
-        steps: Whether a value holds until the next, rather than changing evenly.
     """
     across = _scale(x, [number for one in series for number in one.x], _LEFT, _WIDTH - _RIGHT)
     levels = [mark.at for mark in marks if mark.is_level]
     up = _scale(y, [*levels, *(number for one in series for number in one.y)], _HEIGHT - _BOTTOM, _TOP)
-    curves = [_curve(number, one, across, up, steps) for number, one in enumerate(series)]
+    curves = [_curve(number, one, across, up) for number, one in enumerate(series)]
     return _figure(title, description, [*_axes(across, up), *_marks(marks, across, up), *curves], _legend(series))
 
 
@@ -185,7 +182,7 @@ def areas(
     return _figure(title, description, [*_axes(across, up), *drawn, *_marks(marks, across, up)], _legend(series))
 
 
-def bars(title: str, description: str, x: Axis, of: Sequence[Bar], marks: Sequence[Mark] = ()) -> Markup:
+def bars(title: str, description: str, x: Axis, of: Sequence[Bar]) -> Markup:
     """Bars below each other, each with its name above it and its value beside it.
 
     Args:
@@ -193,10 +190,9 @@ def bars(title: str, description: str, x: Axis, of: Sequence[Bar], marks: Sequen
         description: What there is to see, for who cannot.
         x: What their lengths stand for.
         of: The bars.
-        marks: Numbers to compare them with.
     """
-    across = _scale(x, [*(mark.at for mark in marks), *(bar.value for bar in of)], 2, _WIDTH - 165)
-    height, drawn = 8 + _BAR_HEIGHT * len(of) + 14 * bool(marks), []
+    across = _scale(x, [bar.value for bar in of], 2, _WIDTH - 165)
+    height, drawn = 8 + _BAR_HEIGHT * len(of), []
     shape = Markup(
         '<g><title>{}: {}</title><text class="name" x="2" y="{}">{}</text><rect class="f{}" x="2" y="{}" '
         'width="{:.1f}" height="12" rx="2"/><text class="value" x="{:.1f}" y="{}">{}</text></g>'
@@ -206,10 +202,6 @@ def bars(title: str, description: str, x: Axis, of: Sequence[Bar], marks: Sequen
         name = bar.name if len(bar.name) <= _MOST_NAME else f"{bar.name[: _MOST_NAME - 1]}…"
         words = (bar.name, bar.told, top + 14, name, bar.colour % _COLOURS, top + 20, length, length + 8)
         drawn.append(shape.format(*words, top + 31, bar.told))
-    line = Markup(
-        '<line class="mark" x1="{0}" x2="{0}" y1="0" y2="{1}"/><text x="{0}" y="{2}" class="over middle">{3}</text>'
-    )
-    drawn += [line.format(across.at(mark.at), height - 16, height - 2, mark.name) for mark in marks]
     return _figure(title, description, drawn, Markup(), height)
 
 
@@ -321,11 +313,8 @@ def _marks(marks: Sequence[Mark], across: _Scale, up: _Scale) -> list[Markup]:
     return drawn
 
 
-def _curve(number: int, one: Curve, across: _Scale, up: _Scale, steps: bool) -> Markup:
-    places = [(across.at(x), up.at(y)) for x, y in zip(one.x, one.y, strict=True)]
-    joints = [(x, before) for (_, before), (x, _) in pairwise(places)] if steps else []
-    path = [place for pair in zip(places[1:], joints, strict=True) for place in pair[::-1]] if steps else places[1:]
-    points = " ".join(f"{x},{y}" for x, y in [*places[:1], *path])
+def _curve(number: int, one: Curve, across: _Scale, up: _Scale) -> Markup:
+    points = " ".join(f"{across.at(x)},{up.at(y)}" for x, y in zip(one.x, one.y, strict=True))
     shape = Markup('<polyline class="curve c{}{}" points="{}"><title>{}</title></polyline>')
     curve = shape.format(number % _COLOURS, _dashes(number), points, one.name)
     return Markup("").join([curve, *_points(number, one, one.y, across, up)])

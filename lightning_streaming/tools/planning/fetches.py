@@ -155,7 +155,7 @@ class NodeFetches:
             self._samples_left[number] -= self._with_limit((found, cache), reads, asked, edges, last, left)
             if found.part < 1 and found.limit is not None:
                 found.peak = max(found.peak, min(room, found.limit))
-        self._batches = reads.num_batches
+        self._batches = int(edges[-1])
 
     def _repeat(self, found: Fetches, edges: NDArray[np.int64]) -> None:
         """Let an epoch be as the one before was, or as so much of it."""
@@ -206,7 +206,7 @@ class NodeFetches:
             fetched[at.tick, self._streams[shard]] += self._sizes.fetched[shard]
 
         def goes_on(done: int) -> bool:
-            while done > edges[at.tick + 1]:
+            while at.tick + 1 < ticks and done > edges[at.tick + 1]:
                 used[at.tick] = cache.used
                 at.tick += 1
             return done < most

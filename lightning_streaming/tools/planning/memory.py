@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.pack_options import Pack
 from lightning_streaming.loading.passes import passes_of
@@ -64,7 +65,7 @@ def memory_of(run: TracedRun, num_epochs: int) -> Memory:
     if order.packer is not None:
         lengths = 4 * sum(index.num_samples for index in catalog.indexes) + 4 * len(sequence)
         lengths += round(2 * len(sequence) * rows_per_entry(sequence))
-    ready = loader.num_workers * (loader.prefetch_factor or _PREFETCH_FACTOR) if loader.num_workers else 1
+    ready = max(1, batches_ahead(loader))
     sample_bytes = float(np.average(catalog.mean_sample_bytes, weights=np.maximum(catalog.samples_per_shard, 1e-9)))
     samples = run.order.epoch(run.begins).partition.geometry.batch_size * rows_per_entry(sequence)
     tables = (index.shards for index in catalog.indexes)
@@ -74,6 +75,11 @@ def memory_of(run: TracedRun, num_epochs: int) -> Memory:
         index=sum(one.samples.nbytes + one.sizes.nbytes + one.text.nbytes + one.text_stops.nbytes for one in tables),
         batches=round(run.ranks_per_node * ready * samples * sample_bytes),
     )
+
+
+def batches_ahead(loader: StreamingDataLoader) -> int:
+    """Batches that the workers of a rank make before they are asked for."""
+    return loader.num_workers * (loader.prefetch_factor or _PREFETCH_FACTOR)
 
 
 def _longest_step(mixture: Mixture) -> int:

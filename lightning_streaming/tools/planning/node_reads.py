@@ -38,7 +38,7 @@ class NodeReads:
     num_workers: int
     """Readers of each rank: worker processes, or the rank itself."""
     num_batches: int
-    """Batches of each rank that are read; workers look ahead beyond them."""
+    """Batches of each rank that its workers make; they look ahead beyond them."""
     predownload: int | None = None
     """As a dataset is told."""
     batch_bytes: int = 0

@@ -30,7 +30,13 @@ from lightning_streaming.tools.planning.fetches import (
     index_bytes,
     streams_of_shards,
 )
-from lightning_streaming.tools.planning.memory import Memory, gathered_bytes, memory_of, tokens_of_samples
+from lightning_streaming.tools.planning.memory import (
+    Memory,
+    batches_ahead,
+    gathered_bytes,
+    memory_of,
+    tokens_of_samples,
+)
 from lightning_streaming.tools.planning.node_reads import NodeReads, ShardBytes
 from lightning_streaming.tools.planning.plan_page import check_page, write_page
 from lightning_streaming.tools.planning.planned_reads import Reads, RunReads
@@ -197,10 +203,16 @@ def _node_reads(run: TracedRun, epoch: PlannedEpoch, node: int) -> NodeReads:
         node=readers[0].node,
         ranks=sorted({reader.rank_of_node for reader in readers}),
         num_workers=max(1, loader.num_workers),
-        num_batches=epoch.batches,
+        num_batches=_batches_made(run, epoch),
         predownload=loader.dataset.predownload,
         batch_bytes=gathered_bytes(run),
     )
+
+
+def _batches_made(run: TracedRun, epoch: PlannedEpoch) -> int:
+    """Batches that a rank's workers make of an epoch: some that nobody reads, where the trainer ends it early."""
+    whole = epoch.partition.num_batches(run.order.machines.drop_last)
+    return min(whole, epoch.batches + batches_ahead(run.loader))
 
 
 def _readers(run: TracedRun, node: int) -> list[World]:

@@ -188,7 +188,8 @@ def _cache(planned: Planned, place: int) -> dict[str, Any]:
         "is_configured": place == 0,
         "bytes": round(fetched * nodes),
         "bytes_of_node": round(fetched),
-        "refetched": fetched / needed if needed else 1.0,
+        # Less is fetched than what is asked for in the end where there is no room for what nobody comes to read.
+        "refetched": max(1.0, fetched / needed) if needed else 1.0,
         "downloads_of_node": round(float(np.mean([_downloads(planned, node, place) for node in planned.fetches]))),
         "peak": max(one.peak for one in of_nodes),
         "exceeded": math.ceil(exceeded),

@@ -27,15 +27,11 @@ def texts(figure: ElementTree.Element) -> list[str]:
     return [text for text in figure.itertext() if text.strip()]
 
 
-@given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=60), st.booleans(), st.text("ab<>&\"' é", max_size=20))
-def test_lines_of_any_numbers_are_whole_and_named(points: list[tuple[float, float]], steps: bool, name: str) -> None:
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=60), st.text("ab<>&\"' é", max_size=20))
+def test_lines_of_any_numbers_are_whole_and_named(points: list[tuple[float, float]], name: str) -> None:
     points.sort()
     series = [Curve(name=name, x=[x for x, _ in points], y=[y for _, y in points]), Curve(name=HOSTILE, x=[], y=[])]
-    figure = read(
-        lines(
-            "What <is> shown", name, Axis(label=HOSTILE), Axis(label="y"), series, [Mark(at=3, name=name)], steps=steps
-        )
-    )
+    figure = read(lines("What <is> shown", name, Axis(label=HOSTILE), Axis(label="y"), series, [Mark(at=3, name=name)]))
     drawing = figure.find("svg")
     assert drawing is not None
     assert drawing.attrib["role"] == "img"
@@ -43,7 +39,7 @@ def test_lines_of_any_numbers_are_whole_and_named(points: list[tuple[float, floa
     assert [named[word] for word in drawing.attrib["aria-labelledby"].split()] == ["What <is> shown", name]
     assert not list(figure.iter("script"))
     curve = figure.findall(".//polyline")[0]
-    assert len(curve.attrib["points"].split()) == max(0, len(points) * (2 if steps else 1) - (steps and bool(points)))
+    assert len(curve.attrib["points"].split()) == len(points)
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=12), st.lists(NUMBERS, min_size=1, max_size=5))
@@ -52,7 +48,7 @@ def test_layers_bars_and_ranges_of_any_numbers_are_whole(xs: list[float], values
     layers = [Curve(name=f"layer {number}", x=xs, y=[value] * len(xs)) for number, value in enumerate(values)]
     assert len(read(areas("t", "d", Axis(label="x"), Axis(label="y"), layers)).findall(".//polygon")) == len(values)
     of = [Bar(name=HOSTILE, value=value, told=in_short(value)) for value in values]
-    drawn = read(bars("t", "d", Axis(label="x"), of, [Mark(at=1, name="one")]))
+    drawn = read(bars("t", "d", Axis(label="x"), of))
     widths = [float(one.attrib["width"]) for one in drawn.findall(".//rect")]
     assert len(widths) == len(values)
     assert max(widths) < 560
