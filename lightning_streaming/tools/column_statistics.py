@@ -14,7 +14,7 @@ import numpy as np
 from lightning_streaming.tools.charts import LARGEST, Axis, Bar, bars, binned, histogram
 from lightning_streaming.tools.console import counted, is_image, render
 from lightning_streaming.tools.sample_reader import SampleReader, TooMuch, Unreadable
-from lightning_streaming.tools.shown_values import number_words, picture_type, sound_type, spread_of
+from lightning_streaming.tools.shown_values import as_floats, number_words, picture_type, sound_type, spread_of
 from lightning_streaming.units import format_bytes
 
 _SHARDS, _OF_EACH = 8, 8
@@ -133,7 +133,7 @@ _Told = tuple[list[tuple[str, str]], Any]
 
 
 def _numbers(name: str, values: Sequence[Any]) -> _Told:
-    numbers = [value.item() if isinstance(value, np.generic) else value for value in values]
+    numbers = [int(value) if isinstance(value, (int, np.integer)) else float(value) for value in values]
     finite = [value for value in numbers if isinstance(value, int) or math.isfinite(value)]
     facts = [] if len(finite) == len(numbers) else [("not finite", f"{len(numbers) - len(finite):,}")]
     if not finite:
@@ -195,9 +195,7 @@ def _arrays(name: str, values: Sequence[Any]) -> _Told:
     facts.append(("least, mean, most", spread.in_words()))
     if most > _OF_ARRAY:
         facts.append(("in the chart", f"up to {_OF_ARRAY:,} values of each sample, evenly"))
-    parts = [
-        value.reshape(-1)[:: math.ceil(value.size / _OF_ARRAY)].astype(np.float64) for value in values if value.size
-    ]
+    parts = [as_floats(value.reshape(-1)[:: math.ceil(value.size / _OF_ARRAY)]) for value in values if value.size]
     flat = np.concatenate(parts)
     return facts, _spread_chart(f"Values of {name}", "value", flat[np.isfinite(flat)], "values")
 

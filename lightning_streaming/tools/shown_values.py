@@ -134,7 +134,7 @@ def brief_value(value: Any) -> ShownValue:
 def _spark(value: Any) -> str:
     if not isinstance(value, np.ndarray) or value.ndim != 1 or value.size < _FEWEST or value.dtype.kind not in "iuf":
         return ""
-    values = value[:: math.ceil(value.size / 100)].astype(np.float64)
+    values = as_floats(value[:: math.ceil(value.size / 100)])
     values = values[np.isfinite(values)]
     if len(values) < _FEWEST:
         return ""
@@ -231,7 +231,7 @@ def _as_png(image: Any) -> bytes:
     """A PIL image as a PNG file; of more levels than a screen has those from the least to the most, as grey."""
     if image.mode in _SCALED:
         low, high = _levels(image)
-        values = np.nan_to_num(np.asarray(image, np.float64), nan=low, posinf=high, neginf=low)
+        values = np.nan_to_num(as_floats(np.asarray(image)), nan=low, posinf=high, neginf=low)
         return png((255 * ((values - low) / ((high - low) or 1))).astype(np.uint8))
     drawn = io.BytesIO()
     (image if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else image.convert("RGB")).save(drawn, "PNG")
@@ -240,7 +240,7 @@ def _as_png(image: Any) -> bytes:
 
 def _levels(image: Any) -> tuple[float, float]:
     """The least and the most of an image's levels."""
-    values = np.asarray(image, np.float64)
+    values = as_floats(np.asarray(image))
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
@@ -323,7 +323,7 @@ def spread_of(arrays: Iterable[NDArray[Any]]) -> Spread | None:
         if not len(finite):
             continue
         least, most = min(least, finite.min().item()), max(most, finite.max().item())
-        values = finite.astype(np.float64)
+        values = as_floats(finite)
         largest = float(np.abs(values).max()) or 1.0  # so that no sum is beyond what a float can hold
         count += len(values)
         share = len(values) / count
@@ -331,11 +331,17 @@ def spread_of(arrays: Iterable[NDArray[Any]]) -> Spread | None:
     return Spread(least=least, mean=mean, most=most, finite=count) if count else None
 
 
+def as_floats(array: NDArray[Any]) -> NDArray[np.float64]:
+    """Numbers as floats; those that signal that they are none do so no more."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(array, np.float64)
+
+
 def _parts(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
     """The numbers of arrays, some at a time."""
     for array in arrays:
         if array.dtype.kind in "iufb" and array.dtype.itemsize <= 8:
-            flat = array.reshape(-1)
+            flat = np.asarray(array).reshape(-1)
             yield from (flat[start : start + _AT_ONCE] for start in range(0, len(flat), _AT_ONCE))
 
 
@@ -365,7 +371,7 @@ def _shown_array(array: NDArray[Any], pictures: Sequence[Any]) -> ShownValue:
 
 def _charts(array: NDArray[Any], *, is_picture: bool) -> list[Any]:
     step = math.ceil(array.size / _MOST_COUNTED)
-    finite = array.reshape(-1)[::step].astype(np.float64)
+    finite = as_floats(array.reshape(-1)[::step])
     finite, found = finite[np.isfinite(finite)], []
     if not len(finite) or np.abs(finite).max() > LARGEST:
         return []
@@ -390,7 +396,7 @@ def _line(array: NDArray[Any]) -> Any:
     """The values one after another; of many, those at even steps."""
     step = math.ceil(array.size / _MOST_POINTS)
     places = np.arange(0, array.size, step)
-    values = array[places].astype(np.float64)
+    values = as_floats(array[places])
     places, values = places[np.isfinite(values)], values[np.isfinite(values)]
     low, high = (values.min(), values.max()) if len(values) else (0, 0)
     return lines(
