@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming.tools.charts import LARGEST, Axis, Bar, bars, binned, histogram
-from lightning_streaming.tools.console import counted, is_image, render
+from lightning_streaming.tools.console import counted, is_image, printable_name, render
 from lightning_streaming.tools.sample_reader import SampleReader, TooMuch, Unreadable
 from lightning_streaming.tools.shown_values import as_floats, number_words, picture_type, sound_type, spread_of
 from lightning_streaming.units import format_bytes
@@ -109,7 +109,7 @@ def _of_column(name: str, encoding: str, values: Sequence[Any], samples: int) ->
         told = ", ".join(sorted(kinds)) or ("not read" if not samples or not values else "nothing but null")
         return ColumnStatistics(name=name, encoding=encoding, kind=told, facts=facts)
     kind = kinds.pop()
-    more, chart = _TOLD[kind](name, present)
+    more, chart = _TOLD[kind](printable_name(name), present)
     return ColumnStatistics(name=name, encoding=encoding, kind=kind, facts=[*facts, *more], chart=chart)
 
 
@@ -202,7 +202,7 @@ def _arrays(name: str, values: Sequence[Any]) -> _Told:
 
 def _sizes(name: str, values: Sequence[Any]) -> _Told:
     facts, chart = _lengths(name, [len(value) for value in values], "items", lambda number: f"{number:,}")
-    keys = Counter(str(key)[:40] for value in values if isinstance(value, Mapping) for key in value)
+    keys = Counter(printable_name(str(key)[:40]) for value in values if isinstance(value, Mapping) for key in value)
     return ([("fields", ", ".join(key for key, _ in keys.most_common(8)))] if keys else []) + facts, chart
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.formats.images import BEGINNINGS
 from lightning_streaming.tools.charts import LARGEST, Axis, Curve, binned, histogram, lines
-from lightning_streaming.tools.console import counted, is_image, render
+from lightning_streaming.tools.console import counted, is_image, printable_name, render
 from lightning_streaming.tools.png import png
 from lightning_streaming.units import format_bytes
 
@@ -279,14 +279,16 @@ def _printable(row: bytes) -> str:
 def _tree(name: str | None, value: Any, depth: int, room: int) -> Node:
     """A value with what is in it, as deep and as much as there is room for: so many nodes below it."""
     if isinstance(value, Mapping):
-        pairs: Iterable[tuple[str, Any]] = ((str(key), item) for key, item in value.items())
+        pairs: Iterable[tuple[str, Any]] = (
+            (printable_name(str(key)[:_MOST_LEAF]), item) for key, item in value.items()
+        )
     elif isinstance(value, (list, tuple)):
         pairs = ((str(place), item) for place, item in enumerate(value))
     else:
         return Node(name=name, words=_leaf(value))
     shown = 0 if depth >= _DEEPEST else min(_MOST_ITEMS, room, len(value))
     of_each = (room - shown) // max(1, shown)
-    items = [_tree(key[:_MOST_LEAF], item, depth + 1, of_each) for key, item in islice(pairs, shown)]
+    items = [_tree(key, item, depth + 1, of_each) for key, item in islice(pairs, shown)]
     words = counted(len(value), "field" if isinstance(value, Mapping) else "item")
     return Node(name=name, words=words, items=items, more=len(value) - len(items))
 
