@@ -20,7 +20,7 @@ from lightning_streaming.loading.run import Epoch
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.partition import INTERLEAVED
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.tools.plan_node import NodeReads, ShardBytes
+from lightning_streaming.tools.planning.node_reads import NodeReads, ShardBytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import ceil
 from numbers import Integral
 
 from lightning_streaming.errors import ConfigError
@@ -70,6 +71,12 @@ def format_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} PB"
+
+
+def bytes_as_written(size: int) -> str:
+    """A limit as a configuration has it, rounded up: ``"1200mb"``, or ``"5400kb"`` where megabytes are too coarse."""
+    unit, name = (2**20, "mb") if size >= 100 * 2**20 else (2**10, "kb")
+    return f"{ceil(size / unit)}{name}"
 
 
 def check_at_least(name: str, value: int | None, least: int) -> None:

@@ -30,6 +30,19 @@ FLOORS = {
     "replaced_names": 0,
     "signatures": 0,
 }
+FLOORS_OF_TOOLS = {
+    "viewing": 3,
+    "planning": 3,
+    "tuning": 3,
+    "starting": 3,
+    "converting": 3,
+    "runs": 2,
+    "stored": 1,
+    "drawing": 1,
+    "commands": 0,
+    "console": 0,
+}
+"""Of the rooms within ``tools``; the tools themselves stand above them all."""
 LONGEST_FILE, LONGEST_FUNCTION, MOST_FIELDS = 800, 40, 12
 """Lines; of a function those of its body, without its docstring. Fields of a class: annotated in it, or set on self."""
 FILES_OF_ONE_NAME = {"config.py", "index.py", "merge.py", "state.py"}
@@ -57,6 +70,10 @@ class Import(NamedTuple):
         return parts[1] if parts[0] == PACKAGE and len(parts) > 1 else ""
 
 
+_PACKAGES = {PACKAGE, f"{PACKAGE}.tools"} | {f"{PACKAGE}.tools.{room}" for room in FLOORS_OF_TOOLS}
+"""What modules are imported from by name: the module is meant."""
+
+
 def _imports_in(tree: ast.AST, file: str, in_function: bool = False, types: bool = False) -> Iterator[Import]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
@@ -64,7 +81,7 @@ def _imports_in(tree: ast.AST, file: str, in_function: bool = False, types: bool
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} imports relatively"
             module = node.module or ""
-            names = [f"{module}.{alias.name}" for alias in node.names] if module == PACKAGE else [module]
+            names = [f"{module}.{alias.name}" for alias in node.names] if module in _PACKAGES else [module]
             yield from (Import(file, name, in_function, types) for name in names)
         else:
             function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
@@ -102,6 +119,21 @@ def test_imports_point_down() -> None:
 def test_rooms_on_one_floor_do_not_import_each_other() -> None:
     same_floor = (one for one in IMPORTS if one.target and FLOORS[one.target] == FLOORS[one.room] > 0)
     assert not _told(one for one in same_floor if one.target != one.room)
+
+
+def test_rooms_of_tools_keep_to_their_floors() -> None:
+    named = {path.relative_to(ROOT / "tools").parts[0] for path in (ROOT / "tools").glob("*/*.py")}
+    assert named | {"commands", "console"} == set(FLOORS_OF_TOOLS)
+    found = set()
+    for one in IMPORTS:
+        if one.room != "tools" or one.target != "tools":
+            continue
+        here, there = one.file.split("/")[1].removesuffix(".py"), one.module.split(".")[2:3]
+        assert there, f"{one.file} imports through the door of tools"
+        below, above = FLOORS_OF_TOOLS.get(there[0], 4), FLOORS_OF_TOOLS.get(here, 4)
+        if here != there[0] and (below > above or below == above > 0):
+            found.add(f"{one.file} imports {one.module}")
+    assert not found
 
 
 def _rooms_named(path: Path) -> set[str]:

@@ -9,6 +9,8 @@ import sys
 import tarfile
 import venv
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZipFile
@@ -18,6 +20,7 @@ import yaml  # type: ignore[import-untyped]
 from packaging.metadata import Metadata
 
 import lightning_streaming
+from tests.declared import PROJECT, closure
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "lightning_streaming"
@@ -77,11 +80,18 @@ def _installed(wheel: Path, directory: Path) -> Path:
     python = directory / "bin" / "python"
     install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
     call(*install, cwd=directory)
-    # All that it depends on, from here; what makes an editable install is not followed from there.
+    # What it depends on, from here, and nothing else that is installed here.
     (site,) = directory.glob("lib/python*/site-packages")
-    here = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    (site / "dependencies.pth").write_text("\n".join(here) + "\n")
+    for name in closure(PROJECT, ""):
+        with suppress(PackageNotFoundError):  # which another system or Python needs
+            _link(distribution(name), site)
     return directory / "bin" / "lightning-streaming"
+
+
+def _link(found: Distribution, site: Path) -> None:
+    for name in {file.parts[0] for file in found.files or []} - {"..", "__pycache__"}:
+        if not (site / name).exists():
+            (site / name).symlink_to(str(found.locate_file(name)))
 
 
 def members(release: Release) -> tuple[set[str], set[str]]:
@@ -127,6 +137,15 @@ def test_citation_and_changelog_are_of_this_version() -> None:
     assert citation["cff-version"] == "1.2.0"
     heads = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert heads[0] == "Unreleased" or heads[0].startswith(lightning_streaming.__version__)
+    # What an index shows of a release says how to install it, and not that there is none.
+    assert ("is not out yet" in " ".join((ROOT / "README.md").read_text().split())) == (heads[0] == "Unreleased")
+
+
+def test_people_can_read_the_changelog() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert [line for line in text.splitlines() if len(line) > 150] == []
+    first = re.split(r"^## ", text, flags=re.MULTILINE)[-1]
+    assert re.findall(r"^#+ (?:Changed|Fixed|Removed|Deprecated)$", first, re.MULTILINE) == []  # of what nobody had
 
 
 def test_what_is_installed_makes_a_dataset_and_trains_on_it(release: Release, tmp_path: Path) -> None:

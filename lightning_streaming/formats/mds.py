@@ -12,6 +12,7 @@ meta file of a split shard begins with the same table of offsets.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import mmap
@@ -40,6 +41,7 @@ from lightning_streaming.formats.shard_table import MAX_RAW_BYTES, ShardInfo, ch
 
 _COUNT = struct.Struct("<I")
 _OFFSET_PAIR = struct.Struct("<II")
+_MORE_FILES = "; each shard that is read from keeps a file open: allow more (ulimit -n), or write larger shards"
 
 # --- what the files of all formats have in common ---
 
@@ -168,7 +170,8 @@ def map_file(path: Path, expected_bytes: int, start: int = 0, stop: int | None =
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise StorageError(f"{path} cannot be opened: {error}") from error
+        way_out = _MORE_FILES if error.errno == errno.EMFILE else ""
+        raise StorageError(f"{path} cannot be opened: {error}{way_out}") from error
     # It may also have been removed from a cache between opening and locking it.
     raise ObjectNotFoundError(f"{path} is named by an index, but is not there")
 

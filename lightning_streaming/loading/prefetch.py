@@ -94,7 +94,7 @@ class ShardPrefetcher:
         self._lookahead = lookahead
         self._changed = threading.Condition()
         # These change only while holding it, except the failures.
-        self._samples_read = 0
+        self._samples_read = self._reach_from = 0
         self._moves = 0
         self._waiting_for_room: int | None = None
         self._closed = False
@@ -106,10 +106,15 @@ class ShardPrefetcher:
             # Daemon threads: a download that stalls must not keep a process alive that wants to end.
             threading.Thread(target=self._fetch_in_order, name=f"shard-prefetch-{number}", daemon=True).start()
 
-    def reader_at(self, sample: int) -> None:
-        """Say how many samples the reader has read; lets the threads look further ahead."""
+    def reader_at(self, sample: int, about_to_be: int = 0) -> None:
+        """Say how many samples the reader has read; lets the threads look further ahead.
+
+        Args:
+            sample: Those that it has read: what was needed before is fetched no more.
+            about_to_be: Those that it reads next, all at once, where these are more: from there the threads look ahead.
+        """
         with self._changed:
-            self._samples_read = sample
+            self._samples_read, self._reach_from = sample, max(sample, about_to_be)
             self._changed.notify_all()
 
     def retry_if_failed(self, shard: int) -> None:
@@ -137,7 +142,7 @@ class ShardPrefetcher:
         while (taken := self._next_need()) is not None:
             number, need = taken
             for shard in self._shards_of(number, need):
-                self._fetch_with_room(shard)
+                self._fetch_with_room(shard, need.sample)
             with self._changed:
                 self._under_way.pop(number, None)
                 self._changed.notify_all()
@@ -160,10 +165,11 @@ class ShardPrefetcher:
         """Whether a shard is to be fetched for a need before one of this number."""
         return any(before < number and other == shard for before, other in self._under_way.items())
 
-    def _fetch_with_room(self, shard: int) -> None:
+    def _fetch_with_room(self, shard: int, sample: int) -> None:
         moves = self._moves
         try:
-            while not self._fetch(shard) and self._wait_for_room(shard, moves):
+            # Else a thread that comes late would bring back what the reader is done with and what has made room.
+            while sample >= self._samples_read and not self._fetch(shard) and self._wait_for_room(shard, moves):
                 moves = self._moves
         except Exception as error:  # noqa: BLE001  kept for the reader, who raises it when it needs the shard
             self._failures[shard] = error
@@ -187,8 +193,8 @@ class ShardPrefetcher:
             return None if self._closed else (number, need)
 
     def _is_near(self, need: ShardNeed) -> bool:
-        ahead = self._lookahead.later if self._samples_read else self._lookahead.at_first
-        return need.sample < self._samples_read + ahead
+        ahead = self._lookahead.later if self._reach_from else self._lookahead.at_first
+        return need.sample < self._reach_from + ahead
 
     def _wait_for_room(self, shard: int, moves: int) -> bool:
         """Wait until a shard may find room that found none; the shards after it wait as well.

@@ -240,7 +240,8 @@ class Reading:
     def about_to_read(self, batches: int) -> None:
         """Fetch ahead as if so many more batches had been read: they are about to be, all at once."""
         if self._prefetcher is not None:
-            self._prefetcher.reader_at(self._window.rows_until(self._batches_read + max(0, batches)))
+            read, next_ = (self._window.rows_until(self._batches_read + more) for more in (0, max(0, batches)))
+            self._prefetcher.reader_at(read, next_)
 
     def have_read(self, batches: int) -> None:
         """Take note that so many more batches were read, and are not handed out yet."""

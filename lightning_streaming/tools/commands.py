@@ -55,6 +55,9 @@ GROUPS = {
 }
 """The tools as they are listed, by what they are for; training itself is the last group's, too."""
 
+STAGES = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
+"""The data of each of Lightning's stages; of ``fit`` that to train on."""
+
 
 def run_command(name: str, args: Sequence[str]) -> int:
     """Run a tool.
@@ -322,12 +325,15 @@ def _parse_pair(text: str) -> tuple[str, Any]:
         raise ArgumentTypeError(f"the value of {key} starts like JSON, but is not JSON") from None
 
 
-def of_run(tool: str) -> Callable[..., int]:
-    """What a tool does for a configured run: the function ``TOOL_run`` of ``tools/TOOL_run.py``; gives an exit code.
+def of_run(door: str) -> Callable[..., int]:
+    """What a tool does for a configured run; gives an exit code.
 
     It imports torch, which takes seconds, and of which the same tool needs nothing to look at stored data.
+
+    Args:
+        door: Room and module under ``tools``, "planning.plan_run"; the function is named as the module is.
     """
-    found: Callable[..., int] = getattr(import_module(f"lightning_streaming.tools.{tool}_run"), f"{tool}_run")
+    found: Callable[..., int] = getattr(import_module(f"lightning_streaming.tools.{door}"), door.partition(".")[2])
     return found
 
 

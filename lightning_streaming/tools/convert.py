@@ -38,14 +38,20 @@ from urllib.parse import urlsplit
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.storage import Location, local_path, mask_url
-from lightning_streaming.tools import commands, conversion, tokens
+from lightning_streaming.tools import commands
 from lightning_streaming.tools.console import FINE, PROGRAM, counted, print_json, print_note
-from lightning_streaming.tools.sources import KINDS, open_source
-from lightning_streaming.tools.sources.csv_and_json import Delimited
-from lightning_streaming.tools.sources.row_encoding import Sample, SampleEncoder, choose_columns, parse_columns
-from lightning_streaming.tools.sources.row_source import InputPart, RowSource
-from lightning_streaming.tools.sources.stored_shards import StoredShards
-from lightning_streaming.tools.stored_dataset import StoredDataset, add_up, find_dataset
+from lightning_streaming.tools.converting import conversion, tokens
+from lightning_streaming.tools.converting.sources import KINDS, open_source
+from lightning_streaming.tools.converting.sources.csv_and_json import Delimited
+from lightning_streaming.tools.converting.sources.row_encoding import (
+    Sample,
+    SampleEncoder,
+    choose_columns,
+    parse_columns,
+)
+from lightning_streaming.tools.converting.sources.row_source import InputPart, RowSource
+from lightning_streaming.tools.converting.sources.stored_shards import StoredShards
+from lightning_streaming.tools.stored.stored_dataset import StoredDataset, add_up, find_dataset
 from lightning_streaming.units import format_bytes, parse_bytes
 from lightning_streaming.writing.destination import CONVERSION_PLAN
 from lightning_streaming.writing.shard_encoders import parse_settings

@@ -31,10 +31,11 @@ from lightning_streaming.formats.compression import check_algorithm, decompresse
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, dump_index, parse_index
 from lightning_streaming.formats.shard import raw_forms
 from lightning_streaming.formats.shard_table import PART
-from lightning_streaming.tools import console, stored_dataset
+from lightning_streaming.tools import console
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options, add_workers
 from lightning_streaming.tools.console import counted, first_few, print_json, progress
-from lightning_streaming.tools.stored_dataset import StoredDataset, check_hashes, find_dataset
+from lightning_streaming.tools.stored import stored_dataset
+from lightning_streaming.tools.stored.stored_dataset import StoredDataset, check_hashes, find_dataset
 from lightning_streaming.units import format_bytes
 from lightning_streaming.writing.destination import CONVERSION_PLAN, PARTS_PLAN
 

@@ -27,7 +27,7 @@ from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.storage import Location
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, print_json, print_table, progress
-from lightning_streaming.tools.stored_dataset import own_index
+from lightning_streaming.tools.stored.stored_dataset import own_index
 
 _JOURNAL = ".index.journal"
 """In the cache directory that a run would use: what was found so far."""

@@ -18,10 +18,10 @@ from pathlib import Path
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.commands import add_format, add_storage_options
 from lightning_streaming.tools.console import FINE, PROGRAM
-from lightning_streaming.tools.init_look import look_at, task_of, told_size
-from lightning_streaming.tools.init_modules import module_text
-from lightning_streaming.tools.init_yaml import RUN, config_text
-from lightning_streaming.tools.stored_dataset import find_dataset
+from lightning_streaming.tools.starting.look import look_at, task_of, told_size
+from lightning_streaming.tools.starting.run_config import RUN, config_text
+from lightning_streaming.tools.starting.run_module import module_text
+from lightning_streaming.tools.stored.stored_dataset import find_dataset
 
 MODULE = "module.py"
 

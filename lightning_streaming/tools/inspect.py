@@ -13,27 +13,15 @@ compressed shard, which is fetched into a temporary directory.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, StreamingError
-from lightning_streaming.formats.index import DatasetIndex, ShardInfo
+from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.formats.shard import (
-    LoneSamples,
     check_shard,
-    has_lone_samples,
-    open_shard,
-    table_part,
     unsafe_columns,
 )
-from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, ShardTable, column_names
 from lightning_streaming.tools.commands import (
     add_dataset,
     add_format,
@@ -45,21 +33,17 @@ from lightning_streaming.tools.commands import (
     not_negative,
     of_run,
 )
-from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name, render
-from lightning_streaming.tools.held_shards import opened
-from lightning_streaming.tools.stored_dataset import (
-    Column,
+from lightning_streaming.tools.console import FINE, print_json, print_table, printable_name, render
+from lightning_streaming.tools.stored.held_shards import samples_of
+from lightning_streaming.tools.stored.stored_dataset import (
     StoredDataset,
-    add_up,
     columns_of,
     find_dataset,
-    raw_directory,
 )
+from lightning_streaming.tools.stored.summary import facts_of, summarize
 from lightning_streaming.units import format_bytes
 
 _BAR_WIDTH = 24
-_MOST_BINS = 8
-_HARDLY = 20
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -88,7 +72,7 @@ def run(args: Namespace) -> int:
             raise ConfigError("--config shows no samples, and says itself how data is read; give it alone")
         if args.loader is not None and args.checkpoint is None:
             raise ConfigError("--loader names a train loader of a checkpoint; give --ckpt with it")
-        return of_run("inspect")(args.config, dict(args.set), args.checkpoint, args.loader, as_json=args.json)
+        return of_run("runs.inspect_run")(args.config, dict(args.set), args.checkpoint, args.loader, as_json=args.json)
     check_set_is_of_a_run(args)
     if args.checkpoint is not None or args.loader is not None:
         option = "--loader" if args.checkpoint is None else "--ckpt"
@@ -113,61 +97,6 @@ def run(args: Namespace) -> int:
     if failure is not None:
         raise failure
     return FINE
-
-
-def summarize(index: DatasetIndex) -> dict[str, Any]:
-    """A dataset in numbers, and how many of its shards have each format, compression and so on, as is reported."""
-    kinds = _counted_kinds(index.shards)
-    return {
-        **add_up(index),
-        "formats": _counted("format", kinds, lambda shard: shard.format),
-        "compressions": _counted("compression", kinds, lambda shard: shard.compression),
-        "hashes": _counted("hashes", kinds, lambda shard: shard.hashes),
-        "size_limits": _counted("size_limit", kinds, lambda shard: shard.size_limit),
-        "columns": [{**column._asdict(), "shards": count} for column, count in _count_columns(kinds).items()],
-        "shard_sizes": histogram([sum(raw.bytes for raw, _ in shard.files) for shard in index.shards]),
-    }
-
-
-_Kinds = Sequence[tuple[ShardInfo, int]]
-"""The first shard of each kind, and how many there are: a million shards are of a handful of kinds."""
-
-
-def _counted_kinds(shards: ShardTable) -> _Kinds:
-    counts = np.bincount(shards.kind_of_shard, minlength=1).tolist()
-    return [(shard, counts[shards.kind_of_shard[place]]) for place, shard in shards.examples()]
-
-
-def _counted(key: str, kinds: _Kinds, value_of: Callable[[ShardInfo], Any]) -> list[dict[str, Any]]:
-    counts: Counter[Any] = Counter()
-    for shard, count in kinds:
-        counts[value_of(shard)] += count
-    return [{key: value, "shards": count} for value, count in counts.items()]
-
-
-def _count_columns(kinds: _Kinds) -> Counter[Column]:
-    columns: Counter[Column] = Counter()
-    for shard, count in kinds:
-        columns.update(dict.fromkeys(columns_of(shard.schema), count))
-    return columns
-
-
-def histogram(sizes: Sequence[int]) -> list[dict[str, int]]:
-    """Sort sizes into bins of one width: at most eight, and one where they hardly differ.
-
-    Returns:
-        Of each bin ``smallest`` and ``largest``, and how many ``shards`` are from the one up to the other; only in the
-        last bin also of just the largest size.
-    """
-    if not sizes:
-        return []
-    smallest, largest = min(sizes), max(sizes)
-    differ = (largest - smallest) * _HARDLY > largest
-    num_bins = min(_MOST_BINS, len(set(sizes))) if differ else 1
-    edges = [smallest + (largest - smallest) * number // num_bins for number in range(num_bins + 1)]
-    counts, _ = np.histogram(sizes, edges if smallest < largest else [smallest, smallest + 1])
-    bins = zip(pairwise(edges), counts, strict=True)
-    return [{"smallest": start, "largest": stop, "shards": int(count)} for (start, stop), count in bins]
 
 
 def _print_report(report: Mapping[str, Any], index: DatasetIndex) -> None:
@@ -195,48 +124,8 @@ def _print_report(report: Mapping[str, Any], index: DatasetIndex) -> None:
         print_table("first samples", ("sample", "column", "value"), rows)
 
 
-def facts_of(report: Mapping[str, Any], index: DatasetIndex) -> Sequence[tuple[str, str]]:
-    """What :func:`summarize` reports of a dataset as a whole, for people: names and what is said of each."""
-    counts = index.samples_per_shard()
-    per_shard = "-"
-    if len(counts):
-        fewest, most = counts.min(), counts.max()
-        per_shard = f"{counts.mean():,.1f} on average, {fewest:,} to {most:,}" if fewest < most else f"{fewest:,}"
-    raw_bytes, stored_bytes = report["raw_bytes"], report["stored_bytes"]
-    share = f", {stored_bytes / raw_bytes:.0%} of it" if stored_bytes != raw_bytes > 0 else ""
-    hashes = [(", ".join(one["hashes"]) or None, one["shards"]) for one in report["hashes"]]
-    packed = [
-        ("as in its files" if one["compression"] == PART else one["compression"], one["shards"])
-        for one in report["compressions"]
-    ]
-    limits = [(one["size_limit"] and _size(one["size_limit"]), one["shards"]) for one in report["size_limits"]]
-    return (
-        ("samples", f"{report['samples']:,}"),
-        ("shards", f"{report['shards']:,}"),
-        ("samples per shard", per_shard),
-        ("raw size", _size(raw_bytes)),
-        ("stored size", _size(stored_bytes) + share),
-        ("format", _several(one.values() for one in report["formats"])),
-        ("compression", _several(packed)),
-        ("hashes", _several(hashes)),
-        ("size limit", _several(limits)),
-    )
-
-
-def _several(counts: Iterable[Iterable[Any]]) -> str:
-    """The one value that all shards have; or each value with the number of shards."""
-    found = [("none" if value is None else str(value), shards) for value, shards in counts]
-    if len(found) < 2:
-        return "".join(value for value, _ in found) or "-"
-    return "; ".join(f"{value} ({counted(shards, 'shard')})" for value, shards in found)
-
-
 def _value_size(size: int | None) -> str:
     return "varies" if size is None else f"{size:,}"
-
-
-def _size(size: int) -> str:
-    return format_bytes(size) if size < 1024 else f"{format_bytes(size)} ({size:,} bytes)"
 
 
 def _size_range(smallest: int, largest: int, **_: int) -> str:
@@ -280,39 +169,3 @@ def first_samples(
             shown = shut | {column: render(value) for column, value in values.items()}
             yield {"sample": sample, "shard": shard.raw_data.basename, "values": dict(sorted(shown.items()))}
         before += wanted
-
-
-def samples_of(
-    place: StoredDataset,
-    cache: ShardCache,
-    shard: ShardInfo,
-    number: int,
-    names: list[str],
-    *,
-    allow_unsafe_types: bool,
-) -> Iterator[dict[str, Any]]:
-    """These columns of the first samples of a shard; of one on a store no more is fetched than these samples need."""
-    # Unsafe columns are not decoded where they are not among those asked for.
-    wanted: dict[str, Any] = {"allow_unsafe_types": True, "columns": names}
-    if not names:  # nothing is decoded, so nothing is fetched
-        yield from [{}] * number
-    elif shard.format in OTHER_FORMATS:
-        # A sample of these may lack columns, unless they are named.
-        is_all = len(names) == len(column_names(shard))
-        with opened(cache, shard, None if is_all else names, allow_unsafe_types=allow_unsafe_types) as reader:
-            yield from map(reader.__getitem__, range(number))
-    elif place.directory is None and has_lone_samples(shard):
-        table, *span = table_part(shard)
-        samples = LoneSamples(shard, (place.at / table.basename).read_range(*span), **wanted)
-        start = samples.part(0).start
-        data = (place.at / shard.raw_data.basename).read_range(start, samples.part(number - 1).stop)
-        for sample in range(number):
-            part = samples.part(sample)
-            yield samples.decode(sample, data[part.start - start : part.stop - start])
-    else:
-        with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
-            reader = open_shard(shard, raw_directory(place, shard, Path(scratch)), **wanted)
-            try:
-                yield from map(reader.__getitem__, range(number))
-            finally:
-                reader.close()

@@ -44,7 +44,7 @@ from lightning_streaming.loading.scanning import Progress
 from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options, of_run
 from lightning_streaming.tools.console import FINE, print_json, print_table, progress
-from lightning_streaming.tools.stored_dataset import find_dataset
+from lightning_streaming.tools.stored.stored_dataset import find_dataset
 
 _AT_ONCE = 1 << 20
 """Lengths that are looked at together."""
@@ -75,7 +75,7 @@ def run(args: Namespace) -> int:
         raise ConfigError("say what to count: either DATASET, a directory or URL, or --config run.yaml")
     if args.config:
         _check_alone(args)
-        return of_run("lengths")(args.config, as_json=args.json)
+        return of_run("runs.lengths_run")(args.config, as_json=args.json)
     asked = _request(args)
     place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
     how = {"format": args.format, "block_length": args.block_length}

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.commands import add_json, add_loader, add_run, add_set, not_negative, of_run, positive
-from lightning_streaming.tools.plan_conditions import PlanCondition, names_told, parse_condition
+from lightning_streaming.tools.planning.fail_if import PlanCondition, names_told, parse_condition
 from lightning_streaming.units import parse_bytes
 
 _Parsed = TypeVar("_Parsed")
@@ -64,7 +64,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """See :data:`~lightning_streaming.tools.commands.COMMANDS`."""
-    return of_run("plan")(args)
+    return of_run("planning.plan_run")(args)
 
 
 def _limit(text: str) -> int | None:

@@ -52,7 +52,7 @@ from lightning_streaming.tools.commands import (
     of_run,
 )
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, progress
-from lightning_streaming.tools.stored_dataset import find_dataset
+from lightning_streaming.tools.stored.stored_dataset import find_dataset
 from lightning_streaming.units import format_bytes
 
 _KINDS = ("format", "block_length")
@@ -90,7 +90,7 @@ def run(args: Namespace) -> int:
         raise ConfigError("say what to select from: either DATASET, a directory or URL, or --config run.yaml")
     if args.config:
         _check_alone(args)
-        return of_run("select")(args.config, dict(args.set), as_json=args.json)
+        return of_run("runs.select_run")(args.config, dict(args.set), as_json=args.json)
     check_set_is_of_a_run(args)
     report = _select_of_dataset(args)
     (print_json if args.json else _print_report)(report)

@@ -27,8 +27,6 @@ from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.loading.state import Cursor, SavedPosition
 from lightning_streaming.order.packing import named_facts
 from lightning_streaming.order.skips import EpochPosition
-from lightning_streaming.tools import checkpoints, state_moves
-from lightning_streaming.tools.checkpoints import Places, SavedLoader, find_places, find_state_file, settled
 from lightning_streaming.tools.commands import (
     add_action,
     add_json,
@@ -38,9 +36,11 @@ from lightning_streaming.tools.commands import (
     positive,
 )
 from lightning_streaming.tools.console import FINE, PROGRAM, counted, print_json, print_table, printable_name
-from lightning_streaming.tools.phase_lines import phase_line
-from lightning_streaming.tools.state_moves import StreamSeen, phase_stop
-from lightning_streaming.tools.stored_dataset import find_dataset
+from lightning_streaming.tools.runs import checkpoints, state_moves
+from lightning_streaming.tools.runs.checkpoints import Places, SavedLoader, find_places, find_state_file, settled
+from lightning_streaming.tools.runs.phase_lines import phase_line
+from lightning_streaming.tools.runs.state_moves import StreamSeen, phase_stop
+from lightning_streaming.tools.stored.stored_dataset import find_dataset
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -176,8 +176,8 @@ def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[Strea
 
 
 def _counting(name: str) -> Callable[..., Any]:
-    """A function of :mod:`~lightning_streaming.tools.state_counts`, which imports torch."""
-    found: Callable[..., Any] = getattr(import_module("lightning_streaming.tools.state_counts"), name)
+    """A function of :mod:`~lightning_streaming.tools.runs.state_counts`, which imports torch."""
+    found: Callable[..., Any] = getattr(import_module("lightning_streaming.tools.runs.state_counts"), name)
     return found
 
 

@@ -58,4 +58,4 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the samples of a step, or the reads of a sample."""
-    return of_run("trace")(args)
+    return of_run("runs.trace_run")(args)

@@ -20,11 +20,8 @@ from contextlib import suppress
 from math import inf
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools.commands import add_json, add_run, of_run
+from lightning_streaming.tools.commands import STAGES, add_json, add_run, of_run
 from lightning_streaming.units import parse_bytes
-
-STAGES = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
-"""The data of each of Lightning's stages; of ``fit`` that to train on."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -59,7 +56,7 @@ def run(args: Namespace) -> int:
     """Measure, and print what to set."""
     if args.json and args.yaml:
         raise ConfigError("--json and --yaml are two ways to print the result; ask for one of them")
-    return of_run("tune")(args)
+    return of_run("tuning.tune_run")(args)
 
 
 def _parse_candidates(text: str) -> list[int]:

@@ -39,7 +39,6 @@ from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, File
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard import check_shard, open_shard, unsafe_columns, was_written_for
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, shown_file
-from lightning_streaming.tools import stored_dataset
 from lightning_streaming.tools.commands import (
     add_dataset,
     add_format,
@@ -49,8 +48,9 @@ from lightning_streaming.tools.commands import (
     usable_cpus,
 )
 from lightning_streaming.tools.console import BAD, FINE, counted, first_few, is_image, print_json, print_table, progress
-from lightning_streaming.tools.held_shards import opened
-from lightning_streaming.tools.stored_dataset import (
+from lightning_streaming.tools.stored import stored_dataset
+from lightning_streaming.tools.stored.held_shards import opened
+from lightning_streaming.tools.stored.stored_dataset import (
     StoredDataset,
     check_hashes,
     find_dataset,

@@ -26,10 +26,10 @@ from lightning_streaming.tools.commands import (
     positive,
 )
 from lightning_streaming.tools.console import FINE
-from lightning_streaming.tools.own_caches import own_caches
-from lightning_streaming.tools.stored_dataset import find_dataset
-from lightning_streaming.tools.view_server import serve
-from lightning_streaming.tools.viewed import Viewed, ViewedStream
+from lightning_streaming.tools.stored.own_caches import own_caches
+from lightning_streaming.tools.stored.stored_dataset import find_dataset
+from lightning_streaming.tools.viewing.server import serve
+from lightning_streaming.tools.viewing.viewed import Viewed, ViewedStream
 
 _LAST_PORT = 65535
 
@@ -65,7 +65,7 @@ def run(args: Namespace) -> int:
             raise ConfigError(f"--config says itself how data is read; give it without {words}")
         if args.loader is not None and args.checkpoint is None:
             raise ConfigError("--loader names a train loader of a checkpoint; give --ckpt with it")
-        return of_run("view")(args)
+        return of_run("viewing.view_run")(args)
     check_set_is_of_a_run(args)
     for option in ("checkpoint", "loader", "nodes", "ranks_per_node", "accumulate"):
         if getattr(args, option) is not None:

@@ -95,6 +95,9 @@ def test_the_readme_leads_to_its_files_also_where_it_is_shown_without_them() -> 
     assert [match["target"] for match in _LINK.finditer(text) if ":" not in match["target"]] == []
     files = {name: target.removeprefix(f"{page[1]}/blob/main/") for name, target in targets.items()}
     assert [name for name, file in files.items() if not (ROOT / file).exists()] == []
+    pictures = re.findall(rf"{page[1]}/main/(\S+?)\"".replace("github.com", "raw.githubusercontent.com"), text)
+    assert [(ROOT / picture).stat().st_size > 0 for picture in pictures] == [True]
+    assert re.findall(r"^git clone (.+)$", text, re.MULTILINE) == [page[1]]
 
 
 def test_a_block_that_prints_something_else_is_found(capsys: pytest.CaptureFixture[str]) -> None:

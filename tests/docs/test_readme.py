@@ -1,13 +1,12 @@
 """The README works as printed: its commands, its programs and its configurations, in order, in one empty directory.
 
 A ``bash`` block is given to a shell, a ``python`` block to an interpreter of its own, a ``yaml`` block that begins with
-``# NAME.yaml`` is written there, and a ``text`` block is exactly what the program before it prints. Only what follows
-``<!-- not run -->``, which installs, is left out.
+``# NAME.yaml`` is written there, and a ``text`` block is exactly what the program before it prints. ``s3://my-bucket``
+is a bucket of a server on this machine. Only what follows ``<!-- not run -->``, which installs, is left out.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -20,6 +19,7 @@ import torch
 import yaml  # type: ignore[import-untyped]
 
 import lightning_streaming.trainer.cli  # noqa: F401  what a fork of this process need not import again
+from tests.servers import S3Store
 from tests.tools.forked import command_line, run_program
 
 pytestmark = [
@@ -28,6 +28,8 @@ pytestmark = [
 ]
 
 README = Path(__file__).parents[2] / "README.md"
+BUCKET = "s3://my-bucket"
+"""Where the README has data on a store."""
 _BLOCK = re.compile(
     r"^(?P<not_run><!-- not run -->\s*)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -73,28 +75,24 @@ def run_block(block: Block, program: str, directory: Path, capfd: pytest.Capture
     return None
 
 
-@pytest.fixture
-def newcomer(tmp_path: Path) -> Path:
-    """A directory with nothing but what a newcomer has: two files of JSON lines."""
-    directory = tmp_path / "newcomer"
-    directory.mkdir()
-    for name in ("reviews", "notes"):
-        rows = ({"id": number, "text": f"{name} {number}: " + "so it is. " * (number % 9)} for number in range(400))
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return directory
-
-
-def test_every_line_runs_as_printed(newcomer: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_line_runs_as_printed(
+    tmp_path: Path, s3: S3Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    newcomer = tmp_path / "newcomer"
+    newcomer.mkdir()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
+    text = README.read_text()
+    assert BUCKET in text
     printed, languages = None, list[str]()
     with command_line() as program:
-        for block in blocks(README.read_text()):
+        for block in blocks(text.replace(BUCKET, s3.make_bucket())):
             languages.append(block.language)
             if block.language == "text":
                 assert printed == block.text
             else:
                 printed = run_block(block, program, newcomer, capfd)
     assert {"bash", "python", "yaml", "text"} == set(languages)
-    for checkpoints in ("checkpoints", "mixed", "python"):
+    for checkpoints in ("checkpoints", "on-s3/checkpoints", "mixed", "python"):
         assert torch.load(newcomer / checkpoints / "last.ckpt")["global_step"] > 10
 
 

@@ -183,6 +183,36 @@ def test_a_shard_without_room_waits_until_the_reader_has_moved_on_and_all_after_
     assert wait_until(lambda: not _prefetch_threads())
 
 
+def test_what_the_reader_has_passed_is_not_fetched_by_a_thread_that_comes_late() -> None:
+    def fetch(shard: int) -> bool:
+        fetched.append(shard)
+        return goes_on.wait(5)
+
+    fetched: list[int] = []
+    goes_on = threading.Event()
+    prefetcher = ShardPrefetcher(iter(_needs(0, 1, 2, 3)), fetch, Lookahead(8, 8), num_threads=1)
+    assert wait_until(lambda: fetched == [0])
+    # It has read two samples, fetching their shards itself, and is about to read two more at once.
+    prefetcher.reader_at(2, about_to_be=4)
+    goes_on.set()
+    assert wait_until(lambda: not _prefetch_threads())
+    assert fetched == [0, 2, 3]
+
+
+def test_what_found_no_room_before_the_reader_has_passed_it_is_not_tried_again() -> None:
+    def fetch(shard: int) -> bool:
+        tried.append(shard)
+        return shard != 0
+
+    tried: list[int] = []
+    prefetcher = ShardPrefetcher(iter(_needs(0, 1)), fetch, Lookahead(8, 8), num_threads=1)
+    assert wait_until(lambda: tried == [0])
+    prefetcher.reader_at(1)
+    prefetcher.moved_on()
+    assert wait_until(lambda: not _prefetch_threads())
+    assert tried == [0, 1]
+
+
 def test_who_waits_for_room_ends_with_the_pass() -> None:
     def fetch(shard: int) -> bool:
         tried.set()

@@ -18,6 +18,10 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
+from lightning_streaming.loading.dataloader import run_of
+from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.state import Cursor
+from lightning_streaming.order.skips import TrainProgress
 from lightning_streaming.trainer.config import config_of
 from tests.packed_data import pieces
 
@@ -44,7 +48,7 @@ class Really:
     """What really happened."""
 
     reads: Counter[int] = field(default_factory=Counter)
-    """How often each sample was read, by id."""
+    """How often each sample was read, by id; by ranks that read the same as one."""
     order: list[list[int]] = field(default_factory=list)
     """Ids of each global batch of the first node, in order."""
     downloads: Counter[str] = field(default_factory=Counter)
@@ -89,14 +93,13 @@ def read_run(config: Path, url: str, scratch: Path) -> Really:
         for one in ranks:
             one.join()
             assert one.exitcode == 0
-        for of_rank, tokens, packs in batches:
+        for of_rank, tokens, packs in (of for of in batches if of[0] is not None):
             found.reads.update(sample for batch in of_rank for sample in batch)
             found.tokens, found.packs = found.tokens + tokens, found.packs + packs
         found.peak = max(found.peak, watch.peak)
         if not node:
-            found.order = [
-                [sample for one in step for sample in one] for step in zip(*(of[0] for of in batches), strict=True)
-            ]
+            of_ranks = [of[0] for of in batches if of[0] is not None]
+            found.order = [[sample for one in step for sample in one] for step in zip(*of_ranks, strict=True)]
     log = sent(url)
     found.downloads, found.bytes = Counter(name for name, _ in log), sum(size for _, size in log)
     return found
@@ -115,6 +118,11 @@ class Asked:
         """Of the node."""
         return int(self.told["trainer"].get("devices", 1))
 
+    def is_copy(self, rank: int) -> bool:
+        """Whether a rank reads what one before it reads."""
+        replication = self.told["data"]["init_args"]["train"].get("replication", 1)
+        return bool((self.node * self.ranks + rank) % replication)
+
     def loader(self, rank: int) -> StreamingDataLoader:
         """What one of them reads."""
         data, trainer = dict(self.told["data"]["init_args"]), self.told["trainer"]
@@ -125,26 +133,35 @@ class Asked:
         nodes = trainer.get("num_nodes", 1)
         world = World(num_nodes=nodes, ranks_per_node=self.ranks, rank=self.node * self.ranks + rank)
         arguments = config.dataset_arguments(shuffle_by_default=True)
+        arguments["replication"] = config.replication
         dataset = StreamingDataset(**arguments, batch_size=data.get("batch_size", 1), world=world)
-        return StreamingDataLoader(
+        loader = StreamingDataLoader(
             dataset, num_workers=data.get("num_workers", 0), drop_last=data.get("drop_last", False)
         )
+        if "limit_train_batches" in trainer:  # as a trainer tells
+            counted = run_of(loader).counted_from(TrainProgress(limit=trainer["limit_train_batches"]))
+            passes_of(dataset).run.keep(counted)
+        return loader
 
 
 def _read_rank(asked: Asked, rank: int, in_step: Any, results: Any) -> None:
     loader, trainer, batches = asked.loader(rank), asked.told["trainer"], list[list[int]]()
     most, tokens, packs = trainer.get("max_steps", -1), 0, 0
     for _ in range(trainer.get("max_epochs", most if most > 0 else 1)):
-        for batch in () if len(batches) == most else loader:
+        if len(batches) == most:
+            break
+        for number, batch in enumerate(loader, 1):
             batches.append(_ids(batch))
             if "document_ids" in batch:
                 tokens, packs = tokens + int((batch["document_ids"] >= 0).sum()), packs + len(batch["document_ids"])
             in_step.wait()  # as ranks that train wait for each other
             time.sleep(_STEP_SECONDS)
-            if len(batches) == most:
+            if len(batches) == most or number == trainer.get("limit_train_batches"):
                 break
+        cursor = loader.cursor()
+        loader.seek(cursor if not cursor.sample_in_epoch else Cursor(cursor.epoch + 1, 0))
     loader.close()
-    results.put((batches, tokens, packs))
+    results.put((None if asked.is_copy(rank) else batches, tokens, packs))
 
 
 def _ids(batch: Mapping[str, Any]) -> list[int]:

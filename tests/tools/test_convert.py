@@ -29,9 +29,9 @@ from lightning_streaming import StreamingDataLoader, StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.storage import Location
 from tests.servers import S3Store, http_server
+from tests.tools.converting.test_sources_files import image, write_tar
+from tests.tools.converting.test_token_packing import word_tokenizer
 from tests.tools.running import Outcome, options, run
-from tests.tools.test_sources_files import image, write_tar
-from tests.tools.test_token_packing import word_tokenizer
 
 PARTS = ("--part-size", "1kb", "--workers", 1)
 """Each file a part."""

@@ -14,10 +14,10 @@ from pyarrow import parquet
 from lightning_streaming import StreamingDataset
 from lightning_streaming.writing.writers import MDSWriter
 from tests.servers import S3Store
+from tests.tools.converting.test_sources_files import image, write_tar
+from tests.tools.converting.test_token_packing import word_tokenizer
 from tests.tools.running import options, run
 from tests.tools.test_convert import PARTS, convert, files, samples, write_rows
-from tests.tools.test_sources_files import image, write_tar
-from tests.tools.test_token_packing import word_tokenizer
 
 PARTS_OF_2KB = ("--part-size", "2kb", "--workers", 1, "--size-limit", "1kb")
 IN_ONE_PART = ("--size-limit", "1kb")

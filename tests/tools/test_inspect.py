@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError, IndexFormatError, ObjectNotFoundError
 from lightning_streaming.formats.index import DatasetIndex
-from lightning_streaming.tools.inspect import histogram, summarize
-from lightning_streaming.tools.stored_dataset import find_dataset
+from lightning_streaming.tools.stored.stored_dataset import find_dataset
+from lightning_streaming.tools.stored.summary import histogram, summarize
 from lightning_streaming.writing.writers import MDSWriter
 from tests.golden import golden_path
 from tests.servers import HttpStore, S3Store

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_streaming import StreamingDataLoader, StreamingDataset, World
+from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools import plan_fetches, plan_reads
-from lightning_streaming.tools.plan_conditions import NAMES, parse_condition
-from lightning_streaming.tools.plan_fetches import Link, first_batch
-from lightning_streaming.tools.plan_node import NodeReads, ShardBytes, asked_for
+from lightning_streaming.tools.planning import fetches, planned_reads
+from lightning_streaming.tools.planning.fail_if import NAMES, AtLeast, parse_condition
+from lightning_streaming.tools.planning.fetches import Link, first_batch
+from lightning_streaming.tools.planning.node_reads import NodeReads, ShardBytes, asked_for
 from lightning_streaming.trainer.config import config_of
 from lightning_streaming.units import format_bytes
 from tests.helpers import raises
@@ -129,7 +129,7 @@ def test_of_long_runs_a_part_is_looked_at_and_said_to_be(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = plan(tmp_path, phased_train(data), "--json", max_epochs=40).json
-    monkeypatch.setattr(plan_reads, "MOST_SAMPLES", 1200)
+    monkeypatch.setattr(planned_reads, "MOST_SAMPLES", 1200)
     part = plan(tmp_path, phased_train(data), "--json", max_epochs=40).json
     assert any("epochs were looked at" in note for note in part["notes"])
     for one, other in zip(part["streams"], whole["streams"], strict=True):
@@ -143,7 +143,7 @@ def test_of_long_runs_a_part_is_looked_at_and_said_to_be(
 def test_of_a_long_epoch_a_part_is_looked_at(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = {"streams": {name: {"remote": str(data / name), "proportion": 1} for name in SIZES}, "epoch_size": 120_000}
     whole = plan(tmp_path, train, "--json", max_epochs=1).json
-    monkeypatch.setattr(plan_reads, "MOST_SAMPLES", 20_000)
+    monkeypatch.setattr(planned_reads, "MOST_SAMPLES", 20_000)
     part = plan(tmp_path, train, "--json", max_epochs=1).json
     assert any("of the samples were looked at" in note for note in part["notes"])
     for one, other in zip(part["streams"], whole["streams"], strict=True):
@@ -156,13 +156,43 @@ def test_simulations_that_are_too_long_are_cut_short_and_said_to_be(
     streams = {name: {"remote": str(data / name), "local": str(tmp_path / name)} for name in SIZES}
     train = {"streams": streams, "cache_limit": limit_of(data, 3000)}
     whole = plan(tmp_path, train, "--json", max_epochs=3, batch_size=1).json["caches"][0]
-    monkeypatch.setattr("lightning_streaming.tools.plan_run.MOST_SAMPLES", 60)
-    monkeypatch.setattr(plan_fetches, "MOST_SAMPLES", 60)
+    monkeypatch.setattr("lightning_streaming.tools.planning.plan_run.MOST_SAMPLES", 60)
+    monkeypatch.setattr(fetches, "MOST_SAMPLES", 60)
     cut = plan(tmp_path, train, "--json", max_epochs=3, batch_size=1).json
     assert whole["simulated"] == 1
     assert 0 < cut["caches"][0]["simulated"] < 1
     assert any("were simulated" in note for note in cut["notes"])
     assert whole["bytes"] / 2 < cut["caches"][0]["bytes"] < 2 * whole["bytes"]
+
+
+@pytest.mark.parametrize("shards", [2000, 3000])
+def test_what_is_fetched_again_is_told_with_and_without_a_limit_to_compare_it_with(
+    data: Path, tmp_path: Path, shards: int
+) -> None:
+    streams = {name: {"remote": str(data / name), "local": str(tmp_path / name)} for name in SIZES}
+    train = {"streams": streams, "cache_limit": limit_of(data, shards)}
+    small = f"{limit_of(data, shards + 200)}b"
+    alone, beside = (
+        plan(tmp_path, train, "--json", "--limit", small, *more, max_epochs=3).json["caches"]
+        for more in ((), ("--limit", "none"))
+    )
+    assert beside[2]["refetched"] == 1
+    assert alone[0]["refetched"] == pytest.approx(beside[0]["bytes"] / beside[2]["bytes"])
+    assert [one["refetched"] for one in alone] == [one["refetched"] for one in beside[:2]]
+    assert min(one["refetched"] for one in alone) > 1.5
+
+
+def test_what_no_limit_removes_is_fetched_once_however_many_epochs_follow(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned_reads, "_MOST_EPOCHS", 1)
+    streams = {name: {"remote": str(data / name), "local": str(tmp_path / name)} for name in SIZES}
+    told = plan(tmp_path, {"streams": streams}, "--json", "--limit", "none", max_epochs=9).json
+    once = plan(tmp_path, {"streams": streams}, "--json", "--limit", "none", max_epochs=1).json
+    assert told["run"]["epochs"] == 9
+    assert told["caches"][0] == once["caches"][0]
+    assert [one["bytes"] for one in told["streams"]] == [one["bytes"] for one in once["streams"]]
+    assert told["over_time"]["caches"][0]["fetched"][-1] == told["caches"][0]["bytes"]
 
 
 def test_steps_and_epochs_asked_for_go_before_the_trainer(data: Path, tmp_path: Path) -> None:
@@ -285,6 +315,58 @@ def test_a_condition_of_any_stream_is_understood(name: str, stream: str, number:
         return
     found = parse_condition(f"{name}({stream}) > {number}")
     assert (found.stream, found.number) == (stripped, number)
+
+
+@pytest.mark.parametrize(
+    ("condition", "least", "holds"),
+    [
+        ("bytes > 5kb", 6000, True),
+        ("bytes > 7kb", 6000, None),
+        ("bytes <= 5kb", 6000, False),
+        ("bytes < 7kb", 6000, None),
+        ("repeats == 4", 5, False),
+        ("repeats == 6", 5, None),
+        ("repeats != 4", 5, True),
+        ("repeats >= 5", 5, True),
+        ("repeats > 5", 5, None),
+        ("repeats == 5", 5, None),
+    ],
+)
+def test_of_a_number_of_which_the_least_is_known_only_what_follows_is_said(
+    condition: str, least: float, holds: bool | None
+) -> None:
+    parsed = parse_condition(condition)
+    if holds is None:
+        with raises(ConfigError, r"or more, which does not tell whether that holds"):
+            parsed.holds({parsed.name: AtLeast(least)})
+    else:
+        assert parsed.holds({parsed.name: AtLeast(least)}) is holds
+
+
+def test_conditions_on_what_was_looked_at_in_part(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_reads, "_MOST_EPOCHS", 3)
+    train = phased_train(data)
+    whole = plan(tmp_path, train, "--epochs", 3, "--json", max_epochs=40).json
+    most = max(one["repeats"] for one in whole["streams"])
+    assert plan(tmp_path, train, "--fail-if", f"repeats > {most - 1}", max_epochs=40).code == 1
+    unknown = plan(tmp_path, train, "--fail-if", "repeats > 10k", "--fail-if", "samples > 1", max_epochs=40)
+    assert unknown.code == 2
+    assert "streams" in unknown.out  # what is known is shown all the same
+    assert "repeats is known to be" in unknown.err
+    assert "samples > 1 holds" in unknown.err
+
+
+def test_tokens_of_a_stream_that_is_not_read_are_none(tmp_path: Path) -> None:
+    for name in ("web", "code"):
+        with MDSWriter(out=str(tmp_path / name), columns={"tokens": "ndarray:uint16:4"}) as writer:
+            for number in range(40):
+                writer.write({"tokens": np.full(4, number, np.uint16)})
+    streams = {name: {"remote": str(tmp_path / name)} for name in ("web", "code")}
+    phases = [{"name": "all", "until": 40, "mix": {"web": 1}}, {"name": "rest", "mix": {"code": 1}}]
+    train = {"streams": streams, "phases": phases, "epoch_size": 80}
+    done = plan(tmp_path, train, "--fail-if", "tokens > 70", "--fail-if", "tokens(code) > 0", "--steps", 10, "--json")
+    assert [one["tokens"] for one in done.json["streams"]] == [80, 0]
+    assert (done.code, done.json["failed"]) == (1, ["tokens > 70"])
 
 
 def test_help_names_all_conditions() -> None:

@@ -21,7 +21,7 @@ from tests.helpers import write_shards
 from tests.loading.processes import wait_until
 from tests.servers import HttpStore
 from tests.tools.running import run
-from tests.tools.tuned import write_config
+from tests.tools.tuning.tuned import write_config
 
 SHARDS, SIZE = 100, 5
 SQUARES = {"id": "int", "y": "int"}

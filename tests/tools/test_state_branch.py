@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming import Phase
 from lightning_streaming.loading.fingerprint import told_mix
-from lightning_streaming.tools.phase_lines import phase_line, read_mix
+from lightning_streaming.tools.runs.phase_lines import phase_line, read_mix
 from tests.helpers import make_loader, write_dataset
 from tests.loading.phased import ANNEAL, BROAD, RAMP, gone_on, phased_loader, read, stopped, write_streams
 from tests.tools.running import run

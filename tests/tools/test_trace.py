@@ -29,8 +29,8 @@ from lightning_streaming import (
     StreamingDataset,
     World,
 )
-from lightning_streaming.tools.trace_run import reads_of_key, reads_of_sample, reads_of_step
-from lightning_streaming.tools.traced_run import TracedRun, run_on
+from lightning_streaming.tools.runs.trace_run import reads_of_key, reads_of_sample, reads_of_step
+from lightning_streaming.tools.runs.traced_run import TracedRun, run_on
 from tests.phased_data import PHASES, phased_train, write_streams
 from tests.tools.running import run
 
@@ -190,7 +190,7 @@ def fit(described: dict[str, Any], batch_size: int, **trainer: Any) -> tuple[Rec
     config = StreamingConfig(**{**described, "streams": streams})
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     checkpoint = trainer.pop("ckpt_path", None)
-    made = Trainer(accelerator="cpu", enable_checkpointing=False, max_epochs=-1, **quiet, **trainer)
+    made = Trainer(accelerator="cpu", enable_checkpointing=False, **quiet, **{"max_epochs": -1, **trainer})
     model = Recorder()
     data = StreamingDataModule(train=config, batch_size=batch_size, with_keys=["train"])
     made.fit(model, datamodule=data, ckpt_path=checkpoint)
@@ -417,6 +417,23 @@ def test_what_the_configuration_leaves_open_is_said(data: Path, tmp_path: Path) 
         "the configuration leaves the number of devices open; taken to be 1"
         in run("trace", "--config", config, "--step", 0).err
     )
+
+
+@pytest.mark.parametrize("trainer", [{"max_steps": 3}, {"max_steps": 15, "max_epochs": 2}, {"max_epochs": 1}])
+def test_no_read_after_the_end_of_the_run_is_told(data: Path, tmp_path: Path, trainer: dict[str, int]) -> None:
+    described = train(data, ORDERS[0])
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": 5}, devices=1, **trainer)
+    model, _ = fit(described, 5, **trainer)
+    for place in ((0, 0), (1, 3), (2, 1)):
+        really = [
+            (step, key)
+            for step, keys in model.read.items()
+            for _, key in keys
+            if (key.stream, key.shard, key.index) == ("web", *place)
+        ]
+        found = traced("--config", config, "--sample", "web:{}:{}".format(*place), "--epochs", 3)
+        told = [(read["step"], key_of(read)) for read in found]
+        assert told == [one for one in really if one[1].epoch == really[0][1].epoch]
 
 
 def test_a_sample_that_is_not_drawn_is_told_so(data: Path, tmp_path: Path) -> None:

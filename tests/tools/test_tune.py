@@ -24,7 +24,7 @@ from tests.broken_data import write_broken_json
 from tests.loading.processes import wait_until
 from tests.servers import HttpStore, http_server, refused_port
 from tests.tools.running import Outcome, contents, run
-from tests.tools.tuned import QUICK, SAMPLES, streams, write_config, write_data
+from tests.tools.tuning.tuned import QUICK, SAMPLES, streams, write_config, write_data
 
 pytestmark = [
     pytest.mark.usefixtures("temporary"),

@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from lightning_streaming.formats.index import dump_index
 from lightning_streaming.tools.console import first_few
-from lightning_streaming.tools.stored_dataset import unnamed_files
+from lightning_streaming.tools.stored.stored_dataset import unnamed_files
 from lightning_streaming.writing.writers import MDSWriter
 from tests.golden import golden_path
 from tests.servers import S3Store

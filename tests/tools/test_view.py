@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_streaming.tools import sample_reader, shown_values
-from lightning_streaming.tools.own_caches import own_caches
-from lightning_streaming.tools.shown_values import TEXT_PAGE
-from lightning_streaming.tools.view_pages import Pages
+from lightning_streaming.tools.stored import sample_reader
+from lightning_streaming.tools.stored.own_caches import own_caches
+from lightning_streaming.tools.viewing import shown_values
+from lightning_streaming.tools.viewing.shown_values import TEXT_PAGE
+from lightning_streaming.tools.viewing.view_pages import Pages
 from lightning_streaming.writing.writers import JSONWriter, MDSWriter
 from tests.tools.running import run, write_texts
-from tests.tools.viewing import HOSTILE, Elements, answer, html, pages_of, snapshot, write_rich
+from tests.tools.viewing.asking import HOSTILE, Elements, answer, html, pages_of, snapshot, write_rich
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def test_pictures_and_sounds_are_given_as_what_they_are_and_nothing_else_is(page
 
 
 def _asked(path: str) -> Any:
-    from lightning_streaming.tools.view_pages import Request
+    from lightning_streaming.tools.viewing.view_pages import Request
 
     return Request(root="/token/", path=path, query={})
 

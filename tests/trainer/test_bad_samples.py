@@ -20,7 +20,7 @@ from lightning_streaming import (
 from lightning_streaming.errors import BadSamplesError
 from lightning_streaming.tools.commands import read_run_files
 from tests.broken_data import BROKEN, SIZES, write_broken_json
-from tests.tools.tuned import write_config
+from tests.tools.tuning.tuned import write_config
 from tests.trainer.test_monitor import Model, fit, logged
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

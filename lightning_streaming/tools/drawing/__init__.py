@@ -1,0 +1,1 @@
+"""What people see: charts, pixels, and the templates of pages."""

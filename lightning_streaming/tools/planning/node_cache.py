@@ -1,0 +1,433 @@
+"""A node's cache directory under a limit, simulated: which shards are fetched, and fetched again, by which readers.
+
+The rules are those of the library: shares of the limit, what goes when room is wanted, what an epoch needs no more.
+Time is simulated as in :mod:`~lightning_streaming.tools.planning.node_reads`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count, pairwise, zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.cache.quota import bytes_to_free, reader_share
+from lightning_streaming.cache.usage import FINISHED_BEFORE
+from lightning_streaming.loading.batches import GATHERED_BYTES
+from lightning_streaming.loading.open_shards import OpenShards
+from lightning_streaming.loading.prefetch import batches_until
+from lightning_streaming.loading.reading import Window, WorkerPartition, located, shard_needs
+from lightning_streaming.tools.planning.node_reads import LastBatches, NodeReads, ShardBytes
+
+_NOW = 1_800_000_000 * 10**9
+"""When the simulation begins, in nanoseconds since 1970: after all that the cache takes for finished."""
+
+
+class CachedShards:
+    """The shards that are in a cache directory, in the order in which they would go."""
+
+    def __init__(self) -> None:
+        self._clock = count(_NOW, 1000)
+        self._here = set[int]()
+        self._unused = OrderedDict[int, int]()
+        """When each was last used that nobody has open; that of long ago first."""
+        self._finished = dict[int, None]()
+        """Those of them that the epoch needs no more, the last one finished last."""
+        self._holders = Counter[int]()
+        """How many have each shard open."""
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._here
+
+    def now(self) -> int:
+        """A moment later than all before."""
+        return next(self._clock)
+
+    def add(self, shard: int) -> None:
+        """Note that a shard is here now."""
+        self._here.add(shard)
+        self._unused[shard] = self.now()
+
+    def use(self, shard: int) -> None:
+        """Note that a shard is used."""
+        self._finished.pop(shard, None)
+        self._unused.pop(shard, None)
+        if not self._holders[shard]:
+            self._unused[shard] = self.now()
+
+    def hold(self, shard: int) -> None:
+        """Note that one more has a shard open."""
+        self._holders[shard] += 1
+        self._unused.pop(shard, None)
+        self._finished.pop(shard, None)
+
+    def let_go(self, shard: int) -> None:
+        """Note that one has closed a shard."""
+        self._holders[shard] -= 1
+        self.use(shard)
+
+    def finish(self, shard: int) -> None:
+        """Note that the epoch needs a shard no more, unless somebody has it open."""
+        if self._unused.pop(shard, None) is not None:
+            self._finished[shard] = None
+
+    def take_coldest(self, spare_since: int | None) -> int | None:
+        """Remove the shard that goes first; None where none may go.
+
+        Args:
+            spare_since: What was used at this time or later stays.
+        """
+        if self._finished:
+            shard, _ = self._finished.popitem()
+        elif self._unused:
+            shard, used = next(iter(self._unused.items()))
+            if spare_since is not None and used >= spare_since:
+                return None
+            del self._unused[shard]
+        else:
+            return None
+        self._here.discard(shard)
+        return shard
+
+
+class NodeCache:
+    """What a node's cache directory holds, by the rules of ``cache/quota.py``.
+
+    Args:
+        sizes: Bytes of each shard.
+        limit: Most bytes; None for no limit.
+        fixed: Bytes that always stay: indexes, and what else is kept.
+    """
+
+    def __init__(self, sizes: ShardBytes, limit: int | None, fixed: int = 0) -> None:
+        self._kept, self._making = sizes.kept.tolist(), sizes.making.tolist()
+        self._limit = limit
+        self.room = None if limit is None else limit - fixed
+        """Bytes for shards; None for no limit."""
+        self.largest = int(sizes.making.max())
+        self.shards = CachedShards()
+        self.used = self.peak = fixed
+        """Bytes now, and at most so far."""
+        self.times_fetched = np.zeros(len(sizes.kept), np.int32)
+        """Of each shard."""
+        self.downloads = self.exceeded = 0
+        """How often shards were fetched, and a reader went beyond the limit."""
+        self.on_fetch: Callable[[int], object] = lambda _: None
+        """Called with each shard that is fetched."""
+
+    def put(self, shards: Iterable[int]) -> None:
+        """Let some shards be here that were fetched before."""
+        for shard in shards:
+            if self._making[shard]:
+                self.shards.add(shard)
+                self.used += self._kept[shard]
+        self.peak = max(self.peak, self.used)
+
+    def size(self, shard: int) -> int:
+        """Bytes of a shard that is here."""
+        kept: int = self._kept[shard]
+        return kept
+
+    def touch(self, shard: int) -> bool:
+        """Note that a shard is used, if it is here; says whether it is."""
+        if shard in self.shards:
+            self.shards.use(shard)
+            return True
+        return not self._making[shard]  # it is read in place
+
+    def fetch(self, shard: int, spare_since: int | None = None, *, must: bool = False) -> bool:
+        """Fetch a shard if there is room, or in any case; says whether it was."""
+        size = self._making[shard]
+        if self._limit is not None:
+            enough = bytes_to_free(self.used, size, self._limit)
+            while enough > 0 and (coldest := self.shards.take_coldest(spare_since)) is not None:
+                enough -= self._kept[coldest]
+                self.used -= self._kept[coldest]
+            if self.used + size > self._limit:
+                if not must:
+                    return False
+                self.exceeded += 1
+        self.peak = max(self.peak, self.used + size)
+        self.used += self._kept[shard]
+        self.shards.add(shard)
+        self.times_fetched[shard] += 1
+        self.downloads += 1
+        self.on_fetch(shard)
+        return True
+
+
+class _Opened:
+    """In the place of a shard's reader."""
+
+    def close(self) -> None:
+        """Nothing is mapped."""
+
+
+class _Ahead:
+    """What a worker has fetched and not begun to read: as ``loading/open_shards.py`` has it, but for very many shards.
+
+    Args:
+        share: Bytes that may be fetched ahead at the cost of other shards; None for no limit.
+    """
+
+    def __init__(self, share: int | None) -> None:
+        self._share, self._bytes = share, 0
+        self._fetched = dict[int, tuple[int, int]]()
+        """When each was fetched, and its bytes; the first one first."""
+
+    def spare_since(self, size: int) -> int | None:
+        """What one more shard of so many bytes must not push out; see there."""
+        if self._share is not None and self._bytes + size > self._share:
+            return FINISHED_BEFORE
+        return next(iter(self._fetched.values()))[0] if self._fetched else None
+
+    def begin(self, shard: int, size: int, now: int) -> None:
+        """Note that a shard is fetched."""
+        self.end(shard)
+        self._fetched[shard] = now, size
+        self._bytes += size
+
+    def end(self, shard: int) -> None:
+        """Note that a shard has found its reader."""
+        known = self._fetched.pop(shard, None)
+        if known is not None:
+            self._bytes -= known[1]
+
+
+class _Uses(NamedTuple):
+    """When shards are used for the last time."""
+
+    last: NDArray[np.int32]
+    """The worker's last batch of each shard, of shape (shards,)."""
+    finished: list[tuple[int, int]]
+    """After how many of the worker's batches the node is done with a shard, and which one; the last one first."""
+
+    @classmethod
+    def of(cls, last: NDArray[np.int32], node_last: NDArray[np.int32], partition: WorkerPartition) -> _Uses:
+        mine = np.flatnonzero(last >= 0)
+        after = batches_until(node_last[mine].astype(np.int64), partition.worker, partition.num_workers)
+        order = np.argsort(after, kind="stable")[::-1]
+        return cls(last, list(zip(after[order].tolist(), mine[order].tolist(), strict=True)))
+
+
+class _Group(NamedTuple):
+    """Batches that a worker reads at once."""
+
+    shards: list[int]
+    """What they need, in the order in which it is opened."""
+    rows: list[int]
+    """Samples of each."""
+
+    @property
+    def rows_before_last(self) -> int:
+        """Samples of all but the last one."""
+        return sum(self.rows[:-1])
+
+
+_NOTHING = _Group([], [])
+
+
+@dataclass(slots=True)
+class _Done:
+    """What a worker has read."""
+
+    batches: int = 0
+    rows: int = 0
+
+
+class _SimulatedWorker:
+    """One worker under way: the steps of ``loading/reading.py`` and ``loading/prefetch.py``, one batch at a time.
+
+    Args:
+        partition: What it reads.
+        reads: Of which node.
+        cache: Of that node.
+        uses: When it uses shards for the last time; None where nobody knows.
+    """
+
+    def __init__(
+        self,
+        partition: WorkerPartition,
+        reads: NodeReads,
+        cache: NodeCache,
+        uses: _Uses | None,
+    ) -> None:
+        share = None if cache.room is None else reader_share(cache.room, reads.num_readers)
+        self._partition, self._cache, self._uses = partition, cache, uses
+        # What is joined by ids is not known by its place, and left out.
+        self._needs = (need for need in shard_needs(partition, reads.catalog) if need.indexes is None)
+        self._need = next(self._needs, None)
+        self._ahead, self._open = _Ahead(share), OpenShards(cache.shards.let_go, share)
+        self._lookahead = reads.lookahead(partition)
+        self._groups = _groups(located(partition, reads.catalog), reads.batch_bytes)
+        self._done = _Done()
+        self.group, self.ready = _NOTHING, 0
+        """What it reads at once, and batches of that which are left to hand out."""
+
+    def fetch_ahead(self, rows: int = 0, batches: int = 0) -> None:
+        """Fetch what comes within reach, until there is no room; as if so much more had been read."""
+        has_begun = self._done.batches or batches
+        reach = self._done.rows + rows + (self._lookahead.later if has_begun else self._lookahead.at_first)
+        while self._need is not None and self._need.sample < reach:
+            is_passed = self._need.sample < self._done.rows
+            if not is_passed and not self._fetch_one(self._need.shard):
+                return
+            self._need = next(self._needs, None)
+
+    def _fetch_one(self, shard: int) -> bool:
+        cache, size = self._cache, self._cache.size(shard)
+        spare_since = self._ahead.spare_since(size)
+        if not cache.touch(shard) and not cache.fetch(shard, spare_since):
+            return False
+        if shard not in self._open.readers:
+            self._ahead.begin(shard, size, cache.shards.now())
+        return True
+
+    def begin(self) -> _Group:
+        """Begin to read what comes next; nothing is left of what was read before."""
+        self.group = next(self._groups, _NOTHING)
+        self.ready = len(self.group.rows)
+        self.fetch_ahead(self.group.rows_before_last, self.ready - 1)
+        return self.group
+
+    def open(self, shard: int, others: Sequence[_SimulatedWorker]) -> None:
+        """Open a shard, unless it is open."""
+        if shard in self._open.readers:
+            self._open.readers.move_to_end(shard)
+        else:
+            self._open_shard(shard, others)
+
+    def end(self) -> None:
+        """Go on as a worker does after what it has read."""
+        if self.group is _NOTHING:
+            return
+        self._done.rows += sum(self.group.rows)
+        self._let_go(self.group.shards, len(self.group.rows))
+        share = self._open.most_bytes
+        if share is not None and share < self._cache.largest:
+            self._open.close_all()
+        self.fetch_ahead()
+
+    def _let_go(self, needed: Iterable[int], batches: int) -> None:
+        """Close shards that the batches just read needed last; and say which ones the node is done with."""
+        self._done.batches += batches
+        if self._uses is None:
+            return
+        batch, (last, finished) = (
+            self._partition.worker + (self._done.batches - 1) * self._partition.num_workers,
+            self._uses,
+        )
+        for shard in needed:
+            if last[shard] <= batch:
+                self._open.close(shard)
+                self._ahead.end(shard)
+        while finished and finished[-1][0] <= self._done.batches:
+            self._cache.shards.finish(finished.pop()[1])
+
+    def _open_shard(self, shard: int, others: Sequence[_SimulatedWorker]) -> None:
+        info = _files(self._cache.size(shard))
+        self._open.make_room(info)
+        self._ahead.end(shard)
+        cache = self._cache
+        if not cache.touch(shard) and not cache.fetch(shard):
+            self.close_all()
+            if not cache.fetch(shard):  # then others rest, and close theirs
+                for other in others:
+                    other.close_all()
+                cache.fetch(shard, must=True)
+        cache.shards.hold(shard)
+        self._open.add(shard, info, _opened())
+
+    def close_all(self) -> None:
+        """Close what is open, as a pass does at its end, or for somebody who waits for room."""
+        self._open.close_all()
+
+
+def _opened() -> Any:
+    return _Opened()
+
+
+class _Files(NamedTuple):
+    """In the place of what an index says of a shard's files."""
+
+    bytes: int
+    files: Any
+
+
+@lru_cache(maxsize=1 << 12)
+def _files(size: int) -> Any:
+    return _Files(0, ((_Files(size, None), None),))
+
+
+def _groups(windows: Iterator[Window], batch_bytes: int) -> Iterator[_Group]:
+    """What a worker reads at once: one batch, then twice as many each time, as many as are quick to gather.
+
+    Args:
+        windows: Its samples.
+        batch_bytes: Of each batch; 0 where batches are read one by one.
+    """
+    together, most = 1, max(1, GATHERED_BYTES // batch_bytes) if batch_bytes else 1
+    for window in windows:
+        needed, stops = window.needed(), [0, *window.stops.tolist()]
+        first = 0
+        while first < len(stops) - 1:
+            last = min(first + together, len(stops) - 1)
+            shards = dict.fromkeys(needed[stops[first] : stops[last]].reshape(-1).tolist())
+            shards.pop(-1, None)
+            yield _Group(list(shards), [stop - start for start, stop in pairwise(stops[first : last + 1])])
+            first, together = last, min(2 * together, most)
+
+
+def read_epoch(
+    reads: NodeReads,
+    cache: NodeCache,
+    goes_on: Callable[[int], bool] = lambda _: True,
+    last: LastBatches | None = None,
+) -> int:
+    """Let all workers of a node read an epoch, by way of its cache.
+
+    Args:
+        reads: What they read.
+        cache: What is here before and after.
+        goes_on: Told of the batches that each rank has read, before the next; False where that is enough.
+        last: What :meth:`NodeReads.last_uses` gives, if that is known already; looked at where there is a limit.
+
+    Returns:
+        The batches of each rank that were read.
+    """
+    if cache.room is not None and last is None:
+        last = reads.last_uses()
+    workers = list[_SimulatedWorker]()
+    for number, partition in enumerate(reads.workers()):
+        uses = None if last is None else _Uses.of(last.of_readers[number], last.of_node, partition)
+        workers.append(_SimulatedWorker(partition, reads, cache, uses))
+    for worker in workers:
+        worker.fetch_ahead()
+    done = 0
+    while done < reads.num_batches and goes_on(done):
+        of_ranks = workers[done % reads.num_workers :: reads.num_workers]
+        if not all(worker.ready for worker in of_ranks):
+            _read_on(workers)
+        for worker in of_ranks:
+            worker.ready -= 1
+        done += 1
+    for worker in workers:
+        worker.close_all()
+    return done
+
+
+def _read_on(workers: Sequence[_SimulatedWorker]) -> None:
+    """Let all who have nothing left read what comes next, at the same time: a shard of each in turn."""
+    waiting = [worker for worker in workers if worker.ready <= 0]
+    groups = [worker.begin().shards for worker in waiting]
+    for shards in zip_longest(*groups):
+        for worker, shard in zip(waiting, shards, strict=True):
+            if shard is not None:
+                worker.open(shard, workers)
+    for worker in waiting:
+        worker.end()

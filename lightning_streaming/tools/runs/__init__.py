@@ -1,0 +1,1 @@
+"""A configured run: its order and steps, its checkpoints, and what tools tell of them."""

@@ -1,0 +1,194 @@
+"""The configuration that ``init`` writes: every field that people change first, with the data's own numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from lightning_streaming.storage.secrets import shown_options
+from lightning_streaming.tools.console import printable_name
+from lightning_streaming.tools.starting.look import Kind, Look, Task, told_size
+from lightning_streaming.tools.starting.run_module import MODEL_OF
+from lightning_streaming.units import format_bytes
+
+RUN = "run.yaml"
+_PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
+_NOT_TEXT = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+_BATCH = 32
+_LEAST_STEPS = 8
+"""Steps that an epoch should have, for which small data gets small batches."""
+_LEAST_HELD_OUT = 400
+"""Samples from which a part of them can validate."""
+_HELD_OUT = 5
+"""Percent."""
+_NO_VALIDATION = ("# val:", "#   remote: ...                 # there is little data; to validate, name other data")
+_SAVES, _MOST_STEPS = 5, 1000
+"""Checkpoints of an epoch, but at least one in so many steps."""
+_COMMENT_AT = 34
+
+
+def config_text(looks: Sequence[Look], task: Task) -> str:
+    """The configuration of a first run, as YAML with comments."""
+    return "".join(f"{line}\n" for line in (*_head(looks), *_model(task), *_data(looks, task), *_trainer(looks)))
+
+
+def _head(looks: Sequence[Look]) -> Iterator[str]:
+    for look in looks:
+        yield f"# {look.place.shown}: {told_size(look)}, {format_bytes(look.stored_bytes)} as stored. Columns:"
+        yield "#"
+        width = max(map(len, map(printable_name, look.columns)))
+        yield from (f"#     {printable_name(name):<{width}}  {encoding}" for name, encoding in look.columns.items())
+        yield "#"
+    for command, words in (
+        (f"fit --config {RUN}", "train"),
+        (f"fit --config {RUN} --ckpt_path last", "go on after any stop, in the middle of an epoch"),
+        (f"inspect --config {RUN}", "what a run reads"),
+        (f"tune --config {RUN}", "measures, and recommends workers and look-ahead"),
+        (f"fit --config {RUN} --print_config", "every field there is, explained"),
+    ):
+        yield f"#     lightning-streaming {command:<38} # {words}"
+    yield ""
+    yield _commented("seed_everything: 1", "of weights; the order of the data has its own: data.train.shuffle_seed")
+    yield ""
+
+
+def _model(task: Task) -> Iterator[str]:
+    name, argument = MODEL_OF[task.kind]
+    yield "model:"
+    yield _commented(f"  class_path: module.{name}", "in module.py")
+    yield "  init_args:"
+    yield _commented(f"    {argument}: {task.size}", _told_argument(task))
+    yield "    learning_rate: 0.001"
+    yield ""
+
+
+def _told_argument(task: Task) -> str:
+    if task.kind is Kind.TEXT:
+        return "a token is a byte; those of your tokenizer, once module.py has one"
+    if task.kind is Kind.NUMBERS:
+        return f"numbers in {', '.join(map(printable_name, task.inputs[:6]))}{', ...' * (len(task.inputs) > 6)}"
+    if task.largest is None:
+        return "there is no column of labels; see module.py"
+    what = "token" if task.kind is Kind.TOKENS else "label"
+    return f"must be above every {what}; the largest that was seen is {task.largest}"
+
+
+def _data(looks: Sequence[Look], task: Task) -> Iterator[str]:
+    samples = sum(look.samples for look in looks)
+    batch = _batch_size(samples)
+    yield "data:"
+    yield "  class_path: module.Data"
+    yield "  init_args:"
+    yield _commented(
+        f"    batch_size: {batch}", f"of each rank (GPU); on one, an epoch has about {_steps(samples):,} steps"
+    )
+    yield _commented("    num_workers: 2", "processes of each rank that read, decode and transform")
+    yield "    persistent_workers: true"
+    holds_out = samples >= _LEAST_HELD_OUT
+    train = _stage("train", looks, task, f"[:{100 - _HELD_OUT}%]" if holds_out else None)
+    val = _stage("val", looks, task, f"[{100 - _HELD_OUT}%:]") if holds_out else _NO_VALIDATION
+    yield from (f"    {line}" for line in (*train, *val))
+    yield ""
+
+
+def _stage(stage: str, looks: Sequence[Look], task: Task, split: str | None) -> Iterator[str]:
+    yield f"{stage}:"
+    if len(looks) == 1:
+        yield from (f"  {line}" for line in _place(looks[0]))
+    else:
+        yield "  streams:"
+        for name, look in _named(looks).items():
+            yield f"    {_scalar(name)}:"
+            yield from (f"      {line}" for line in _place(look))
+            if stage == "train":
+                yield _commented(f"      proportion: {look.samples}", "relative to the others; here its samples", 30)
+    if split is not None:
+        words = "a part drawn by hash, which stays the same" if stage == "train" else "the rest"
+        yield _commented(f'  split: "{split}"', words, 30)
+    used = [*task.inputs, *((task.target,) if task.target else ())]
+    columns = ", ".join(map(_scalar, dict.fromkeys(used)))
+    yield _commented(f"  columns: [{columns}]", "others are not read; without this line, all are", 30)
+    if task.kind is Kind.PICTURES and not task.from_array:
+        yield _commented(
+            f"  decode: {{{_scalar(task.inputs[0])}: pil}}", "or tensor, array, picture: docs/pictures.md", 30
+        )
+    if stage == "train":
+        yield _commented("  # epoch_size: 10m", "samples, if an epoch is to have others than all", 30)
+        yield _commented("  # cache_limit: 200gb", "of what is fetched and kept on a node", 30)
+
+
+def _place(look: Look) -> Iterator[str]:
+    """Where a stream is."""
+    place = look.place
+    yield f"remote: {_scalar(place.shown if place.directory is None else str(place.directory.resolve()))}"
+    if place.format is not None:
+        yield f"format: {place.format}"
+    if place.block_length is not None:
+        yield f"block_length: {place.block_length}"
+    if place.options:
+        yield f"storage_options: {json.dumps(_without_secrets(place.options))}"
+
+
+def _without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Storage options, in which environment variables stand for what may be secret."""
+    return {name: _public(name, value) for name, value in shown_options(options).items()}
+
+
+def _public(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {inner: _public(inner, one) for inner, one in value.items()}
+    return f"${{{re.sub(r'[^A-Z0-9]+', '_', name.upper())}}}" if value == "***" else value
+
+
+def _named(looks: Sequence[Look]) -> dict[str, Look]:
+    """Streams by the last part of their paths, all different."""
+    named: dict[str, Look] = {}
+    for look in looks:
+        place = look.place
+        path = urlsplit(place.shown).path if place.directory is None else place.directory.resolve().as_posix()
+        name = PurePosixPath(path).name or "data"
+        numbered = (f"{name}_{number}" for number in count(2))
+        named[next(one for one in chain([name], numbered) if one not in named)] = look
+    return named
+
+
+def _trainer(looks: Sequence[Look]) -> Iterator[str]:
+    steps = _steps(sum(look.samples for look in looks))
+    saves = max(1, min(_MOST_STEPS, steps // _SAVES))
+    yield "trainer:"
+    yield _commented("  max_epochs: 1", "or max_steps, max_time")
+    yield _commented("  accelerator: auto", "a GPU where there is one")
+    yield _commented("  devices: auto", "or a number of them")
+    yield f"  log_every_n_steps: {max(1, min(50, steps // 10))}"
+    yield "  logger:"
+    yield "    class_path: lightning.pytorch.loggers.CSVLogger"
+    yield "    init_args: {save_dir: ., name: logs}"
+    yield "  callbacks:"
+    yield "    - class_path: lightning.pytorch.callbacks.ModelCheckpoint"
+    yield f"      init_args: {{dirpath: checkpoints, every_n_train_steps: {saves}, save_last: true}}"
+    yield _commented("    - class_path: lightning_streaming.StreamingMonitor", "logs how long steps wait for data", 60)
+
+
+def _batch_size(samples: int) -> int:
+    return max(1, min(_BATCH, samples // _LEAST_STEPS))
+
+
+def _steps(samples: int) -> int:
+    """Steps of an epoch on one rank, about, as what is held out is drawn by hash."""
+    trained = samples * (100 - _HELD_OUT) // 100 if samples >= _LEAST_HELD_OUT else samples
+    return max(1, -(-trained // _batch_size(samples)))
+
+
+def _commented(line: str, words: str, at: int = _COMMENT_AT) -> str:
+    return f"{line:<{at}}  # {words}"
+
+
+def _scalar(text: str) -> str:
+    """A text as YAML."""
+    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _NOT_TEXT
+    return text if is_plain else json.dumps(text, ensure_ascii=not text.isprintable())

@@ -1,0 +1,277 @@
+"""The modules that ``init`` writes: for each kind of task a data module with its transform, and a small model.
+
+Words in capitals between ``@`` stand for what is known of the data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from lightning_streaming.tools.starting.look import Kind, Task
+
+_WIDTH = 80
+_HEAD = '''\
+"""{about}
+
+Written by `lightning-streaming init` to start from; all of it is yours to change. run.yaml names the classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from lightning_streaming import StreamingDataModule
+
+'''
+
+_PICTURES = '''\
+IMAGE = @IMAGE@
+PIXELS = 64
+"""Width and height that the model sees."""
+
+
+class Data(StreamingDataModule):
+    """Makes of each sample what the model takes: pixels, and the number of a class."""
+
+    def transform(self, sample: dict[str, Any], stage: str, rng: np.random.Generator) -> dict[str, Any]:
+        """Runs in the worker processes. `rng` belongs to the sample: what it draws is the same after a resume."""
+        picture = @OPENED@.convert("RGB").resize((PIXELS, PIXELS))
+        pixels = np.asarray(picture, np.uint8).transpose(2, 0, 1)
+        if stage == "train" and rng.random() < 0.5:
+            pixels = pixels[:, :, ::-1]
+@LABELLED@
+
+
+class Classifier(LightningModule):
+    """A few convolutions.
+
+    Args:
+        classes: How many classes there are; labels are numbers from 0 on.
+        learning_rate: Of AdamW.
+    """
+
+    def __init__(self, classes: int, learning_rate: float = 1e-3) -> None:
+        super().__init__()
+        self.classes, self.learning_rate = classes, learning_rate
+        channels = [3, 16, 32, 64]
+        layers: list[nn.Module] = []
+        for before, after in zip(channels, channels[1:]):
+            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], classes))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Scores, (batch, classes), of pixels, uint8 of shape (batch, 3, height, width)."""
+        scores: Tensor = self.layers(pixels.float() / 127.5 - 1)
+        return scores
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """Cross-entropy."""
+        label = batch["label"]
+        if int(label.max()) >= self.classes:
+            raise ValueError(f"there is a label {int(label.max())}; raise model.init_args.classes in run.yaml")
+        loss = nn.functional.cross_entropy(self(batch["pixels"]), label)
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """The share of labels that are right."""
+        right = (self(batch["pixels"]).argmax(1) == batch["label"]).float().mean()
+        self.log("val_accuracy", right, prog_bar=True, batch_size=len(batch["label"]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW."""
+        return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
+'''
+_WITH_LABEL = '        return {"pixels": torch.from_numpy(pixels.copy()), "label": int(sample[@LABEL@])}'
+_WITHOUT_LABEL = """\
+        # The data has no column of labels. So that there is something to learn, pictures are turned by 0 to 3 quarters,
+        # and the model tells by how many. Put your own task here.
+        turns = int(rng.integers(4))
+        return {"pixels": torch.from_numpy(np.rot90(pixels, turns, (1, 2)).copy()), "label": turns}"""
+
+_LANGUAGE = '''\
+@COLUMN_NAME@ = @COLUMN@
+CONTEXT = 128
+"""Tokens that the model sees at once."""
+NOTHING = -100
+"""Stands where a document has ended."""
+
+
+class Data(StreamingDataModule):
+    """Makes of each sample what the model takes: tokens, all rows equally long."""
+
+    def transform(self, sample: dict[str, Any], stage: str, rng: np.random.Generator) -> dict[str, Any]:
+        """Runs in the worker processes. `rng` belongs to the sample: what it draws is the same after a resume."""
+@TOKENS@
+        most = len(tokens) - (CONTEXT + 1)
+        begin = int(rng.integers(most + 1)) if most > 0 and stage == "train" else 0
+        tokens = tokens[begin : begin + CONTEXT + 1]
+        row = np.full(CONTEXT + 1, NOTHING, np.int64)
+        row[: len(tokens)] = tokens
+        return {"tokens": torch.from_numpy(row)}
+
+
+class LanguageModel(LightningModule):
+    """A small transformer that predicts the next token.
+
+    Args:
+        vocabulary: How many tokens there are; they are numbers from 0 on.
+        width: Size of a token's vector.
+        depth: Number of layers.
+        heads: Attention heads per layer.
+        learning_rate: Of AdamW.
+    """
+
+    def __init__(
+        self, vocabulary: int, width: int = 64, depth: int = 2, heads: int = 4, learning_rate: float = 1e-3
+    ) -> None:
+        super().__init__()
+        self.vocabulary, self.learning_rate = vocabulary, learning_rate
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Parameter(0.02 * torch.randn(CONTEXT, width))
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits, (batch, length, vocabulary), of tokens, (batch, length)."""
+        length = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        hidden = self.embedding(tokens.clamp(min=0)) + self.position[:length]
+        logits: Tensor = self.head(self.layers(hidden, mask=mask, is_causal=True))
+        return logits
+
+    def loss(self, tokens: Tensor) -> Tensor:
+        """Mean cross-entropy in nats per token."""
+        if int(tokens.max()) >= self.vocabulary:
+            raise ValueError(f"there is a token {int(tokens.max())}; raise model.init_args.vocabulary in run.yaml")
+        logits, following = self(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+        total = nn.functional.cross_entropy(logits, following, ignore_index=NOTHING, reduction="sum")
+        mean: Tensor = total / (following != NOTHING).sum().clamp(min=1)
+        return mean
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """The loss."""
+        loss = self.loss(batch["tokens"])
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """The same for data that the weights have not seen."""
+        self.log("val_loss", self.loss(batch["tokens"]), prog_bar=True, batch_size=len(batch["tokens"]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW."""
+        return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
+'''
+_FROM_TOKENS = "        tokens = sample[TOKENS]"
+_FROM_TEXT = """\
+        # Your tokenizer goes here; until then a token is a byte. With one of the tokenizers package, which is best made
+        # once, in __init__:
+        #     tokens = self.tokenizer.encode(sample[TEXT]).ids
+        # Large corpora are better tokenized once: lightning-streaming convert --tokenize --help
+        tokens = np.frombuffer(@AS_BYTES@, np.uint8)"""
+
+_NUMBERS = '''\
+INPUTS = @INPUTS@
+TARGET = @TARGET@
+
+
+class Data(StreamingDataModule):
+    """Makes of each sample what the model takes: numbers, and the one to tell from them."""
+
+    def transform(self, sample: dict[str, Any], stage: str, rng: np.random.Generator) -> dict[str, Any]:
+        """Runs in the worker processes. `rng` belongs to the sample: what it draws is the same after a resume."""
+        numbers = np.concatenate([np.asarray(sample[name], np.float32).ravel() for name in INPUTS])
+        return {"inputs": torch.from_numpy(np.nan_to_num(numbers)), "target": np.float32(sample[TARGET])}
+
+
+class Regression(LightningModule):
+    """A linear model.
+
+    Args:
+        inputs: How many numbers are put in.
+        learning_rate: Of AdamW.
+    """
+
+    def __init__(self, inputs: int, learning_rate: float = 1e-2) -> None:
+        super().__init__()
+        self.learning_rate = learning_rate
+        self.layer = nn.Linear(inputs, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Predictions, (batch,), of inputs, (batch, inputs)."""
+        found: Tensor = self.layer(inputs).squeeze(1)
+        return found
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """The error: its square while it is below 1, beyond that its size."""
+        loss = nn.functional.smooth_l1_loss(self(batch["inputs"]), batch["target"])
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """The mean error."""
+        error = (self(batch["inputs"]) - batch["target"]).abs().mean()
+        self.log("val_error", error, prog_bar=True, batch_size=len(batch["target"]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW."""
+        return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
+'''
+
+MODEL_OF: Mapping[Kind, tuple[str, str]] = {
+    Kind.PICTURES: ("Classifier", "classes"),
+    Kind.TOKENS: ("LanguageModel", "vocabulary"),
+    Kind.TEXT: ("LanguageModel", "vocabulary"),
+    Kind.NUMBERS: ("Regression", "inputs"),
+}
+"""The class of a module's model, and its argument that depends on the data."""
+
+
+def module_text(task: Task, holds_text: bool = True) -> str:
+    """The module for a task.
+
+    Args:
+        task: What is trained.
+        holds_text: Of text: whether the column holds text, and not bytes or a mapping.
+    """
+    about = f"{task.kind.value.capitalize()}, and what its samples are made of."
+    body, words = _NUMBERS, {"INPUTS": _listed(task.inputs), "TARGET": _quoted(task.target or "")}
+    column = _quoted(task.inputs[0])
+    if task.kind is Kind.PICTURES:
+        opened = "Image.fromarray(sample[IMAGE])" if task.from_array else "sample[IMAGE]"
+        labelled = _WITHOUT_LABEL if task.target is None else _WITH_LABEL.replace("@LABEL@", _quoted(task.target))
+        body, words = _PICTURES, {"IMAGE": column, "OPENED": opened, "LABELLED": labelled}
+    elif task.kind is Kind.TOKENS:
+        body, words = _LANGUAGE, {"COLUMN_NAME": "TOKENS", "COLUMN": column, "TOKENS": _FROM_TOKENS}
+    elif task.kind is Kind.TEXT:
+        any_value = "value if isinstance(value := sample[TEXT], bytes) else str(value).encode()"
+        as_bytes = "sample[TEXT].encode()" if holds_text else f"({any_value})"
+        made = _FROM_TEXT.replace("@AS_BYTES@", as_bytes)
+        body, words = _LANGUAGE, {"COLUMN_NAME": "TEXT", "COLUMN": column, "TOKENS": made}
+    for name, value in words.items():
+        body = body.replace(f"@{name}@", value)
+    head = _HEAD.format(about=about)
+    if task.from_array:
+        head = head.replace("from torch import Tensor, nn\n", "from PIL import Image\nfrom torch import Tensor, nn\n")
+    return head + body
+
+
+def _quoted(name: str) -> str:
+    """A column's name as Python writes it, between double quotes."""
+    return json.dumps(name, ensure_ascii=not name.isprintable())
+
+
+def _listed(names: Sequence[str]) -> str:
+    """A tuple of names, in lines where they are many."""
+    line = f"({', '.join(map(_quoted, names))}{',' * (len(names) == 1)})"
+    if len(line) <= _WIDTH:
+        return line
+    return "(\n" + "".join(f"    {_quoted(name)},\n" for name in names) + ")"
