@@ -103,8 +103,8 @@ class Pages:
 
     def missing(self, request: Request) -> Answer:
         """What to show where there is no such page."""
-        words = "Nothing has this address; the tabs lead to what there is."
-        return self.show(request, "view_problem.html", "There is no such page", words=words, status=404)
+        words, title = "Nothing has this address.", "There is no such page"
+        return self.show(request, "view_problem.html", title, words=words, status=404)
 
     def _failed(self, request: Request, error: Exception, status: int) -> Answer:
         words = redact(str(error), {})

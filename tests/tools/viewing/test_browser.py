@@ -144,6 +144,7 @@ def test_where_there_is_no_page_that_is_told_with_the_way_to_the_others(of_datas
     chromium.size(390, 844, dark=True)
     chromium.open(f"{of_dataset.url}s/0/elsewhere")
     assert chromium.evaluate("document.querySelector('h1').textContent") == "There is no such page"
+    assert chromium.evaluate("document.querySelector('main a').href") == of_dataset.url
     assert chromium.evaluate(_FAINT) == []
     assert chromium.overflow() == 0
 
