@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from lightning_streaming.tools.console import counted, is_image, render
+from lightning_streaming.tools.console import counted, is_image, printable_name, render
 from lightning_streaming.tools.drawing.charts import LARGEST, Axis, Bar, bars, binned, histogram
 from lightning_streaming.tools.drawing.media import picture_type, sound_type
 from lightning_streaming.tools.stored.sample_reader import SampleReader, TooMuch, Unreadable
-from lightning_streaming.tools.viewing.shown_values import number_words, spread_of
+from lightning_streaming.tools.viewing.shown_values import as_floats, number_words, spread_of
 from lightning_streaming.units import format_bytes
 
 _SHARDS, _OF_EACH = 8, 8
@@ -110,7 +110,7 @@ def _of_column(name: str, encoding: str, values: Sequence[Any], samples: int) ->
         told = ", ".join(sorted(kinds)) or ("not read" if not samples or not values else "nothing but null")
         return ColumnStatistics(name=name, encoding=encoding, kind=told, facts=facts)
     kind = kinds.pop()
-    more, chart = _TOLD[kind](name, present)
+    more, chart = _TOLD[kind](printable_name(name), present)
     return ColumnStatistics(name=name, encoding=encoding, kind=kind, facts=[*facts, *more], chart=chart)
 
 
@@ -134,7 +134,7 @@ _Told = tuple[list[tuple[str, str]], Any]
 
 
 def _numbers(name: str, values: Sequence[Any]) -> _Told:
-    numbers = [value.item() if isinstance(value, np.generic) else value for value in values]
+    numbers = [int(value) if isinstance(value, (int, np.integer)) else float(value) for value in values]
     finite = [value for value in numbers if isinstance(value, int) or math.isfinite(value)]
     facts = [] if len(finite) == len(numbers) else [("not finite", f"{len(numbers) - len(finite):,}")]
     if not finite:
@@ -196,16 +196,14 @@ def _arrays(name: str, values: Sequence[Any]) -> _Told:
     facts.append(("least, mean, most", spread.in_words()))
     if most > _OF_ARRAY:
         facts.append(("in the chart", f"up to {_OF_ARRAY:,} values of each sample, evenly"))
-    parts = [
-        value.reshape(-1)[:: math.ceil(value.size / _OF_ARRAY)].astype(np.float64) for value in values if value.size
-    ]
+    parts = [as_floats(value.reshape(-1)[:: math.ceil(value.size / _OF_ARRAY)]) for value in values if value.size]
     flat = np.concatenate(parts)
     return facts, _spread_chart(f"Values of {name}", "value", flat[np.isfinite(flat)], "values")
 
 
 def _sizes(name: str, values: Sequence[Any]) -> _Told:
     facts, chart = _lengths(name, [len(value) for value in values], "items", lambda number: f"{number:,}")
-    keys = Counter(str(key)[:40] for value in values if isinstance(value, Mapping) for key in value)
+    keys = Counter(printable_name(str(key)[:40]) for value in values if isinstance(value, Mapping) for key in value)
     return ([("fields", ", ".join(key for key, _ in keys.most_common(8)))] if keys else []) + facts, chart
 
 

@@ -154,14 +154,13 @@ class _Door:
 
     def _made(self, asked: Request) -> Answer:
         try:
-            found = self._pages.answer(asked)
+            return self._pages.answer(asked) or self._pages.missing(asked)
         except Exception:
             # A page that we cannot make ends neither the server nor tells the browser where our code is.
             _logger.exception("the page %s could not be made", asked.path)
             return Answer(
                 data=b"This page could not be made; the terminal says why.", content_type="text/plain", status=500
             )
-        return found or Answer(data=b"There is no such page.", content_type="text/plain", status=404)
 
 
 def _file(request: web.BaseRequest, found: Answer) -> web.Response:

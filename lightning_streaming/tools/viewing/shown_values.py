@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.tools.console import counted, is_image, render
+from lightning_streaming.tools.console import counted, is_image, printable_name, render
 from lightning_streaming.tools.drawing.charts import LARGEST, Axis, Curve, binned, histogram, lines
 from lightning_streaming.tools.drawing.media import picture_type, sound_type
 from lightning_streaming.tools.drawing.png import png
@@ -126,7 +126,7 @@ def brief_value(value: Any) -> ShownValue:
 def _spark(value: Any) -> str:
     if not isinstance(value, np.ndarray) or value.ndim != 1 or value.size < _FEWEST or value.dtype.kind not in "iuf":
         return ""
-    values = value[:: math.ceil(value.size / 100)].astype(np.float64)
+    values = as_floats(value[:: math.ceil(value.size / 100)])
     values = values[np.isfinite(values)]
     if len(values) < _FEWEST:
         return ""
@@ -194,7 +194,7 @@ def _as_png(image: Any) -> bytes:
     """A PIL image as a PNG file; of more levels than a screen has those from the least to the most, as grey."""
     if image.mode in _SCALED:
         low, high = _levels(image)
-        values = np.nan_to_num(np.asarray(image, np.float64), nan=low, posinf=high, neginf=low)
+        values = np.nan_to_num(as_floats(np.asarray(image)), nan=low, posinf=high, neginf=low)
         return png((255 * ((values - low) / ((high - low) or 1))).astype(np.uint8))
     drawn = io.BytesIO()
     (image if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else image.convert("RGB")).save(drawn, "PNG")
@@ -203,7 +203,7 @@ def _as_png(image: Any) -> bytes:
 
 def _levels(image: Any) -> tuple[float, float]:
     """The least and the most of an image's levels."""
-    values = np.asarray(image, np.float64)
+    values = as_floats(np.asarray(image))
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
@@ -242,14 +242,16 @@ def _printable(row: bytes) -> str:
 def _tree(name: str | None, value: Any, depth: int, room: int) -> Node:
     """A value with what is in it, as deep and as much as there is room for: so many nodes below it."""
     if isinstance(value, Mapping):
-        pairs: Iterable[tuple[str, Any]] = ((str(key), item) for key, item in value.items())
+        pairs: Iterable[tuple[str, Any]] = (
+            (printable_name(str(key)[:_MOST_LEAF]), item) for key, item in value.items()
+        )
     elif isinstance(value, (list, tuple)):
         pairs = ((str(place), item) for place, item in enumerate(value))
     else:
         return Node(name=name, words=_leaf(value))
     shown = 0 if depth >= _DEEPEST else min(_MOST_ITEMS, room, len(value))
     of_each = (room - shown) // max(1, shown)
-    items = [_tree(key[:_MOST_LEAF], item, depth + 1, of_each) for key, item in islice(pairs, shown)]
+    items = [_tree(key, item, depth + 1, of_each) for key, item in islice(pairs, shown)]
     words = counted(len(value), "field" if isinstance(value, Mapping) else "item")
     return Node(name=name, words=words, items=items, more=len(value) - len(items))
 
@@ -286,7 +288,7 @@ def spread_of(arrays: Iterable[NDArray[Any]]) -> Spread | None:
         if not len(finite):
             continue
         least, most = min(least, finite.min().item()), max(most, finite.max().item())
-        values = finite.astype(np.float64)
+        values = as_floats(finite)
         largest = float(np.abs(values).max()) or 1.0  # so that no sum is beyond what a float can hold
         count += len(values)
         share = len(values) / count
@@ -294,11 +296,17 @@ def spread_of(arrays: Iterable[NDArray[Any]]) -> Spread | None:
     return Spread(least=least, mean=mean, most=most, finite=count) if count else None
 
 
+def as_floats(array: NDArray[Any]) -> NDArray[np.float64]:
+    """Numbers as floats; those that signal that they are none do so no more."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(array, np.float64)
+
+
 def _parts(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
     """The numbers of arrays, some at a time."""
     for array in arrays:
         if array.dtype.kind in "iufb" and array.dtype.itemsize <= 8:
-            flat = array.reshape(-1)
+            flat = np.asarray(array).reshape(-1)
             yield from (flat[start : start + _AT_ONCE] for start in range(0, len(flat), _AT_ONCE))
 
 
@@ -328,7 +336,7 @@ def _shown_array(array: NDArray[Any], pictures: Sequence[Any]) -> ShownValue:
 
 def _charts(array: NDArray[Any], *, is_picture: bool) -> list[Any]:
     step = math.ceil(array.size / _MOST_COUNTED)
-    finite = array.reshape(-1)[::step].astype(np.float64)
+    finite = as_floats(array.reshape(-1)[::step])
     finite, found = finite[np.isfinite(finite)], []
     if not len(finite) or np.abs(finite).max() > LARGEST:
         return []
@@ -353,7 +361,7 @@ def _line(array: NDArray[Any]) -> Any:
     """The values one after another; of many, those at even steps."""
     step = math.ceil(array.size / _MOST_POINTS)
     places = np.arange(0, array.size, step)
-    values = array[places].astype(np.float64)
+    values = as_floats(array[places])
     places, values = places[np.isfinite(values)], values[np.isfinite(values)]
     low, high = (values.min(), values.max()) if len(values) else (0, 0)
     return lines(

@@ -101,6 +101,11 @@ class Pages:
         }
         return Answer(data=fill(template, {**frame, **values}).encode("utf-8", "replace"), status=status)
 
+    def missing(self, request: Request) -> Answer:
+        """What to show where there is no such page."""
+        words, title = "Nothing has this address.", "There is no such page"
+        return self.show(request, "view_problem.html", title, words=words, status=404)
+
     def _failed(self, request: Request, error: Exception, status: int) -> Answer:
         words = redact(str(error), {})
         return self.show(request, "view_problem.html", "This could not be shown", words=words, status=status)

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
+from lightning_streaming.writing.writers import MDSWriter
 from tests.chromium import Browser, browser, needs_chromium
 from tests.tools.viewing.asking import HOSTILE, Viewer, viewer, write_rich
 
@@ -100,6 +101,52 @@ _FAINT = """
 })()
 """
 """Texts whose colour differs too little from what is behind them, by the rule of WCAG 2 AA."""
+
+
+def test_names_are_not_cut_and_turn_nothing_around(tmp_path: Path, chromium: Browser) -> None:
+    names = {HOSTILE: "str", "long" * 60: "int", "\u202ename": "json"}
+    with MDSWriter(out=str(tmp_path / "data"), columns=names) as writer:
+        for number in range(3):
+            turned = {"\u202ekey": ["\u202eabc", "after"], "last": "\0\x07\ud800"}
+            writer.write({HOSTILE: HOSTILE, "long" * 60: number, "\u202ename": turned})
+    with viewer("data", cwd=tmp_path) as one:
+        for width, height in _WINDOWS:
+            chromium.size(width, height)
+            for path in ("s/0/", "s/0/samples", "s/0/sample/1", "s/0/columns"):
+                chromium.open(one.url + path)
+                wide = "[...document.querySelectorAll('dt, dd, h1, h2, summary, .leaf')].filter(one => "
+                wide += "one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).position !== 'absolute'"
+                wide += " && getComputedStyle(one).display !== 'inline').map(one => one.textContent)"
+                assert chromium.evaluate(wide) == [], (path, width)
+                names_shown = chromium.evaluate(
+                    "[...document.querySelectorAll('dt, h2, .key')].map(one => one.textContent)"
+                )
+                assert "\u202e" not in "".join(names_shown), path
+    assert chromium.complaints() == []
+
+
+def test_a_sound_may_be_begun_anywhere(of_dataset: Viewer, chromium: Browser) -> None:
+    chromium.size(1280, 800)
+    chromium.open(f"{of_dataset.url}s/0/sample/7")
+    place = chromium.evaluate(
+        """new Promise((done, failed) => {
+          const sound = document.querySelector('audio');
+          sound.onseeked = () => done([sound.currentTime, sound.duration]);
+          sound.onerror = () => failed(new Error('it cannot be played'));
+          const jump = () => { sound.currentTime = 0.04; };
+          if (sound.readyState) jump(); else { sound.onloadedmetadata = jump; sound.preload = 'auto'; sound.load(); }
+        })"""
+    )
+    assert place == [0.04, 0.05]
+
+
+def test_where_there_is_no_page_that_is_told_with_the_way_to_the_others(of_dataset: Viewer, chromium: Browser) -> None:
+    chromium.size(390, 844, dark=True)
+    chromium.open(f"{of_dataset.url}s/0/elsewhere")
+    assert chromium.evaluate("document.querySelector('h1').textContent") == "There is no such page"
+    assert chromium.evaluate("document.querySelector('main a').href") == of_dataset.url
+    assert chromium.evaluate(_FAINT) == []
+    assert chromium.overflow() == 0
 
 
 def test_pictures_are_shown(of_dataset: Viewer, chromium: Browser) -> None:

@@ -209,7 +209,16 @@ def test_a_spread_is_that_of_all_arrays_together(parts: list[Any]) -> None:
 
 
 def test_strange_arrays_are_shown() -> None:
-    for array in (np.array(["a", "b"]), np.array([None, {}], object), np.array(["2020-01-01"], "datetime64[D]")):
+    signals = np.frombuffer(b"\x01\xfc" * 9, np.float16)  # numbers that say that they are none
+    masked = np.ma.array([1.0, 2.0] * 9, mask=[True, False] * 9)
+    for array in (
+        np.array(["a", "b"]),
+        np.array([None, {}], object),
+        np.array(["2020-01-01"], "datetime64[D]"),
+        signals,
+        masked,
+    ):
+        assert brief_value(array).words
         assert shown_value(array).kind == "array"
 
 
