@@ -95,7 +95,12 @@ def words_of_parsing(
     classes = {name.removesuffix(".class_path"): value for name, value in written if _is_class_path(value)}
     for name, content in _given(args):
         if not name and content is not None and not isinstance(content, Mapping):
-            return f"{' or '.join(_files_in(args))} is not a configuration, which has model:, data: and trainer:"
+            files = " or ".join(_files_in(args))
+            return (
+                f"{files} is not a configuration, which has model:, data: and trainer:"
+                if files
+                else (f"there is no file {content} for --config")
+            )
         for key in reversed(name.split(".") if name else ()):
             content = {key: _parsed(content)}
         words = next(_faults_of_run(content or {}, classes, options), None)

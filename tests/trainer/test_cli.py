@@ -449,6 +449,10 @@ def test_a_wrong_phase_is_named_with_its_field(
         assert len(error.splitlines()) <= 8
 
 
+def test_a_configuration_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "error: there is no file nope.yaml for --config" in error_of("fit", "--config", "nope.yaml", capsys=capsys)
+
+
 def test_phases_must_be_a_list(phased_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = "--data.train.phases={name: x, mix: {a: 1, b: 1}}"
     error = error_of("fit", "--config", phased_yaml, wrong, capsys=capsys)
