@@ -13,13 +13,15 @@ from lightning_streaming.loading import scanning
 from tests.loading.processes import wait_until
 
 
-def held_until_told(make: Callable[..., Any], told: pytest.LogCaptureFixture) -> Callable[..., Any]:
-    """A function that ends when the log was told of a wait since it was called."""
+def held_until_told(make: Callable[..., Any], told: pytest.LogCaptureFixture, words: str = "") -> Callable[..., Any]:
+    """A function that ends when the log was told of a wait, in these words among others, after its work was done."""
 
     def held(*args: Any, **options: Any) -> Any:
-        before = len(told.records)
         made = make(*args, **options)
-        assert wait_until(lambda: any(one.name == waits.__name__ for one in told.records[before:]))
+        before = len(told.records)
+        assert wait_until(
+            lambda: any(one.name == waits.__name__ and words in one.getMessage() for one in told.records[before:])
+        )
         return made
 
     return held

@@ -35,6 +35,7 @@ def zipped_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """How waits between attempts grow is tested elsewhere; here it only takes time."""
     monkeypatch.setattr(retries, "_FIRST_WAIT", 0.05)
+    monkeypatch.setattr(retries, "_LONGEST_WAIT", 0.4)
 
 
 @pytest.fixture
