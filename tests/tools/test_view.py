@@ -100,7 +100,7 @@ def test_pictures_and_sounds_are_given_as_what_they_are_and_nothing_else_is(page
 
 
 def _asked(path: str) -> Any:
-    from lightning_streaming.tools.viewing.view_pages import Request
+    from lightning_streaming.tools.viewing.page import Request
 
     return Request(root="/token/", path=path, query={})
 
@@ -189,10 +189,10 @@ def test_a_long_text_is_shown_page_by_page(tmp_path: Path) -> None:
     for _ in range(len(text) // TEXT_PAGE + 1):
         page = html(pages, path, **query)
         shown += re.search(r'<pre class="text">(.*?)</pre>', page, re.DOTALL)[1]  # type: ignore[index]
-        further = re.search(r'column=(\d+)&amp;start=(\d+)">further|column=(\d+)&start=(\d+)">further', page)
-        if further is None:
+        following = re.search(r'column=(\d+)&amp;start=(\d+)">next|column=(\d+)&start=(\d+)">next', page)
+        if following is None:
             break
-        column, start = [one for one in further.groups() if one is not None]
+        column, start = [one for one in following.groups() if one is not None]
         query = {"column": column, "start": start}
     assert shown == text
 

@@ -26,7 +26,8 @@ from aiohttp import web
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.console import print_note
-from lightning_streaming.tools.viewing.view_pages import Answer, Pages, Request
+from lightning_streaming.tools.viewing.page import Answer, Request
+from lightning_streaming.tools.viewing.view_pages import Pages
 from lightning_streaming.tools.viewing.viewed import Viewed
 
 _HOST = "127.0.0.1"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -63,7 +64,7 @@ class ShownValue:
     """One value of a sample."""
 
     kind: str
-    """"text", "tree", "pictures", "audio", "array", "bytes", or "plain"."""
+    """"text", "tree", "pictures", "audio", "array", "bytes", "plain", or "failed"."""
     words: str
     """What it is, in a line."""
     text: str = ""
@@ -109,6 +110,20 @@ def shown_value(value: Any, start: int = 0) -> ShownValue:
         tree = _tree(None, value, 0, _MOST_NODES)
         return ShownValue(kind="tree", words=tree.words, tree=tree)
     return ShownValue(kind="plain", words=_cut(render(value)))
+
+
+def foreign_value(show: Callable[[Any], ShownValue], value: Any) -> ShownValue:
+    """What is shown of a value that was unpickled: its class is anybody's, and may fail at whatever it is asked.
+
+    Args:
+        show: What makes it of values of known classes.
+        value: The value.
+    """
+    try:
+        return show(value)
+    except Exception as error:  # noqa: BLE001  it is told in the place of the value
+        told = traceback.format_exception_only(error)[-1].strip()  # also of an error that cannot say what it is
+        return ShownValue(kind="failed", words=f"Its own code failed when it was to be shown: {_cut(told)}")
 
 
 def brief_value(value: Any) -> ShownValue:

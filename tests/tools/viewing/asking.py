@@ -20,7 +20,8 @@ import numpy as np
 from PIL import Image
 
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
-from lightning_streaming.tools.viewing.view_pages import Answer, Pages, Request
+from lightning_streaming.tools.viewing.page import Answer, Request
+from lightning_streaming.tools.viewing.view_pages import Pages
 from lightning_streaming.tools.viewing.viewed import Viewed, ViewedStream
 from lightning_streaming.writing.writers import MDSWriter
 
