@@ -17,7 +17,7 @@ import numpy as np
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.sources import takes_room_in_place
-from lightning_streaming.errors import FormatError, SampleIndexError, StreamingError
+from lightning_streaming.errors import DownloadError, FormatError, SampleIndexError, StreamingError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard import FilePart, LoneSamples, check_shard, table_part, unsafe_columns
@@ -144,17 +144,23 @@ class SampleReader:
         """
         with self._lock:
             found: list[Found] = []
+            silent: list[DownloadError] = []
             for shard, group in groupby(numbers, lambda number: self.find(number)[0]):
-                found += self._of_shard(shard, list(group), is_asked)
+                found += self._of_shard(shard, list(group), is_asked, silent)
             return found
 
-    def _of_shard(self, shard: int, numbers: list[int], is_asked: bool) -> list[Found]:
+    def _of_shard(self, shard: int, numbers: list[int], is_asked: bool, silent: list[DownloadError]) -> list[Found]:
+        """Those of one shard; ``silent`` has the failure of a store that is not waited for again."""
         missing = [number for number in numbers if number not in self._kept]
         told: dict[int, Found] = {}
         if missing:
             try:
+                if silent:
+                    raise DownloadError(f"it is not asked for, as the store failed just before: {silent[0]}")
                 told = self._read(shard, missing, is_asked)
             except StreamingError as error:
+                if isinstance(error, DownloadError) and not silent:
+                    silent.append(error)
                 told = dict.fromkeys(missing, Unreadable(words=str(error)))
         found = [told[number] if number in told else self._kept[number][0] for number in numbers]
         while sum(size for _, size in self._kept.values()) > _MOST_KEPT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_streaming.formats.shard import unsafe_columns
 from lightning_streaming.tools.console import counted, is_image, printable_name, render
 from lightning_streaming.tools.drawing.charts import LARGEST, Axis, Bar, bars, binned, histogram
 from lightning_streaming.tools.drawing.media import picture_type, sound_type
@@ -18,8 +20,10 @@ from lightning_streaming.tools.stored.sample_reader import SampleReader, TooMuch
 from lightning_streaming.tools.viewing.shown_values import as_floats, number_words, spread_of
 from lightning_streaming.units import format_bytes
 
-_SHARDS, _OF_EACH = 8, 8
-"""Shards that are looked at, and samples of each."""
+_SAMPLES, _SHARDS = 64, 8
+"""That are looked at, at most."""
+_PLACES = 16
+"""Of a store, where each is a request: places at which samples beside each other are read."""
 _MOST_BARS, _MOST_BINS = 8, 16
 _OF_ARRAY = 4096
 """Values of an array that are drawn."""
@@ -55,8 +59,8 @@ class Statistics:
 
     samples: int
     """That were read."""
-    shards: int
-    """In which they lie."""
+    taken: str
+    """Which they are, of how many, in words."""
     columns: Sequence[ColumnStatistics]
     left_out: Sequence[LeftOut]
     """Samples that were not read."""
@@ -70,35 +74,78 @@ def statistics_of(reader: SampleReader, encodings: Mapping[str, str], *, is_aske
         encodings: Of each column, by name.
         is_asked: Whether to read them whatever that takes.
     """
-    samples, left_out, shards = list[Mapping[str, Any]](), Counter[tuple[str, bool]](), 0
-    for numbers in _spread(reader):
-        found = reader.read(numbers, is_asked=is_asked)
-        shards += any(not isinstance(one, (TooMuch, Unreadable)) for one in found)
-        for one in found:
-            if isinstance(one, (TooMuch, Unreadable)):
-                left_out[one.words, isinstance(one, TooMuch)] += 1
-            else:
-                samples.append(one)
-    columns = [
-        _of_column(name, encoding, [one[name] for one in samples if name in one], len(samples))
-        for name, encoding in encodings.items()
-    ]
+    spread = _Spread.of(reader)
+    samples, left_out = list[Mapping[str, Any]](), Counter[tuple[str, bool]]()
+    for one in reader.read(spread.numbers, is_asked=is_asked):
+        if isinstance(one, (TooMuch, Unreadable)):
+            left_out[one.words, isinstance(one, TooMuch)] += 1
+        else:
+            samples.append(one)
+    foreign = {name for shard in spread.shards for name in unsafe_columns(reader.index.shards[shard])}
+    columns = []
+    for name, encoding in encodings.items():
+        values = [one[name] for one in samples if name in one]
+        try:
+            column = _of_column(name, encoding, values, len(samples))
+        except Exception as error:
+            if name not in foreign:
+                raise
+            words = traceback.format_exception_only(error)[-1].strip()  # code of the values' own classes
+            column = ColumnStatistics(name=name, encoding=encoding, kind="unknown", facts=[("failed with", words)])
+        columns.append(column)
     told = [LeftOut(words=words, samples=count, may_be_asked=may) for (words, may), count in left_out.items()]
-    return Statistics(samples=len(samples), shards=shards, columns=columns, left_out=told)
+    return Statistics(samples=len(samples), taken=spread.in_words(), columns=columns, left_out=told)
 
 
-def _spread(reader: SampleReader) -> list[list[int]]:
-    """Some samples beside each other, of each of some shards."""
-    sizes = reader.index.samples_per_shard()
-    there = np.flatnonzero(sizes)
-    chosen = there[np.unique(np.linspace(0, len(there) - 1, _SHARDS).astype(int))] if len(there) else there
-    found = []
-    for shard in chosen.tolist():
-        first, size = reader.first_of(shard), int(sizes[shard])
-        wanted = min(size, _OF_EACH * _SHARDS // len(chosen))
-        start = first + (size - wanted) // 2
-        found.append(list(range(start, start + wanted)))
-    return found
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Spread:
+    """Some samples of a dataset, in even steps."""
+
+    numbers: Sequence[int]
+    shards: Sequence[int]
+    """In which they lie."""
+    of_shards: int
+    """How many there are."""
+    total: int
+    """Samples that there are."""
+    together: int
+    """Of those beside each other how many are taken at a place, at most."""
+
+    @classmethod
+    def of(cls, reader: SampleReader) -> _Spread:
+        """As far over the dataset as is quick: of a store at few places, but samples beside each other there."""
+        sizes = reader.index.samples_per_shard()
+        there = np.flatnonzero(sizes)
+        shards = _evenly(len(there), _SHARDS)
+        numbers, together = list[int](), 1
+        for shard in there[shards].tolist():
+            first, size = reader.first_of(shard), int(sizes[shard])
+            of_shard = min(size, _SAMPLES // len(shards))
+            places = of_shard if reader.place.directory is not None else min(of_shard, _PLACES // len(shards))
+            if of_shard == size and places < size:
+                places = 1
+            beside = of_shard // places
+            together = max(together, beside)
+            numbers += [first + start + at for start in _evenly(size - beside + 1, places) for at in range(beside)]
+        found = sorted(set(numbers))
+        chosen = there[shards].tolist()
+        return cls(numbers=found, shards=chosen, of_shards=len(there), total=int(sizes.sum()), together=together)
+
+    def in_words(self) -> str:
+        """Which samples they are."""
+        if len(self.numbers) == self.total:
+            return f"all {counted(self.total, 'sample')}" if self.total else "no samples: there are none"
+        beside = "" if self.together == 1 else f"up to {self.together} beside each other, "
+        many = counted(self.of_shards, "shard")
+        where = many if len(self.shards) == self.of_shards else f"{len(self.shards)} of {many}"
+        return f"{len(self.numbers)} of {counted(self.total, 'sample')}: {beside}in even steps over {where}"
+
+
+def _evenly(number: int, most: int) -> list[int]:
+    """So many of the first natural numbers, in even steps: the first, the last, and those between."""
+    if not number or not most:
+        return []
+    return np.unique(np.linspace(0, number - 1, min(number, most)).astype(int)).tolist()  # type: ignore[no-any-return]
 
 
 def _of_column(name: str, encoding: str, values: Sequence[Any], samples: int) -> ColumnStatistics:
@@ -140,7 +187,7 @@ def _numbers(name: str, values: Sequence[Any]) -> _Told:
     if not finite:
         return facts, None
     mean = sum(map(Fraction, finite), Fraction()) / len(finite)
-    told: tuple[tuple[str, Any], ...] = (("least", min(finite)), ("mean", mean), ("most", max(finite)))
+    told: tuple[tuple[str, Any], ...] = (("min", min(finite)), ("mean", mean), ("max", max(finite)))
     facts += [(what, number_words(value)) for what, value in told]
     different = len({value if value == value else None for value in numbers})  # nan differs from itself
     facts.append(("different", f"{different:,}"))
@@ -152,7 +199,7 @@ def _numbers(name: str, values: Sequence[Any]) -> _Told:
 
 def _lengths(name: str, sizes: Sequence[int], unit: str, show: Callable[[float], str]) -> _Told:
     low, middle, high = min(sizes), int(np.median(sizes)), max(sizes)
-    facts = [(f"least {unit}", show(low)), (f"median {unit}", show(middle)), (f"most {unit}", show(high))]
+    facts = [(f"min {unit}", show(low)), (f"median {unit}", show(middle)), (f"max {unit}", show(high))]
     return facts, _spread_chart(f"{unit.capitalize()} of {name}", unit, np.array(sizes, np.float64))
 
 
@@ -193,7 +240,7 @@ def _arrays(name: str, values: Sequence[Any]) -> _Told:
     size, most = sum(value.size for value in values), max(value.size for value in values)
     if spread.finite < size:
         facts.append(("not finite", f"{size - spread.finite:,} of {size:,}"))
-    facts.append(("least, mean, most", spread.in_words()))
+    facts.append(("min, mean, max", spread.in_words()))
     if most > _OF_ARRAY:
         facts.append(("in the chart", f"up to {_OF_ARRAY:,} values of each sample, evenly"))
     parts = [as_floats(value.reshape(-1)[:: math.ceil(value.size / _OF_ARRAY)]) for value in values if value.size]

@@ -32,8 +32,10 @@ from lightning_streaming.tools.viewing.viewed import Viewed
 
 _HOST = "127.0.0.1"
 _AT_ONCE = 8
-"""Pages that are made of a stream at a time, and those that are of none."""
+"""Pages that are made of a stream at a time; so many more of all streams, and of none."""
 _OF_STREAM = re.compile(r"s/([0-9]{1,18})/.*")
+_OF_ALL_STREAMS = ("batches",)
+"""Pages that read samples of any stream."""
 _GRACE = 1.0
 """Seconds for pages under way when the server ends."""
 _HEADERS = {
@@ -120,7 +122,7 @@ class _Door:
     def __init__(self, pages: Pages, token: str) -> None:
         self._pages = pages
         # A store that does not answer holds up the pages of its own stream alone.
-        self._rooms: dict[int | None, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
+        self._rooms: dict[int | str | None, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
         self.token = token
         self.port = 0
 
@@ -148,8 +150,10 @@ class _Door:
             return web.Response(body=found.data, status=found.status, headers=headers)
         return _file(request, found)
 
-    def _stream(self, path: str) -> int | None:
-        """The stream that a page is of; None of other pages."""
+    def _stream(self, path: str) -> int | str | None:
+        """The stream that a page is of, or its path where it is of all; None of other pages."""
+        if path in _OF_ALL_STREAMS:
+            return path
         match = _OF_STREAM.fullmatch(path)
         return int(match[1]) if match and int(match[1]) < len(self._pages.viewed.streams) else None
 

@@ -341,7 +341,7 @@ def _shown_array(array: NDArray[Any], pictures: Sequence[Any]) -> ShownValue:
     if spread is not None:
         if spread.finite < array.size:
             facts.append(("not finite", f"{array.size - spread.finite:,} of {array.size:,}"))
-        facts.append(("least, mean, most", spread.in_words()))
+        facts.append(("min, mean, max", spread.in_words()))
         charts = _charts(array, is_picture=bool(pictures))
     elif array.dtype.kind == "f" and array.size:
         facts.append(("not finite", "all"))

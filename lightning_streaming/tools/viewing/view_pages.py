@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from lightning_streaming.errors import SampleIndexError, StreamingError
 from lightning_streaming.tools.drawing.pages import icon, style
-from lightning_streaming.tools.viewing import dataset_pages, run_pages, sample_pages
+from lightning_streaming.tools.viewing import batch_pages, dataset_pages, run_pages, sample_pages
 from lightning_streaming.tools.viewing.page import Answer, Frame, Request
 
 
@@ -59,6 +59,7 @@ _PATHS: Mapping[str, _Page] = {
     "s/#/shards": dataset_pages.shards,
     "find": sample_pages.find,
     "order": run_pages.order,
+    "batches": batch_pages.batches,
     "checkpoint": run_pages.checkpoint,
 }
 _ROUTES = [(re.compile(path.replace("#", r"([0-9]{1,18})")), page) for path, page in _PATHS.items()]

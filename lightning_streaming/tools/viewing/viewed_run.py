@@ -58,6 +58,24 @@ class RunStream:
     """Which of its samples are read, in words; empty for all."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ViewedStep:
+    """What a step reads."""
+
+    run: TracedRun
+    number: int
+    reads: Sequence[Read]
+    """By batch, rank and place."""
+    has_previous: bool
+    """Whether the run has a step before it, since the checkpoint."""
+    has_next: bool
+
+    @property
+    def streams(self) -> Sequence[str]:
+        """The names of all streams of the run."""
+        return self.run.catalog.stream_names
+
+
 class ViewedRun:
     """A configured run. What takes time is worked out when it is first asked for; by one thread at a time.
 
@@ -304,6 +322,35 @@ class ViewedRun:
                 for name, share in zip(names, weights.proportion, strict=True)
             ],
         }
+
+    def step(self, number: int | None, rank: int | None) -> ViewedStep:
+        """What one step reads.
+
+        Args:
+            number: As the trainer counts; None for the step that the run begins with.
+            rank: Only what this rank reads; None for all.
+
+        Raises:
+            ConfigError: The run has no such step or rank.
+        """
+        with self.lock:
+            traced = self.traced()
+            first = traced.steps.first_step
+            number = first if number is None else number
+            _check_near(traced, number)
+            reads = reads_of_step(traced, number, rank)
+            try:
+                traced.steps.find(number + 1)
+                has_next = True
+            except ConfigError:  # the run ends with this one
+                has_next = False
+            return ViewedStep(
+                run=traced,
+                number=number,
+                reads=sorted(reads, key=lambda read: (read.batch, read.rank)),  # keeps the places in order
+                has_previous=number > first,
+                has_next=has_next,
+            )
 
     def reads(self, stream: str, shard: int, index: int) -> list[Read]:
         """When the training reads a sample: all times in the first of some epochs that reads it.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lightning_streaming.errors import SampleIndexError
 from lightning_streaming.tools.stored import sample_reader
 from lightning_streaming.tools.stored.own_caches import own_caches
-from lightning_streaming.tools.stored.sample_reader import SampleReader, TooMuch
+from lightning_streaming.tools.stored.sample_reader import SampleReader, TooMuch, Unreadable
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 from lightning_streaming.tools.viewing.column_statistics import statistics_of
 from lightning_streaming.writing.writers import MDSWriter
@@ -190,8 +190,8 @@ def test_statistics_look_at_all_parts_of_a_dataset(texts: Path) -> None:
     assert told.samples > 30
     columns = {one.name: one for one in told.columns}
     assert columns["id"].kind == "number"
-    assert float(dict(columns["id"].facts)["least"]) < 10
-    assert float(dict(columns["id"].facts)["most"]) > 40
+    assert float(dict(columns["id"].facts)["min"]) < 10
+    assert float(dict(columns["id"].facts)["max"]) > 40
     assert columns["text"].kind == "text"
     assert dict(columns["text"].facts)["median characters"] == "8"
     assert columns["gone"].kind == "not read"
@@ -244,10 +244,10 @@ _LARGE = 10**400
 @pytest.mark.parametrize(
     ("encoding", "values", "facts"),
     [
-        ("json", [_LARGE, 1, -3], {"least": "-3", "most": "1.00000e+400", "mean": "3.33333e+399", "different": "3"}),
-        ("int", [2**62, 2**62 + 1], {"least": f"{2**62:,}", "most": f"{2**62 + 1:,}", "different": "2"}),
-        ("json", [1.5, 2, 2.0], {"least": "1.5", "most": "2", "mean": "1.83333", "different": "2"}),
-        ("float64", [float("nan"), float("nan"), 1.0], {"not finite": "2", "least": "1", "different": "2"}),
+        ("json", [_LARGE, 1, -3], {"min": "-3", "max": "1.00000e+400", "mean": "3.33333e+399", "different": "3"}),
+        ("int", [2**62, 2**62 + 1], {"min": f"{2**62:,}", "max": f"{2**62 + 1:,}", "different": "2"}),
+        ("json", [1.5, 2, 2.0], {"min": "1.5", "max": "2", "mean": "1.83333", "different": "2"}),
+        ("float64", [float("nan"), float("nan"), 1.0], {"not finite": "2", "min": "1", "different": "2"}),
         ("float64", [1e308, 1e308, 1e308], {"mean": "1e+308", "too large for the chart": "3"}),
     ],
 )
@@ -271,8 +271,8 @@ def test_statistics_of_arrays_are_of_all_their_numbers(tmp_path: Path) -> None:
     with reading(tmp_path) as reader:
         (column,) = statistics_of(reader, {"values": "ndarray"}).columns
     facts = dict(column.facts)
-    assert facts["least, mean, most"].startswith("0, ")
-    assert facts["least, mean, most"].endswith(f"{2**60 + 2:,}")
+    assert facts["min, mean, max"].startswith("0, ")
+    assert facts["min, mean, max"].endswith(f"{2**60 + 2:,}")
     assert facts["in the chart"] == "up to 4,096 values of each sample, evenly"
 
 
@@ -301,3 +301,36 @@ def test_an_empty_dataset_has_no_statistics(tmp_path: Path) -> None:
         pass
     with reading(tmp_path) as reader:
         assert statistics_of(reader, {"id": "int"}).samples == 0
+
+
+def test_statistics_reach_from_the_first_sample_of_a_shard_to_its_last(s3_bucket: S3Bucket, tmp_path: Path) -> None:
+    write_texts(tmp_path, 400, size_limit=None)
+    s3_bucket.put_all(tmp_path)
+    for place, taken in (
+        ((tmp_path,), "64 of 400 samples: in even steps over 1 shard"),
+        (
+            (s3_bucket.url, s3_bucket.options),
+            "64 of 400 samples: up to 4 beside each other, in even steps over 1 shard",
+        ),
+    ):
+        with reading(*place) as reader:
+            told = statistics_of(reader, {"id": "int"})
+        facts = dict(told.columns[0].facts)
+        assert (told.taken, facts["min"], facts["max"], facts["different"]) == (taken, "0", "399", "64")
+
+
+def test_a_store_that_fails_is_asked_once_for_all_shards_that_are_wanted(s3_bucket: S3Bucket, tmp_path: Path) -> None:
+    index = write_texts(tmp_path, 50)
+    s3_bucket.put_all(tmp_path)
+    firsts = [sum(shard.samples for shard in index.shards[:number]) for number in range(len(index.shards))]
+    assert len(firsts) > 3
+    with reading(s3_bucket.url, s3_bucket.options) as reader:
+        s3_bucket.fail(r"shard\.0000[1-9]", "status", status=500)
+        found = reader.read(firsts)
+        asked = {name for name in s3_bucket.requests() if "shard" in name}
+        assert asked == {"shard.00000.mds", "shard.00001.mds"}
+        assert [isinstance(one, Unreadable) for one in found] == [False] + [True] * (len(firsts) - 1)
+        assert isinstance(found[2], Unreadable)
+        assert "failed just before" in found[2].words
+        s3_bucket.heal()
+        assert reader.read(firsts)[2] == {"id": firsts[2], "text": f"text {firsts[2]:03}"}

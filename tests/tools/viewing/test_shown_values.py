@@ -188,12 +188,12 @@ def test_the_least_and_the_most_are_those_of_all_numbers_exactly(monkeypatch: py
     array = np.arange(1000) + 2**60
     array[500], array[501], array[777] = 0, -(2**62) - 1, 2**62 + 1
     shown = shown_value(array)
-    words = dict(shown.facts)["least, mean, most"]
+    words = dict(shown.facts)["min, mean, max"]
     assert words.startswith(f"{-(2**62) - 1:,}, ")
     assert words.endswith(f", {2**62 + 1:,}")
     assert "of one value in 10" in str(shown.charts[1])
     mean = shown_value(np.array([1e308, 1e308, -1e308, np.nan]))
-    assert dict(mean.facts)["least, mean, most"] == "-1e+308, 3.33333e+307, 1e+308"
+    assert dict(mean.facts)["min, mean, max"] == "-1e+308, 3.33333e+307, 1e+308"
     assert dict(mean.facts)["not finite"] == "1 of 4"
 
 
