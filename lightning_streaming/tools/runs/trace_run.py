@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from argparse import Namespace
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from lightning_streaming.order.packing import BudgetSettings
 from lightning_streaming.order.partition import BatchGeometry, Partition
 from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name, render
 from lightning_streaming.tools.runs.traced_run import TracedRun, traced_run
+from lightning_streaming.tools.stored.named_sample import named_sample
 
 
 def trace_run(args: Namespace) -> int:
@@ -46,10 +46,13 @@ def trace_run(args: Namespace) -> int:
 def _find(traced: TracedRun, args: Namespace) -> list[Read]:
     if args.step is not None:
         return reads_of_step(traced, args.step, args.rank)
-    if args.sample.lstrip().startswith("{"):
-        reads = reads_of_key(traced, _parse_key(args.sample))
+    named = named_sample(args.sample.strip())
+    if named is None or named.stream is None or named.shard is None:
+        raise ConfigError(f"--sample must be STREAM:SHARD:INDEX or a key as JSON, but got {args.sample!r}")
+    if named.key is not None:
+        reads = reads_of_key(traced, named.key)
     else:
-        reads = reads_of_sample(traced, *_parse_place(args.sample), args.epochs)
+        reads = reads_of_sample(traced, named.stream, named.shard, named.index, args.epochs)
     return [read for read in reads if args.rank is None or 0 <= args.rank - read.rank < traced.replication]
 
 
@@ -81,21 +84,6 @@ def _topology(traced: TracedRun) -> str:
         kind = "groups of at most" if isinstance(traced.packs, BudgetSettings) else "packs of"
         packs = f", {kind} {counted(traced.packs.capacity, 'token')}"
     return (f"{nodes} of {ranks}" if traced.num_nodes > 1 else ranks) + packs
-
-
-def _parse_place(text: str) -> tuple[str, int, int]:
-    stream, *numbers = text.rsplit(":", 2)  # the name of a stream may have colons
-    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
-        raise ConfigError(f"--sample must be STREAM:SHARD:INDEX or a key as JSON, but got {text!r}")
-    return stream, int(numbers[0]), int(numbers[1])
-
-
-def _parse_key(text: str) -> SampleKey:
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--sample starts like JSON, but is not JSON: {error}") from None
-    return SampleKey.from_dict(values)
 
 
 _COLUMNS_SHOWN = 3

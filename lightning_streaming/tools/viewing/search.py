@@ -1,16 +1,14 @@
-"""The sample that somebody typed: a number, a shard and an index, or a key."""
+"""The sample that somebody typed, among those that are looked at."""
 
 from __future__ import annotations
 
-import json
-import re
-
 from lightning_streaming.errors import ConfigError, SampleIndexError
-from lightning_streaming.loading.sample_key import SampleKey
-from lightning_streaming.tools.viewing.viewed import Viewed
+from lightning_streaming.tools.console import printable_name
+from lightning_streaming.tools.stored.named_sample import named_sample
+from lightning_streaming.tools.viewing.viewed import Viewed, ViewedStream
 
-_PLACE = re.compile(r"(?:(.*):)?(\d{1,18}):(\d{1,18})", re.DOTALL)
-_HELP = "type a number, SHARD:INDEX, STREAM:SHARD:INDEX, or a key as JSON"
+_MOST_NAMES = 400
+"""Characters of names that an error lists."""
 
 
 def found_sample(viewed: Viewed, text: str, here: int) -> tuple[int, int]:
@@ -25,44 +23,41 @@ def found_sample(viewed: Viewed, text: str, here: int) -> tuple[int, int]:
         ConfigError: Nothing that names a sample was typed.
         SampleIndexError: There is no such sample.
     """
-    if text.isascii() and text.isdecimal() and len(text) <= 18:
-        viewed.streams[here].reader.find(int(text))
-        return here, int(text)
-    if text.startswith("{"):
-        name, shard, index = _of_key(text)
-    else:
-        match = _PLACE.fullmatch(text)
-        if match is None:
-            raise ConfigError(f"{text[:80]!r} names no sample; {_HELP}")
-        name, shard, index = match[1], int(match[2]), int(match[3])
-    place = here if name is None else _stream_named(viewed, name, here)
+    named = named_sample(text)
+    if named is None:
+        raise ConfigError(
+            f"{text[:80]!r} names no sample; type its number, SHARD:INDEX, either of them after a stream's name and a "
+            "colon, or a key as JSON"
+        )
+    place = here if named.stream is None else _stream_named(viewed, named.stream, here)
     reader = viewed.streams[place].reader
-    number = reader.first_of(shard) + index
-    if not 0 <= index < reader.index.shards[shard].samples:
+    if named.shard is None:
+        reader.find(named.index)
+        return place, named.index
+    number = reader.first_of(named.shard) + named.index
+    samples = reader.index.shards[named.shard].samples
+    if not 0 <= named.index < samples:
         raise SampleIndexError(
-            f"there is no sample {index:,} in shard {shard:,}, which has {reader.index.shards[shard].samples:,}, "
-            "from 0 on"
+            f"there is no sample {named.index:,} in shard {named.shard:,}, which has {samples:,}, from 0 on"
         )
     return place, number
 
 
-def _of_key(text: str) -> tuple[str, int, int]:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ConfigError(f"what was typed begins like JSON, but is not JSON; {_HELP}") from None
-    key = SampleKey.from_dict(values)
-    return key.stream, key.shard, key.index
-
-
 def _stream_named(viewed: Viewed, name: str, here: int) -> int:
-    """The stream of this name: of the stage that is looked at, else the first; the only one answers to any name."""
-    if len(viewed.streams) == 1:
-        return 0
+    """The stream of this name: of the stage that is looked at, else the first."""
     stage = viewed.streams[here].stage
-    found = [place for place, one in enumerate(viewed.streams) if one.name == name]
+    found = [place for place, one in enumerate(viewed.streams) if name in _names_of(one)]
     of_stage = [place for place in found if viewed.streams[place].stage == stage]
     if not found:
-        names = ", ".join(dict.fromkeys(one.name for one in viewed.streams))
-        raise SampleIndexError(f"there is no stream {name[:80]!r}; there are {names[:400]}")
+        names = ", ".join(dict.fromkeys(printable_name(_names_of(one)[-1]) for one in viewed.streams))
+        raise SampleIndexError(
+            f"there is no stream {name[:80]!r}; there {'is' if len(viewed.streams) == 1 else 'are'} "
+            f"{names[:_MOST_NAMES]}, or leave the name out"
+        )
     return (of_stage or found)[0]
+
+
+def _names_of(stream: ViewedStream) -> list[str]:
+    """What a stream may be called: as keys call it, and one that nobody named, as its directory is."""
+    directory = stream.place.shown.rstrip("/").rpartition("/")[2]
+    return [stream.name] if stream.name == stream.label else [stream.name or "0", directory]

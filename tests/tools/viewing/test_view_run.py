@@ -147,7 +147,9 @@ def test_stages_may_have_streams_of_one_name_and_keys_name_them(streams: Path) -
     with run_pages() as pages:
         assert answer(pages, "find", key="code:0:1", stream="0").location == "/token/s/1/sample/1"
         assert answer(pages, "find", key="code:0:1", stream="2").location == "/token/s/2/sample/1"
-        assert "there is no stream" in html(pages, "find", key="elsewhere:0:1")
+        assert answer(pages, "find", key="code:7", stream="2").location == "/token/s/2/sample/7"
+        text = Elements.of(html(pages, "find", key="elsewhere:0:1")).text
+        assert "there is no stream 'elsewhere'; there are web, code, or leave the name out" in text
 
 
 _STRANGE = "a\u202eb\n"
