@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from lightning_streaming.formats.images import BEGINNINGS
 
 _PICTURES = ((BEGINNINGS["JPEG"], "image/jpeg"), (BEGINNINGS["PNG"], "image/png"), (b"GIF8", "image/gif"))
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""Second bytes of the markers of a frame; the others of this range are of tables and extensions."""
 _SOUNDS = ((b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"))
 _MPEG_HEADS = {0xFB: 1, 0xFA: 1, 0xF3: 2, 0xF2: 2}
 """Of MPEG audio of layer III: the second byte of a frame, and the version."""
@@ -20,6 +24,53 @@ def picture_type(data: bytes) -> str | None:
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
     return next((kind for head, kind in _PICTURES if data.startswith(head)), None)
+
+
+def picture_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height of an image file, in pixels, as its head says them; None where it does not."""
+    kind = picture_type(data)
+    if kind == "image/png" and data[12:16] == b"IHDR":
+        return _pair(data, 16, 4, "big")
+    if kind == "image/gif":
+        return _pair(data, 6, 2, "little")
+    if kind == "image/jpeg":
+        return _jpeg_size(data)
+    return _webp_size(data) if kind == "image/webp" else None
+
+
+def _pair(data: bytes, start: int, size: int, order: Literal["big", "little"]) -> tuple[int, int] | None:
+    """Two numbers beside each other; None where there are not as many bytes."""
+    if len(data) < start + 2 * size:
+        return None
+    first, second = (int.from_bytes(data[at : at + size], order) for at in (start, start + size))
+    return first, second
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """As the frame's head says it, which stands after segments of other kinds, each with its length."""
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        if data[at + 1] == 0xFF:  # it fills
+            at += 1
+        elif data[at + 1] in _JPEG_FRAMES:
+            pair = _pair(data, at + 5, 2, "big")
+            return pair and pair[::-1]
+        else:
+            at += 2 + max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
+    return None
+
+
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    if len(data) < 30:
+        return None
+    if data[12:16] == b"VP8X":
+        width, height = _pair(data, 24, 3, "little") or (0, 0)
+        return width + 1, height + 1
+    if data[12:16] == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    width, height = _pair(data, 26, 2, "little") or (0, 0)
+    return width & 0x3FFF, height & 0x3FFF
 
 
 def sound_type(data: bytes) -> str | None:

@@ -266,6 +266,18 @@ def reads_of_sample(run: TracedRun, stream: str, shard: int, index: int, epochs:
     return []
 
 
+def positions_before(run: TracedRun, stream: str, shard: int, index: int) -> list[int]:
+    """Where the epoch in which the run begins has read a sample before that: positions, of packs those of the pack.
+
+    Raises:
+        SampleIndexError: There is no such sample.
+    """
+    sample = _sample_id(run.catalog, stream, shard, index)
+    reads, skipped = _EpochReads.of(run, run.begins.epoch), run.skipped_before(run.begins.epoch)
+    found = reads.entries_in(0, reads.partition.start, lambda rows: rows.ids == sample)
+    return [position for position in found if skipped.kept_before(position) < skipped.kept_before(position + 1)]
+
+
 def reads_of_key(run: TracedRun, key: SampleKey) -> list[Read]:
     """When the sample with this key is read, in the very place that the key names; never, if the run ends before.
 
@@ -332,7 +344,7 @@ class _EpochReads:
 
     def of_sample(self, sample: int) -> list[Read]:
         """When a sample is read in the rest of the epoch."""
-        entries = self._find(self.partition.start, lambda rows: rows.ids == sample)
+        entries = self.entries_in(self.partition.start, len(self.plan), lambda rows: rows.ids == sample)
         return [read for read in self.of_entries(entries) if read.sample == sample]
 
     def entries_of(self, key: SampleKey, sample: int) -> list[int]:
@@ -340,13 +352,13 @@ class _EpochReads:
         if not isinstance(self.plan, PackedEpoch):
             stands_there = key.position < len(self.plan) and self.plan.ids(np.asarray([key.position]))[0] == sample
             return [key.position] if stands_there else []
-        return self._find(0, lambda rows: (rows.ids == sample) & (rows.positions == key.position))
+        return self.entries_in(0, len(self.plan), lambda rows: (rows.ids == sample) & (rows.positions == key.position))
 
-    def _find(self, first: int, is_wanted: Callable[[Rows], NDArray[np.bool_]]) -> list[int]:
-        """The entries of the epoch, from one of them on, of which a row is wanted."""
+    def entries_in(self, first: int, stop: int, is_wanted: Callable[[Rows], NDArray[np.bool_]]) -> list[int]:
+        """The entries of the epoch, from one up to another, of which a row is wanted."""
         found, step = list[int](), _PACKS_AT_A_TIME if isinstance(self.plan, PackedEpoch) else _AT_A_TIME
-        for start in range(first, len(self.plan), step):
-            entries = np.arange(start, min(start + step, len(self.plan)))
+        for start in range(first, stop, step):
+            entries = np.arange(start, min(start + step, stop))
             rows = rows_of(self.plan, entries)
             of_rows = entries if rows.pieces is None else entries[rows.pieces.packs]
             found += np.unique(of_rows[is_wanted(rows)]).tolist()

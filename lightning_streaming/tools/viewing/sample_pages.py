@@ -117,13 +117,16 @@ def _reads(frame: Frame, request: Request, stream: ViewedStream, shard: int, ind
     run = frame.viewed.run
     if run is None or request.query.get("when") != "1":
         return None
-    unread, found, problem = None, list[Any](), None
+    told: dict[str, Any] = {"unread": None, "found": [], "before": [], "epoch": None, "problem": None}
     try:
-        unread = None if request.is_asked else run.unread("train")
-        found = [] if unread else run.reads(stream.name, shard, index)
+        told["unread"] = None if request.is_asked else run.unread("train")
+        if told["unread"] is None:
+            told["found"] = run.reads(stream.name, shard, index)
+            told["before"] = run.positions_before(stream.name, shard, index)
+            told["epoch"] = run.traced().begins.epoch
     except StreamingError as error:
-        problem = in_words(error)
-    return {"unread": unread, "found": found, "problem": problem}
+        told["problem"] = in_words(error)
+    return told
 
 
 def file(frame: Frame, request: Request, place: int, number: int, column: int, which: int) -> Answer | None:

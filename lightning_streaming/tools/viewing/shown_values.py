@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.tools.console import counted, is_image, printable_name, render
 from lightning_streaming.tools.drawing.charts import LARGEST, Axis, Curve, binned, histogram, lines
-from lightning_streaming.tools.drawing.media import picture_type, sound_type
+from lightning_streaming.tools.drawing.media import picture_size, picture_type, sound_type
 from lightning_streaming.tools.drawing.png import png
 from lightning_streaming.units import format_bytes
 
@@ -228,7 +228,9 @@ def _told(picture: Any) -> str:
         low, high = _levels(picture)
         return f"{render(picture)}, black {low:.6g} to white {high:.6g}"
     if isinstance(picture, bytes):
-        return f"{(picture_type(picture) or '').removeprefix('image/').upper()}, {format_bytes(len(picture))}"
+        size = picture_size(picture)
+        pixels = f", {size[0]:,} × {size[1]:,} pixels" if size else ""
+        return f"{(picture_type(picture) or '').removeprefix('image/').upper()}{pixels}, {format_bytes(len(picture))}"
     return render(picture).partition(" ")[0] if isinstance(picture, np.ndarray) else render(picture)
 
 

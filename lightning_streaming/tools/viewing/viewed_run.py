@@ -30,7 +30,7 @@ from lightning_streaming.tools.runs import state_counts
 from lightning_streaming.tools.runs.checkpoints import Places, find_places, find_state_file
 from lightning_streaming.tools.runs.inspect_run import inspected, packs_in_words
 from lightning_streaming.tools.runs.state_moves import StreamSeen, seen_by_fingerprint
-from lightning_streaming.tools.runs.trace_run import Read, reads_of_sample, reads_of_step
+from lightning_streaming.tools.runs.trace_run import Read, positions_before, reads_of_sample, reads_of_step
 from lightning_streaming.tools.runs.traced_run import TracedRun, run_on
 from lightning_streaming.tools.stored.sample_reader import TooMuch
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset
@@ -360,6 +360,17 @@ class ViewedRun:
         """
         with self.lock:
             return reads_of_sample(self.traced(), stream, shard, index, _EPOCHS)
+
+    def positions_before(self, stream: str, shard: int, index: int) -> list[int]:
+        """Where the epoch of the checkpoint has read a sample before it; nothing without a checkpoint.
+
+        Raises:
+            StreamingError: As for :meth:`reads`.
+        """
+        if self.places is None:
+            return []
+        with self.lock:
+            return positions_before(self.traced(), stream, shard, index)
 
     def _catalog(self, stage: str) -> Any:
         dataset = self._dataset(stage)
