@@ -39,7 +39,7 @@ _MOST_TABLE_BYTES = 64 << 20
 """Bytes of shards' offsets that are remembered; those of the shard that is looked at are, whatever they take."""
 _GRACE = 1.0
 """Seconds to wait for a thread that is reading when nobody needs it any more."""
-_GAP = 1 << 20
+_GAP = 1 << 15
 """Ranges this near to each other are read as one."""
 
 Sample = dict[str, Any]

@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 import wave
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,10 +20,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from lightning_streaming.tools.stored.own_caches import own_caches
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 from lightning_streaming.tools.viewing.page import Answer, Request
 from lightning_streaming.tools.viewing.view_pages import Pages
+from lightning_streaming.tools.viewing.view_run import viewed_of
 from lightning_streaming.tools.viewing.viewed import Viewed, ViewedStream
+from lightning_streaming.tools.viewing.viewed_run import ViewedRun
 from lightning_streaming.writing.writers import MDSWriter
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">'\"&lt;"
@@ -79,6 +83,18 @@ def pages_of(location: Path | str, options: Mapping[str, Any] | None = None, **h
     unsafe = how.pop("allow_unsafe_types", False)
     place = find_dataset(str(location), options or {}, **how)
     return Pages(Viewed(shown=place.shown, streams=[ViewedStream(place, place.shown, unsafe)]))
+
+
+@contextmanager
+def run_pages(**asked: Any) -> Iterator[Pages]:
+    """The pages of ``run.yaml``, without a server."""
+    names = ("checkpoint", "loader", "nodes", "ranks_per_node", "accumulate")
+    told = Namespace(**{**dict.fromkeys(names), "config": ["run.yaml"], "set": [], **asked})
+    run_seen = ViewedRun.read(told)
+    with own_caches():
+        viewed = viewed_of(run_seen, allow_unsafe_types=False)
+        yield Pages(viewed)
+        viewed.close()
 
 
 def answer(pages: Pages, path: str, **query: str) -> Answer:

@@ -15,7 +15,15 @@ from tests.tools.viewing.asking import HOSTILE, Viewer, viewer, write_rich
 
 pytestmark = needs_chromium
 _DATASET = ["s/0/", "s/0/samples", "s/0/sample/7", "s/0/columns", "s/0/shards", f"find?key={quote(HOSTILE)}"]
-_RUN = ["", "order", "s/0/sample/7?when=1", "s/0/samples?only=left-out"]
+_RUN = [
+    "",
+    "order",
+    "batches",
+    "batches?step=2&rank=0",
+    "batches?step=99",
+    "s/0/sample/7?when=1",
+    "s/0/samples?only=left-out",
+]
 _WINDOWS = [(1280, 800), (390, 844)]
 
 
@@ -27,7 +35,10 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rich(directory / "<img src=x onerror=alert(1)>", 3)
     streams = {name: {"remote": name} for name in ("data", "<img src=x onerror=alert(1)>")}
     streams["data"]["where"] = "score >= 1"
-    written = {"data": {"init_args": {"batch_size": 4, "train": {"streams": streams}}}, "trainer": {"devices": 1}}
+    written = {
+        "data": {"init_args": {"batch_size": 4, "train": {"streams": streams}}},
+        "trainer": {"devices": 2, "max_steps": 50},
+    }
     (directory / "run.yaml").write_text(json.dumps(written))
     return directory
 
@@ -197,11 +208,51 @@ def test_a_sample_is_found_by_typing(of_dataset: Viewer, chromium: Browser) -> N
     assert chromium.evaluate("document.querySelector('h1').textContent") == "Sample 9"
 
 
+def test_the_batches_are_one_step_from_the_first_page_and_turned_by_keys(of_run: Viewer, chromium: Browser) -> None:
+    chromium.size(390, 844)
+    chromium.open(of_run.url)
+    _go(chromium, "Look at the batches")
+    assert chromium.evaluate("document.querySelector('h1').textContent") == "The samples of step 0"
+    pictures = "[...document.images].map(one => one.naturalWidth)"
+    assert len(chromium.evaluate(pictures)) == 24  # three in each of 8 samples
+    chromium.evaluate("Promise.all([...document.images].map(one => { one.loading = 'eager'; return one.decode() }))")
+    assert all(chromium.evaluate(pictures))
+    _go(chromium, "next step")
+    assert chromium.evaluate("document.querySelector('h1').textContent") == "The samples of step 1"
+    chromium.evaluate("document.querySelector('#rank').value = '1'")
+    chromium.evaluate("document.querySelector('.ask button').focus()")
+    chromium.press("Enter")
+    chromium.wait_for_load()
+    assert chromium.evaluate("[...document.querySelectorAll('h2')].map(one => one.textContent.slice(0, 6))") == [
+        "Rank 1"
+    ]
+    assert chromium.evaluate("document.querySelectorAll('.cards .card').length") == 4
+    assert chromium.complaints() == []
+
+
+def _go(chromium: Browser, words: str) -> None:
+    """Press Enter on a link."""
+    links = f"[...document.querySelectorAll('main a')].find(one => one.textContent === {words!r})"
+    chromium.evaluate(f"{links}.focus()")
+    chromium.press("Enter")
+    chromium.wait_for_load()
+
+
+def test_a_table_that_is_wider_than_a_phone_shows_that_it_scrolls(of_run: Viewer, chromium: Browser) -> None:
+    chromium.size(390, 844)
+    chromium.open(of_run.url)
+    region = "document.querySelector('.scroll')"
+    assert chromium.evaluate(f"{region}.scrollWidth - {region}.clientWidth") > 0
+    backgrounds = chromium.evaluate(f"getComputedStyle({region}).backgroundAttachment")
+    assert backgrounds == "local, local, scroll, scroll"  # what is at the table's ends covers what is at the window's
+    assert chromium.evaluate(f"getComputedStyle({region}).backgroundImage").count("linear-gradient") == 4
+
+
 def test_fields_have_labels_and_tables_heads(of_run: Viewer, chromium: Browser) -> None:
     chromium.size(1280, 800)
     for path in _RUN:
         chromium.open(of_run.url + path)
-        fields = "[...document.querySelectorAll('input:not([type=hidden])')]"
+        fields = "[...document.querySelectorAll('input:not([type=hidden]), select')]"
         assert chromium.evaluate(f"{fields}.every(one => one.labels.length === 1)")
         assert chromium.evaluate("[...document.querySelectorAll('th')].every(one => one.scope)")
         assert chromium.evaluate("document.querySelectorAll('h1').length") == 1

@@ -341,11 +341,9 @@ def test_a_store_that_does_not_answer_holds_up_its_own_stream_alone(
     with viewer("--config", "run.yaml") as one, ExitStack() as hung:
         first = int(one.get("s/0/shards").text.partition("shard.00001")[2].partition("from=")[2].partition('"')[0])
         path = one.url.partition(str(one.port))[2]
-        for number in range(20):
+        for page in [f"s/0/sample/{first + number}" for number in range(20)] + ["batches"] * 20:
             asked = hung.enter_context(socket.create_connection(("127.0.0.1", one.port), timeout=30))
-            asked.sendall(
-                f"GET {path}s/0/sample/{first + number} HTTP/1.1\r\nHost: 127.0.0.1:{one.port}\r\n\r\n".encode()
-            )
+            asked.sendall(f"GET {path}{page} HTTP/1.1\r\nHost: 127.0.0.1:{one.port}\r\n\r\n".encode())
         while "shard.00001.mds" not in s3_bucket.requests():
             assert one.get("s/1/").status == 200
         for path in ("style.css", "icon.svg", "s/1/samples", "", "order"):

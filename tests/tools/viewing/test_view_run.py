@@ -6,9 +6,6 @@ import json
 import os
 import re
 import time
-from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -19,14 +16,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_streaming import Stream, StreamingConfig, StreamingDataModule
-from lightning_streaming.tools.stored.own_caches import own_caches
-from lightning_streaming.tools.viewing.view_pages import Pages
-from lightning_streaming.tools.viewing.view_run import viewed_of
-from lightning_streaming.tools.viewing.viewed_run import ViewedRun
 from lightning_streaming.writing.writers import MDSWriter
 from tests.servers.stores import S3Bucket
 from tests.tools.running import run, write_texts
-from tests.tools.viewing.asking import Elements, answer, html, snapshot
+from tests.tools.viewing.asking import Elements, answer, html, run_pages, snapshot
 
 
 @pytest.fixture
@@ -44,18 +37,6 @@ def _config(streams: dict[str, Any], **more: Any) -> None:
 
 
 MIXED: dict[str, Any] = {"web": {"remote": "web", "proportion": 0.75}, "code": {"remote": "code", "proportion": 0.25}}
-
-
-@contextmanager
-def run_pages(**asked: Any) -> Iterator[Pages]:
-    """The pages of ``run.yaml``, without a server."""
-    names = ("checkpoint", "loader", "nodes", "ranks_per_node", "accumulate")
-    told = Namespace(**{**dict.fromkeys(names), "config": ["run.yaml"], "set": [], **asked})
-    run_seen = ViewedRun.read(told)
-    with own_caches():
-        viewed = viewed_of(run_seen, allow_unsafe_types=False)
-        yield Pages(viewed)
-        viewed.close()
 
 
 def test_the_first_page_tells_what_each_stage_reads(streams: Path) -> None:
@@ -159,10 +140,30 @@ def test_strange_names_are_told_so_that_they_do_nothing(streams: Path) -> None:
     phases = [{"name": _STRANGE, "until": 40, "mix": {_STRANGE: 1}}, {"name": "second", "mix": {"code": 1}}]
     _config({_STRANGE: {"remote": "web"}, "code": {"remote": "code"}}, train={"phases": phases, "epoch_size": 80})
     with run_pages() as pages:
-        for path in ("", "order", "s/0/", "s/0/samples", "s/0/sample/3", "s/0/columns", "s/0/shards", "find"):
+        for path in (
+            "",
+            "order",
+            "batches",
+            "s/0/",
+            "s/0/samples",
+            "s/0/sample/3",
+            "s/0/columns",
+            "s/0/shards",
+            "find",
+        ):
             text = html(pages, path, when="1")
             assert "\u202e" not in text
             assert "a\\u202eb\\n" in text or path == "find"
+
+
+def test_pages_of_a_stream_lead_to_the_same_pages_of_the_others(streams: Path) -> None:
+    _config(MIXED, val={"remote": "code"})
+    with run_pages() as pages:
+        for kind, leads_to in (("samples", "samples"), ("columns", "columns"), ("", ""), ("sample/3", "samples")):
+            found = Elements.of(html(pages, f"s/1/{kind}"))
+            assert {f"/token/s/{place}/{leads_to}" for place in range(3)} <= set(found.values("a", "href"))
+        monitored = Elements.of(html(pages, ""))
+        assert "streams:" not in monitored.text
 
 
 def test_phases_are_listed(streams: Path) -> None:
@@ -181,7 +182,7 @@ def test_nothing_of_a_run_is_written_to(streams: Path, s3_bucket: S3Bucket) -> N
     _config({"web": where, "code": {"remote": "code", "local": str(streams / "copy"), "where": "id > 9"}})
     before = snapshot(streams)
     with run_pages() as pages:
-        for path in ("", "s/0/", "s/0/samples", "s/0/sample/7", "s/1/samples", "order"):
+        for path in ("", "s/0/", "s/0/samples", "s/0/sample/7", "s/1/samples", "order", "batches"):
             assert "testing-secret" not in html(pages, path)
         assert "30 " in Elements.of(html(pages, "")).text
     assert snapshot(streams) == before
@@ -225,6 +226,8 @@ def test_of_what_is_not_known_one_stage_and_the_step_that_was_wanted_are_asked_f
         assert "60 30 " not in text
         wanted = {"step": "3", "steps": "2", "rank": "1"}
         assert _link_to_ask(html(pages, "order", **wanted)) == {**wanted, "asked": "1"}
+        wanted = {"step": "3", "rank": "1"}
+        assert _link_to_ask(html(pages, "batches", **wanted)) == {**wanted, "asked": "1"}
 
 
 @pytest.mark.parametrize(
@@ -381,6 +384,31 @@ def test_where_a_checkpoint_stands_and_what_comes_next(streams: Path) -> None:
     shown = [one.partition("key=")[2] for one in order.values("a", "href") if "/find?" in one]
     traced = run("trace", "--config", "run.yaml", "--ckpt", "run.ckpt", "--step", 7, "--json").json["reads"]
     assert shown[: len(traced)] == [f"{one['key']['shard']}:{one['key']['index']}" for one in traced]
+
+
+def test_what_was_read_before_the_checkpoint_is_said_to_be(streams: Path) -> None:
+    _config(MIXED)
+    _train(7)
+    with run_pages() as pages:
+        assert "before the checkpoint" not in html(pages, "s/0/sample/1", when="1")
+    # What the run read is what one from the beginning reads: on one rank, batches of 8.
+    read = [
+        one["key"]
+        for step in range(7)
+        for one in run(
+            "trace", "--config", "run.yaml", "--ranks-per-node", 1, "--set", "batch_size=8", "--step", step, "--json"
+        ).json["reads"]
+    ]
+    with run_pages(checkpoint="run.ckpt") as pages:
+        reader = pages.viewed.streams[1].reader
+        told = dict[int, int]()
+        for number in range(40):
+            text = Elements.of(html(pages, "s/1/sample/" + str(number), when="1")).text
+            if found := re.search(r"It was read in this epoch, 0, before the checkpoint, at position (\d+)\.", text):
+                told[number] = int(found[1])
+    code = {reader.first_of(one["shard"]) + one["index"]: one["position"] for one in read if one["stream"] == "code"}
+    assert told == code
+    assert 0 < len(told) < 40
 
 
 def test_a_checkpoint_of_several_loaders_shows_them_all(streams: Path) -> None:
