@@ -1,4 +1,4 @@
-"""Shards opened, those of other formats by way of the cache, which knows raw forms; and the first samples of one."""
+"""Shards opened, those of other formats by way of the cache, which knows raw forms; and samples read alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from typing import Any
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.other_formats import ShardReader
-from lightning_streaming.formats.shard import LoneSamples, has_lone_samples, narrowed, open_shard, table_part
+from lightning_streaming.formats.shard import (
+    FilePart,
+    LoneSamples,
+    has_lone_samples,
+    narrowed,
+    open_shard,
+    table_part,
+)
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, column_names
+from lightning_streaming.storage import Location
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset, raw_directory
 
 
@@ -53,6 +61,28 @@ def opened(
             cache.evict(held)
 
 
+def lone_samples(shard: ShardInfo, at: Location, **how: Any) -> LoneSamples:
+    """What finds the samples of a shard and decodes each by its bytes alone; of the shard only its offsets are read.
+
+    Args:
+        shard: One that has lone samples, and lies uncompressed.
+        at: The directory.
+        how: As for :class:`LoneSamples`.
+
+    Raises:
+        StreamingError: They cannot be read, or are not those of the shard.
+    """
+    file, *span = table_part(shard)
+    return LoneSamples(shard, (at / file.basename).read_range(*span), **how)
+
+
+def parts_of(data: Location, parts: Sequence[FilePart]) -> list[bytes]:
+    """The bytes of samples beside each other or near, in ascending order, by one request."""
+    start = parts[0].start
+    read = data.read_range(start, parts[-1].stop)
+    return [read[part.start - start : part.stop - start] for part in parts]
+
+
 def samples_of(
     place: StoredDataset,
     cache: ShardCache,
@@ -73,13 +103,10 @@ def samples_of(
         with opened(cache, shard, None if is_all else names, allow_unsafe_types=allow_unsafe_types) as reader:
             yield from map(reader.__getitem__, range(number))
     elif place.directory is None and has_lone_samples(shard):
-        table, *span = table_part(shard)
-        samples = LoneSamples(shard, (place.at / table.basename).read_range(*span), **wanted)
-        start = samples.part(0).start
-        data = (place.at / shard.raw_data.basename).read_range(start, samples.part(number - 1).stop)
-        for sample in range(number):
-            part = samples.part(sample)
-            yield samples.decode(sample, data[part.start - start : part.stop - start])
+        samples = lone_samples(shard, place.at, **wanted)
+        parts = [samples.part(sample) for sample in range(number)]
+        read = parts_of(place.at / shard.raw_data.basename, parts)
+        yield from map(samples.decode, range(number), read)
     else:
         with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
             reader = open_shard(shard, raw_directory(place, shard, Path(scratch)), **wanted)

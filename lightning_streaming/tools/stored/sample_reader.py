@@ -24,7 +24,7 @@ from lightning_streaming.formats.shard import FilePart, LoneSamples, check_shard
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, column_names
 from lightning_streaming.storage import Location
 from lightning_streaming.tools.console import counted
-from lightning_streaming.tools.stored.held_shards import opened
+from lightning_streaming.tools.stored.held_shards import lone_samples, opened, parts_of
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset, columns_of, raw_directory, stored_files
 from lightning_streaming.units import format_bytes
 
@@ -212,10 +212,7 @@ class SampleReader:
         for number in [*(one for one in numbers if one not in found), None]:
             ends = run and (number is None or not _are_near(spans, run, number))
             if ends:
-                start = spans[run[0]].start
-                read = data.read_range(start, spans[run[-1]].stop)
-                for one in run:
-                    part = read[spans[one].start - start : spans[one].stop - start]
+                for one, part in zip(run, parts_of(data, [spans[one] for one in run]), strict=True):
                     found[one] = self._keep(one, len(part), table.decode, one - first, part)
                 run = []
             if number is not None:
@@ -237,11 +234,10 @@ class SampleReader:
 
     def _table(self, shard: int, info: ShardInfo, at: Location) -> LoneSamples:
         if shard not in self._tables:
-            file, *span = table_part(info)
             pictures = [one.name for one in columns_of(info.schema) if one.encoding in ("jpeg", "png")]
-            self._tables[shard] = LoneSamples(
+            self._tables[shard] = lone_samples(
                 info,
-                (at / file.basename).read_range(*span),
+                at,
                 allow_unsafe_types=True,  # what is not wanted is not decoded
                 columns=self._wanted(info),
                 as_files=pictures,
