@@ -46,6 +46,7 @@ _SHOTS = {
     "view_sample": ("s/0/sample/3", 1280, 800, False),
     "view_columns": ("s/0/columns", 1280, 800, True),
     "view_run": ("", 1280, 480, False),
+    "view_batch": ("batches", 1280, 800, False),
     "view_order": ("order?steps=5", 1280, 800, False),
     "view_phone": ("s/1/samples", 390, 800, True),
 }
@@ -59,8 +60,8 @@ def write_all(directory: Path) -> None:
         with MDSWriter(out=stream, columns=_COLUMNS, size_limit="3mb", hashes=["sha1"]) as writer:
             for place in range(_SAMPLES):
                 writer.write(_landscape(stream, place, rng))
-    data = {"batch_size": 16, "train": {"streams": _STREAMS, "columns": ["score"]}}
-    Path("run.yaml").write_text(json.dumps({"data": {"init_args": data}, "trainer": {"devices": 1}}, indent=2))
+    data = {"batch_size": 8, "train": {"streams": _STREAMS, "columns": ["score"]}}  # goes on on two ranks
+    Path("run.yaml").write_text(json.dumps({"data": {"init_args": data}, "trainer": {"devices": 2}}, indent=2))
     streams = {name: Stream(**one) for name, one in _STREAMS.items()}
     module = StreamingDataModule(train=StreamingConfig(streams=streams, columns=["score"]), batch_size=16)
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -163,8 +164,8 @@ def take_pictures(out: Path) -> None:
                 path_out = out / f"{name}.png"
                 page.picture(path_out)
                 with Image.open(path_out) as taken:
-                    small = taken.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-                small.save(path_out, optimize=True)
+                    whole = taken.convert("RGB")
+                whole.save(path_out, optimize=True)
     finally:
         process.terminate()
         process.wait()

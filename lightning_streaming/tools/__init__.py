@@ -15,7 +15,8 @@ which lies what is too much for one file, or what several need. Rooms of one flo
                  trace, inspect, select and lengths tell of one
 
     stored       a dataset where it lies: its files fetched and checked (stored_dataset), in numbers (summary), its
-                 shards opened (held_shards), samples one by one, by ranges (sample_reader)
+                 shards opened (held_shards), samples one by one, by ranges (sample_reader), and what is typed to
+                 name one (named_sample)
     drawing      charts as SVG, pixels as PNG, templates and style of all pages
 
 What a tool does for a run imports torch, which takes seconds: it stands in a module ``*_run``, imported when asked for.

@@ -252,6 +252,28 @@ def test_what_can_run_code_is_decoded_when_that_is_allowed_alone(
     assert Path("exploded").exists()
 
 
+class Broken(dict[str, int]):
+    """Of a class that has changed since it was pickled."""
+
+    def __len__(self) -> int:
+        raise AttributeError("'Broken' object has no attribute '_size'")
+
+    def __repr__(self) -> str:
+        return f"{len(self)} entries"
+
+
+def test_of_a_value_whose_own_code_fails_that_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"a": "pkl", "id": "int"}) as writer:
+        for number in range(3):
+            writer.write({"a": Broken(), "id": number})
+    pages = pages_of(tmp_path, allow_unsafe_types=True)
+    for path in ("s/0/samples", "s/0/sample/2", "s/0/columns"):
+        text = Elements.of(html(pages, path)).text
+        assert "AttributeError: 'Broken' object has no attribute '_size'" in text
+        assert "id 2" in text or path != "s/0/samples"
+    assert pages.answer(_asked("s/0/file/2/0/0")) is None
+
+
 def test_a_dataset_of_nothing_but_shut_columns_is_shown(tmp_path: Path) -> None:
     with MDSWriter(out=str(tmp_path), columns={"a": "pkl"}) as writer:
         writer.write({"a": {1: 2}})
