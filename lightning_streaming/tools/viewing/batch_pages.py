@@ -83,6 +83,8 @@ def _of_step(frame: Frame, request: Request, step: ViewedStep) -> dict[str, Any]
     cards = _cards(frame, step.reads[first : first + _ON_A_PAGE], is_asked=is_asked)
     return {
         "step": step,
+        "rank": step.rank,
+        "is_one_of_many": step.rank is not None and request.optional("rank") is None,
         "first": first,
         "page": _ON_A_PAGE,
         "ranks": range(step.run.num_ranks) if step.run.num_ranks <= _LISTED_RANKS else None,

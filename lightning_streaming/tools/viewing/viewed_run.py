@@ -36,7 +36,7 @@ from lightning_streaming.tools.stored.sample_reader import TooMuch
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset
 
 _MOST_READS = 20_000
-"""Samples of steps that are shown; no further step is looked at once there are more."""
+"""Samples of steps that are shown; once there are more, no further step is looked at, or only one rank of a step."""
 _MOST_EPOCHS = 20
 """Epochs of packs in which a step is looked for."""
 _GRACE = 1.0
@@ -64,6 +64,8 @@ class ViewedStep:
 
     run: TracedRun
     number: int
+    rank: int | None
+    """Only what this rank reads; None for all."""
     reads: Sequence[Read]
     """By batch, rank and place."""
     has_previous: bool
@@ -328,7 +330,7 @@ class ViewedRun:
 
         Args:
             number: As the trainer counts; None for the step that the run begins with.
-            rank: Only what this rank reads; None for all.
+            rank: Only what this rank reads; None for all, or for the first where a step has very many samples.
 
         Raises:
             ConfigError: The run has no such step or rank.
@@ -336,6 +338,8 @@ class ViewedRun:
         with self.lock:
             traced = self.traced()
             first = traced.steps.first_step
+            if rank is None and traced.loader.samples_per_global_batch * traced.steps.whole.accumulate > _MOST_READS:
+                rank = 0
             number = first if number is None else number
             _check_near(traced, number)
             reads = reads_of_step(traced, number, rank)
@@ -347,6 +351,7 @@ class ViewedRun:
             return ViewedStep(
                 run=traced,
                 number=number,
+                rank=rank,
                 reads=sorted(reads, key=lambda read: (read.batch, read.rank)),  # keeps the places in order
                 has_previous=number > first,
                 has_next=has_next,

@@ -122,6 +122,16 @@ def test_all_samples_of_a_large_batch_are_shown_page_by_page(streams: Path, monk
     assert shown == [_key(read) for read in _traced(3)]
 
 
+def test_of_very_many_samples_those_of_one_rank_are_shown(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_streaming.tools.viewing.viewed_run._MOST_READS", 7)
+    with run_pages() as pages:
+        text, other = html(pages, "batches", step="3"), html(pages, "batches", step="3", rank="1")
+    assert _keys(text) == [_key(read) for read in _traced(3, "--rank", 0)]
+    assert "of rank 0 alone" in Elements.of(text).text
+    assert _keys(other) == [_key(read) for read in _traced(3, "--rank", 1)]
+    assert "alone" not in Elements.of(other).text.partition("These pages")[0]
+
+
 def test_a_step_of_several_batches_shows_them_one_after_another(streams: Path) -> None:
     _config(MIXED, accumulate_grad_batches=2)
     with run_pages() as pages:
