@@ -2,7 +2,7 @@
 they are.
 
 DATASET is looked at: its index, and a few samples. Pictures get a classifier; tokens, and text, a small language model;
-other numbers a linear regression. Several datasets become a mixture of streams. Nothing is overwritten.
+other numbers a linear regression. Several datasets are read together, as streams. Nothing is overwritten.
 
     lightning-streaming init data/train
     lightning-streaming init s3://corpus/code s3://corpus/docs --out run1
