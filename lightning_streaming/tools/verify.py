@@ -1,8 +1,8 @@
 """Check a dataset: every file's size and hashes, every table of offsets, and that every sample can be decoded.
 
 Each bad shard is named with what is wrong and which samples it holds. Where the index records no hashes, bytes that
-changed and can still be decoded pass, and a line says so. Exit code: 0 if nothing is wrong, or was repaired; 1 if
-something is wrong; 2 if it could not be checked.
+changed may pass unseen, and a line says so. Exit code: 0 if nothing is wrong, or was repaired; 1 if something is wrong;
+2 if it could not be checked.
 
     lightning-streaming verify data/train
     lightning-streaming verify s3://corpus/train --quick
@@ -71,11 +71,8 @@ _CHECKED = {
     (True, True): "sizes",
 }
 """What was checked: by whether ``--quick`` was given, and whether no hashes are recorded."""
-_UNSEEN = (
-    "bytes that changed and can still be decoded pass; to record some, write with convert --hashes sha1, or with "
-    "hashes=['sha1'] of a writer"
-)
-"""What follows where no hashes are recorded."""
+_UNSEEN = "bytes that changed may pass unseen; to record hashes, write with --hashes sha1, or hashes=['sha1'] in Python"
+"""What follows where none are recorded."""
 _LEFT_BEHIND = "it is of another dataset that was here, and some readers would take it for this one's"
 _Problem = dict[str, str]
 """Something that is wrong with a shard: the ``file``, as the index names it, and the ``problem``."""

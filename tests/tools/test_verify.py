@@ -60,7 +60,7 @@ def test_what_no_hashes_leave_unchecked_is_said(tmp_path: Path, compression: str
     full, quick = run("verify", tmp_path / "none"), run("verify", tmp_path / "none", "--quick")
     assert (full.code, quick.code) == (0, 0)
     assert "; sizes and samples checked, nothing wrong found\nno hashes are recorded, so bytes " in full.out
-    assert "convert --hashes sha1" in full.out
+    assert "write with --hashes sha1" in full.out
     assert "; sizes checked, nothing wrong found\nno hashes are recorded, so bytes " in quick.out
     assert "sound" not in full.out + quick.out
     assert run("verify", tmp_path / "none", "--json").json["shards_without_hashes"] > 0

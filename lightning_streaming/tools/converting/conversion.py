@@ -191,7 +191,7 @@ class Conversion:
             else:
                 _write_several(self, workers, resume)
         except FormatError as error:
-            if not _keeps_samples(self.out) or "run: " in str(error):  # it ends in a command, and stays one
+            if _remove_unused(self.out) or "run: " in str(error):  # it ends in a command, and stays one
                 raise
             kept = f"what comes before it is in {self.out.shown}: mend it and add --resume, or remove what is there"
             raise type(error)(f"{error}; {kept}") from error
@@ -223,16 +223,16 @@ def _remove_empty(job: PartJob[InputPart], out: StoredDataset) -> None:
             place.directory.rmdir()
 
 
-def _keeps_samples(out: StoredDataset) -> bool:
-    """Whether a conversion that failed has left more than its plan; a directory that holds no more is removed."""
+def _remove_unused(out: StoredDataset) -> bool:
+    """Remove the directory of a conversion that failed before a shard was finished; whether nothing is there."""
     directory = out.directory
     if directory is None:
-        return (out.at / CONVERSION_PLAN).size() is not None
+        return (out.at / CONVERSION_PLAN).size() is None
     found = sorted(directory.rglob("*"))
     if found and {directory / CONVERSION_PLAN, directory / WRITING}.issuperset(found):
         for path in (*found, directory):
             path.rmdir() if path.is_dir() else path.unlink()
-    return directory.is_dir()
+    return not directory.is_dir()
 
 
 def _write_one(samples: Iterator[Sample], conversion: Conversion) -> None:
