@@ -46,7 +46,7 @@ def trace_run(args: Namespace) -> int:
 def _find(traced: TracedRun, args: Namespace) -> list[Read]:
     if args.step is not None:
         return reads_of_step(traced, args.step, args.rank)
-    named = named_sample(args.sample.strip())
+    named = named_sample(args.sample)
     if named is None or named.stream is None or named.shard is None:
         raise ConfigError(f"--sample must be STREAM:SHARD:INDEX or a key as JSON, but got {args.sample!r}")
     if named.key is not None:

@@ -38,7 +38,7 @@ def named_sample(text: str) -> NamedSample | None:
     Raises:
         ConfigError: It begins like JSON, but is not the key of a sample.
     """
-    if text.startswith("{"):
+    if text.lstrip().startswith("{"):
         return _of_json(text)
     if match := _OF_SHARD.fullmatch(text):
         return NamedSample(stream=match[1], shard=int(match[2]), index=int(match[3]))

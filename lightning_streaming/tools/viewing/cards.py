@@ -53,25 +53,15 @@ def _card_of(reader: SampleReader, number: int, found: Any) -> Card:
     card = Card(number=number, shard=shard, index=index, told=left_out(found))
     if card.told is not None:
         return card
-    named, shown = (
-        columns_in(reader, shard, found),
-        values_in(reader, shard, found, lambda _, value: brief_value(value)),
-    )
-    values = [(at, printable_name(name), shown[name]) for at, name in named if name in found]
+    shown = values_in(reader, shard, found, lambda _, value: brief_value(value))
+    values = [(at, printable_name(name), shown[name]) for at, name in columns_in(reader, shard, found) if name in shown]
     return replace(card, values=sorted(values, key=lambda one: one[2].kind != "pictures"))
 
 
 def values_in(
     reader: SampleReader, shard: int, found: Mapping[str, Any], show: Callable[[str, Any], ShownValue]
 ) -> dict[str, ShownValue]:
-    """What is shown of each column of a sample.
-
-    Args:
-        reader: Reads them.
-        shard: Where the sample is.
-        found: The sample.
-        show: What makes it of a column and its value.
-    """
+    """What ``show`` makes of each column of a sample, and its value; of one whose own code fails, that it does."""
     foreign = unsafe_columns(reader.index.shards[shard])
     return {
         name: foreign_value(partial(show, name), value) if name in foreign else show(name, value)

@@ -33,15 +33,12 @@ def order(frame: Frame, request: Request) -> Answer | None:
     run = frame.viewed.run
     if run is None:
         return None
+    asked = {name: request.optional(name) for name in ("step", "steps", "rank")}
     title, unread = "What is read next", None if request.is_asked else run.unread("train")
     if unread is not None:
-        kept = {name: request.number(name, -1) for name in ("step", "steps", "rank")}
-        again = "".join(f"&{name}={number}" for name, number in kept.items() if number >= 0)
+        again = "".join(f"&{name}={number}" for name, number in asked.items() if number is not None)
         return frame.show(request, "view_order.html", title, here="order", unread=unread, again=again, order=None)
-    step = request.number("step", -1)
-    asked = (None if step < 0 else step, min(max(1, request.number("steps", 4)), 32))
-    rank = request.number("rank", -1)
-    order = run.next_steps(*asked, None if rank < 0 else rank)
+    order = run.next_steps(asked["step"], min(max(1, request.number("steps", 4)), 32), asked["rank"])
     places = {one.name: place for place, one in enumerate(frame.viewed.streams) if one.stage == "train"}
     return frame.show(request, "view_order.html", title, here="order", unread=None, order=order, places=places)
 

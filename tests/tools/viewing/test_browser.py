@@ -68,8 +68,9 @@ def test_pages_of_a_dataset_fit_their_window_and_complain_of_nothing(
     _check_pages(of_dataset, chromium, _DATASET, dark)
 
 
-def test_pages_of_a_run_fit_their_window_and_complain_of_nothing(of_run: Viewer, chromium: Browser) -> None:
-    _check_pages(of_run, chromium, _RUN, False)
+@pytest.mark.parametrize("dark", [False, True])
+def test_pages_of_a_run_fit_their_window_and_complain_of_nothing(of_run: Viewer, chromium: Browser, dark: bool) -> None:
+    _check_pages(of_run, chromium, _RUN, dark)
 
 
 def _check_pages(shown: Viewer, chromium: Browser, paths: list[str], dark: bool) -> None:
