@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -17,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from lightning_streaming.storage.secrets import redact
+from lightning_streaming.terminal import tell_error
 from lightning_streaming.waits import bar
 
 PROGRAM = "lightning-streaming"
@@ -41,11 +40,7 @@ def print_json(value: Any) -> None:
 
 def print_error(program: str, error: Exception | str) -> None:
     """Print an error: one line, or on a terminal one block."""
-    message = f"{program}: error: {redact(str(error), {})}"  # an argument may be a URL with a password
-    if sys.stderr.isatty() and "\n" not in message:  # what comes in lines is a table
-        width = shutil.get_terminal_size((100, 24)).columns
-        message = textwrap.fill(message, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    print(message, file=sys.stderr)
+    tell_error(program, redact(str(error), {}))  # an argument may be a URL with a password
 
 
 def print_note(tool: str, words: str) -> None:

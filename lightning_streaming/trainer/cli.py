@@ -34,10 +34,12 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.phase_options import Phase
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
-from lightning_streaming.trainer import DESCRIPTION
+from lightning_streaming.terminal import tell_error
+from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
 from lightning_streaming.trainer.cli_errors import (
     CliFailure,
     failure_of,
+    in_files,
     named_error,
     secrets_in,
     without_lines,
@@ -110,7 +112,8 @@ class StreamingCLI(LightningCLI):
         else:
             return
         if isinstance(failed, ConfigError):
-            self._parser(self.subcommand).error(named_error(self._get(self.config, "data"), failed), failed)
+            words = named_error(self._get(self.config, "data"), failed)
+            self.parser.refuse(in_files(words, self.parser.given), failed)
         raise failed
 
 
@@ -186,21 +189,33 @@ class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 class _StreamingParser(LightningArgumentParser):
     """A parser whose errors name the field and the reason, and whose printed configuration explains itself."""
 
-    _given: Sequence[str] = ()
+    given: Sequence[str] = ()
+    """What was typed; known to the parser of the whole command line."""
 
     def parse_args(self, args: Any = None, *others: Any, **settings: Any) -> Any:
         """Parse, and remember what was given, for the words of an error."""
         given = sys.argv[1:] if args is None else list(args)
-        self._given = [_PRINT if arg == f"{_PRINT}=comments" else arg for arg in given]
-        return super().parse_args(self._given, *others, **settings)
+        self.given = [_PRINT if arg == f"{_PRINT}=comments" else arg for arg in given]
+        return super().parse_args(self.given, *others, **settings)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End the program, saying what is wrong; a parser within this one raises instead."""
-        if self.exit_on_error:
-            given = _outermost(self)._given
-            message = words_of_parsing(message, given, _options(_outermost(self)), ex)
-            message = redact(message, {}, secrets_in(given))
-        super().error(message, ex)
+        """End the program, saying what is wrong; a parser within this one raises instead.
+
+        Raises:
+            ConfigError: In place of the program's end, with ``--debug``.
+        """
+        if not self.exit_on_error:
+            super().error(message, ex)
+        outermost = _outermost(self)
+        outermost.refuse(words_of_parsing(message, outermost.given, _options(outermost), ex), ex)
+
+    def refuse(self, words: str, error: Exception | None) -> NoReturn:
+        """End the program with these words as its error; with ``--debug`` raise them."""
+        words = redact(words, {}, secrets_in(self.given))
+        if _DEBUG in self.given:
+            raise ConfigError(words) from error
+        tell_error(" ".join([self.prog, *[arg for arg in self.given if arg in SUBCOMMANDS][:1]]), words)
+        self.exit(2)
 
     def dump(self, namespace: jsonargparse.Namespace, *args: Any, **settings: Any) -> str:
         """The configuration as YAML, without secrets; where ``--print_config`` asks, with a comment on every field."""
@@ -300,13 +315,16 @@ def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> Writt
     parser.set_defaults({"data": {"class_path": "lightning_streaming.StreamingDataModule"}})
     args = [f"--config={json.dumps({'data': content['data']})}" for content in contents if content.get("data")]
     args += [f"--data.{name}={value}" for name, value in changes.items()]
+    parsed: Mapping[str, Any] = {}
     try:
-        datamodule = parser.instantiate_classes(parser.parse_args(args))["data"]
+        parsed = vars(parser.parse_args(args))
+        datamodule = parser.instantiate_classes(jsonargparse.Namespace(parsed))["data"]
     except (ArgumentError, ValueError) as error:
         cause = _config_error_behind(error)
-        words = str(cause) if cause else f"{', '.join(files)}: {words_of_parsing(str(error), args)}"
+        words = named_error(parsed.get("data"), cause) if cause else words_of_parsing(str(error), args)
+        where = "" if changes else f"{', '.join(files)}: "
         # Not from the error, which repeats parts of the configuration.
-        raise ConfigError(redact(words, {}, secrets_in(args))) from None
+        raise ConfigError(redact(f"{where}{words}", {}, secrets_in(args))) from None
     return WrittenRun(datamodule=datamodule, trainer=trainer)
 
 

@@ -93,23 +93,39 @@ def words_of_parsing(
         return f"{' or '.join(_files_in(args)) or 'an argument'} is no YAML: {without_lines(error)}"
     written = written_in(args)
     classes = {name.removesuffix(".class_path"): value for name, value in written if _is_class_path(value)}
-    for name, content in _given(args):
-        if not name and content is not None and not isinstance(content, Mapping):
-            files = " or ".join(_files_in(args))
-            return (
-                f"{files} is not a configuration, which has model:, data: and trainer:"
-                if files
-                else (f"there is no file {content} for --config")
-            )
-        for key in reversed(name.split(".") if name else ()):
-            content = {key: _parsed(content)}
-        words = next(_faults_of_run(content or {}, classes, options), None)
-        if words is not None:
-            return words
+    fault = next(_faults_of_args(args, classes, options), None)
+    if fault is not None:
+        return fault
     if options and not any(name in ("model", "model.class_path") for name, _ in written):
         return "there is no model; name one in a file for --config, or by --model=my_project.MyModel"
     lines = [_GIVEN_MAPPING.sub("", line) for line in message.splitlines() if not line.strip().startswith(_NOISE)]
-    return _words_of_nested(lines, args) if any(map(_NESTED.search, lines)) else "\n".join(lines)
+    return in_files(_words_of_nested(lines, args) if any(map(_NESTED.search, lines)) else "\n".join(lines), args)
+
+
+def in_files(words: str, args: Sequence[str]) -> str:
+    """Words of an error, and before them the files it must be in, where the arguments say nothing else of a run."""
+    is_on_line = any(name.partition(".")[0] in ("model", *_DEFAULTS) for name, _ in _given(args))
+    files = [] if is_on_line else _files_in(args)
+    return f"{', '.join(files)}: {words}" if files else words
+
+
+def _faults_of_args(args: Sequence[str], classes: _Classes, options: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with each argument, and with each file, which is named."""
+    for option, value in _options_in(args):
+        if option not in _CONFIG:
+            content = _parsed(value)
+            for key in reversed(_short(option.removeprefix("--")).split(".")):
+                content = {key: content}
+            yield from _faults_of_run(content, classes, options)
+            continue
+        content, is_file = _content(value), Path(value).is_file()
+        if isinstance(content, Mapping | None):
+            faults = _faults_of_run(content or {}, classes, options)
+            yield from (f"{value}: {fault}" if is_file else fault for fault in faults)
+        elif is_file:
+            yield f"{value} is not a configuration, which has model:, data: and trainer:"
+        else:
+            yield f"there is no file {value} for {option}"
 
 
 def _words_of_nested(lines: Sequence[str], args: Sequence[str]) -> str:
