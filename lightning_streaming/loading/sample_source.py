@@ -327,6 +327,7 @@ class SampleSource:
 
     def say_whose(self, place: str) -> None:
         """Let errors say where the streams are configured, like ``data.val``."""
+        self._room.limit_name = f"{place}.cache_limit"
         for name, cache in self._caches.items():  # a stream without a name is the only one there
             cache.label = place if list(self._caches) == ["0"] else f"stream {name!r} of {place}"
             for join, source in self._joins.get(name, {}).items():
@@ -640,7 +641,7 @@ class SampleSource:
             for together in self._read_together(catalog)
         )
         index_bytes = self._room.fixed_bytes()
-        check_limit(self._room.limit, index_bytes, largest)
+        check_limit(self._room.limit, index_bytes, largest, self._room.limit_name)
         if self._room.limit is not None:
             self._room_watch.shards_limit = max(0, self._room.limit - index_bytes)
             self._share_room(_RANDOM_READERS)

@@ -254,7 +254,7 @@ def _limits(
         return limits
     largest = int(sizes.making.max())
     for limit in asked:
-        check_limit(limit, fixed, largest)
+        check_limit(limit, fixed, largest, "--limit")
     if not asked:
         node_bytes = int(sizes.kept.sum()) * share
         rounded = (fixed + parse_bytes(bytes_as_written(int(part * node_bytes))) for part in _PARTS)
