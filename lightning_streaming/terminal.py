@@ -18,4 +18,4 @@ def tell_error(program: str, words: str) -> None:
     if sys.stderr.isatty() and "\n" not in message:  # what comes in lines is a table
         width = shutil.get_terminal_size((100, 24)).columns
         message = textwrap.fill(message, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    print(message, file=sys.stderr)
+    sys.stderr.write(f"{message}\n")

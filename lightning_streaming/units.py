@@ -74,7 +74,7 @@ def format_bytes(size: float) -> str:
 
 
 def unit_as_written(size: int) -> tuple[int, str]:
-    """Bytes and name of the unit in which a configuration has such a size: megabytes, or kilobytes below 100 of them."""
+    """Bytes and name of the unit that a configuration has of such a size: megabytes, or kilobytes below 100 of them."""
     return (2**20, "mb") if size >= 100 * 2**20 else (2**10, "kb")
 
 

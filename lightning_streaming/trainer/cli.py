@@ -112,8 +112,8 @@ class StreamingCLI(LightningCLI):
         else:
             return
         if isinstance(failed, ConfigError):
-            words = named_error(self._get(self.config, "data"), failed)
-            self.parser.refuse(in_files(words, self.parser.given), failed)
+            parser, words = _outermost(self.parser), named_error(self._get(self.config, "data"), failed)
+            parser.refuse(in_files(words, parser.given), failed)
         raise failed
 
 
@@ -315,10 +315,10 @@ def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> Writt
     parser.set_defaults({"data": {"class_path": "lightning_streaming.StreamingDataModule"}})
     args = [f"--config={json.dumps({'data': content['data']})}" for content in contents if content.get("data")]
     args += [f"--data.{name}={value}" for name, value in changes.items()]
-    parsed: Mapping[str, Any] = {}
+    parsed: Any = {}
     try:
-        parsed = vars(parser.parse_args(args))
-        datamodule = parser.instantiate_classes(jsonargparse.Namespace(parsed))["data"]
+        parsed = parser.parse_args(args)
+        datamodule = parser.instantiate_classes(parsed)["data"]
     except (ArgumentError, ValueError) as error:
         cause = _config_error_behind(error)
         words = named_error(parsed.get("data"), cause) if cause else words_of_parsing(str(error), args)

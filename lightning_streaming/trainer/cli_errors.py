@@ -407,7 +407,7 @@ def _plain(value: Any) -> Any:
 
 _TRACEBACK = "Traceback (most recent call last):"
 _OURS = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): ", re.MULTILINE)
-_FILE = re.compile(r'^ +File "([^"]+)", line \d+', re.MULTILINE)
+_FRAME = re.compile(r'^ +File "([^"]+)", line (\d+), in (\S+)(?:\n +(.*))?', re.MULTILINE)
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
 _LOADS_CHECKPOINTS = ("checkpoint_connector.py", "torch_io.py")
 _PARSES_CHECKPOINT = "_parse_ckpt_path"
@@ -444,10 +444,10 @@ def failure_of(error: BaseException, checkpoint: str | None = None) -> CliFailur
         checkpoint: The checkpoint that it was to go on from, if any.
     """
     if isinstance(error, StreamingError):
-        return None if _is_caused_by_user(error) else _of_ours(type(error), str(error))
+        return _of_ours(type(error), str(error), _line_of_user(error))
     if isinstance(error, ProcessRaisedException):  # a rank that was spawned: its traceback, as text
         *_, last = [None, *_OURS.finditer(str(error))]
-        return last and _of_ours(getattr(errors, last[1]), str(error))
+        return last and _of_ours(getattr(errors, last[1]), str(error), _line_of_user(error))
     if _has_foreign_frames(error) or _TRACEBACK in str(error):
         return None
     if _is_of_checkpoint(error):
@@ -457,26 +457,31 @@ def failure_of(error: BaseException, checkpoint: str | None = None) -> CliFailur
     return None
 
 
-def _of_ours(kind: type[StreamingError], text: str) -> CliFailure | None:
+def _of_ours(kind: type[StreamingError], text: str, line_of_user: str) -> CliFailure:
     """One of our errors, also as it comes out of a worker: with its traceback as text."""
-    if any(not _is_library(file) for file in _files_behind(text)):
-        return None
     if _TRACEBACK in text:
         *_, last = [None, *_OURS.finditer(text)]
         text = text[last.end() :] if last else text
     if issubclass(kind, StateMismatchError):
         text = f"{text.strip()}\n{_GO_ON_ALL_THE_SAME}"
+    if line_of_user:
+        first, *others = text.strip().splitlines()
+        text = "\n".join([first, line_of_user, *others, "--debug shows the whole traceback"])
     return CliFailure(text.strip(), issubclass(kind, FormatError | IntegrityError))
 
 
-def _is_caused_by_user(error: BaseException) -> bool:
-    links = _causes_of(error)
-    return any(not _is_library(file) for link in links for file in (*_files(link), *_files_behind(str(link))))
-
-
-def _files_behind(text: str) -> list[str]:
-    """The files that the causes of an error went through, of which a worker's traceback tells as text."""
-    return _FILE.findall(text.rpartition(_CAUSED)[0])
+def _line_of_user(error: BaseException) -> str:
+    """Where an error came out of code of the user's own: the line of it that was reached last; empty if none was."""
+    for link in (error, *_causes_of(error)):
+        frames = [] if link is error else [tuple(frame) for frame in traceback.extract_tb(link.__traceback__)]
+        # A worker's traceback is told as text.
+        told = [match.groups() for match in _FRAME.finditer(str(link).rpartition(_CAUSED)[0])]
+        for file, line, name, code in reversed(frames or told):
+            if not _is_library(file):
+                path = Path(file)
+                shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+                return f"in {name} of {shown}, line {line}" + (f": {code}" if code else "")
+    return ""
 
 
 def _causes_of(error: BaseException) -> Iterator[BaseException]:

@@ -158,14 +158,29 @@ def test_a_checkpoint_of_another_model_or_data_is_told_in_a_paragraph() -> None:
     [
         (["--model=failing_models.Unmade"], RuntimeError),
         (["--model=failing_models.Untrained"], OSError),
-        (["--data=failing_models.Untransformed"], SampleError),
-        (["--data=failing_models.Untransformed", "--data.num_workers=1"], SampleError),
         (["--model=failing_name.X"], NameError),
     ],
 )
 def test_what_the_code_of_the_user_raises_keeps_its_traceback(args: list[str], kind: type[Exception]) -> None:
     with pytest.raises(kind, match=r"the user's trouble|name 'y' is not defined") as raised:
         run("fit", "--config", "run.yaml", *args)
+    assert re.search(r"File \".*failing_\w+\.py\"", "".join(traceback.format_exception(raised.value)))
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_of_a_transform_that_fails_its_line_and_the_columns_are_told(workers: str) -> None:
+    fit = ("fit", "--config", "run.yaml", "--data=failing_models.Untransformed", f"--data.num_workers={workers}")
+    ended = run(*fit)
+    assert (ended.code, ended.err.count("the user's trouble")) == (2, 2)
+    error, line, columns, key, hint = ended.err[ended.err.index("lightning-streaming fit: error: ") :].splitlines()
+    assert error.endswith("transform failed on sample 0 of shard 0 of stream 'code': OSError: the user's trouble")
+    (number,) = [number for number, one in enumerate(MODELS.splitlines(), 1) if "def transform(" in one]
+    assert line.startswith(f"in transform of failing_models.py, line {number}: def transform(self, sample, stage, rng)")
+    assert columns == "When it failed, the sample had id (int)"
+    assert key.startswith('This sample alone, as it failed: dataset.restore_sample({"stream": "code"')
+    assert hint == "--debug shows the whole traceback"
+    with pytest.raises(SampleError, match="the user's trouble") as raised:
+        run(*fit, "--debug")
     assert re.search(r"File \".*failing_\w+\.py\"", "".join(traceback.format_exception(raised.value)))
 
 
