@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import signal
 import sys
 import traceback
@@ -27,7 +26,6 @@ import yaml  # type: ignore[import-untyped]
 from jsonargparse import ActionConfigFile, DefaultHelpFormatter, set_parsing_settings  # type: ignore[attr-defined]
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_streaming.errors import ConfigError
@@ -48,7 +46,7 @@ from lightning_streaming.trainer.cli_errors import (
 )
 from lightning_streaming.trainer.config import StreamingConfig, shown
 from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
-from lightning_streaming.trainer.lightning_internals import newest_checkpoint
+from lightning_streaming.trainer.where_to_go_on import tell_after_ctrl_c, tell_of_earlier_run
 
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _PRINT = "--print_config"
@@ -73,7 +71,7 @@ class StreamingCLI(LightningCLI):
             if not isinstance(ended.__context__, KeyboardInterrupt):
                 raise
             # Lightning has caught Ctrl-C, let its callbacks save, and ends as if something had failed.
-            _tell_where_to_go_on(self.trainer)
+            tell_after_ctrl_c(self.trainer)
             raise SystemExit(128 + signal.SIGINT) from None
 
     def _run(self, args: Sequence[str] | None) -> None:
@@ -116,6 +114,11 @@ class StreamingCLI(LightningCLI):
             parser.refuse(in_files(words, parser.given), failed)
         raise failed
 
+    def before_fit(self) -> None:
+        """Say so where a run begins anew beside checkpoints from which it could go on."""
+        if self._get(self.config_init, "ckpt_path") is None:
+            tell_of_earlier_run(self.trainer)
+
 
 def main(args: Sequence[str] | None = None) -> CliFailure | None:
     """Run the command line.
@@ -140,17 +143,6 @@ def main(args: Sequence[str] | None = None) -> CliFailure | None:
         rank = int(getattr(rank_zero_only, "rank", 0) or 0)
         return failure if rank == 0 else failure._replace(words=f"rank {rank}: {failure.words}")
     return None
-
-
-def _tell_where_to_go_on(trainer: Trainer) -> None:
-    """After Ctrl-C: one line on standard error."""
-    if not trainer.is_global_zero or trainer.state.fn != TrainerFn.FITTING:
-        return
-    saved = newest_checkpoint(trainer)
-    way_out = (
-        "no checkpoint of it is on this machine" if saved is None else f"go on with --ckpt_path {shlex.quote(saved)}"
-    )
-    sys.stderr.write(f"lightning-streaming fit: interrupted in step {trainer.global_step}; {way_out}\n")
 
 
 def _config_error_behind(error: BaseException | None) -> ConfigError | None:

@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+import torch
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming.errors import ObjectNotFoundError, SampleError
@@ -223,12 +224,16 @@ def trained(*args: str) -> Outcome:
 @pytest.mark.parametrize(
     ("saves", "told"),
     [
-        (checkpoints("OnExceptionCheckpoint"), "go on with --ckpt_path saved/on_exception.ckpt"),
+        (checkpoints("OnExceptionCheckpoint"), "go on from step 2 with --ckpt_path saved/on_exception.ckpt"),
         (
             checkpoints("ModelCheckpoint", every_n_train_steps=1, save_last=True),
-            "go on with --ckpt_path {here}/saved/last.ckpt",
+            "go on from step 2 with --ckpt_path {here}/saved/last.ckpt",
         ),
-        (checkpoints("ModelCheckpoint", every_n_train_steps=5), "no checkpoint of it is on this machine"),
+        (
+            checkpoints("ModelCheckpoint", every_n_train_steps=5),
+            "no checkpoint of it is on this machine; --trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint "
+            "--trainer.callbacks.every_n_train_steps=100 saves some",
+        ),
     ],
 )
 def test_ctrl_c_ends_training_with_130_and_says_where_to_go_on(saves: str, told: str) -> None:
@@ -237,6 +242,37 @@ def test_ctrl_c_ends_training_with_130_and_says_where_to_go_on(saves: str, told:
     assert "Traceback" not in ended.err
     (line,) = [line for line in ended.err.splitlines() if "interrupted" in line]
     assert line == f"lightning-streaming fit: interrupted in step 2; {told.format(here=Path.cwd())}"
+
+
+def test_the_arguments_that_are_told_where_nothing_was_saved_save_some() -> None:
+    interrupted = trained("--model=failing_models.Interrupted", checkpoints("ModelCheckpoint", every_n_train_steps=5))
+    told = interrupted.err.partition("on this machine; ")[2].partition(" saves some")[0]
+    ended = trained("--model=failing_models.Interrupted", *told.replace("steps=100", "steps=1").split())
+    assert "interrupted in step 2; go on from step 2 with --ckpt_path " in ended.err
+
+
+ANEW = "This run begins anew, beside a checkpoint of step {}; --ckpt_path {} goes on from there."
+
+
+def test_a_run_beside_checkpoints_says_that_it_begins_anew_and_how_to_go_on() -> None:
+    saves = checkpoints("ModelCheckpoint", every_n_train_steps=2, save_last=True)
+    first = trained(saves, "--trainer.max_steps=2")
+    assert "begins anew" not in first.err
+    told = ANEW.format(2, Path("saved/last.ckpt").absolute())
+    torch.save({"global_step": 7}, Path("saved", "newer.ckpt"))
+    Path("saved", "newest.ckpt").write_text("junk")
+    again = trained(saves)
+    assert told in again.err
+    assert "Resumed" not in again.err
+    went_on = trained(saves, *re.findall("--ckpt_path [^ ]+", told)[0].split())
+    assert "Resumed 'train' at epoch 0, sample 4 (step 2, " in went_on.err
+    assert "begins anew" not in went_on.err
+
+
+def test_so_it_does_where_no_directory_was_named() -> None:
+    assert trained("--trainer.max_steps=2").code == 0
+    (saved,) = Path("out", "checkpoints").glob("*.ckpt")
+    assert ANEW.format(2, saved) in trained("--trainer.max_steps=2").err
 
 
 def test_what_is_saved_on_ctrl_c_goes_on() -> None:
