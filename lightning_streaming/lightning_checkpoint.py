@@ -179,11 +179,9 @@ def read_plain_values(path: Path) -> Any:
     try:
         with ZipFile(path) as archive:
             pickles = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
-            if len(pickles) != 1:
-                raise StateError(f"{path} is a zip archive, but torch.save did not write it")
-            with archive.open(pickles[0]) as file:
-                return _Cautious(file, encoding="utf-8").load()
-    except StateError:
-        raise
+            if len(pickles) == 1:
+                with archive.open(pickles[0]) as file:
+                    return _Cautious(file, encoding="utf-8").load()
     except (BadZipFile, pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError) as error:
         raise StateError(f"{path} is damaged: {error}") from error
+    raise StateError(f"{path} is a zip archive, but torch.save did not write it")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import filecmp
 import os
+import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -64,6 +65,7 @@ _BYTES_FOR_A_PROCESS = 2**29
 """Raw bytes that are checked in about the time it takes to start a process."""
 _MOST_SAMPLES_NAMED = 3
 _LEFT_BEHIND = "it is of another dataset that was here, and some readers would take it for this one's"
+_LONG_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{8,}\b")
 _Problem = dict[str, str]
 """Something that is wrong with a shard: the ``file``, as the index names it, and the ``problem``."""
 _Check = Callable[..., list[_Problem]]
@@ -225,7 +227,8 @@ def _print_report(report: Mapping[str, Any]) -> None:
         )
         _print_unnamed(report)
         return
-    print_table(f"bad shards of {report['dataset']}", ("shard", "samples", "file", "what is wrong"), list(_rows(bad)))
+    heads = ("shard", "samples", "file", "what is wrong")
+    print_table(f"bad shards of {report['dataset']}", heads, list(_rows(bad)), whole=heads[:2])
     print(f"{len(bad):,} of {counted(report['shards'], 'shard')} bad; {report['checked']} checked")
     for line in _outcome(bad):
         print(line)
@@ -243,7 +246,8 @@ def _rows(bad: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str, str
     for shard in bad:
         for position, problem in enumerate(shard["problems"]):
             heads = ("", "") if position else (str(shard["shard"]), _samples(shard))
-            yield (*heads, problem["file"], problem["problem"])
+            # Nobody compares whole hashes by eye; --json has them.
+            yield (*heads, problem["file"], _LONG_HASH.sub(r"\1…", problem["problem"]))
 
 
 def _outcome(bad: Sequence[Mapping[str, Any]]) -> Iterator[str]:
