@@ -64,7 +64,7 @@ def facts_told(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     else:
         facts.append(("fetches", "nothing: what is read lies here"))
     if report["mixing"] is not None:
-        above = ", and above it more even than that" if report["mixing"] > 1 else ""
+        above = ", and above it more even than that" if round(report["mixing"], 3) > 1 else ""
         facts.append(("mixing", f"{report['mixing']:.3f}, where 1 is as drawn at random{above}"))
     if report["packs"] is not None:
         facts.append(("fill", f"{report['packs']['fill']:.2%}"))
