@@ -87,7 +87,7 @@ def print_table(
     """Print a table to standard output. Texts are shown as they are.
 
     Where it is wider than the terminal, heads are put in more lines, those first that save most; then the widest texts,
-    between words as long as that helps.
+    between words as long as that helps. Where it cannot be as narrow, heads stay on one line.
 
     Args:
         title: What it is of.
@@ -130,18 +130,26 @@ def _widths(columns: Sequence[Sequence[str]], whole: Sequence[str], most: int) -
     from rich.cells import cell_len
 
     texts = [max((cell_len(line) for text in column[1:] for line in text.split("\n")), default=0) for column in columns]
-    widths = [max(width, cell_len(column[0])) for width, column in zip(texts, columns, strict=True)]
-    for lines in range(2, 1 + max(len(head.split()) for head, *_ in columns)):
-        slim = [max(width, _narrowest(head, lines)) for width, (head, *_) in zip(texts, columns, strict=True)]
-        for place in sorted(range(len(columns)), key=lambda place: slim[place] - widths[place]):
-            if sum(widths) > most:
-                widths[place] = slim[place]
     words = [max((cell_len(word) for text in column for word in text.split()), default=0) for column in columns]
-    for least in (words, [_LEAST_WIDTH] * len(columns)):
-        for place in sorted(range(len(columns)), key=lambda place: -widths[place]):
+    natural = [max(width, cell_len(column[0])) for width, column in zip(texts, columns, strict=True)]
+    widths, places = list(natural), range(len(columns))
+
+    def narrow(least: Sequence[int]) -> None:
+        for place in sorted(places, key=lambda place: -widths[place]):
             if columns[place][0] not in whole:
                 needed = widths[place] - max(0, sum(widths) - most)
-                widths[place] = min(widths[place], max(least[place], needed))
+                widths[place] = min(widths[place], max(least[place], _LEAST_WIDTH, needed))
+
+    for lines in range(2, 1 + max(len(head.split()) for head, *_ in columns)):
+        slim = [max(width, _narrowest(head, lines)) for width, (head, *_) in zip(texts, columns, strict=True)]
+        for place in sorted(places, key=lambda place: slim[place] - widths[place]):
+            if sum(widths) > most:
+                widths[place] = slim[place]
+    narrow(words)
+    narrow([0] * len(columns))
+    if sum(widths) > most:  # heads in lines would not help
+        widths = natural
+        narrow([0] * len(columns))
     return widths
 
 
