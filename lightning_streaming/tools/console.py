@@ -86,8 +86,8 @@ def print_table(
 ) -> None:
     """Print a table to standard output. Texts are shown as they are.
 
-    Where it is wider than the terminal, heads are put in more lines, those first that save most; then the widest texts,
-    between words as long as that helps. Where it cannot be as narrow, heads stay on one line.
+    Where it is wider than the terminal, heads are put in more lines, if that is enough; else texts, the widest first,
+    between words if that is enough; else both. A table that cannot be as narrow keeps its heads on one line.
 
     Args:
         title: What it is of.
@@ -132,25 +132,24 @@ def _widths(columns: Sequence[Sequence[str]], whole: Sequence[str], most: int) -
     texts = [max((cell_len(line) for text in column[1:] for line in text.split("\n")), default=0) for column in columns]
     words = [max((cell_len(word) for text in column for word in text.split()), default=0) for column in columns]
     natural = [max(width, cell_len(column[0])) for width, column in zip(texts, columns, strict=True)]
-    widths, places = list(natural), range(len(columns))
+    slim, places = list(natural), range(len(columns))
+    for lines in range(2, 1 + max(len(head.split()) for head, *_ in columns)):
+        aimed = [max(width, _narrowest(head, lines)) for width, (head, *_) in zip(texts, columns, strict=True)]
+        for place in sorted(places, key=lambda place: aimed[place] - slim[place]):
+            if sum(slim) > most:
+                slim[place] = aimed[place]
 
-    def narrow(least: Sequence[int]) -> None:
+    def broken(begin: Sequence[int], least: Sequence[int]) -> list[int]:
+        widths = list(begin)
         for place in sorted(places, key=lambda place: -widths[place]):
             if columns[place][0] not in whole:
                 needed = widths[place] - max(0, sum(widths) - most)
                 widths[place] = min(widths[place], max(least[place], _LEAST_WIDTH, needed))
+        return widths
 
-    for lines in range(2, 1 + max(len(head.split()) for head, *_ in columns)):
-        slim = [max(width, _narrowest(head, lines)) for width, (head, *_) in zip(texts, columns, strict=True)]
-        for place in sorted(places, key=lambda place: slim[place] - widths[place]):
-            if sum(widths) > most:
-                widths[place] = slim[place]
-    narrow(words)
-    narrow([0] * len(columns))
-    if sum(widths) > most:  # heads in lines would not help
-        widths = natural
-        narrow([0] * len(columns))
-    return widths
+    nowhere = [0] * len(columns)
+    found = [natural, slim, *(broken(begin, least) for least in (words, nowhere) for begin in (natural, slim))]
+    return next((one for one in found if sum(one) <= most), broken(natural, nowhere))
 
 
 def _in_lines(head: str, width: int) -> list[str]:
