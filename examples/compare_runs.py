@@ -2,7 +2,7 @@
 
     python -m examples.compare_runs INTERRUPTED UNINTERRUPTED --plot losses.png
 
-Both are directories with a steps.jsonl that examples/step_log.py wrote. The interrupted run wrote to one file before
+Both are directories with a steps.jsonl that examples/loss_log.py wrote. The interrupted run wrote to one file before
 the kill and after: where the step number jumps back it was resumed, and the steps after the checkpoint are in no
 weights any more. Ends with 1 if the samples in the weights of the two runs differ in any way.
 """

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lightning_streaming.trainer.monitor import StreamingMonitor
     from lightning_streaming.trainer.preemption import Preempted, PreemptionCheckpoint
     from lightning_streaming.trainer.state_callback import StreamingStateCallback
+    from lightning_streaming.trainer.step_log import StepLog, read_step_log
     from lightning_streaming.world import World
     from lightning_streaming.writing.merge import merge, merge_under
     from lightning_streaming.writing.parallel import write_parallel
@@ -55,6 +56,7 @@ __all__ = [
     "PreemptionCheckpoint",
     "SampleKey",
     "SampleKeys",
+    "StepLog",
     "Stream",
     "StreamingConfig",
     "StreamingDataLoader",
@@ -74,6 +76,7 @@ __all__ = [
     "read_appended",
     "read_bad_samples",
     "read_sample_log",
+    "read_step_log",
     "register_encoding",
     "registered_encodings",
     "restore_state_global",
@@ -102,6 +105,7 @@ _MODULE_OF = {
     "PreemptionCheckpoint": "trainer.preemption",
     "SampleKey": "loading.sample_key",
     "SampleKeys": "loading.sample_key",
+    "StepLog": "trainer.step_log",
     "Stream": "loading.stream",
     "StreamingConfig": "trainer.config",
     "StreamingDataLoader": "loading.dataloader",
@@ -120,6 +124,7 @@ _MODULE_OF = {
     "read_appended": "loading.following",
     "read_bad_samples": "loading.bad_log",
     "read_sample_log": "loading.sample_log",
+    "read_step_log": "trainer.step_log",
     "register_encoding": "formats.encodings",
     "registered_encodings": "formats.encodings",
     "restore_state_global": "loading.ranks",

@@ -14,7 +14,13 @@ from lightning_streaming.tools.commands import COMMANDS, GROUPS, run_command
 from lightning_streaming.tools.console import BAD, FINE, INTERRUPTED, PROGRAM, UNUSABLE, print_error
 from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
 
-_FIRST_STEPS = f"""\
+_BEGIN = f"""\
+usage: {PROGRAM} {{{",".join(SUBCOMMANDS)}}} [--config FILE] [--FIELD VALUE ...]
+       {PROGRAM} TOOL [ARGUMENT ...]
+       {PROGRAM} --version
+
+From files to a trained model, and on after any stop:
+
     {PROGRAM} convert reviews.jsonl data/reviews
     {PROGRAM} inspect data/reviews
     {PROGRAM} init data/reviews
@@ -44,9 +50,12 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _run(args: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if args is None else args)
-    if not given or given[0] in ("-h", "--help"):
-        (sys.stdout if given else sys.stderr).write(help_text())
-        return FINE if given else UNUSABLE
+    if not given:
+        sys.stderr.write(f"{_BEGIN}\nAll commands: {PROGRAM} --help\nOne of them:  {PROGRAM} COMMAND --help\n")
+        return UNUSABLE
+    if given[0] in ("-h", "--help"):
+        sys.stdout.write(help_text())
+        return FINE
     if given[0] in ("-V", "--version"):
         from importlib.metadata import version  # slow, and needed for nothing else
 
@@ -57,7 +66,7 @@ def _run(args: Sequence[str] | None) -> int:
     if given[0] not in SUBCOMMANDS and not given[0].startswith("-"):
         known = [*SUBCOMMANDS, *COMMANDS]
         close = "".join(f"did you mean {one}? " for one in get_close_matches(given[0], known, 1))
-        print_error(PROGRAM, f"{given[0]!r} is not a command; {close}All that are: {', '.join(known)}")
+        print_error(PROGRAM, f"{given[0]!r} is not a command; {close}The commands are {', '.join(known)}")
         return UNUSABLE
     # Not ``given``: of arguments beside those of the process Lightning warns, and shows them, secrets too.
     failure = import_module(_TRAINER).main(args)
@@ -70,11 +79,7 @@ def _run(args: Sequence[str] | None) -> int:
 def help_text() -> str:
     """What ``--help`` shows: the tools in groups, and how to train."""
     return (
-        f"usage: {PROGRAM} {{{','.join(SUBCOMMANDS)}}} [--config FILE] [--FIELD VALUE ...]\n"
-        f"       {PROGRAM} TOOL [ARGUMENT ...]\n"
-        f"       {PROGRAM} --version\n\n"
-        f"From files to a trained model, and on after any stop:\n\n{_FIRST_STEPS}\n"
-        f"Commands; `{PROGRAM} COMMAND --help` explains each:\n\n"
+        f"{_BEGIN}\nCommands; `{PROGRAM} COMMAND --help` explains each:\n\n"
         f"{''.join(f'{_group(title, names)}' for title, names in GROUPS.items())}{DESCRIPTION}"
     )
 

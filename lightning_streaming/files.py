@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, locks that die with their owner, and paths that stay under their root."""
+"""Files that appear whole or not at all, locks that die with their owner, paths under a root, and identities."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -116,3 +117,19 @@ def _owner(path: Path) -> str:
         return path.read_text() or "another process"
     except OSError:
         return "another process"
+
+
+class Identity(NamedTuple):
+    """What tells a file from its other versions, as long as nobody conceals that it changed."""
+
+    size: int
+    """Bytes."""
+    modified: int
+    """Nanoseconds."""
+    inode: int
+
+    @classmethod
+    def of(cls, file: int | Path | os.stat_result) -> Identity:
+        """The identity of a file, by its descriptor, its path, or what ``stat`` gave."""
+        found = file if isinstance(file, os.stat_result) else os.stat(file)  # noqa: PTH116  a descriptor has no Path
+        return cls(*(number & 2**63 - 1 for number in (found.st_size, found.st_mtime_ns, found.st_ino)))

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 from lightning_streaming.errors import StateError
 
@@ -182,6 +182,8 @@ def read_plain_values(path: Path) -> Any:
             if len(pickles) == 1:
                 with archive.open(pickles[0]) as file:
                     return _Cautious(file, encoding="utf-8").load()
-    except (BadZipFile, pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # damaged bytes may be read as anything, and so raise anything
         raise StateError(f"{path} is damaged: {error}") from error
     raise StateError(f"{path} is a zip archive, but torch.save did not write it")

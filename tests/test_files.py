@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lightning_streaming.errors import IndexFormatError, LockTimeoutError
-from lightning_streaming.files import appears_whole, hold_lock, join_under, partial_path, remove_partials
+from lightning_streaming.files import Identity, appears_whole, hold_lock, join_under, partial_path, remove_partials
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
@@ -183,3 +183,13 @@ def test_a_lock_is_given_back_when_its_block_fails(tmp_path: Path) -> None:
         raise ValueError("inside")
     with hold_lock(tmp_path / "lock", 0, "try again"):
         pass
+
+
+def test_the_identity_of_a_file_changes_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "index.json"
+    path.write_bytes(b"abc")
+    before = Identity.of(path)
+    with path.open("rb") as file:
+        assert Identity.of(file.fileno()) == before
+    os.utime(path, ns=(0, before.modified + 1))
+    assert Identity.of(path) != before

@@ -29,8 +29,13 @@ def test_every_command_is_in_one_group() -> None:
     assert sorted(name for names in GROUPS.values() for name in names) == sorted([*COMMANDS, *SUBCOMMANDS])
 
 
-def test_no_arguments_are_answered_with_help_and_an_error() -> None:
-    assert run() == (2, "", run("-h").out)
+def test_no_arguments_are_answered_with_the_first_steps_and_an_error() -> None:
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) < 20
+    first_steps, _, _ = err.partition("All commands: lightning-streaming --help\n")
+    assert run("-h").out.startswith(first_steps)
+    assert "lightning-streaming convert " in first_steps
 
 
 def test_what_training_can_be_asked_for_is_what_lightning_offers() -> None:

@@ -107,6 +107,7 @@ def test_every_public_class_and_function_tells_its_meaning() -> None:
         "trainer.preemption.Preempted",
         "trainer.preemption.PreemptionCheckpoint",
         "trainer.state_callback.StreamingStateCallback",
+        "trainer.step_log.StepLog",
         "loading.dataloader.StreamingDataLoader",
         "loading.dataset.StreamingDataset",
         "loading.stream.Stream",

@@ -39,8 +39,8 @@ from lightning_streaming.cache.manifest import OwnTags
 from lightning_streaming.cache.sources import InPlaceSource, RemoteSource
 from lightning_streaming.cache.usage import CacheEntry, UsageCount
 from lightning_streaming.errors import IntegrityError, StorageError
-from lightning_streaming.files import PARTIAL_SUFFIX, join_under
-from lightning_streaming.formats.index import FileInfo, Identity, ShardInfo
+from lightning_streaming.files import PARTIAL_SUFFIX, Identity, join_under
+from lightning_streaming.formats.index import FileInfo, ShardInfo
 
 _ABANDONED_SECONDS = 24 * 3600
 """After this long without a byte, a staging file of another machine is taken to be dead: its lock says nothing here."""

@@ -35,8 +35,8 @@ from lightning_streaming.cache.manifest import (
 )
 from lightning_streaming.cache.shared_files import StallTimeout, adopt_file, make_cache_directory, pauses
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
-from lightning_streaming.files import join_under
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, Identity, parse_index
+from lightning_streaming.files import Identity, join_under
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, parse_index
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.retries import longest_series
 

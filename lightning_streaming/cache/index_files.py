@@ -19,20 +19,10 @@ from typing import BinaryIO
 from lightning_streaming.cache import shared_files
 from lightning_streaming.cache.config import PARSED_INDEX_PREFIX, STAGING_BASENAME
 from lightning_streaming.cache.file_states import StagingFile, claim, is_written, staging_path, was_left
+from lightning_streaming.cache.index_form import IndexForm, identity_of, note_identity, read_form, write_form
 from lightning_streaming.cache.usage import staging_files
-from lightning_streaming.files import PARTIAL_SUFFIX
-from lightning_streaming.formats.index import (
-    INDEX_BASENAME,
-    DatasetIndex,
-    Identity,
-    IndexForm,
-    identity_of,
-    note_identity,
-    parse_index,
-    read_form,
-    read_index,
-    write_form,
-)
+from lightning_streaming.files import PARTIAL_SUFFIX, Identity
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index, read_index
 
 LARGE_INDEX_BYTES = 2**20
 """An index from this size on has a parsed form beside it; a smaller one is parsed whenever it is needed."""

@@ -38,9 +38,9 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
-from lightning_streaming.files import join_under
+from lightning_streaming.files import Identity, join_under
 from lightning_streaming.formats.compression import check_algorithm
-from lightning_streaming.formats.index import DatasetIndex, FileInfo, Identity, ShardInfo
+from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
 from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage.retries import longest_series
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.errors import DiskFullError, LockTimeoutError, StorageError
-from lightning_streaming.formats.index import Identity
+from lightning_streaming.files import Identity
 from lightning_streaming.storage.sinks import DISK_FULL
 
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)

@@ -78,6 +78,8 @@ class _Progress:
     """Whether the length that is told is that of epoch 0."""
     look_on: LookOn | None = None
     """Is told what the next pass fetches before its first batch."""
+    told_keys: deque[SampleKeys] | None = None
+    """Is given the keys of each batch that is handed out."""
     unclaimed: deque[Cursor] = field(default_factory=lambda: deque(maxlen=_MOST_UNCLAIMED))
 
 
@@ -360,7 +362,7 @@ class LoaderPass(Iterator[Any]):
         self._under_way: _UnderWay | None = None
         self._ends: Iterator[Cursor] = iter(())
         self._with_valid, self._with_keys = loader.with_valid, loader.with_keys
-        self._keys: Iterator[SampleKeys] = iter(())
+        self._keys: Iterator[SampleKeys] | None = None
         self._watch: ArrivalWatch | None = None
 
     def __next__(self) -> Any:
@@ -386,7 +388,7 @@ class LoaderPass(Iterator[Any]):
         if made is None or end is None:
             raise _at_end(made, end)
         batch, measures = made
-        if self._with_valid or self._with_keys:
+        if self._keys is not None:
             batch = self._labelled(batch, next(self._keys).delivered(under_way.replaced))
         self._loader._hand_out(under_way.start, end, measures, waited)
         self._under_way = under_way
@@ -396,9 +398,12 @@ class LoaderPass(Iterator[Any]):
         """Hand out no more, and end the workers; those that are in the middle of a sample within a second or two."""
         under_way, self._under_way = self._under_way, None
         self._loader._end_workers(under_way and under_way.groups)
-        self._keys = iter(())  # which hold the order, maybe a mapped file
+        self._keys = None  # which hold the order, maybe a mapped file
 
     def _labelled(self, batch: Any, keys: SampleKeys) -> Any:
+        told = self._loader._progress.told_keys
+        if told is not None:
+            told.append(keys)
         batch = add_valid(batch, keys) if self._with_valid else batch
         return KeyedBatch(batch, keys) if self._with_keys else batch
 
@@ -408,7 +413,7 @@ class LoaderPass(Iterator[Any]):
         start, passes = self._under_way.start, passes_of(loader.dataset)
         epoch = passes.run.epoch_of(start)
         self._ends = _ends_of_batches(epoch.partition, start.cursor, loader.drop_last)
-        if self._with_valid or self._with_keys:
+        if self._with_valid or self._with_keys or loader._progress.told_keys is not None:
             self._keys = (
                 keys_of_batches(start, drawn_sequence(epoch), epoch.partition, passes.catalog)
                 if start.world.reads
@@ -475,6 +480,16 @@ def watch_first_download(loader: StreamingDataLoader, look_on: LookOn) -> None:
         look_on: Called in a thread of its own, with what was fetched so far whenever that changes; None at the end.
     """
     loader._progress.look_on = look_on
+
+
+def tell_keys(loader: StreamingDataLoader, told: deque[SampleKeys] | None) -> None:
+    """Have the keys of each batch of the passes that begin from here on added, as it is handed out.
+
+    Args:
+        loader: The loader.
+        told: Where to; None to have no more of it.
+    """
+    loader._progress.told_keys = told
 
 
 def why_empty(loader: StreamingDataLoader) -> str | None:

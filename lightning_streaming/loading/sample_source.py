@@ -9,14 +9,14 @@ from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.index_cache import IndexCache
-from lightning_streaming.cache.quota import CacheQuota, check_limit, coldest_first, largest_shard_bytes, reader_share
+from lightning_streaming.cache.quota import CacheQuota, coldest_first, reader_share
 from lightning_streaming.cache.shard_cache import Absence, Miss
 from lightning_streaming.cache.usage import CacheEntry
 from lightning_streaming.errors import (
@@ -28,13 +28,12 @@ from lightning_streaming.errors import (
     StreamingError,
 )
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
-from lightning_streaming.formats.index import DatasetIndex, ShardInfo
+from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.pictures import DecodePictures, decoded_columns
 from lightning_streaming.formats.shard import (
     LoneSamples,
     check_shard,
-    check_wanted,
     has_lone_samples,
     may_be_flat,
     name_in_index,
@@ -42,46 +41,29 @@ from lightning_streaming.formats.shard import (
     open_shard,
     table_part,
 )
-from lightning_streaming.formats.shard_table import check_selection
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.counting import document_lengths
-from lightning_streaming.loading.document_lengths import CatalogLengths, LengthsRequest
-from lightning_streaming.loading.id_index import index_ids
+from lightning_streaming.loading.catalog_reader import RANDOM_READERS, CatalogReader
+from lightning_streaming.loading.document_lengths import LengthsRequest
 from lightning_streaming.loading.joined_ahead import JoinedAhead
 from lightning_streaming.loading.joining import (
     JoinedDataset,
     JoinedReader,
-    Joins,
     JoinSource,
     StreamJoins,
-    joined_label,
 )
-from lightning_streaming.loading.missing_ids import MissingIds, find_missing_ids
+from lightning_streaming.loading.missing_ids import MissingIds
 from lightning_streaming.loading.open_shards import OpenShards, RoomWatch, ShardsAhead, raw_bytes
 from lightning_streaming.loading.scanning import Watched, unwatched
-from lightning_streaming.loading.selecting import select_samples
 from lightning_streaming.loading.selection import SelectionRequest
 from lightning_streaming.storage.downloads import share_connections
-from lightning_streaming.waits import IN_LOG, progress
+from lightning_streaming.waits import IN_LOG
 
-_RANDOM_READERS = 8
-"""Readers by sample number keep open what one of so many readers in order may: they rest for nobody knows how long."""
 _MOST_TABLES = 64
 """Shards whose offsets are remembered; four bytes for each of their samples."""
 
 
 DecodeSample = Callable[[dict[str, Any], int, int], dict[str, Any]]
 """Makes the pictures of a sample what was asked for; is told its shard, and its index there."""
-
-
-class _Wanted(NamedTuple):
-    """What is read of samples."""
-
-    columns: Sequence[str] | None
-    """None for all."""
-    decode: Mapping[str, str]
-    """What columns of pictures give."""
-    allow_unsafe_types: bool
 
 
 class SampleSource:
@@ -116,16 +98,9 @@ class SampleSource:
         lengths: LengthsRequest | None = None,
         decode: Mapping[str, str] | None = None,
     ) -> None:
-        self._caches = dict(caches)
-        self._wanted = _Wanted(check_selection(columns), decode or {}, allow_unsafe_types)
-        # Each with its key, once it is known: other processes read what was selected here.
-        self._selections: dict[str, tuple[SelectionRequest, str | None]] = {
-            name: (one, None) for name, one in selections.items() if not one.is_all
-        }
-        self._joins = {name: dict(joined) for name, joined in joins.items() if joined}
-        self._room = CacheQuota((cache.directory for cache in self._all_caches()), cache_limit)
-        # With the key of each stream's, once it is known: other processes read what was counted here.
-        self._lengths: tuple[LengthsRequest, dict[str, str]] | None = None if lengths is None else (lengths, {})
+        self._catalogs = CatalogReader(caches, allow_unsafe_types, columns, selections, joins, lengths)
+        self._decode = decode or {}
+        self._room = CacheQuota((cache.directory for cache in self._catalogs.all_caches()), cache_limit)
         self.known_catalog: Catalog | None = None  # as long as no index has been read
         self.shown = IN_LOG
         """How to show waits for what is read and worked out of indexes."""
@@ -137,7 +112,7 @@ class SampleSource:
     @property
     def allow_unsafe_types(self) -> bool:
         """Whether columns may be unpickled."""
-        return self._wanted.allow_unsafe_types
+        return self._catalogs.allow_unsafe_types
 
     @property
     def catalog(self) -> Catalog:
@@ -154,9 +129,17 @@ class SampleSource:
                 self.known_catalog = self._read_catalog(unwatched)
         return self.known_catalog
 
+    def _read_catalog(self, watched: Watched) -> Catalog:
+        catalog = self._catalogs.read(self._room, self.shown, watched)
+        self._room_watch.largest_shard = self._catalogs.most_together
+        if self._room.limit is not None:
+            self._room_watch.shards_limit = max(0, self._room.limit - self._room.fixed_bytes())
+            self._share_room(RANDOM_READERS)
+        return catalog
+
     def index_anew(self, stream: str) -> IndexCache:
         """The index of a stream as it is by now; see :meth:`ShardCache.index_anew`."""
-        return self._caches[stream].index_anew()
+        return self._catalogs.caches[stream].index_anew()
 
     def read_more(self, newer: Mapping[str, IndexCache], num_shards: Mapping[str, int]) -> None:
         """Between two passes: read more shards of some streams from now on.
@@ -167,12 +150,7 @@ class SampleSource:
         """
         self._open.close_all()
         self._offsets.clear()
-        for stream, index in newer.items():
-            self._caches[stream].go_on_with(index, num_shards[stream])
-            if stream in self._selections:
-                self._selections[stream] = self._selections[stream][0], None
-            if self._lengths is not None:
-                self._lengths[1].pop(stream, None)
+        self._catalogs.go_on_with(newer, num_shards)
         self._room.forget_fixed_bytes()
         self.known_catalog = None
 
@@ -186,103 +164,15 @@ class SampleSource:
         Args:
             watched: Looks on while the columns of ids are read.
         """
-        catalog = self.catalog
-        joins = {} if catalog.joins is None else catalog.joins.streams
-        for stream, of_stream in joins.items():
-            cache, index = self._caches[catalog.stream_names[stream]], catalog.indexes[stream]
-            for one in of_stream.read:
-                if one.asked.on is None:
-                    continue
-                with watched(cache.label, one.asked.in_words(), index.num_samples) as progress:
-                    found = find_missing_ids(index, cache, one, catalog.selections[stream], self._room, progress)
-                if found is not None:
-                    yield found
-
-    def _read_catalog(self, watched: Watched) -> Catalog:
-        indexes = self._read_indexes()
-        catalog = Catalog(indexes, joins=self._read_joins(indexes))
-        self._check_columns(catalog)
-        self._check_limit(catalog)
-        if self._selections or self._joins:
-            catalog = self._selected_of(catalog, watched)
-            self._index_ids(catalog, watched)
-            self._room.forget_fixed_bytes()
-            self._check_limit(catalog)  # again: what was made just now takes room too
-        if self._lengths is not None:
-            catalog.lengths = self._count_tokens(catalog, *self._lengths, watched)
-            self._room.forget_fixed_bytes()
-            self._check_limit(catalog)
-        return catalog
-
-    def _read_indexes(self) -> dict[str, DatasetIndex]:
-        """Those of streams; what is joined is read with them, to be had at once."""
-        caches = list(self._all_caches())
-        with progress(len(caches), "datasets", "reading indexes", by_all=True) as tell:
-            for cache in caches:
-                cache.read_index()
-                tell(1)
-        return {name: cache.read_index() for name, cache in self._caches.items()}
-
-    def _read_joins(self, indexes: Mapping[str, DatasetIndex]) -> Joins | None:
-        """The joined datasets, but for their ids."""
-        if not self._joins:
-            return None
-        own_shards = sum(len(index.shards) for index in indexes.values())
-        streams, first, following = {}, 0, own_shards
-        for place, (name, index) in enumerate(indexes.items()):
-            joined = []
-            for join, source in self._joins.get(name, {}).items():
-                one = JoinedDataset(join, source, source.cache.read_index(), following, self._wanted.columns)
-                joined.append(one)
-                following += len(one.index.shards)
-            if joined:
-                streams[place] = StreamJoins(self._caches[name].label, index, first, joined, self._wanted.columns)
-            first += len(index.shards)
-        return Joins(own_shards, streams)
-
-    def _count_tokens(
-        self, catalog: Catalog, asked: LengthsRequest, keys: dict[str, str], watched: Watched
-    ) -> CatalogLengths:
-        """How many tokens the samples of a catalog have."""
-        streams = {}
-        for name, index in zip(catalog.stream_names, catalog.indexes, strict=True):
-            cache = self._caches[name]
-            streams[name] = document_lengths(asked, index, cache, self._room, watched=watched, key=keys.get(name))
-            keys[name] = streams[name].key
-        return CatalogLengths(catalog, streams, self.shown)
-
-    def _index_ids(self, catalog: Catalog, watched: Watched) -> None:
-        for one in catalog.joins or ():
-            if one.asked.on is not None and one.names:
-                with watched(one.cache.label, one.asked.in_words(), one.index.num_samples) as progress:
-                    one.ids = index_ids(one.asked.on, one.index, one.cache, self._room, progress)
-
-    def _selected_of(self, catalog: Catalog, watched: Watched) -> Catalog:
-        """The samples of a catalog that are selected."""
-        indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
-        joins = {} if catalog.joins is None else catalog.joins.streams
-        joined = {catalog.stream_names[stream]: one.final_names() for stream, one in joins.items()}
-        selections = {}
-        for name, (asked, key) in self._selections.items():
-            cache = self._caches[name]
-            with watched(cache.label, asked.in_words(), indexes[name].num_samples) as progress:
-                selected = select_samples(asked, indexes[name], cache, self._room, progress, key, joined.get(name, ()))
-            selections[name] = selected
-            if not len(selected):
-                raise ConfigError(
-                    f"{cache.label} has {indexes[name].num_samples} samples, of which {asked.in_words()} selects none; "
-                    "mend the condition, or leave the stream out"
-                )
-        self._selections = {name: (asked, selections[name].key) for name, (asked, _) in self._selections.items()}
-        return Catalog(indexes, selections, catalog.joins)
+        return self._catalogs.missing_ids(self.catalog, self._room, watched)
 
     def has_all_columns(self) -> bool:
         """Whether samples have all columns that are there, as nobody has said which."""
-        return self._wanted.columns is None
+        return self._catalogs.columns is None
 
     def may_be_plain(self) -> bool:
         """Whether all shards are alike, and their samples nothing but numbers and arrays, all in one shard."""
-        columns, is_touched = self._wanted.columns, self._wanted.decode or self.catalog.joins is not None
+        columns, is_touched = self._catalogs.columns, self._decode or self.catalog.joins is not None
         return not is_touched and self.catalog.may_be_plain(columns)
 
     def may_be_joined(self) -> bool:
@@ -296,7 +186,7 @@ class SampleSource:
     @property
     def is_remote(self) -> bool:
         """Whether any stream's shards may have to be fetched first."""
-        return not all(cache.reads_in_place for cache in self._all_caches())
+        return not all(cache.reads_in_place for cache in self._catalogs.all_caches())
 
     @property
     def cache_limit(self) -> int | None:
@@ -328,27 +218,26 @@ class SampleSource:
     def say_whose(self, place: str) -> None:
         """Let errors say where the streams are configured, like ``data.val``."""
         self._room.limit_name = f"{place}.cache_limit"
-        for name, cache in self._caches.items():  # a stream without a name is the only one there
-            cache.label = place if list(self._caches) == ["0"] else f"stream {name!r} of {place}"
-            for join, source in self._joins.get(name, {}).items():
-                source.cache.label = joined_label(cache.label, join)
+        self._catalogs.say_whose(place)
 
     def prepare(self) -> None:
         """Make ready for worker processes: import what fetching needs, and leave them the room that there is."""
-        for cache in self._all_caches():
+        for cache in self._catalogs.all_caches():
             cache.prepare()
         if self._room.limit is not None:
             self._open.close_all()
 
     def tell_of_fetching(self, tell: Callable[[int, int], object] | None) -> None:
         """Have somebody told of each shard that this process fetches; see :class:`Misses`."""
-        for cache in self._all_caches():
+        for cache in self._catalogs.all_caches():
             cache.misses.tell = tell
 
     def begin_pass(self, readers: int) -> None:
         """Say that this process reads in order now, among so many of this node that do, and share with these."""
         self._open.forget_inherited()
-        for cache in islice(self._all_caches(), len(self._caches), None):  # those of streams are cleared by their meter
+        for cache in islice(
+            self._catalogs.all_caches(), len(self._catalogs.caches), None
+        ):  # those of streams are cleared by their meter
             cache.misses.clear()
         share_connections(readers)
         self._share_room(readers)
@@ -439,7 +328,7 @@ class SampleSource:
             ConfigError: A column that was asked for is nowhere.
             MissingDependencyError: What decodes pictures is not installed.
         """
-        return partial(self._decoded, self._decoder) if self._wanted.decode else None
+        return partial(self._decoded, self._decoder) if self._decode else None
 
     def _decoded(self, decode: DecodePictures, sample: dict[str, Any], shard: int, index: int) -> dict[str, Any]:
         try:
@@ -451,12 +340,12 @@ class SampleSource:
     @cached_property
     def _decoder(self) -> DecodePictures:
         known = {name for stream in self.catalog.columns_of_streams() for names in stream for name in names}
-        lacking = [name for name in self._wanted.decode if name not in known]
+        lacking = [name for name in self._decode if name not in known]
         if lacking:
             raise ConfigError(
                 f"decode names column {lacking[0]!r}, which no stream has; there are {', '.join(sorted(known))}"
             )
-        return decoded_columns(self._wanted.decode)
+        return decoded_columns(self._decode)
 
     def _read_stored(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
         """One sample, as :meth:`read` gives it, but for its pictures, which are as readers give them."""
@@ -566,7 +455,7 @@ class SampleSource:
         self._ahead.clear()
         if self._room.limit is not None:
             self._open.close_all()
-            self._share_room(_RANDOM_READERS)
+            self._share_room(RANDOM_READERS)
 
     def evict(self, shard: int) -> bool:
         """Remove what this node keeps of a shard, unless somebody uses it, or we did not fetch it.
@@ -598,7 +487,7 @@ class SampleSource:
 
     def named(self, error: StreamingError, shard: int) -> StreamingError:
         """The same error, saying which stream it is about, and which join."""
-        own = self._caches[self._stream_of(shard)].label if shard < len(self.catalog.shards) else None
+        own = self._catalogs.caches[self._stream_of(shard)].label if shard < len(self.catalog.shards) else None
         label = own or self._cache_of(shard)[0].label
         # One of a joined dataset is named when it comes by way of the stream's own shard.
         return error if str(error).startswith(label) else type(error)(f"{label}: {error}")
@@ -611,48 +500,6 @@ class SampleSource:
         for name, encoding_class in state.pop("encodings").items():
             register_encoding(name, encoding_class)
         self.__dict__.update(state)
-
-    def _check_columns(self, catalog: Catalog) -> None:
-        """Look at every shard now, rather than in the step that first needs one that lacks a column, or is unsafe."""
-        for place, info in catalog.examples():
-            stream = int(catalog.stream_of_shard[place])
-            joins = None if catalog.joins is None else catalog.joins.streams.get(stream)
-            cache = self._caches[catalog.stream_names[stream]]
-            columns, more = (self._wanted.columns, "") if joins is None else (joins.own_columns, joins.in_words())
-            self._check_wanted(cache, info, columns, more)
-        for one in catalog.joins or ():
-            for _, info in one.index.shards.examples() if one.names else ():
-                self._check_wanted(one.cache, info, one.columns)
-
-    def _check_wanted(self, cache: ShardCache, info: ShardInfo, columns: Sequence[str] | None, more: str = "") -> None:
-        try:
-            check_wanted(info, allow_unsafe_types=self.allow_unsafe_types, columns=columns)
-        except ConfigError as error:
-            raise ConfigError(f"{cache.label}: {error}{more}") from None
-
-    def _check_limit(self, catalog: Catalog) -> None:
-        # Whoever reads a sample needs its shard and those that are joined with it.
-        largest = self._room_watch.largest_shard = max(
-            sum(
-                largest_shard_bytes(index.shards, columns)
-                for cache, index, columns in together
-                if cache.needs_room(index)
-            )
-            for together in self._read_together(catalog)
-        )
-        index_bytes = self._room.fixed_bytes()
-        check_limit(self._room.limit, index_bytes, largest, self._room.limit_name)
-        if self._room.limit is not None:
-            self._room_watch.shards_limit = max(0, self._room.limit - index_bytes)
-            self._share_room(_RANDOM_READERS)
-
-    def _read_together(self, catalog: Catalog) -> Iterator[list[tuple[ShardCache, DatasetIndex, Sequence[str] | None]]]:
-        """Of each stream its own dataset and those that are joined with it, with the columns that are read."""
-        joins = {} if catalog.joins is None else catalog.joins.streams
-        for place, (cache, index) in enumerate(zip(self._caches.values(), catalog.indexes, strict=True)):
-            found = joins.get(place)
-            joined = [] if found is None else [(one.cache, one.index, one.columns) for one in found.read]
-            yield [(cache, index, self._wanted.columns if found is None else found.own_columns), *joined]
 
     def _share_room(self, readers: int) -> None:
         if self._room.limit is not None:
@@ -692,7 +539,9 @@ class SampleSource:
 
     def _cache_of(self, shard: int) -> tuple[ShardCache, ShardInfo]:
         if shard < len(self.catalog.shards):
-            return self._caches[self._stream_of(shard)], narrowed(self.catalog.shards[shard], self._columns_of(shard))
+            return self._catalogs.caches[self._stream_of(shard)], narrowed(
+                self.catalog.shards[shard], self._columns_of(shard)
+            )
         joined, info = self._joined(shard)
         return joined.cache, narrowed(info, joined.columns)
 
@@ -701,13 +550,13 @@ class SampleSource:
         if shard >= len(self.catalog.shards):
             return self._joined(shard)[0].columns
         joins = self._joins_of(shard)
-        return self._wanted.columns if joins is None else joins.own_columns
+        return self._catalogs.columns if joins is None else joins.own_columns
 
     def _as_files(self, shard: int) -> frozenset[str]:
         """The columns of a shard whose pictures are decoded later than it is read."""
-        if not self._wanted.decode or shard < len(self.catalog.shards):
-            return frozenset(self._wanted.decode)
-        return frozenset(name for name, final in self._joined(shard)[0].names.items() if final in self._wanted.decode)
+        if not self._decode or shard < len(self.catalog.shards):
+            return frozenset(self._decode)
+        return frozenset(name for name, final in self._joined(shard)[0].names.items() if final in self._decode)
 
     def _joins_of(self, shard: int) -> StreamJoins | None:
         """What is joined with a stream's shard."""
@@ -720,16 +569,10 @@ class SampleSource:
         assert self.catalog.joins is not None, "or there would be no such shard"
         return self.catalog.joins.find(shard)
 
-    def _all_caches(self) -> Iterator[ShardCache]:
-        """Those of streams, and of what is joined with them."""
-        yield from self._caches.values()
-        for joined in self._joins.values():
-            yield from (source.cache for source in joined.values())
-
     def _coldest(self) -> Iterator[int]:
         """Shards that have files of ours on this node, the one used longest ago first."""
         files, owners = list[CacheEntry](), dict[str, int]()
-        for stream, cache in enumerate(self._caches.values()):
+        for stream, cache in enumerate(self._catalogs.caches.values()):
             found = cache.directory.scan().files
             start = len(f"{cache.directory.path}/")
             for shard, info in self.catalog.with_files(stream, {name_in_index(file.path[start:]) for file in found}):

@@ -2,7 +2,7 @@
 they are.
 
 DATASET is looked at: its index, and a few samples. Pictures get a classifier; tokens, and text, a small language model;
-other numbers a linear regression. Several datasets become a mixture of streams. Nothing is overwritten.
+other numbers a linear regression. Several datasets are read together, as streams. Nothing is overwritten.
 
     lightning-streaming init data/train
     lightning-streaming init s3://corpus/code s3://corpus/docs --out run1
@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import shlex
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.commands import add_format, add_storage_options
-from lightning_streaming.tools.console import FINE, PROGRAM
+from lightning_streaming.tools.console import FINE, PROGRAM, printable_name
 from lightning_streaming.tools.starting.look import look_at, task_of, told_size
 from lightning_streaming.tools.starting.run_config import RUN, config_text, told_secrets
 from lightning_streaming.tools.starting.run_module import module_text
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 
 MODULE = "module.py"
+_MOST_NAMES = 12
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -36,6 +39,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_storage_options(parser)
 
 
+def _listed(names: Iterable[str]) -> str:
+    """The first few."""
+    shown = [*map(printable_name, islice(names, _MOST_NAMES + 1))]
+    return ", ".join([*shown[:_MOST_NAMES], *["..."] * (len(shown) > _MOST_NAMES)])
+
+
 def run(args: Namespace) -> int:
     """Look, write, and say what to type next."""
     out: Path = args.out
@@ -46,14 +55,17 @@ def run(args: Namespace) -> int:
     looks = [look_at(place) for place in places]
     task = task_of(looks)
     values = [value for look in looks for value in look.values(task.inputs[0])]
-    files = {MODULE: module_text(task, all(isinstance(one, str) for one in values)), RUN: config_text(looks, task)}
+    files = {MODULE: module_text(task, all(isinstance(one, str) for one in values)), RUN: config_text(looks, task, out)}
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         with (out / name).open("x", encoding="utf-8") as file:  # not over one that somebody has just put there
             file.write(text)
     for look in looks:
-        print(f"{look.place.shown}: {told_size(look)}; columns {', '.join(look.columns)}")
-    print(f"Wrote {out / RUN} and {out / MODULE}: {task.kind.value}. Train, and go on after any stop, with")
+        print(f"{look.place.shown}: {told_size(look)}; columns {_listed(look.columns)}")
+    unread = dict.fromkeys(name for look in looks for name in look.columns if name not in task.columns)
+    left_out = f", and leaves out {_listed(unread)}" if unread else ""
+    print(f"Wrote {out / RUN} and {out / MODULE}: {task.kind.value}. It reads {_listed(task.columns)}{left_out}.")
+    print("Train, and go on after any stop, with")
     print()
     where = "" if out == Path() else f"cd {shlex.quote(str(out))} && "
     print(f"    {where}{PROGRAM} fit --config {RUN}")

@@ -1,7 +1,8 @@
 """Check a dataset: every file's size and hashes, every table of offsets, and that every sample can be decoded.
 
-Each bad shard is named with what is wrong and which samples it holds. Exit code: 0 if all is sound, or was repaired;
-1 if something is wrong; 2 if it could not be checked.
+Each bad shard is named with what is wrong and which samples it holds. Where the index records no hashes, bytes that
+changed may pass unseen, and a line says so. Exit code: 0 if nothing is wrong, or was repaired; 1 if something is wrong;
+2 if it could not be checked.
 
     lightning-streaming verify data/train
     lightning-streaming verify s3://corpus/train --quick
@@ -64,6 +65,15 @@ from lightning_streaming.writing.parallel import ignore_interrupts, without_inte
 _BYTES_FOR_A_PROCESS = 2**29
 """Raw bytes that are checked in about the time it takes to start a process."""
 _MOST_SAMPLES_NAMED = 3
+_CHECKED = {
+    (False, False): "everything",
+    (False, True): "sizes and samples",
+    (True, False): "sizes and hashes",
+    (True, True): "sizes",
+}
+"""What was checked: by whether ``--quick`` was given, and whether no hashes are recorded."""
+_UNSEEN = "bytes that changed may pass unseen; to record hashes, write with --hashes sha1, or hashes=['sha1'] in Python"
+"""What follows where none are recorded."""
 _LEFT_BEHIND = "it is of another dataset that was here, and some readers would take it for this one's"
 _LONG_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{8,}\b")
 _Problem = dict[str, str]
@@ -109,9 +119,11 @@ def _run(args: Namespace, place: StoredDataset, source: StoredDataset | None, ca
                 advance(1)
     bad = [_bad_shard(index, number, problems, repairs.get(number)) for number, problems in found.items()]
     totals = stored_dataset.add_up(index)
+    unhashed = _without_hashes(index, quick=args.quick)
     report = {
         "dataset": place.shown,
-        "checked": "sizes and hashes" if args.quick else "everything",
+        "checked": _CHECKED[args.quick, 0 < unhashed == len(index.shards)],
+        "shards_without_hashes": unhashed,
         **{name: totals[name] for name in ("shards", "samples", "stored_bytes")},
         "sound": all(shard["repaired"] for shard in bad),
         "index_repaired": is_index_repaired,
@@ -215,6 +227,14 @@ def _bad_shard(
     }
 
 
+def _without_hashes(index: DatasetIndex, *, quick: bool) -> int:
+    """How many shards have a file of which no hash is compared."""
+    return sum(
+        any(not ((stored or raw).hashes or (raw.hashes and not quick)) for raw, stored in shard.files)
+        for shard in index.shards
+    )
+
+
 def _print_report(report: Mapping[str, Any]) -> None:
     """Print one line if all is sound; else each bad shard, and what can be done."""
     bad = report["bad_shards"]
@@ -223,19 +243,24 @@ def _print_report(report: Mapping[str, Any]) -> None:
     if not bad:
         print(
             f"{report['dataset']}: {counted(report['shards'], 'shard')}, {counted(report['samples'], 'sample')}, "
-            f"{format_bytes(report['stored_bytes'])}; {report['checked']} checked, all sound"
+            f"{format_bytes(report['stored_bytes'])}; {report['checked']} checked, "
+            f"{'nothing wrong found' if report['shards_without_hashes'] else 'all sound'}"
         )
-        _print_unnamed(report)
+        _print_notes(report)
         return
     heads = ("shard", "samples", "file", "what is wrong")
     print_table(f"bad shards of {report['dataset']}", heads, list(_rows(bad)), whole=heads[:2])
     print(f"{len(bad):,} of {counted(report['shards'], 'shard')} bad; {report['checked']} checked")
     for line in _outcome(bad):
         print(line)
-    _print_unnamed(report)
+    _print_notes(report)
 
 
-def _print_unnamed(report: Mapping[str, Any]) -> None:
+def _print_notes(report: Mapping[str, Any]) -> None:
+    unhashed = report["shards_without_hashes"]
+    if unhashed:
+        which = "" if unhashed == report["shards"] else f" of {unhashed:,} of the {report['shards']:,} shards"
+        print(f"no hashes are recorded{which}, so {_UNSEEN}")
     if report["unnamed_files"]:
         print(f"not named by the index, to be removed when you like: {first_few(report['unnamed_files'])}")
     if report["not_compared"]:

@@ -30,6 +30,8 @@ pytestmark = [
 README = Path(__file__).parents[2] / "README.md"
 BUCKET = "s3://my-bucket"
 """Where the README has data on a store."""
+_TOLD = re.compile(r"`(Resumed [^`]+, )\.\.\.\)`")
+"""What it says that a command prints."""
 _BLOCK = re.compile(
     r"^(?P<not_run><!-- not run -->\s*)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -51,11 +53,11 @@ def blocks(document: str) -> Iterator[Block]:
 
 
 def run_shell(program: str, text: str, directory: Path) -> str:
-    """Give each line to a shell, and stop at the first that fails."""
+    """Give each line to a shell, and stop at the first that fails; gives all that is printed, errors too."""
     environment = {**os.environ, "LIGHTNING_STREAMING_CACHE": str(directory.parent / "cache")}
     script = ["bash", "-ec", program + text]
-    done = subprocess.run(script, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+    done = subprocess.run(script, cwd=directory, env=environment, stdout=-1, stderr=-2, text=True, check=False)
+    assert done.returncode == 0, f"{text}\n{done.stdout}"
     return done.stdout
 
 
@@ -83,7 +85,7 @@ def test_every_line_runs_as_printed(
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
     text = README.read_text()
     assert BUCKET in text
-    printed, languages = None, list[str]()
+    printed, languages, of_shells = None, list[str](), ""
     with command_line() as program:
         for block in blocks(text.replace(BUCKET, s3.make_bucket())):
             languages.append(block.language)
@@ -91,7 +93,10 @@ def test_every_line_runs_as_printed(
                 assert printed == block.text
             else:
                 printed = run_block(block, program, newcomer, capfd)
+                of_shells += (printed or "") * (block.language == "bash")
     assert {"bash", "python", "yaml", "text"} == set(languages)
+    (resumed,) = _TOLD.findall(text)
+    assert resumed in of_shells
     for checkpoints in ("checkpoints", "on-s3/checkpoints", "mixed", "python"):
         assert torch.load(newcomer / checkpoints / "last.ckpt")["global_step"] > 10
 

@@ -177,8 +177,8 @@ def test_phases_are_read_as_they_are_told(caplog: pytest.LogCaptureFixture) -> N
     assert all(f"to {one['ends']}  " in head for one in stage["phases"])
     assert [one["drawn"] for one in stage["phases"][0]["streams"]] == [2880, 320]
     with caplog.at_level(logging.INFO):
-        step_log = "--trainer.callbacks+=examples.step_log.StepLog"
-        assert fit("phases", step_log, "--data.train.epoch_size=640", max_steps=-1).trainer.global_step == 20
+        loss_log = "--trainer.callbacks+=examples.loss_log.LossLog"
+        assert fit("phases", loss_log, "--data.train.epoch_size=640", max_steps=-1).trainer.global_step == 20
     ids = [sample for step in logged("demo_output/phases") for sample in step["ids"]]
     are_code = [sample < 1_000_000 for sample in ids]
     assert (len(ids), sum(are_code[:320]), sum(are_code[576:])) == (640, 288, 32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import socket
@@ -75,6 +76,10 @@ def _run_command(
     os.environ.clear()
     os.environ.update(environment)
     _be_as_new(directory)
+    for logger in [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]:
+        for handler in getattr(logger, "handlers", ()):
+            if type(handler) is logging.StreamHandler:  # it was made where this was imported, with that stderr
+                handler.setStream(sys.stderr)
     code = 1
     try:
         code = main(words)

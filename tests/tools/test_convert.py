@@ -455,7 +455,7 @@ def test_from_a_bucket_to_a_bucket(tmp_path: Path, s3: S3Store, part_size: str) 
         remote=f"{bucket}/out", local=str(tmp_path / "cache"), batch_size=1, storage_options=s3.options
     )
     assert [sample["id"] for sample in found[:]] == list(range(100))
-    assert "must be new or empty" in run("convert", *args).err
+    assert "/out is a finished dataset already; " in run("convert", *args).err
     convert(*args, "--resume")
 
 

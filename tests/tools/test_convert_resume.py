@@ -28,7 +28,8 @@ def test_a_conversion_that_failed_goes_on_once_its_source_is_mended(tmp_path: Pa
     whole = source.read_bytes()
     source.write_bytes(whole.replace(b'"text 150"', b"5"))
     args = (source, tmp_path / "out", "--size-limit", "1kb")
-    assert run("convert", *args).code == 1
+    failed = run("convert", *args)
+    assert (failed.code, "run: " in failed.err) == (1, True)
     stored = sorted((tmp_path / "out").glob("shard.*"))
     written = [path.stat().st_mtime_ns for path in stored]
     assert len(stored) > 3
@@ -40,6 +41,33 @@ def test_a_conversion_that_failed_goes_on_once_its_source_is_mended(tmp_path: Pa
     assert files(tmp_path / "out") == files(tmp_path / "in_one_go")
     convert(*args, "--resume")
     assert files(tmp_path / "out") == files(tmp_path / "in_one_go")
+    told = f"{tmp_path / 'out'} is a finished dataset already; choose another place, or remove it first: rm -r "
+    assert told in run("convert", *args).err
+
+
+@pytest.mark.parametrize("part_size", ["2kb", "256mb"])
+def test_a_line_that_cannot_be_read_is_named_with_what_is_left_and_how_to_go_on(tmp_path: Path, part_size: str) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 200)
+    whole = source.read_bytes()
+    source.write_bytes(whole.replace(b'"text 150"}', b'"text'))
+    args = (source, tmp_path / "out", "--size-limit", "1kb", "--part-size", part_size)
+    failed = run("convert", *args)
+    assert failed.code == 1
+    assert ", line 151 is not JSON: Invalid control character at column " in failed.err
+    assert f"; what comes before it is in {tmp_path / 'out'}: mend it and add --resume, or remove" in failed.err
+    source.write_bytes(whole)
+    convert(*args, "--resume")
+
+
+def test_of_a_conversion_that_has_written_nothing_nothing_is_left(tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"a": 1}\n{"a": "x"}\n')
+    failed = run("convert", source, tmp_path / "out")
+    assert failed.code == 1
+    assert "rm -r" not in failed.err
+    assert not (tmp_path / "out").exists()
+    source.write_text('{"a": 1}\n{"a": 2}\n')
+    convert(source, tmp_path / "out")
 
 
 def _stop_in_the_middle(tmp_path: Path) -> tuple[Path, Path]:
@@ -149,14 +177,16 @@ def test_a_source_that_shrank_to_one_part_is_not_written_over_several(tmp_path: 
 def test_a_single_part_goes_on_with_the_same_files_and_those_added_behind(tmp_path: Path) -> None:
     source, out = _write_texts(tmp_path / "raw", "bcd"), tmp_path / "out"
     (source / "2.csv").write_text("id,text\nx,y\n")
-    assert run("convert", source, out).code == 1
+    again = ("--size-limit", 400, "--resume")
+    assert run("convert", source, out, *again[:2]).code == 1
+    assert list(out.glob("shard.*"))
     _write_texts(source, "bcd")
     (source / "00.csv").write_text("id,text\n1,a\n")
-    outcome = run("convert", source, out, "--resume")
+    outcome = run("convert", source, out, *again)
     assert outcome.code == 2
     assert "the files of SOURCE have other names, or others are before them (4 files, was 3)" in outcome.err
     (source / "00.csv").rename(source / "9.csv")
-    convert(source.rename(tmp_path / "moved"), out, "--resume")
+    convert(source.rename(tmp_path / "moved"), out, *again)
     assert len(samples(out)) == 16
 
 

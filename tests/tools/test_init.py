@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import os
 import re
 import subprocess
@@ -101,7 +102,9 @@ def test_what_is_written_trains_and_goes_on(kind: str, tmp_path: Path, program: 
     made = run("init", tmp_path / "data", "--out", tmp_path / "run")
     assert (made.code, made.err) == (0, ""), made.err
     assert f"    cd {tmp_path / 'run'} && lightning-streaming fit --config run.yaml --ckpt_path last\n" in made.out
-    assert f"\n    {told} " in (tmp_path / "run" / "run.yaml").read_text()
+    text = (tmp_path / "run" / "run.yaml").read_text()
+    assert f"\n    {told} " in text
+    assert "# other data; from 400 samples on, init holds 5 % out\n" in text
     assert fit(program, tmp_path / "run", "--trainer.max_steps", "3")["global_step"] == 3
     resumed = fit(program, tmp_path / "run", "--ckpt_path", "last")
     assert resumed["global_step"] == 8
@@ -120,14 +123,16 @@ def test_several_datasets_are_mixed_and_some_is_held_out(tmp_path: Path, program
     assert made.code == 0, made.err
     config = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
     data = config["data"]["init_args"]
-    proportions = {name: one["proportion"] for name, one in data["train"]["streams"].items()}
-    assert proportions == {"code": 200, "code_2": 400, "docs": 600}
+    assert [list(one) for one in data["train"]["streams"].values()] == [["remote"]] * 3, "weights would repeat samples"
+    assert "  # an epoch reads all samples of each once\n" in (tmp_path / "run" / "run.yaml").read_text()
     assert (data["train"]["split"], data["val"]["split"], data["batch_size"]) == ("[:95%]", "[95%:]", 32)
     assert "code_2" in data["val"]["streams"]
     limits = "--trainer.limit_train_batches 2 --trainer.limit_val_batches 2 --trainer.accelerator cpu"
     done = shell(program, f"lightning-streaming fit --config run.yaml {limits}", tmp_path / "run")
     assert done.code == 0, done.err
     assert "val_loss" in (tmp_path / "run" / "logs" / "version_0" / "metrics.csv").read_text()
+    told = json.loads(shell(program, "lightning-streaming inspect --config run.yaml --json", tmp_path / "run").out)
+    assert [one["passes"] for one in told["stages"][0]["streams"]] == [1, 1, 1]
 
 
 def test_of_a_store_only_a_few_shards_are_read(tmp_path: Path) -> None:
@@ -209,13 +214,43 @@ def test_nothing_is_overwritten(tmp_path: Path, name: str, monkeypatch: pytest.M
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["data", name])
 
 
-def test_datasets_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
-    for kind in ("text", "pixels"):
-        write(tmp_path / kind, *DATA[kind][:2])
-    refused = run("init", tmp_path / "text", tmp_path / "pixels", "--out", tmp_path / "run")
+@pytest.mark.parametrize("label", [{}, {"label": "int"}, {"label": "str"}], ids=str)
+def test_datasets_of_two_kinds_are_refused_with_what_each_has(tmp_path: Path, label: dict[str, str]) -> None:
+    value = {name: {"int": 1, "str": "good"}[encoding] for name, encoding in label.items()}
+    write(tmp_path / "texts", {"text": "str", **label}, lambda n: {"text": "a" * 50, **value})
+    write(tmp_path / "photos", {"image": "jpeg", **label}, lambda n: {"image": jpeg(n), **value})
+    refused = run("init", tmp_path / "texts", tmp_path / "photos", "--out", tmp_path / "run")
     assert refused.code == 2
-    assert "no column in common" in refused.err
+    named = ", ".join(label)
+    assert f"{tmp_path / 'texts'} ({', '.join([*label, 'text'])}) is for a language model of text; " in refused.err
+    assert f"{tmp_path / 'photos'} ({', '.join(['image', *label])}) is for a classifier of pictures. " in refused.err
+    assert f"They have {named or 'no column'} in common." in refused.err
+    assert "docs/tutorial.md" in refused.err
     assert not (tmp_path / "run").exists()
+
+
+def test_columns_that_the_model_does_not_read_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "data", {"text": "str", "label": "int"}, lambda n: {"text": "a" * 50, "label": n % 2})
+    made = run("init", tmp_path / "data", "--out", tmp_path / "run")
+    assert ": a language model of text. It reads text, and leaves out label.\n" in made.out
+
+
+def test_relative_paths_stay_relative_seen_from_where_the_run_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns, make, _ = DATA["text"]
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    write(here / "data", columns, make)
+    elsewhere.mkdir()
+    (here / "runs").symlink_to(elsewhere)
+    monkeypatch.chdir(here)
+    for out, remote in ((".", "data"), ("one/two", "../../data"), ("runs/one", "../../here/data")):
+        assert run("init", "data", "--out", out).code == 0
+        train = yaml.safe_load((here / out / "run.yaml").read_text())["data"]["init_args"]["train"]
+        assert train["remote"] == remote
+        assert (here / out).resolve().joinpath(remote).samefile(here / "data")
+    assert run("init", here / "data", "--out", "three").code == 0
+    assert f"remote: {here / 'data'}\n" in (here / "three" / "run.yaml").read_text()
 
 
 def test_what_is_no_dataset_yet_leads_to_convert(tmp_path: Path) -> None:

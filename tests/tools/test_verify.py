@@ -54,6 +54,27 @@ def test_a_sound_dataset_is_one_line(tmp_path: Path) -> None:
     assert run("verify", tmp_path, "--quick").out.endswith("; sizes and hashes checked, all sound\n")
 
 
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_what_no_hashes_leave_unchecked_is_said(tmp_path: Path, compression: str | None) -> None:
+    write_texts(tmp_path / "none", hashes=None, compression=compression)
+    full, quick = run("verify", tmp_path / "none"), run("verify", tmp_path / "none", "--quick")
+    assert (full.code, quick.code) == (0, 0)
+    assert "; sizes and samples checked, nothing wrong found\nno hashes are recorded, so bytes " in full.out
+    assert "write with --hashes sha1" in full.out
+    assert "; sizes checked, nothing wrong found\nno hashes are recorded, so bytes " in quick.out
+    assert "sound" not in full.out + quick.out
+    assert run("verify", tmp_path / "none", "--json").json["shards_without_hashes"] > 0
+    write_texts(tmp_path / "some", compression=compression)
+    assert run("verify", tmp_path / "some", "--json").json["shards_without_hashes"] == 0
+    first, *others = read_index(tmp_path / "some").shards
+    packed = first.zip_data and replace(first.zip_data, hashes={})
+    mixed = [replace(first, raw_data=replace(first.raw_data, hashes={}), zip_data=packed), *others]
+    (tmp_path / "some" / "index.json").write_bytes(dump_index(mixed))
+    shown = run("verify", tmp_path / "some").out
+    assert "; everything checked, nothing wrong found\n" in shown
+    assert f"no hashes are recorded of 1 of the {len(mixed)} shards" in shown
+
+
 def test_every_bad_shard_is_told_with_what_is_wrong(tmp_path: Path) -> None:
     index = write_texts(tmp_path, 60)
     paths = [tmp_path / shard.raw_data.basename for shard in index.shards]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch.strategies import Strategy
 
+from lightning_streaming import StepLog
 from lightning_streaming.world import World
 from tests.forked_ranks import on_ranks
 from tests.trainer.harness import Recorder, Run, SaveThenStop
@@ -66,7 +67,7 @@ class RankedRun:
     def _fit(self, ckpt_path: Path | None, stop_at: tuple[str, int, Path] | None, settings: dict[str, Any]) -> Trained:
         model, trainer = self.run.fit(
             ckpt_path=ckpt_path,
-            callbacks=[SaveThenStop(*stop_at)] if stop_at else [],
+            callbacks=[StepLog(self.run.directory / "steps"), *([SaveThenStop(*stop_at)] if stop_at else [])],
             model=self.model,
             devices=self.count,
             strategy=self.strategy(),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 
-from lightning_streaming import MDSWriter, Phase, Stream, StreamingConfig, StreamingDataModule
+from lightning_streaming import MDSWriter, Phase, Stream, StreamingConfig, StreamingDataModule, read_step_log
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.trainer.cli import StreamingCLI, main
 
@@ -389,6 +389,12 @@ def test_a_configuration_may_name_modules_within_the_package(run_yaml: str) -> N
         f"{content}  callbacks:\n" + "".join(f"    - class_path: {one}\n" for one in callbacks)
     )
     assert StreamingCLI(["fit", "--config", "within.yaml"]).trainer.global_step == 3
+
+
+def test_a_log_of_steps_is_asked_for_on_the_command_line(run_yaml: str) -> None:
+    log = ["--trainer.callbacks+=lightning_streaming.StepLog", "--trainer.callbacks.dirpath=steps"]
+    StreamingCLI(["fit", "--config", run_yaml, *log])
+    assert {key.epoch for key in read_step_log("steps")} == {0}
 
 
 def test_run_goes_on_in_the_same_directory(run_yaml: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
+from lightning_streaming import StepLog, read_step_log
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.world import World
 from tests.forked_ranks import on_ranks
@@ -64,7 +65,7 @@ def test_resuming_on_other_ranks_repeats_and_skips_nothing(
         return RankedRun(run=run, strategy=DDPStrategy, meeting=tmp_path / "ranks", count=ranks)
 
     one_by_one = Run(data=data, directory=tmp_path, batch_size=1, order=stream_weights)
-    whole, _ = one_by_one.fit()
+    whole, _ = one_by_one.fit(callbacks=[StepLog(tmp_path / "whole")])
     ckpt_path = tmp_path / "saved.ckpt"
     before = launch(*then).fit(stop_at=("on_train_batch_end", 3, ckpt_path))
     after = launch(*now).fit(ckpt_path)
@@ -77,6 +78,7 @@ def test_resuming_on_other_ranks_repeats_and_skips_nothing(
     for epoch in range(1, EPOCHS):
         assert set(drawn(after, epoch)) == {sample for of, sample in whole.seen if of == epoch}
         assert {rank.steps[epoch] for rank in after} == {after[0].batches}
+    assert read_step_log(tmp_path / "steps") == read_step_log(tmp_path / "whole"), "the log says the same"
 
 
 def test_four_launches_in_a_row_are_one_run(data: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from lightning_streaming.tools.converting.sources.row_encoding import ColumnPlan
 from lightning_streaming.tools.converting.sources.row_source import InputPart, RowSource, digest_of
 from lightning_streaming.tools.converting.tokens import COLUMN, Packer, PackingSettings, documents, load_tokenizer
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset
-from lightning_streaming.writing.destination import CONVERSION_PLAN, PARTS_PLAN, check_is_directory
+from lightning_streaming.writing.destination import CONVERSION_PLAN, PARTS_PLAN, WRITING, check_is_directory
 from lightning_streaming.writing.parallel import run_job
 from lightning_streaming.writing.parts import PartJob, dump_plan, make_plan, parse_plan, plan_parts
 from lightning_streaming.writing.shard_encoders import ShardSettings
@@ -184,10 +185,16 @@ class Conversion:
             samples = chain(first, samples)
         if is_new:
             _record_plan(self.out, plan)
-        if len(self.parts) == 1:
-            _write_one(samples, self)
-        else:
-            _write_several(self, workers, resume)
+        try:
+            if len(self.parts) == 1:
+                _write_one(samples, self)
+            else:
+                _write_several(self, workers, resume)
+        except FormatError as error:
+            if _remove_unused(self.out) or "run: " in str(error):  # it ends in a command, and stays one
+                raise
+            kept = f"what comes before it is in {self.out.shown}: mend it and add --resume, or remove what is there"
+            raise type(error)(f"{error}; {kept}") from error
 
 
 def _write_several(conversion: Conversion, workers: int, resume: bool) -> None:
@@ -214,6 +221,18 @@ def _remove_empty(job: PartJob[InputPart], out: StoredDataset) -> None:
             (place.at / name).remove()
         if place.directory is not None and not any(place.directory.iterdir()):
             place.directory.rmdir()
+
+
+def _remove_unused(out: StoredDataset) -> bool:
+    """Remove the directory of a conversion that failed before a shard was finished; whether nothing is there."""
+    directory = out.directory
+    if directory is None:
+        return (out.at / CONVERSION_PLAN).size() is None
+    found = sorted(directory.rglob("*"))
+    if found and {directory / CONVERSION_PLAN, directory / WRITING}.issuperset(found):
+        for path in (*found, directory):
+            path.rmdir() if path.is_dir() else path.unlink()
+    return not directory.is_dir()
 
 
 def _write_one(samples: Iterator[Sample], conversion: Conversion) -> None:
@@ -334,6 +353,9 @@ def _check_is_new(out: StoredDataset, *, resume: bool) -> None:
             f"{out.shown} holds {found[0]}, but no {CONVERSION_PLAN} that says with what a conversion was begun, so "
             "--resume cannot tell whether it is the same; choose another place, or remove what is there"
         )
+    if INDEX_BASENAME in found:
+        way = "remove it first" if directory is None else f"remove it first: rm -r {shlex.quote(str(directory))}"
+        raise ConfigError(f"{out.shown} is a finished dataset already; choose another place, or {way}")
     if found:
         raise ConfigError(
             f"{out.shown} must be new or empty, but holds {found[0]}; add --resume to go on with a conversion that "

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.formats.shard import unsafe_columns
-from lightning_streaming.tools.console import counted, is_image
+from lightning_streaming.tools.console import counted, is_image, printable_name
 from lightning_streaming.tools.drawing.media import picture_type
 from lightning_streaming.tools.stored.held_shards import opened, samples_of
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset, add_up, columns_of
@@ -33,6 +33,8 @@ _ORDINALS = ("id", "index", "idx", "key", "number", "row")
 _LEAST_TOKENS = 16
 _MOST_CLASSES, _MOST_TOKENS = 100_000, 1 << 20
 """Above these, numbers are no labels, and no tokens: a model would have a row of weights for each."""
+_PROJECT = "https://github.com/lightning-streaming/lightning-streaming"
+_DOCS = f"{_PROJECT}/blob/main/docs"
 _LONG_TEXT = 40
 """Characters, on average, from which a text counts as prose beside numbers."""
 
@@ -79,6 +81,11 @@ class Task:
     largest: int | None = None
     """The largest label, or token, that was seen."""
 
+    @property
+    def columns(self) -> list[str]:
+        """All that it reads."""
+        return list(dict.fromkeys([*self.inputs, *((self.target,) if self.target else ())]))
+
 
 def look_at(place: StoredDataset) -> Look:
     """Look at a dataset.
@@ -111,15 +118,26 @@ def task_of(looks: Sequence[Look]) -> Task:
     """What can be trained on all of some datasets.
 
     Raises:
-        ConfigError: They have no column in common, or none that could be put into a model.
+        ConfigError: There is nothing that could be put into a model; or what they have in common is not what each of
+            them would be trained for alone, like the labels of pictures and of texts.
     """
     common = [name for name in looks[0].columns if all(name in look.columns for look in looks)]
-    if not common:
-        found = "; ".join(f"{look.place.shown}: {', '.join(look.columns)}" for look in looks)
+    task = _task_by(looks, common)
+    if len(looks) > 1:
+        alone = [_task_by([look], list(look.columns)) for look in looks]
+        if task is None or any(one is None or one.kind is not task.kind for one in alone):
+            _refuse_mixture(looks, common, alone)
+    if task is None:
+        found = ", ".join(f"{printable_name(name)} ({encoding})" for name, encoding in looks[0].columns.items())
         raise ConfigError(
-            f"the datasets have no column in common to train on ({found}); write a run for each, or, where their "
-            "samples belong together, join the columns of one to the other: docs/mixtures.md"
+            f"{looks[0].place.shown} has no pictures, text or numbers to write a first model for, but {found}; start "
+            f"from a configuration of {_PROJECT}/tree/main/configs"
         )
+    return task
+
+
+def _task_by(looks: Sequence[Look], common: Sequence[str]) -> Task | None:
+    """What can be trained on these columns of all; None if nothing can."""
     values = {name: [value for look in looks for value in look.values(name)] for name in common}
     encodings = {name: [look.columns[name] for look in looks] for name in common}
     return (
@@ -129,15 +147,20 @@ def task_of(looks: Sequence[Look]) -> Task:
         or _of_numbers(values, alone=False)
         or _of_text(values, always=True)
         or _of_numbers(values, alone=True)
-        or _refuse(looks, encodings)
     )
 
 
-def _refuse(looks: Sequence[Look], encodings: Mapping[str, Sequence[str]]) -> Task:
-    found = ", ".join(f"{name} ({encoding[0]})" for name, encoding in encodings.items())
+def _refuse_mixture(looks: Sequence[Look], common: Sequence[str], alone: Sequence[Task | None]) -> NoReturn:
+    each = "; ".join(
+        f"{look.place.shown} ({', '.join(map(printable_name, look.columns))}) is for "
+        f"{'no model that init knows' if task is None else task.kind.value}"
+        for look, task in zip(looks, alone, strict=True)
+    )
+    shared = ", ".join(map(printable_name, common)) or "no column"
     raise ConfigError(
-        f"{looks[0].place.shown} has no pictures, text or numbers to write a first model for, but {found}; start from "
-        "a configuration of https://github.com/lightning-streaming/lightning-streaming/tree/main/configs"
+        f"no model of init takes all of them: {each}. They have {shared} in common. Write a run for each; or start "
+        f"from the tutorial, whose transform makes of two kinds of samples what one model takes: {_DOCS}/tutorial.md. "
+        f"Where the samples of one belong to those of the other, join their columns: {_DOCS}/mixtures.md"
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from lightning_streaming.tools.starting.run_module import MODEL_OF
 from lightning_streaming.units import format_bytes
 
 RUN = "run.yaml"
-_PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
+_PLAIN = re.compile(r"(\.\./)*[A-Za-z_/][\w./-]*")
 _NOT_TEXT = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 _BATCH = 32
 _LEAST_STEPS = 8
@@ -26,7 +27,12 @@ _LEAST_HELD_OUT = 400
 """Samples from which a part of them can validate."""
 _HELD_OUT = 5
 """Percent."""
-_NO_VALIDATION = ("# val:", "#   remote: ...                 # there is little data; to validate, name other data")
+_NO_VALIDATION = (
+    "# val:",
+    f"#   remote: ...                 # other data; from {_LEAST_HELD_OUT} samples on, init holds {_HELD_OUT} % out",
+)
+_ONCE = "an epoch reads all samples of each once"
+_BY_WEIGHT = "for all streams, to mix by weight: a small one is then read again"
 _SAVES, _MOST_STEPS = 5, 1000
 """Checkpoints of an epoch, but at least one in so many steps."""
 _COMMENT_AT = 34
@@ -34,9 +40,16 @@ _Path: TypeAlias = tuple[str | int, ...]
 """Where an option stands in others: names, and numbers in lists."""
 
 
-def config_text(looks: Sequence[Look], task: Task) -> str:
-    """The configuration of a first run, as YAML with comments."""
-    return "".join(f"{line}\n" for line in (*_head(looks), *_model(task), *_data(looks, task), *_trainer(looks)))
+def config_text(looks: Sequence[Look], task: Task, out: Path) -> str:
+    """The configuration of a first run, as YAML with comments.
+
+    Args:
+        looks: The datasets.
+        task: What is trained on them.
+        out: The directory that it is written to, in which the run starts.
+    """
+    lines = (*_head(looks), *_model(task), *_data(looks, task, out), *_trainer(looks))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _head(looks: Sequence[Look]) -> Iterator[str]:
@@ -80,7 +93,7 @@ def _told_argument(task: Task) -> str:
     return f"must be above every {what}; the largest that was seen is {task.largest}"
 
 
-def _data(looks: Sequence[Look], task: Task) -> Iterator[str]:
+def _data(looks: Sequence[Look], task: Task, out: Path) -> Iterator[str]:
     samples = sum(look.samples for look in looks)
     batch = _batch_size(samples)
     yield "data:"
@@ -92,28 +105,27 @@ def _data(looks: Sequence[Look], task: Task) -> Iterator[str]:
     yield _commented("    num_workers: 2", "processes of each rank that read, decode and transform")
     yield "    persistent_workers: true"
     holds_out = samples >= _LEAST_HELD_OUT
-    train = _stage("train", looks, task, f"[:{100 - _HELD_OUT}%]" if holds_out else None)
-    val = _stage("val", looks, task, f"[{100 - _HELD_OUT}%:]") if holds_out else _NO_VALIDATION
+    train = _stage("train", looks, task, out, f"[:{100 - _HELD_OUT}%]" if holds_out else None)
+    val = _stage("val", looks, task, out, f"[{100 - _HELD_OUT}%:]") if holds_out else _NO_VALIDATION
     yield from (f"    {line}" for line in (*train, *val))
     yield ""
 
 
-def _stage(stage: str, looks: Sequence[Look], task: Task, split: str | None) -> Iterator[str]:
+def _stage(stage: str, looks: Sequence[Look], task: Task, out: Path, split: str | None) -> Iterator[str]:
     yield f"{stage}:"
     if len(looks) == 1:
-        yield from (f"  {line}" for line in _place(looks[0]))
+        yield from (f"  {line}" for line in _place(looks[0], out))
     else:
-        yield "  streams:"
+        yield "  streams:" if stage == "val" else _commented("  streams:", _ONCE, 30)
         for name, look in _named(looks).items():
             yield f"    {_scalar(name)}:"
-            yield from (f"      {line}" for line in _place(look))
-            if stage == "train":
-                yield _commented(f"      proportion: {look.samples}", "relative to the others; here its samples", 30)
+            yield from (f"      {line}" for line in _place(look, out))
+            if stage == "train" and look is looks[0]:
+                yield _commented("      # proportion: 0.5", _BY_WEIGHT, 30)
     if split is not None:
         words = "a part drawn by hash, which stays the same" if stage == "train" else "the rest"
         yield _commented(f'  split: "{split}"', words, 30)
-    used = [*task.inputs, *((task.target,) if task.target else ())]
-    columns = ", ".join(map(_scalar, dict.fromkeys(used)))
+    columns = ", ".join(map(_scalar, task.columns))
     yield _commented(f"  columns: [{columns}]", "others are not read; without this line, all are", 30)
     if task.kind is Kind.PICTURES and not task.from_array:
         yield _commented(
@@ -124,10 +136,10 @@ def _stage(stage: str, looks: Sequence[Look], task: Task, split: str | None) -> 
         yield _commented("  # cache_limit: 200gb", "of what is fetched and kept on a node", 30)
 
 
-def _place(look: Look) -> Iterator[str]:
+def _place(look: Look, out: Path) -> Iterator[str]:
     """Where a stream is."""
     place = look.place
-    remote = f"remote: {_scalar(place.shown if place.directory is None else str(place.directory.resolve()))}"
+    remote = f"remote: {_scalar(place.shown if place.directory is None else _path_from(out, place.directory))}"
     yield _commented(remote, "here without its user, password and query: complete it", 30) if _is_cut(look) else remote
     if place.format is not None:
         yield f"format: {place.format}"
@@ -135,6 +147,14 @@ def _place(look: Look) -> Iterator[str]:
         yield f"block_length: {place.block_length}"
     if place.options:
         yield f"storage_options: {json.dumps(_named_secrets(place.options)[0])}"
+
+
+def _path_from(out: Path, directory: Path) -> str:
+    """A directory as a run that starts in ``out`` finds it; relative if both were typed so."""
+    if directory.is_absolute() or out.is_absolute():
+        return str(directory.resolve())
+    # Only the way back from OUT is worked out: ``..`` within what was typed may lead through a symlink.
+    return str(Path(os.path.relpath(Path.cwd(), out.resolve()), directory))
 
 
 def told_secrets(looks: Sequence[Look]) -> Iterator[str]:

@@ -497,8 +497,13 @@ def test_a_file_tells_its_kind_and_nothing_is_guessed(tmp_path: Path) -> None:
     for location, words in [(tmp_path, "files of csv and jsonl; say it with --from"), ("data.bin", "no file in it")]:
         with pytest.raises(ConfigError, match=words):
             tell_kind(str(location))
-    with pytest.raises(ConfigError, match="no such source"):
-        open_source(str(tmp_path / "none.jsonl"))
+    for name, words in {
+        "none.jsonl": "none.jsonl does not exist; SOURCE is ",
+        "none": "none does not exist; ",
+        "*.csv.gz": "no file matches ",
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            open_source(str(tmp_path / name))
 
 
 def test_links_to_folders_are_followed_unless_they_lead_back(tmp_path: Path) -> None:

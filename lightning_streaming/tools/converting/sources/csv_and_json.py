@@ -244,7 +244,9 @@ class JsonLines(RowSource):
             raise FormatError(f"{self.place(piece, number)}: {error}") from error
         except (ValueError, RecursionError) as error:
             # The error counts lines too, but within this one.
-            reason = f"{error.msg} at column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+            reason: object = error
+            if isinstance(error, json.JSONDecodeError):  # some of whose messages end in "at"
+                reason = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
             raise FormatError(f"{self.place(piece, number)} is not JSON: {reason}{hint}") from error
         if not isinstance(row, dict):
             raise FormatError(

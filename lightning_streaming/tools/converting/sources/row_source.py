@@ -203,16 +203,16 @@ def find_files(location: str, suffixes: Sequence[str]) -> tuple[str, ...]:
     path = Path(location)
     if path.is_dir():
         found = [str(file) for file in files_under(path) if has_suffix(file, suffixes)]
-        looked_for = f"a file in the folder {location} that ends in {', '.join(suffixes)}"
+        why = f"the folder {location} has no file that ends in {', '.join(suffixes)}"
     elif path.exists():
-        found, looked_for = [location], location
+        return (location,)
     else:
         # Not Path.glob, which takes no absolute pattern.
         matches = glob.glob(location, recursive=True)  # noqa: PTH207
         found = sorted(match for match in matches if Path(match).is_file())
-        looked_for = f"the file {location}"
+        why = f"no file matches {location}" if glob.has_magic(location) else f"{location} does not exist"
     if not found:
-        raise ConfigError(f"there is no such source: {looked_for}")
+        raise ConfigError(f"{why}; SOURCE is a file, a folder, a quoted pattern like 'raw/*.jsonl', or a file's URL")
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""A callback that writes down what each step was trained on."""
+"""A callback that writes down what each step was trained on, and its loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 
-class StepLog(Callback):
+class LossLog(Callback):
     """Appends a line to ``steps.jsonl`` after every step: its number, epoch, sample ids and loss.
 
     The file lies in the trainer's ``default_root_dir``. Each line is in the file before the next step begins, so the
