@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 from lightning_streaming.tools.commands import COMMANDS, GROUPS, run_command
@@ -63,8 +64,9 @@ def _run(args: Sequence[str] | None) -> int:
     if given[0] in COMMANDS:
         return run_command(given[0], given[1:])
     if given[0] not in SUBCOMMANDS and not given[0].startswith("-"):
-        known = ", ".join([*SUBCOMMANDS, *COMMANDS])
-        print_error(PROGRAM, f"{given[0]!r} is not a command; choose one of {known}")
+        known = [*SUBCOMMANDS, *COMMANDS]
+        close = "".join(f"did you mean {one}? " for one in get_close_matches(given[0], known, 1))
+        print_error(PROGRAM, f"{given[0]!r} is not a command; {close}The commands are {', '.join(known)}")
         return UNUSABLE
     # Not ``given``: of arguments beside those of the process Lightning warns, and shows them, secrets too.
     failure = import_module(_TRAINER).main(args)

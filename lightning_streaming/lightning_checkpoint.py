@@ -2,19 +2,26 @@
 
 Plain dicts, for which nobody has to import lightning; the trainer that runs is in trainer/lightning_internals.py. The
 fit loop counts epochs and batches as ``ready``, ``started``, ``processed``, ``completed``, each raised in turn as one
-unit of work goes on, and a checkpoint holds the counters as they stood in the hook that saved it.
+unit of work goes on, and a checkpoint holds the counters as they stood in the hook that saved it. At the end stands
+how these dicts are read of a file without the weights, and without running code.
 """
 
 from __future__ import annotations
 
+import pickle
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from lightning_streaming.errors import StateError
 
 _EPOCHS, _BATCHES, _EPOCH_STATE = "epoch_progress", "epoch_loop.batch_progress", "epoch_loop.state_dict"
 _VALIDATION = "epoch_loop.val_loop.batch_progress"
 _STATES, _OF_LOADERS = "state_dict", "combined_loader"
+SHARDED_META = "meta.pt"
+"""What Lightning calls the part of a sharded checkpoint that is no tensor."""
 
 
 def batches_of_epoch_trained(checkpoint: Mapping[str, Any]) -> int:
@@ -136,3 +143,47 @@ def _fit_loop(checkpoint: Mapping[str, Any]) -> MutableMapping[str, Any]:
 def _set(trackers: Iterable[MutableMapping[str, Any]], done: int) -> None:
     for tracker in trackers:
         tracker.update(ready=done, started=done, processed=done, completed=done)
+
+
+class _Unread:
+    """Stands for a value that is no plain one: a tensor, or an object of somebody's class."""
+
+    def __new__(cls, *_: object, **__: object) -> _Unread:
+        """Take any arguments, and look at none."""
+        return super().__new__(cls)
+
+    def __call__(self, *_: object, **__: object) -> _Unread:
+        """What a function that was not read would give."""
+        return self
+
+    def _keep_nothing(self, *_: object, **__: object) -> None:
+        """Whatever a pickle tells an object."""
+
+    __init__ = __setstate__ = __setitem__ = append = extend = _keep_nothing
+
+
+class _Cautious(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Unread
+
+    def persistent_load(self, _: object) -> Any:
+        return _Unread()
+
+
+def read_plain_values(path: Path) -> Any:
+    """What was given to ``torch.save``: dicts, lists, numbers and strings as they are, all else left unread.
+
+    Raises:
+        StateError: It is not what ``torch.save`` writes, or it is damaged.
+    """
+    try:
+        with ZipFile(path) as archive:
+            pickles = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
+            if len(pickles) == 1:
+                with archive.open(pickles[0]) as file:
+                    return _Cautious(file, encoding="utf-8").load()
+    except OSError:
+        raise
+    except Exception as error:  # damaged bytes may be read as anything, and so raise anything
+        raise StateError(f"{path} is damaged: {error}") from error
+    raise StateError(f"{path} is a zip archive, but torch.save did not write it")

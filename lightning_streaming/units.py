@@ -73,9 +73,14 @@ def format_bytes(size: float) -> str:
     return f"{size:.1f} PB"
 
 
+def unit_as_written(size: int) -> tuple[int, str]:
+    """Bytes and name of the unit that a configuration has of such a size: megabytes, or kilobytes below 100 of them."""
+    return (2**20, "mb") if size >= 100 * 2**20 else (2**10, "kb")
+
+
 def bytes_as_written(size: int) -> str:
     """A limit as a configuration has it, rounded up: ``"1200mb"``, or ``"5400kb"`` where megabytes are too coarse."""
-    unit, name = (2**20, "mb") if size >= 100 * 2**20 else (2**10, "kb")
+    unit, name = unit_as_written(size)
     return f"{ceil(size / unit)}{name}"
 
 

@@ -29,6 +29,7 @@ FLOORS = {
     "lightning_checkpoint": 0,
     "replaced_names": 0,
     "signatures": 0,
+    "terminal": 0,
     "waits": 0,
 }
 FLOORS_OF_TOOLS = {

@@ -50,9 +50,9 @@ def main() -> None:
         trainer = {"max_epochs": 1, "devices": 8, "num_nodes": 4}
         run = {"model": {"class_path": "my_project.MyModel"}, "data": data, "trainer": trainer}
         (root / "run.yaml").write_text(json.dumps(run))
-        command = [sys.executable, "-m", "lightning_streaming", "plan", "--config", str(root / "run.yaml")]
-        more = ["--html", str(root / "plan.html"), "--limit", "none", "--limit", "15gb"]
-        subprocess.run([*command, *more], check=True)  # noqa: S603  our own program
+        command = [sys.executable, "-m", "lightning_streaming", "plan", "--config", "run.yaml"]
+        more = ["--html", "plan.html", "--limit", "none", "--limit", "15gb"]
+        subprocess.run([*command, *more], check=True, cwd=root)  # noqa: S603  our own program
         with browser() as one:
             one.size(1280, 1500)
             one.open((root / "plan.html").as_uri())

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from lightning_streaming.cache.usage import CacheEntry, UsageCount, read_number,
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.shard import narrowed
 from lightning_streaming.formats.shard_table import PART, ShardTable
-from lightning_streaming.units import format_bytes
+from lightning_streaming.units import format_bytes, unit_as_written
 
 _logger = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class CacheQuota:
         self._comfortable = 0
         self.limit = limit
         """Most bytes; None for no limit."""
+        self.limit_name = "cache_limit"
+        """What the limit is called where it is configured."""
 
     def expect(self, readers: int, shard_bytes: int) -> None:
         """Say how many processes of a job will read shards of at most this size, for words about a limit."""
@@ -438,20 +441,30 @@ def least_limit(fixed_bytes: int, shard_bytes: int) -> int:
     return fixed_bytes + 2 * shard_bytes
 
 
-def check_limit(limit: int | None, fixed_bytes: int, shard_bytes: int) -> None:
+def check_limit(limit: int | None, fixed_bytes: int, shard_bytes: int, name: str = "cache_limit") -> None:
     """Refuse a limit that cannot work.
+
+    Args:
+        limit: Most bytes that caches may hold; None for no limit.
+        fixed_bytes: See :func:`least_limit`.
+        shard_bytes: The same.
+        name: What the limit is called where it was asked for.
 
     Raises:
         ConfigError: It is too small; the message has the smallest that is not.
     """
     least = least_limit(fixed_bytes, shard_bytes)
-    if limit is not None and limit < least:
-        raise ConfigError(
-            f"cache_limit must leave room for index and selections ({format_bytes(fixed_bytes)}) and for two of the "
-            f"largest shard ({format_bytes(shard_bytes)}, raw and compressed), which is {least} bytes, but is "
-            f"{limit}; selections of other runs count too: `lightning-streaming cache gc --older-than 7d` removes "
-            "those that were long unused"
-        )
+    if limit is None or limit >= least:
+        return
+    unit, written = unit_as_written(least)
+    fixed, shard = ceil(fixed_bytes / unit), ceil(shard_bytes / unit)
+    size, of_limit = unit_as_written(limit)
+    raise ConfigError(
+        f"{name} is {f'{limit // size}{of_limit}' if limit >= size else f'{limit}b'}; at least "
+        f"{fixed + 2 * shard}{written} is needed: {fixed}{written} for index and selections, and twice "
+        f"{shard}{written}, which is the largest shard, raw and compressed. Selections of other runs count too: "
+        "`lightning-streaming cache gc --older-than 7d` removes those that were long unused"
+    )
 
 
 def reader_share(limit: int, readers: int) -> int:

@@ -16,7 +16,8 @@ import os
 import socket
 import time
 from collections.abc import Container, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from lightning_streaming.cache.config import SELECTIONS_BASENAME
 from lightning_streaming.cache.index_files import remove_unlocked
 from lightning_streaming.errors import ShardCorruptError
 from lightning_streaming.formats.npy_header import header_of
+from lightning_streaming.waits import waiting
 
 _ABANDONED_SECONDS = 24 * 3600
 """After so long without another part, one that another machine made is taken to be dead: its lock says nothing here."""
@@ -88,16 +90,18 @@ def made_by_one(path: Path, root: Path, work: str) -> Iterator[None]:
 
 def _hold_lock(lock: Path, root: Path, work: str) -> int:
     began, has_told = time.monotonic(), False
-    for _ in shared_files.pauses(longest=_LONGEST_PAUSE):
-        descriptor, is_free = shared_files.open_shared(lock, root), True
-        with suppress(shared_files.LocksUnsupportedError):
-            is_free = shared_files.try_lock(descriptor, shared=False)
-        if is_free and os.fstat(descriptor).st_nlink:  # else it was removed just now
-            return descriptor
-        shared_files.unlock_and_close(descriptor)
-        if not is_free and not has_told and time.monotonic() > began + _TOLD_SECONDS:
-            has_told = True
-            _logger.warning("waiting for %s, which %s that is wanted", shared_files.lock_owner(lock), work)
+    with ExitStack() as shown:
+        for _ in shared_files.pauses(longest=_LONGEST_PAUSE):
+            descriptor, is_free = shared_files.open_shared(lock, root), True
+            with suppress(shared_files.LocksUnsupportedError):
+                is_free = shared_files.try_lock(descriptor, shared=False)
+            if is_free and os.fstat(descriptor).st_nlink:  # else it was removed just now
+                return descriptor
+            shared_files.unlock_and_close(descriptor)
+            if not is_free and not has_told and time.monotonic() > began + _TOLD_SECONDS:
+                has_told, words = True, f"waiting for {shared_files.lock_owner(lock)}, which {work} that is wanted"
+                _logger.warning("%s", words)
+                shown.enter_context(waiting(partial(str, words)))
     raise AssertionError("pauses without end")
 
 

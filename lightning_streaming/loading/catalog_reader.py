@@ -219,7 +219,7 @@ class CatalogReader:
             )
             for together in self._read_together(catalog)
         )
-        check_limit(room.limit, room.fixed_bytes(), self.most_together)
+        check_limit(room.limit, room.fixed_bytes(), self.most_together, room.limit_name)
         if room.limit is not None:
             room.expect(RANDOM_READERS, self.most_together)
 

@@ -204,7 +204,9 @@ class CurrentRun:
             ConfigError: A phase needs a stream that is gone, or was cut in an epoch before.
         """
         run = self.on(world, batch_size, drop_last)
-        late = [] if self._has_begun else run.skipped_too_late(cursor)
+        # Not of the cursor: what is skipped has moved that, and was not read.
+        read_up_to = None if self._has_begun or self._loaded is None else self._loaded[0].cursor
+        late = [] if read_up_to is None else run.skipped_too_late(read_up_to)
         if late:
             words = "%sskip: batches %s have been read already, so nothing is left out for them"
             _log.warning(words, run.message_prefix, ", ".join(map(str, late)))

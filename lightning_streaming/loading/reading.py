@@ -87,9 +87,9 @@ class WorkerPass:
         is_untouched = making.transform is None and making.make is None and self.watch is None
         return is_untouched and self.source.may_be_joined()
 
-    def failed(self, row: Row, error: Exception) -> StreamingError:
-        """What to raise from an error of the user's own code about a sample."""
-        return failed_sample(error, self.making.name, self.key(row))
+    def failed(self, row: Row, error: Exception, sample: Any = None) -> StreamingError:
+        """What to raise from an error of the user's own code about a sample, which is described if it is given."""
+        return failed_sample(error, self.making.name, self.key(row), sample)
 
     def instead(self, row: Row, told: StreamingError, make: Callable[[Row], Any]) -> Any:
         """What is handed out in the place of a sample that could not be made; see :meth:`BadSamples.instead`."""

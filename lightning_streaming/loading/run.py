@@ -356,7 +356,7 @@ class Run:
         return skipped_in_epoch(self.skipped_ranges.values(), epoch) if self.skip else NOTHING_SKIPPED
 
     def skipped_too_late(self, cursor: Cursor) -> list[BatchRange]:
-        """Ranges that were asked for when a run that goes on at ``cursor`` had read them."""
+        """Ranges that are asked for now, when a run that had come to ``cursor`` has read them."""
         return [one for one, (_, end) in self.skipped_ranges.items() if one not in self.placed and end <= cursor]
 
     # What there is to say.

@@ -217,6 +217,7 @@ class SampleSource:
 
     def say_whose(self, place: str) -> None:
         """Let errors say where the streams are configured, like ``data.val``."""
+        self._room.limit_name = f"{place}.cache_limit"
         self._catalogs.say_whose(place)
 
     def prepare(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,6 +27,8 @@ _TRANSFORM_KEY = 0x7472616E  # keeps these streams apart from those that shuffle
 _WORKER_KEY = 0x776F726B
 _MOST_KEYS = 8
 """Keys that an error names."""
+_MOST_COLUMNS = 20
+"""Columns that it describes."""
 _KeyedTransform = Callable[[dict[str, Any], int], Any]
 """Turns a decoded sample, and its position in the epoch, into what is handed out."""
 KeyedSample = Callable[[int, int], Any]
@@ -203,13 +205,31 @@ class Making:
     """Whose code that is, for errors."""
 
 
-def failed_sample(error: Exception, name: str, key: SampleKey) -> StreamingError:
-    """What to raise from an error of the user's own code about a sample."""
+def failed_sample(error: Exception, name: str, key: SampleKey, sample: Any = None) -> StreamingError:
+    """What to raise from an error of the user's own code about a sample, which is described if it is given."""
+    columns = _told_columns(sample) if isinstance(sample, Mapping) else ""
     told = (
         f"{name} failed on sample {key.index} of shard {key.shard} of stream {key.stream!r}: {_in_a_line(error)}\n"
-        f"This sample alone, as it failed: dataset.restore_sample({json.dumps(key.as_dict())})"
+        f"{columns}This sample alone, as it failed: dataset.restore_sample({json.dumps(key.as_dict())})"
     )
     return kind_of(error)(told)
+
+
+def _told_columns(sample: Mapping[Any, Any]) -> str:
+    """A line with name and kind of each column, without values: they may be long, or nobody else's business."""
+    names = list(sample)
+    columns = [f"{name} ({_kind(sample[name])})" for name in names[:_MOST_COLUMNS]]
+    more = f" and {len(names) - _MOST_COLUMNS} more" if len(names) > _MOST_COLUMNS else ""
+    return f"When it failed, the sample had {', '.join(columns) or 'no column'}{more}\n"
+
+
+def _kind(value: Any) -> str:
+    """A value's type; of arrays and tensors dtype and shape, of pictures mode and size."""
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return f"{value.dtype}[{'×'.join(map(str, value.shape))}]"
+    if type(value).__module__.startswith("PIL."):
+        return f"picture {value.mode} {value.width}×{value.height}"
+    return type(value).__name__
 
 
 def told_keys(keys: Sequence[SampleKey]) -> str:

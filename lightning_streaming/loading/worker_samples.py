@@ -101,7 +101,7 @@ def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
                         try:
                             sample = transform(sample, position)
                         except Exception as error:
-                            raise of_pass.failed((position, shard, index, events), error) from error
+                            raise of_pass.failed((position, shard, index, events), error, sample) from error
                 except StreamingError as error:
                     if bad is None:
                         raise
@@ -119,7 +119,7 @@ def _one(of_pass: WorkerPass, reading: Reading, row: Row) -> Any:
     try:
         return of_pass.making.transform(sample, row[0])
     except Exception as error:
-        raise of_pass.failed(row, error) from error
+        raise of_pass.failed(row, error, sample) from error
 
 
 def _make(of_pass: WorkerPass, make: KeyedSample) -> Generator[Any, None, None]:
@@ -247,7 +247,7 @@ def _whole(of_pass: WorkerPass, decode: DecodeSample | None, half: _Half) -> _Ha
             try:
                 sample = of_pass.making.transform(sample, row[0])
             except Exception as error:
-                raise of_pass.failed(row, error) from error
+                raise of_pass.failed(row, error, sample) from error
     except BaseException as error:  # noqa: BLE001  raised again where it is waited for
         return _Half(row, None, error)
     return _Half(row, sample)

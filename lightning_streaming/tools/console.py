@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import reprlib
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from lightning_streaming.storage.secrets import redact
+from lightning_streaming.terminal import tell_error
 from lightning_streaming.waits import bar
 
 PROGRAM = "lightning-streaming"
@@ -41,11 +41,7 @@ def print_json(value: Any) -> None:
 
 def print_error(program: str, error: Exception | str) -> None:
     """Print an error: one line, or on a terminal one block."""
-    message = f"{program}: error: {redact(str(error), {})}"  # an argument may be a URL with a password
-    if sys.stderr.isatty() and "\n" not in message:  # what comes in lines is a table
-        width = shutil.get_terminal_size((100, 24)).columns
-        message = textwrap.fill(message, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    print(message, file=sys.stderr)
+    tell_error(program, redact(str(error), {}))  # an argument may be a URL with a password
 
 
 def print_note(tool: str, words: str) -> None:
@@ -88,7 +84,10 @@ def print_table(
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
 ) -> None:
-    """Print a table to standard output. Texts are shown as they are, in several lines where they are long.
+    """Print a table to standard output. Texts are shown as they are.
+
+    Where it is wider than the terminal, heads are put in more lines, if that is enough; else texts, the widest first,
+    between words if that is enough; else both. A table that cannot be as narrow keeps its heads on one line.
 
     Args:
         title: What it is of.
@@ -104,21 +103,63 @@ def print_table(
 
     rows = list(rows)
     console = Console(highlight=False)
+    columns = list(zip(heads or ("", ""), *rows, strict=True))
+    around = _AROUND + len(columns) * _BETWEEN_COLUMNS
+    widths = _widths(columns, whole, console.width - around)
     table = Table(box=box.SIMPLE_HEAD if heads else None, show_header=bool(heads))
-    columns = list(zip(heads, *rows, strict=True)) if heads else []
-    is_wide = _AROUND + sum(max(map(len, column)) + _BETWEEN_COLUMNS for column in columns) > console.width
-    for one in heads or ("", ""):
-        head = "\n".join(one.split()) if is_wide and one in whole else one
-        table.add_column(Text(head), justify="right" if one in right else "left", overflow="fold", no_wrap=one in whole)
+    for (head, *_), width in zip(columns, widths, strict=True):
+        lines = "\n".join(_in_lines(head, width))
+        table.add_column(Text(lines), width=width, justify="right" if head in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))  # not as markup: [red] in a sample is no colour
-    if is_wide and whole:
-        least = [max(map(len, [*head.split(), *texts])) if head in whole else _LEAST_WIDTH for head, *texts in columns]
-        console.width = max(console.width, _AROUND + sum(least) + len(least) * _BETWEEN_COLUMNS)
+    console.width = max(console.width, around + sum(widths))
     with console.capture() as drawn:
         console.print(Text(title, style="bold"), soft_wrap=True)  # a path is not cut
         console.print(table)
     print("\n".join(line.rstrip() for line in drawn.get().rstrip().splitlines()) + "\n")
+
+
+def _widths(columns: Sequence[Sequence[str]], whole: Sequence[str], most: int) -> list[int]:
+    """Characters of each column, of which all together have at most so many; more where they cannot.
+
+    Args:
+        columns: Head, and texts below it.
+        whole: Heads of those whose texts are not broken.
+        most: The room there is.
+    """
+    from rich.cells import cell_len
+
+    texts = [max((cell_len(line) for text in column[1:] for line in text.split("\n")), default=0) for column in columns]
+    words = [max((cell_len(word) for text in column for word in text.split()), default=0) for column in columns]
+    natural = [max(width, cell_len(column[0])) for width, column in zip(texts, columns, strict=True)]
+    slim, places = list(natural), range(len(columns))
+    for lines in range(2, 1 + max(len(head.split()) for head, *_ in columns)):
+        aimed = [max(width, _narrowest(head, lines)) for width, (head, *_) in zip(texts, columns, strict=True)]
+        for place in sorted(places, key=lambda place: aimed[place] - slim[place]):
+            if sum(slim) > most:
+                slim[place] = aimed[place]
+
+    def broken(begin: Sequence[int], least: Sequence[int]) -> list[int]:
+        widths = list(begin)
+        for place in sorted(places, key=lambda place: -widths[place]):
+            if columns[place][0] not in whole:
+                needed = widths[place] - max(0, sum(widths) - most)
+                widths[place] = min(widths[place], max(least[place], _LEAST_WIDTH, needed))
+        return widths
+
+    nowhere = [0] * len(columns)
+    found = [natural, slim, *(broken(begin, least) for least in (words, nowhere) for begin in (natural, slim))]
+    return next((one for one in found if sum(one) <= most), broken(natural, nowhere))
+
+
+def _in_lines(head: str, width: int) -> list[str]:
+    return textwrap.wrap(head, max(1, width), break_long_words=False, break_on_hyphens=False)
+
+
+def _narrowest(head: str, lines: int) -> int:
+    """The width in which a head takes at most so many lines."""
+    least = max((len(word) for word in head.split()), default=0)
+    return next((width for width in range(least, len(head)) if len(_in_lines(head, width)) <= lines), len(head))
 
 
 _AROUND = 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import signal
 import sys
 import traceback
@@ -27,17 +26,18 @@ import yaml  # type: ignore[import-untyped]
 from jsonargparse import ActionConfigFile, DefaultHelpFormatter, set_parsing_settings  # type: ignore[attr-defined]
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.phase_options import Phase
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
-from lightning_streaming.trainer import DESCRIPTION
+from lightning_streaming.terminal import tell_error
+from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
 from lightning_streaming.trainer.cli_errors import (
     CliFailure,
     failure_of,
+    in_files,
     named_error,
     secrets_in,
     without_lines,
@@ -46,7 +46,7 @@ from lightning_streaming.trainer.cli_errors import (
 )
 from lightning_streaming.trainer.config import StreamingConfig, shown
 from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
-from lightning_streaming.trainer.lightning_internals import newest_checkpoint
+from lightning_streaming.trainer.where_to_go_on import tell_after_ctrl_c, tell_of_earlier_run
 
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _PRINT = "--print_config"
@@ -71,7 +71,7 @@ class StreamingCLI(LightningCLI):
             if not isinstance(ended.__context__, KeyboardInterrupt):
                 raise
             # Lightning has caught Ctrl-C, let its callbacks save, and ends as if something had failed.
-            _tell_where_to_go_on(self.trainer)
+            tell_after_ctrl_c(self.trainer)
             raise SystemExit(128 + signal.SIGINT) from None
 
     def _run(self, args: Sequence[str] | None) -> None:
@@ -110,8 +110,14 @@ class StreamingCLI(LightningCLI):
         else:
             return
         if isinstance(failed, ConfigError):
-            self._parser(self.subcommand).error(named_error(self._get(self.config, "data"), failed), failed)
+            parser, words = _outermost(self.parser), named_error(self._get(self.config, "data"), failed)
+            parser.refuse(in_files(words, parser.given), failed)
         raise failed
+
+    def before_fit(self) -> None:
+        """Say so where a run begins anew beside checkpoints from which it could go on."""
+        if self._get(self.config_init, "ckpt_path") is None:
+            tell_of_earlier_run(self.trainer)
 
 
 def main(args: Sequence[str] | None = None) -> CliFailure | None:
@@ -137,17 +143,6 @@ def main(args: Sequence[str] | None = None) -> CliFailure | None:
         rank = int(getattr(rank_zero_only, "rank", 0) or 0)
         return failure if rank == 0 else failure._replace(words=f"rank {rank}: {failure.words}")
     return None
-
-
-def _tell_where_to_go_on(trainer: Trainer) -> None:
-    """After Ctrl-C: one line on standard error."""
-    if not trainer.is_global_zero or trainer.state.fn != TrainerFn.FITTING:
-        return
-    saved = newest_checkpoint(trainer)
-    way_out = (
-        "no checkpoint of it is on this machine" if saved is None else f"go on with --ckpt_path {shlex.quote(saved)}"
-    )
-    sys.stderr.write(f"lightning-streaming fit: interrupted in step {trainer.global_step}; {way_out}\n")
 
 
 def _config_error_behind(error: BaseException | None) -> ConfigError | None:
@@ -186,21 +181,33 @@ class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 class _StreamingParser(LightningArgumentParser):
     """A parser whose errors name the field and the reason, and whose printed configuration explains itself."""
 
-    _given: Sequence[str] = ()
+    given: Sequence[str] = ()
+    """What was typed; known to the parser of the whole command line."""
 
     def parse_args(self, args: Any = None, *others: Any, **settings: Any) -> Any:
         """Parse, and remember what was given, for the words of an error."""
         given = sys.argv[1:] if args is None else list(args)
-        self._given = [_PRINT if arg == f"{_PRINT}=comments" else arg for arg in given]
-        return super().parse_args(self._given, *others, **settings)
+        self.given = [_PRINT if arg == f"{_PRINT}=comments" else arg for arg in given]
+        return super().parse_args(self.given, *others, **settings)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End the program, saying what is wrong; a parser within this one raises instead."""
-        if self.exit_on_error:
-            given = _outermost(self)._given
-            message = words_of_parsing(message, given, _options(_outermost(self)), ex)
-            message = redact(message, {}, secrets_in(given))
-        super().error(message, ex)
+        """End the program, saying what is wrong; a parser within this one raises instead.
+
+        Raises:
+            ConfigError: In place of the program's end, with ``--debug``.
+        """
+        if not self.exit_on_error:
+            super().error(message, ex)
+        outermost = _outermost(self)
+        outermost.refuse(words_of_parsing(message, outermost.given, _options(outermost), ex), ex)
+
+    def refuse(self, words: str, error: Exception | None) -> NoReturn:
+        """End the program with these words as its error; with ``--debug`` raise them."""
+        words = redact(words, {}, secrets_in(self.given))
+        if _DEBUG in self.given:
+            raise ConfigError(words) from error
+        tell_error(" ".join([self.prog, *[arg for arg in self.given if arg in SUBCOMMANDS][:1]]), words)
+        self.exit(2)
 
     def dump(self, namespace: jsonargparse.Namespace, *args: Any, **settings: Any) -> str:
         """The configuration as YAML, without secrets; where ``--print_config`` asks, with a comment on every field."""
@@ -300,13 +307,16 @@ def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> Writt
     parser.set_defaults({"data": {"class_path": "lightning_streaming.StreamingDataModule"}})
     args = [f"--config={json.dumps({'data': content['data']})}" for content in contents if content.get("data")]
     args += [f"--data.{name}={value}" for name, value in changes.items()]
+    parsed: Any = {}
     try:
-        datamodule = parser.instantiate_classes(parser.parse_args(args))["data"]
+        parsed = parser.parse_args(args)
+        datamodule = parser.instantiate_classes(parsed)["data"]
     except (ArgumentError, ValueError) as error:
         cause = _config_error_behind(error)
-        words = str(cause) if cause else f"{', '.join(files)}: {words_of_parsing(str(error), args)}"
+        words = named_error(parsed.get("data"), cause) if cause else words_of_parsing(str(error), args)
+        where = "" if changes else f"{', '.join(files)}: "
         # Not from the error, which repeats parts of the configuration.
-        raise ConfigError(redact(words, {}, secrets_in(args))) from None
+        raise ConfigError(redact(f"{where}{words}", {}, secrets_in(args))) from None
     return WrittenRun(datamodule=datamodule, trainer=trainer)
 
 

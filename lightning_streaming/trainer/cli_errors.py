@@ -93,23 +93,39 @@ def words_of_parsing(
         return f"{' or '.join(_files_in(args)) or 'an argument'} is no YAML: {without_lines(error)}"
     written = written_in(args)
     classes = {name.removesuffix(".class_path"): value for name, value in written if _is_class_path(value)}
-    for name, content in _given(args):
-        if not name and content is not None and not isinstance(content, Mapping):
-            files = " or ".join(_files_in(args))
-            return (
-                f"{files} is not a configuration, which has model:, data: and trainer:"
-                if files
-                else (f"there is no file {content} for --config")
-            )
-        for key in reversed(name.split(".") if name else ()):
-            content = {key: _parsed(content)}
-        words = next(_faults_of_run(content or {}, classes, options), None)
-        if words is not None:
-            return words
+    fault = next(_faults_of_args(args, classes, options), None)
+    if fault is not None:
+        return fault
     if options and not any(name in ("model", "model.class_path") for name, _ in written):
         return "there is no model; name one in a file for --config, or by --model=my_project.MyModel"
     lines = [_GIVEN_MAPPING.sub("", line) for line in message.splitlines() if not line.strip().startswith(_NOISE)]
-    return _words_of_nested(lines, args) if any(map(_NESTED.search, lines)) else "\n".join(lines)
+    return in_files(_words_of_nested(lines, args) if any(map(_NESTED.search, lines)) else "\n".join(lines), args)
+
+
+def in_files(words: str, args: Sequence[str]) -> str:
+    """Words of an error, and before them the files it must be in, where the arguments say nothing else of a run."""
+    is_on_line = any(name.partition(".")[0] in ("model", *_DEFAULTS) for name, _ in _given(args))
+    files = [] if is_on_line else _files_in(args)
+    return f"{', '.join(files)}: {words}" if files else words
+
+
+def _faults_of_args(args: Sequence[str], classes: _Classes, options: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with each argument, and with each file, which is named."""
+    for option, value in _options_in(args):
+        if option not in _CONFIG:
+            content = _parsed(value)
+            for key in reversed(_short(option.removeprefix("--")).split(".")):
+                content = {key: content}
+            yield from _faults_of_run(content, classes, options)
+            continue
+        content, is_file = _content(value), Path(value).is_file()
+        if isinstance(content, Mapping | None):
+            faults = _faults_of_run(content or {}, classes, options)
+            yield from (f"{value}: {fault}" if is_file else fault for fault in faults)
+        elif is_file:
+            yield f"{value} is not a configuration, which has model:, data: and trainer:"
+        else:
+            yield f"there is no file {value} for {option}"
 
 
 def _words_of_nested(lines: Sequence[str], args: Sequence[str]) -> str:
@@ -391,7 +407,7 @@ def _plain(value: Any) -> Any:
 
 _TRACEBACK = "Traceback (most recent call last):"
 _OURS = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): ", re.MULTILINE)
-_FILE = re.compile(r'^ +File "([^"]+)", line \d+', re.MULTILINE)
+_FRAME = re.compile(r'^ +File "([^"]+)", line (\d+), in (\S+)(?:\n +(.*))?', re.MULTILINE)
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
 _LOADS_CHECKPOINTS = ("checkpoint_connector.py", "torch_io.py")
 _PARSES_CHECKPOINT = "_parse_ckpt_path"
@@ -428,10 +444,10 @@ def failure_of(error: BaseException, checkpoint: str | None = None) -> CliFailur
         checkpoint: The checkpoint that it was to go on from, if any.
     """
     if isinstance(error, StreamingError):
-        return None if _is_caused_by_user(error) else _of_ours(type(error), str(error))
+        return _of_ours(type(error), str(error), _line_of_user(error))
     if isinstance(error, ProcessRaisedException):  # a rank that was spawned: its traceback, as text
         *_, last = [None, *_OURS.finditer(str(error))]
-        return last and _of_ours(getattr(errors, last[1]), str(error))
+        return last and _of_ours(getattr(errors, last[1]), str(error), _line_of_user(error))
     if _has_foreign_frames(error) or _TRACEBACK in str(error):
         return None
     if _is_of_checkpoint(error):
@@ -441,26 +457,31 @@ def failure_of(error: BaseException, checkpoint: str | None = None) -> CliFailur
     return None
 
 
-def _of_ours(kind: type[StreamingError], text: str) -> CliFailure | None:
+def _of_ours(kind: type[StreamingError], text: str, line_of_user: str) -> CliFailure:
     """One of our errors, also as it comes out of a worker: with its traceback as text."""
-    if any(not _is_library(file) for file in _files_behind(text)):
-        return None
     if _TRACEBACK in text:
         *_, last = [None, *_OURS.finditer(text)]
         text = text[last.end() :] if last else text
     if issubclass(kind, StateMismatchError):
         text = f"{text.strip()}\n{_GO_ON_ALL_THE_SAME}"
+    if line_of_user:
+        first, *others = text.strip().splitlines()
+        text = "\n".join([first, line_of_user, *others, "--debug shows the whole traceback"])
     return CliFailure(text.strip(), issubclass(kind, FormatError | IntegrityError))
 
 
-def _is_caused_by_user(error: BaseException) -> bool:
-    links = _causes_of(error)
-    return any(not _is_library(file) for link in links for file in (*_files(link), *_files_behind(str(link))))
-
-
-def _files_behind(text: str) -> list[str]:
-    """The files that the causes of an error went through, of which a worker's traceback tells as text."""
-    return _FILE.findall(text.rpartition(_CAUSED)[0])
+def _line_of_user(error: BaseException) -> str:
+    """Where an error came out of code of the user's own: the line of it that was reached last; empty if none was."""
+    for link in (error, *_causes_of(error)):
+        frames = [] if link is error else [tuple(frame) for frame in traceback.extract_tb(link.__traceback__)]
+        # A worker's traceback is told as text.
+        told = [match.groups() for match in _FRAME.finditer(str(link).rpartition(_CAUSED)[0])]
+        for file, line, name, code in reversed(frames or told):
+            if not _is_library(file):
+                path = Path(file)
+                shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+                return f"in {name} of {shown}, line {line}" + (f": {code}" if code else "")
+    return ""
 
 
 def _causes_of(error: BaseException) -> Iterator[BaseException]:

@@ -23,7 +23,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import RestartStage
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
@@ -521,15 +521,24 @@ def save_whole(trainer: Trainer, path: str) -> None:
     trainer.strategy.barrier("checkpoint in place")
 
 
-def newest_checkpoint(trainer: Trainer) -> str | None:
-    """The one written last of those that the trainer's callbacks tell of, and of the one it went on from.
-
-    Only what lies on this machine counts; None if there is none.
-    """
+def checkpoints_told(trainer: Trainer) -> list[Path]:
+    """The checkpoints on this machine that the trainer's callbacks tell of, and the one it went on from."""
     names = ("ckpt_path", "best_model_path", "_last_checkpoint_saved", "last_model_path")
     told = [getattr(one, name, None) for one in trainer.checkpoint_callbacks for name in names]
-    there = [str(path) for path in (trainer.ckpt_path, *told) if path and Path(path).exists()]
-    return max(there, key=lambda path: Path(path).stat().st_mtime_ns, default=None)
+    return [Path(path) for path in (trainer.ckpt_path, *told) if path and Path(path).exists()]
+
+
+def checkpoints_beside(trainer: Trainer) -> list[Path]:
+    """Before a trainer fits: the checkpoints where its callbacks will save, if that is a directory of this machine.
+
+    None where Lightning will choose a new directory, or goes on by itself from what an OnExceptionCheckpoint saved.
+    """
+    callbacks = trainer.checkpoint_callbacks
+    if any(isinstance(one, OnExceptionCheckpoint) for one in callbacks):
+        return []
+    default = None if trainer.loggers else f"{trainer.default_root_dir}/checkpoints"
+    directories = {str(getattr(one, "dirpath", None) or default or "://") for one in callbacks}
+    return [path for one in directories if "://" not in one for path in Path(one).glob("*.ckpt")]
 
 
 def _wait_until_written(trainer: Trainer) -> None:

@@ -41,6 +41,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.shard import narrowed
+from lightning_streaming.units import parse_bytes
 from tests.cache.helpers import cached, fetch_shard, parts, raw_data, write_dataset
 from tests.formats.small_shards import put_dataset
 
@@ -492,8 +493,24 @@ def test_a_limit_that_cannot_work_is_refused_with_the_one_that_would() -> None:
     assert least == 2100
     check_limit(None, 100, 1000)
     check_limit(least, 100, 1000)
-    with pytest.raises(ConfigError, match=r"cache_limit .* which is 2100 bytes, but is 2099"):
+    with pytest.raises(ConfigError, match=r"^cache_limit is 2kb; at least 3kb is needed: 1kb for index and sel.* 1kb"):
         check_limit(least - 1, 100, 1000)
+
+
+@pytest.mark.parametrize(
+    ("limit", "fixed", "shard", "told"),
+    [
+        (500, 100, 1000, "x.cache_limit is 500b; at least 3kb is needed: 1kb for index and selections, and twice 1kb,"),
+        (100 * 2**10, 2**10, 2**26, "x.cache_limit is 100kb; at least 129mb is needed: 1mb for index and selections"),
+        (2**30, 2**10, 2**30, "x.cache_limit is 1024mb; at least 2049mb is needed: 1mb for "),
+    ],
+)
+def test_a_limit_is_told_in_units_in_which_it_is_written(limit: int, fixed: int, shard: int, told: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        check_limit(limit, fixed, shard, "x.cache_limit")
+    assert str(raised.value).startswith(told)
+    enough = parse_bytes(str(raised.value).partition("at least ")[2].split()[0])
+    check_limit(enough, fixed, shard)
 
 
 def test_readers_share_half_of_the_room() -> None:

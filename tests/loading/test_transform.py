@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from lightning_streaming import World, rng_for
+from lightning_streaming import MDSWriter, World, rng_for
 from lightning_streaming.errors import SampleError
 from lightning_streaming.loading.transform import rng_of_worker, seed_global_generators
 from tests.helpers import make_dataset, make_loader, write_dataset
@@ -168,3 +169,27 @@ def test_the_users_own_seeds_of_workers_stand(root: Path) -> None:
     _seed_all(7)
     expected = _draw()
     assert _first_draws(root, 0, worker_init_fn=lambda worker: _seed_all(7)) == [expected, expected]
+
+
+def _refuse(sample: dict[str, Any]) -> None:
+    raise ValueError("no good")
+
+
+def test_an_error_tells_kinds_and_shapes_of_columns_and_no_value(tmp_path: Path) -> None:
+    columns = {"pixels": "png", "tokens": "ndarray:uint16:3", "secret": "str", "meta": "json"}
+    with MDSWriter(out=str(tmp_path / "x"), columns=columns) as writer:
+        tokens = np.array([7, 8, 9], np.uint16)
+        writer.write({"pixels": Image.new("L", (4, 2)), "tokens": tokens, "secret": "sesame", "meta": {"x": 1}})
+    with pytest.raises(SampleError, match="no good") as raised:
+        list(make_dataset(tmp_path / "x", transform=_refuse))
+    told = str(raised.value).splitlines()[1].removeprefix("When it failed, the sample had ").split(", ")
+    assert sorted(told) == ["meta (dict)", "pixels (picture L 4×2)", "secret (str)", "tokens (uint16[3])"]
+    assert "sesame" not in str(raised.value)
+
+
+def test_of_many_columns_the_first_are_told(tmp_path: Path) -> None:
+    names = [f"c{number:02}" for number in range(25)]
+    with MDSWriter(out=str(tmp_path / "x"), columns=dict.fromkeys(names, "int")) as writer:
+        writer.write(dict.fromkeys(names, 1))
+    with pytest.raises(SampleError, match=r"c00 \(int\), .*c19 \(int\) and 5 more\n"):
+        list(make_dataset(tmp_path / "x", transform=_refuse))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -80,6 +81,75 @@ def test_nothing_of_a_table_is_cut_that_is_just_wider_than_the_terminal(
         for title in heads, ("phase", "so far", "share"):
             print_table("phases", title, [row], right=title[1:], whole=title)
             assert capsys.readouterr().out.split()[-3:] == list(row)
+
+
+HEADS = ("cache_limit", "fetched in all", "by a node", "× needed", "peak of a node", "exceeded")
+ROW = ("2.0 MB (configured)", "4.4 MB", "2.2 MB", "1.00", "2.0 MB", "-")
+
+
+@pytest.mark.parametrize(
+    ("width", "head"),
+    [
+        (91, ["  cache_limit           fetched in all   by a node   × needed   peak of a node   exceeded"]),
+        (
+            90,
+            [
+                "                        fetched",
+                "  cache_limit            in all   by a node   × needed   peak of a node   exceeded",
+            ],
+        ),
+        (
+            80,
+            [
+                "                        fetched                          peak of",
+                "  cache_limit            in all   by a node   × needed    a node   exceeded",
+            ],
+        ),
+        (40, ["  cache_limit           fetched in all   by a node   × needed   peak of a node   exceeded"]),
+    ],
+)
+def test_heads_take_more_lines_only_where_the_table_fits_then_and_not_before(
+    width: int, head: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_table("caches", HEADS, [ROW], right=HEADS[1:], whole=HEADS)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:-3] == head
+    assert lines[-2].split("   ")[0].strip() == ROW[0]
+    assert width < 80 or max(map(len, lines)) <= width
+
+
+def test_of_texts_the_widest_is_put_in_lines_and_words_stay_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = "/a/path/of/many/parts/without/any/blank"
+    row = ("7", f"{path} is missing, as are some others of its directory", "two words")
+    print_table("bad files", ("shard", "what is wrong", "why"), [row])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert path in printed
+    assert "two words" in printed
+    assert len(printed.splitlines()) == 7
+
+
+@given(
+    st.lists(
+        st.tuples(st.text("ab ", min_size=1, max_size=30), st.text("xy é\n", max_size=60)), min_size=1, max_size=5
+    ),
+    st.integers(20, 120),
+)
+def test_a_table_is_as_wide_as_the_terminal_where_it_can_be_and_says_everything(
+    columns: list[tuple[str, str]], width: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(StringIO()) as out:
+        patched.setenv("COLUMNS", str(width))
+        print_table("t", [head for head, _ in columns], [[text for _, text in columns]])
+    lines = out.getvalue().splitlines()
+    narrowest = 1 + sum(3 + max(12, len(head)) for head, _ in columns)
+    assert max(map(len, lines)) <= max(width, narrowest)
+    letters = sorted("".join(text for pair in columns for text in pair).replace(" ", "").replace("\n", ""))
+    assert sorted("".join(lines[1:]).replace(" ", "").replace("─", "")) == letters
 
 
 def test_notes_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lightning_streaming.tools.planning import fetches, planned_reads
 from lightning_streaming.tools.planning.fail_if import NAMES, AtLeast, parse_condition
 from lightning_streaming.tools.planning.fetches import Link, first_batch
 from lightning_streaming.tools.planning.node_reads import NodeReads, ShardBytes, asked_for
+from lightning_streaming.tools.planning.tables import facts_told
 from lightning_streaming.trainer.config import config_of
 from lightning_streaming.units import format_bytes
 from tests.helpers import raises
@@ -229,7 +231,21 @@ def test_the_tables_say_it_all(data: Path, tmp_path: Path) -> None:
 def test_data_that_is_read_in_place_fetches_nothing(data: Path, tmp_path: Path) -> None:
     told = plan(tmp_path, phased_train(data), "--json", max_epochs=1).json
     assert [(one["bytes"], one["peak"]) for one in told["caches"]] == [(0, 0)]
-    assert "caches" not in plan(tmp_path, phased_train(data), max_epochs=1).out
+    limited = {**phased_train(data), "cache_limit": "1mb"}
+    for train in (phased_train(data), limited, {**limited, "where": "id >= 0"}):  # whose selections caches do hold
+        shown = plan(tmp_path, train, max_epochs=1).out
+        assert "caches" not in shown
+        assert re.search(r"^ fetches +nothing: what is read lies here$", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("mixing", "told"), [(0.8684, "0.868, where 1 is as drawn at random"), (None, None)])
+def test_mixing_is_told_beside_what_chance_gives(
+    data: Path, tmp_path: Path, mixing: float | None, told: str | None
+) -> None:
+    report = plan(tmp_path, phased_train(data), "--json", max_epochs=1).json
+    assert dict(facts_told({**report, "mixing": mixing})).get("mixing") == told
+    above = dict(facts_told({**report, "mixing": 1.0962}))["mixing"]
+    assert above == "1.096, where 1 is as drawn at random, and above it more even than that"
 
 
 # --- conditions ---

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_streaming import MDSWriter, Phase, Stream, StreamingConfig, StreamingDataModule, read_step_log
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.trainer.cli import StreamingCLI, main
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
@@ -206,7 +207,28 @@ def test_wrong_field_of_a_file_is_named_whole(
     assert right in RUN
     Path(run_yaml).write_text(RUN.replace(right, wrong))
     error = error_of("fit", "--config", run_yaml, capsys=capsys)
-    assert f"error: {reason}" in error or reason in error.splitlines()[-1]
+    assert error.startswith(f"lightning-streaming fit: error: run.yaml: {reason}")
+    assert error.count("\n") == 1
+
+
+def test_of_several_files_the_wrong_one_is_named(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("more.yaml").write_text("data: {bath_size: 2}\n")
+    error = error_of("fit", "--config", run_yaml, "--config", "more.yaml", capsys=capsys)
+    assert error.startswith("lightning-streaming fit: error: more.yaml: there is no field data.bath_size; ")
+
+
+def test_a_value_that_cannot_work_is_told_like_a_wrong_field(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(run_yaml).write_text(RUN.replace("proportion: 0.5}", "proportion: -1}"))
+    error = error_of("fit", "--config", run_yaml, capsys=capsys)
+    reason = "proportion must be a finite number that is not negative, but got -1.0 (the streams are a, b)"
+    assert error == f"lightning-streaming fit: error: run.yaml: data.train.streams.a: {reason}\n"
+
+
+@pytest.mark.parametrize("arg", ["--data.bath_size=2", "--data.batch_size=0"])
+def test_debug_shows_where_a_setting_was_refused(arg: str, run_yaml: str) -> None:
+    with pytest.raises(ConfigError, match="batch_size") as raised:
+        main(["fit", "--config", run_yaml, arg, "--debug"])
+    assert raised.value.__cause__ is not None
 
 
 @pytest.mark.parametrize("flag", ["--print_config", "--print_config=comments", "--print_config=skip_default"])

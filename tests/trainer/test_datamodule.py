@@ -408,3 +408,11 @@ def test_two_stages_do_not_share_a_log_of_bad_samples(data: Path, tmp_path: Path
         StreamingDataModule(train=config(data, **replaced), val=config(data, "b", **replaced))
     other = {**replaced, "bad_log": str(tmp_path / "bad_val")}
     StreamingDataModule(train=config(data, **replaced), val=config(data, "b", **other))
+
+
+def test_a_limit_that_is_too_small_is_told_by_the_name_of_its_field(data: Path, tmp_path: Path) -> None:
+    small = config(data, local=str(tmp_path / "cache"), cache_limit="1kb")
+    module = StreamingDataModule(train=config(data), val=small)
+    module.setup("fit")
+    with pytest.raises(ConfigError, match=r"^data\.val\.cache_limit is 1kb; at least \d+kb is needed"):
+        len(module.val_dataloader())

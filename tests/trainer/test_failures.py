@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+import torch
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming.errors import ObjectNotFoundError, SampleError
@@ -158,14 +159,29 @@ def test_a_checkpoint_of_another_model_or_data_is_told_in_a_paragraph() -> None:
     [
         (["--model=failing_models.Unmade"], RuntimeError),
         (["--model=failing_models.Untrained"], OSError),
-        (["--data=failing_models.Untransformed"], SampleError),
-        (["--data=failing_models.Untransformed", "--data.num_workers=1"], SampleError),
         (["--model=failing_name.X"], NameError),
     ],
 )
 def test_what_the_code_of_the_user_raises_keeps_its_traceback(args: list[str], kind: type[Exception]) -> None:
     with pytest.raises(kind, match=r"the user's trouble|name 'y' is not defined") as raised:
         run("fit", "--config", "run.yaml", *args)
+    assert re.search(r"File \".*failing_\w+\.py\"", "".join(traceback.format_exception(raised.value)))
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_of_a_transform_that_fails_its_line_and_the_columns_are_told(workers: str) -> None:
+    fit = ("fit", "--config", "run.yaml", "--data=failing_models.Untransformed", f"--data.num_workers={workers}")
+    ended = run(*fit)
+    assert (ended.code, ended.err.count("the user's trouble")) == (2, 2)
+    error, line, columns, key, hint = ended.err[ended.err.index("lightning-streaming fit: error: ") :].splitlines()
+    assert error.endswith("transform failed on sample 0 of shard 0 of stream 'code': OSError: the user's trouble")
+    (number,) = [number for number, one in enumerate(MODELS.splitlines(), 1) if "def transform(" in one]
+    assert line.startswith(f"in transform of failing_models.py, line {number}: def transform(self, sample, stage, rng)")
+    assert columns == "When it failed, the sample had id (int)"
+    assert key.startswith('This sample alone, as it failed: dataset.restore_sample({"stream": "code"')
+    assert hint == "--debug shows the whole traceback"
+    with pytest.raises(SampleError, match="the user's trouble") as raised:
+        run(*fit, "--debug")
     assert re.search(r"File \".*failing_\w+\.py\"", "".join(traceback.format_exception(raised.value)))
 
 
@@ -208,12 +224,16 @@ def trained(*args: str) -> Outcome:
 @pytest.mark.parametrize(
     ("saves", "told"),
     [
-        (checkpoints("OnExceptionCheckpoint"), "go on with --ckpt_path saved/on_exception.ckpt"),
+        (checkpoints("OnExceptionCheckpoint"), "go on from step 2 with --ckpt_path saved/on_exception.ckpt"),
         (
             checkpoints("ModelCheckpoint", every_n_train_steps=1, save_last=True),
-            "go on with --ckpt_path {here}/saved/last.ckpt",
+            "go on from step 2 with --ckpt_path {here}/saved/last.ckpt",
         ),
-        (checkpoints("ModelCheckpoint", every_n_train_steps=5), "no checkpoint of it is on this machine"),
+        (
+            checkpoints("ModelCheckpoint", every_n_train_steps=5),
+            "no checkpoint of it is on this machine; --trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint "
+            "--trainer.callbacks.every_n_train_steps=100 saves some",
+        ),
     ],
 )
 def test_ctrl_c_ends_training_with_130_and_says_where_to_go_on(saves: str, told: str) -> None:
@@ -222,6 +242,37 @@ def test_ctrl_c_ends_training_with_130_and_says_where_to_go_on(saves: str, told:
     assert "Traceback" not in ended.err
     (line,) = [line for line in ended.err.splitlines() if "interrupted" in line]
     assert line == f"lightning-streaming fit: interrupted in step 2; {told.format(here=Path.cwd())}"
+
+
+def test_the_arguments_that_are_told_where_nothing_was_saved_save_some() -> None:
+    interrupted = trained("--model=failing_models.Interrupted", checkpoints("ModelCheckpoint", every_n_train_steps=5))
+    told = interrupted.err.partition("on this machine; ")[2].partition(" saves some")[0]
+    ended = trained("--model=failing_models.Interrupted", *told.replace("steps=100", "steps=1").split())
+    assert "interrupted in step 2; go on from step 2 with --ckpt_path " in ended.err
+
+
+ANEW = "This run begins anew, beside a checkpoint of step {}; --ckpt_path {} goes on from there."
+
+
+def test_a_run_beside_checkpoints_says_that_it_begins_anew_and_how_to_go_on() -> None:
+    saves = checkpoints("ModelCheckpoint", every_n_train_steps=2, save_last=True)
+    first = trained(saves, "--trainer.max_steps=2")
+    assert "begins anew" not in first.err
+    told = ANEW.format(2, Path("saved/last.ckpt").absolute())
+    torch.save({"global_step": 7}, Path("saved", "newer.ckpt"))
+    Path("saved", "newest.ckpt").write_text("junk")
+    again = trained(saves)
+    assert told in again.err
+    assert "Resumed" not in again.err
+    went_on = trained(saves, *re.findall("--ckpt_path [^ ]+", told)[0].split())
+    assert "Resumed 'train' at epoch 0, sample 4 (step 2, " in went_on.err
+    assert "begins anew" not in went_on.err
+
+
+def test_so_it_does_where_no_directory_was_named() -> None:
+    assert trained("--trainer.max_steps=2").code == 0
+    (saved,) = Path("out", "checkpoints").glob("*.ckpt")
+    assert ANEW.format(2, saved) in trained("--trainer.max_steps=2").err
 
 
 def test_what_is_saved_on_ctrl_c_goes_on() -> None:

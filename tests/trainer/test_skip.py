@@ -128,6 +128,19 @@ def test_a_range_given_later_is_counted_from_the_step_reached(
     assert loader["skipped"] == {"1": [0, 4, 0, 8], "2": [0, 12, 0, 12], "5-6": [0, 16, 0, 20]}
 
 
+def test_a_first_epoch_that_is_skipped_whole_has_not_been_read(
+    data: Path, batches: list[Seen], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = skipping(data, tmp_path, [f"0-{STEPS - 1}"])
+    model, _ = run.fit()  # the trainer counts epochs that are read
+    read = [sample for _, sample in without(batches, *range(STEPS))]
+    assert [sample for _, sample in model.seen][: len(read)] == read
+    assert "read already" not in caplog.text
+    path = save_in("on_train_batch_end", STEPS + 2, 0)(replace(run, order={}), None, tmp_path / "saved.ckpt", 0)
+    run.fit(ckpt_path=path)
+    assert "skip: batches 0-7 have been read already" in caplog.text
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_an_epoch_whose_rest_is_skipped_from_now_on_is_closed(
     accumulate: int, data: Path, batches: list[Seen], tmp_path: Path

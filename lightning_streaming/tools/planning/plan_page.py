@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from errno import EISDIR
 from itertools import pairwise
 from pathlib import Path
+from time import gmtime, strftime
 from typing import Any
 
 from markupsafe import Markup
@@ -14,7 +15,14 @@ from lightning_streaming.files import appears_whole, partial_path
 from lightning_streaming.tools.console import printable_name
 from lightning_streaming.tools.drawing.charts import Axis, Bar, Curve, Mark, areas, bars, histogram, in_short, lines
 from lightning_streaming.tools.drawing.pages import fill
-from lightning_streaming.tools.planning.tables import caches_told, facts_told, machines_told, phases_told, streams_told
+from lightning_streaming.tools.planning.tables import (
+    caches_told,
+    facts_told,
+    fetches_any,
+    machines_told,
+    phases_told,
+    streams_told,
+)
 from lightning_streaming.units import format_bytes
 
 _MOST_SERIES = 12
@@ -38,39 +46,40 @@ def check_page(path: Path) -> None:
     partial.unlink()
 
 
-def write_page(path: Path, report: Mapping[str, Any]) -> None:
+def write_page(path: Path, report: Mapping[str, Any], planned_from: str) -> None:
     """Write the page.
 
     Args:
         path: The file.
         report: What ``--json`` prints.
+        planned_from: What the run was planned from, for whoever finds the page later: ``"run.yaml"``.
 
     Raises:
         OSError: It cannot be written; what was there before is as it was.
     """
     with appears_whole(path) as staged:
-        staged.write_text(page_of(report), encoding="utf-8")
+        staged.write_text(page_of(report, planned_from), encoding="utf-8")
 
 
-def page_of(report: Mapping[str, Any]) -> str:
+def page_of(report: Mapping[str, Any], planned_from: str) -> str:
     """The page, as HTML."""
+    planned_from, day = printable_name(planned_from), strftime("%Y-%m-%d %H:%M UTC", gmtime())
     report = _with_printable_names(report)
-    caches = any(one["bytes"] or one["peak"] for one in report["caches"])
     return fill(
         "plan.html",
         {
-            "title": "Plan of a run",
+            "title": f"Plan of {planned_from}",
             "tool": "plan",
-            "subject": machines_told(report["run"]),
+            "subject": f"{planned_from}, planned on {day}: {machines_told(report['run'])}",
             "figures": _figures(report),
             "facts": facts_told(report),
             "failed": report["failed"],
             "notes": report["notes"],
             "streams": streams_told(report),
             "phases": phases_told(report) if report["phases"] else None,
-            "caches": caches_told(report) if caches else None,
+            "caches": caches_told(report) if fetches_any(report) else None,
             "charts": list(_charts(report)),
-            "made_by": "Made by lightning-streaming plan, from a configuration and the indexes of its data.",
+            "made_by": f"Made by lightning-streaming plan on {day}, from {planned_from} and the indexes of its data.",
         },
         is_one_file=True,
     )
@@ -115,7 +124,7 @@ def _charts(report: Mapping[str, Any]) -> list[Markup]:
     marks = [Mark(at=one["step"], name=one["phase"]) for one in over["phases"] if one["step"] > begins]
     if len(over["steps"]) > 1:
         charts += [_shares(report, marks), _passes(report, marks)]
-    if any(one["bytes"] for one in report["caches"]):
+    if fetches_any(report):
         if len(over["steps"]) > 1:
             charts += [_fetched(report, marks), _used(report, marks)]
         charts += [_peaks(report), _waits(report)]

@@ -86,11 +86,19 @@ def plan_run(args: Namespace) -> int:
     for text in failed:
         print_error(f"{PROGRAM} plan", f"--fail-if: {text} holds")
     if args.html is not None:
-        write_page(args.html, report)
+        write_page(args.html, report, _planned_from(args))
+        print_note("plan", f"wrote {args.html}")
     for _, holds in judged:
         if isinstance(holds, ConfigError):
             raise holds
     return BAD if failed else FINE
+
+
+def _planned_from(args: Namespace) -> str:
+    """The configuration and the checkpoint; of settings that were changed the names, as values may be secrets."""
+    changed = [name for name, _ in args.set]
+    told = ", ".join(args.config) + (f" with other {', '.join(changed)}" if changed else "")
+    return told if args.checkpoint is None else f"{told}, from {args.checkpoint}"
 
 
 def _holds(condition: PlanCondition, values: Mapping[Any, Any]) -> bool | ConfigError:
@@ -254,7 +262,7 @@ def _limits(
         return limits
     largest = int(sizes.making.max())
     for limit in asked:
-        check_limit(limit, fixed, largest)
+        check_limit(limit, fixed, largest, "--limit")
     if not asked:
         node_bytes = int(sizes.kept.sum()) * share
         rounded = (fixed + parse_bytes(bytes_as_written(int(part * node_bytes))) for part in _PARTS)

@@ -17,9 +17,14 @@ def print_report(report: Mapping[str, Any]) -> None:
     if report["phases"]:
         heads, rows = phases_told(report)
         print_table("phases", heads, rows, right=heads[2:], whole=heads[2:])
-    if any(one["bytes"] or one["peak"] for one in report["caches"]):
+    if fetches_any(report):
         heads, rows = caches_told(report)
         print_table("caches, empty at first", heads, rows, right=heads[1:], whole=heads)
+
+
+def fetches_any(report: Mapping[str, Any]) -> bool:
+    """Whether anything is fetched, with any limit; if not, caches hold indexes at most."""
+    return any(one["bytes"] for one in report["caches"])
 
 
 def machines_told(run: Mapping[str, Any]) -> str:
@@ -56,8 +61,11 @@ def facts_told(report: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"{first['shard_seconds']:.1f} s shards ({format_bytes(first['shard_bytes'])})",
             )
         )
+    else:
+        facts.append(("fetches", "nothing: what is read lies here"))
     if report["mixing"] is not None:
-        facts.append(("mixing", f"{report['mixing']:.3f} of 1, as drawn at random"))
+        above = ", and above it more even than that" if round(report["mixing"], 3) > 1 else ""
+        facts.append(("mixing", f"{report['mixing']:.3f}, where 1 is as drawn at random{above}"))
     if report["packs"] is not None:
         facts.append(("fill", f"{report['packs']['fill']:.2%}"))
     memory = report["memory"]

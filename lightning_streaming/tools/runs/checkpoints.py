@@ -10,13 +10,12 @@ import json
 import os
 import pickle
 import shutil
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, ZipFile, is_zipfile
+from zipfile import is_zipfile
 
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError, StorageError
@@ -221,10 +220,6 @@ def add_place(checkpoint: MutableMapping[str, Any], loader: str, state: MutableM
     saved["loaders"][loader] = state
 
 
-_SHARDED_META = "meta.pt"
-"""What Lightning calls the part of a sharded checkpoint that is no tensor."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateFile:
     """A file of ``torch.save`` or of JSON."""
@@ -239,7 +234,7 @@ class StateFile:
         Raises:
             StateError: It is damaged.
         """
-        return _load_json(self.path) if self.is_json else _read_plain_values(self.path)
+        return _load_json(self.path) if self.is_json else lightning_checkpoint.read_plain_values(self.path)
 
     def load(self, *, allow_unsafe_types: bool) -> Any:
         """All of it, tensors mapped rather than read.
@@ -286,9 +281,9 @@ def find_state_file(path: Path) -> StateFile:
             raise StateError(f"{mask_url(url)} is a URL; copy the checkpoint to this machine first")
         raise StateError(f"{path} does not exist")
     if path.is_dir():
-        if not (path / _SHARDED_META).is_file():
-            raise StateError(f"{path} is a directory without {_SHARDED_META}, so Lightning did not save it")
-        path /= _SHARDED_META
+        path /= lightning_checkpoint.SHARDED_META
+        if not path.is_file():
+            raise StateError(f"{path.parent} is a directory without {path.name}, so Lightning did not save it")
     path = path.resolve() if path.is_symlink() else path
     return StateFile(path=path, is_json=not is_zipfile(path))
 
@@ -347,45 +342,3 @@ def _back_up(path: Path) -> Path:
                 shutil.copy2(path, partial)
         return backup
     raise AssertionError("numbers do not end")
-
-
-class _Unread:
-    """Stands for a value that is no plain one: a tensor, or an object of somebody's class."""
-
-    def __new__(cls, *_: object, **__: object) -> _Unread:
-        """Take any arguments, and look at none."""
-        return super().__new__(cls)
-
-    def __call__(self, *_: object, **__: object) -> _Unread:
-        """What a function that was not read would give."""
-        return self
-
-    def _keep_nothing(self, *_: object, **__: object) -> None:
-        """Whatever a pickle tells an object."""
-
-    __init__ = __setstate__ = __setitem__ = append = extend = _keep_nothing
-
-
-class _Cautious(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Unread
-
-    def persistent_load(self, _: object) -> Any:
-        return _Unread()
-
-
-def _read_plain_values(path: Path) -> Any:
-    """What was given to ``torch.save``: dicts, lists, numbers and strings as they are, all else as :class:`Unread`.
-
-    Raises:
-        StateError: It is a zip archive, but not one of ``torch.save``, or it is damaged.
-    """
-    with ZipFile(path) as archive:
-        pickles = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
-        if len(pickles) != 1:
-            raise StateError(f"{path} is a zip archive, but torch.save did not write it")
-        try:
-            with archive.open(pickles[0]) as file:
-                return _Cautious(file, encoding="utf-8").load()
-        except (BadZipFile, pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError) as error:
-            raise StateError(f"{path} is damaged: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lightning_streaming.tools.planning.plan_run import _planned_from
 from tests.chromium import Browser, browser, needs_chromium
 from tests.helpers import write_dataset
 from tests.phased_data import write_config
@@ -42,6 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         failing = ("--fail-if", "samples > 1")
         done = run("plan", "--config", config, "--html", out, "--limit", "none", "--limit", "20kb", *failing)
         assert done.code == 1
+        assert done.err.endswith(f"lightning-streaming plan: wrote {out}\n")
     return out
 
 
@@ -73,6 +76,26 @@ def test_a_page_is_one_file_without_scripts_and_names_do_nothing_to_it(page: Pat
     assert len(policies) == 1
     assert "default-src 'none'" in policies[0]
     assert "samples > 1" in seen.texts
+
+
+def test_a_page_says_what_was_planned_and_when(page: Path) -> None:
+    told = re.escape(f"{page.parent}/run.yaml, planned on ") + r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: 2 ranks, "
+    assert any(re.match(told, text) for text in Seen(page.read_text()).texts)
+    assert f"<title>Plan of {page.parent}/run.yaml</title>" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({"config": ["a.yaml"], "set": [], "checkpoint": None}, "a.yaml"),
+        (
+            {"config": ["a.yaml", "b.yaml"], "set": [("train.remote", "https://me:hush@host")], "checkpoint": "x.ckpt"},
+            "a.yaml, b.yaml with other train.remote, from x.ckpt",
+        ),
+    ],
+)
+def test_what_was_planned_is_told_without_values(args: dict[str, Any], told: str) -> None:
+    assert _planned_from(Namespace(**args)) == told
 
 
 def test_charts_are_named_and_described(page: Path) -> None:
