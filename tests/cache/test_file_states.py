@@ -214,17 +214,27 @@ def test_the_machine_is_told_by_its_boot_or_else_by_its_name(tmp_path: Path, mon
     [("this one", 1.0, True), ("this one", -1.0, False), ("another", 1.0, False)],
     ids=["written before it was started", "by another of its name", "by another"],
 )
-def test_what_was_left_before_a_reset_is_dead_at_once(tmp_path: Path, host: str, age: float, dead: bool) -> None:
+def test_what_was_left_before_a_reset_is_dead_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, age: float, dead: bool
+) -> None:
     """``age``: seconds from the last write until this machine was started."""
+    started = time.time() - 60  # after a day it is dead for its age
+    monkeypatch.setattr(file_states, "_started", lambda: started)
     claimed(tmp_path).close()
     name = file_states._host() if host == "this one" else "01234567"
     left = tmp_path / ".arriving" / f"{name}-89abcdef-0-0123.part"
     left.write_bytes(b"half")
-    os.utime(left, (file_states._started() - age,) * 2)
+    os.utime(left, (started - age,) * 2)
     descriptor = lock_if_dead(left)
     assert (descriptor is not None) == dead
     if descriptor is not None:
         os.close(descriptor)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the kernel does not tell when it was started")
+def test_the_start_of_this_machine_is_known() -> None:
+    told = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    assert abs(file_states._started() - int(told.split()[1])) < 5
 
 
 def test_a_part_beats_while_its_writer_lives_and_not_after_that(
