@@ -17,7 +17,6 @@ import socket
 import time
 from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +88,9 @@ def made_by_one(path: Path, root: Path, work: str) -> Iterator[None]:
 
 
 def _hold_lock(lock: Path, root: Path, work: str) -> int:
+    def words() -> str:
+        return f"waiting for {shared_files.lock_owner(lock)}, which {work} that is wanted"
+
     began, has_told = time.monotonic(), False
     with ExitStack() as shown:
         for _ in shared_files.pauses(longest=_LONGEST_PAUSE):
@@ -99,9 +101,9 @@ def _hold_lock(lock: Path, root: Path, work: str) -> int:
                 return descriptor
             shared_files.unlock_and_close(descriptor)
             if not is_free and not has_told and time.monotonic() > began + _TOLD_SECONDS:
-                has_told, words = True, f"waiting for {shared_files.lock_owner(lock)}, which {work} that is wanted"
-                _logger.warning("%s", words)
-                shown.enter_context(waiting(partial(str, words)))
+                has_told = True
+                _logger.warning("%s", words())
+                shown.enter_context(waiting(words))
     raise AssertionError("pauses without end")
 
 

@@ -194,13 +194,13 @@ def _arrays(place: str, values: Sequence[Any]) -> _Mismatch | None:
 
 
 def _kind_in_words(kind: type) -> str:
-    if _is_image(kind):
+    if is_image(kind):
         return f"a PIL image ({kind.__name__})"
     return f"an object of type {kind.__module__}.{kind.__qualname__}"
 
 
 def _way_out_of(kind: type) -> str:
-    if _is_image(kind):
+    if is_image(kind):
         return (
             f"make an array of it {_IN_TRANSFORM}, as numpy.array(image) or torchvision's ToTensor do, of one size for "
             "all images; or pass the loader a collate_fn="
@@ -208,6 +208,6 @@ def _way_out_of(kind: type) -> str:
     return f"make a tensor, array, number or text of it {_IN_TRANSFORM}, or pass the loader a collate_fn="
 
 
-def _is_image(kind: type) -> bool:
-    """Whether these are Pillow's, which need not be installed."""
+def is_image(kind: type) -> bool:
+    """Whether these are pictures of Pillow, which need not be installed."""
     return any(one.__module__ == "PIL.Image" and one.__name__ == "Image" for one in kind.__mro__)

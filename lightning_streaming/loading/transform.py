@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from lightning_streaming.errors import ConfigError, SampleError, StreamingError
+from lightning_streaming.loading.collation import is_image
 from lightning_streaming.loading.sample_key import SampleKey
 
 _TRANSFORM_KEY = 0x7472616E  # keeps these streams apart from those that shuffle, which are keyed by seed + epoch
@@ -227,7 +228,7 @@ def _kind(value: Any) -> str:
     """A value's type; of arrays and tensors dtype and shape, of pictures mode and size."""
     if isinstance(value, np.ndarray | torch.Tensor):
         return f"{value.dtype}[{'×'.join(map(str, value.shape))}]"
-    if type(value).__module__.startswith("PIL."):
+    if is_image(type(value)):
         return f"picture {value.mode} {value.width}×{value.height}"
     return type(value).__name__
 

@@ -201,11 +201,14 @@ class _StreamingParser(LightningArgumentParser):
         outermost = _outermost(self)
         outermost.refuse(words_of_parsing(message, outermost.given, _options(outermost), ex), ex)
 
-    def refuse(self, words: str, error: Exception | None) -> NoReturn:
-        """End the program with these words as its error; with ``--debug`` raise them."""
+    def refuse(self, words: str, error: BaseException | None) -> NoReturn:
+        """End the program with these words as its error; with ``--debug`` raise them, from where it was found."""
         words = redact(words, {}, secrets_in(self.given))
         if _DEBUG in self.given:
-            raise ConfigError(words) from error
+            while error is not None and error.__cause__ is not None:
+                error = error.__cause__
+            # Not from the error itself, whose words repeat the configuration, secrets and all.
+            raise ConfigError(words).with_traceback(None if error is None else error.__traceback__) from None
         tell_error(" ".join([self.prog, *[arg for arg in self.given if arg in SUBCOMMANDS][:1]]), words)
         self.exit(2)
 

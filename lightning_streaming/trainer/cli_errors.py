@@ -407,7 +407,7 @@ def _plain(value: Any) -> Any:
 
 _TRACEBACK = "Traceback (most recent call last):"
 _OURS = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): ", re.MULTILINE)
-_FRAME = re.compile(r'^ +File "([^"]+)", line (\d+), in (\S+)(?:\n +(.*))?', re.MULTILINE)
+_FRAME = re.compile(r'^ +File "([^"]+)", line (\d+), in (\S+)(?:\n +(?!File ")(.*))?', re.MULTILINE)
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
 _LOADS_CHECKPOINTS = ("checkpoint_connector.py", "torch_io.py")
 _PARSES_CHECKPOINT = "_parse_ckpt_path"
@@ -437,7 +437,7 @@ class CliFailure(NamedTuple):
 
 
 def failure_of(error: BaseException, checkpoint: str | None = None) -> CliFailure | None:
-    """Tell a failure in words; None for one that comes out of the user's own code, or that nobody foresaw.
+    """Tell a failure in words, and where in the user's own code; None for one that is not ours, or that nobody foresaw.
 
     Args:
         error: What ended the run.
@@ -477,8 +477,8 @@ def _line_of_user(error: BaseException) -> str:
         # A worker's traceback is told as text.
         told = [match.groups() for match in _FRAME.finditer(str(link).rpartition(_CAUSED)[0])]
         for file, line, name, code in reversed(frames or told):
-            if not _is_library(file):
-                path = Path(file)
+            path = Path(file)
+            if path.is_absolute() and not _is_library(file):  # compiled code names files of its makers
                 shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
                 return f"in {name} of {shown}, line {line}" + (f": {code}" if code else "")
     return ""

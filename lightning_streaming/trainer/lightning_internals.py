@@ -531,10 +531,13 @@ def checkpoints_told(trainer: Trainer) -> list[Path]:
 def checkpoints_beside(trainer: Trainer) -> list[Path]:
     """Before a trainer fits: the checkpoints where its callbacks will save, if that is a directory of this machine.
 
-    None where Lightning will choose a new directory, or goes on by itself from what an OnExceptionCheckpoint saved.
+    Empty where Lightning will choose a new directory, or goes on by itself: from what an OnExceptionCheckpoint saved,
+    or a job of SLURM before it was put back into the queue.
     """
     callbacks = trainer.checkpoint_callbacks
-    if any(isinstance(one, OnExceptionCheckpoint) for one in callbacks):
+    if any(isinstance(one, OnExceptionCheckpoint) for one in callbacks) or (
+        SLURMEnvironment.detect() and trainer._checkpoint_connector._hpc_resume_path is not None
+    ):
         return []
     default = None if trainer.loggers else f"{trainer.default_root_dir}/checkpoints"
     directories = {str(getattr(one, "dirpath", None) or default or "://") for one in callbacks}

@@ -187,6 +187,18 @@ def test_an_error_tells_kinds_and_shapes_of_columns_and_no_value(tmp_path: Path)
     assert "sesame" not in str(raised.value)
 
 
+def _read_exif(sample: dict[str, Any]) -> None:
+    sample["exif"] = sample.pop("pixels").getexif()
+    raise ValueError("no good")
+
+
+def test_what_a_picture_gives_need_not_be_one(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path / "x"), columns={"pixels": "png"}) as writer:
+        writer.write({"pixels": Image.new("L", (4, 2))})
+    with pytest.raises(SampleError, match=r"no good\nWhen it failed, the sample had exif \(Exif\)\n"):
+        list(make_dataset(tmp_path / "x", transform=_read_exif))
+
+
 def test_of_many_columns_the_first_are_told(tmp_path: Path) -> None:
     names = [f"c{number:02}" for number in range(25)]
     with MDSWriter(out=str(tmp_path / "x"), columns=dict.fromkeys(names, "int")) as writer:

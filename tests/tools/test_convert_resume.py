@@ -54,7 +54,7 @@ def test_a_line_that_cannot_be_read_is_named_with_what_is_left_and_how_to_go_on(
     failed = run("convert", *args)
     assert failed.code == 1
     assert ", line 151 is not JSON: Invalid control character at column " in failed.err
-    assert f"; what comes before it is in {tmp_path / 'out'}: mend it and add --resume, or remove" in failed.err
+    assert f"\nWhat was written before it is in {tmp_path / 'out'}: mend it and add --resume, or remove" in failed.err
     source.write_bytes(whole)
     convert(*args, "--resume")
 
@@ -68,6 +68,17 @@ def test_of_a_conversion_that_has_written_nothing_nothing_is_left(tmp_path: Path
     assert not (tmp_path / "out").exists()
     source.write_text('{"a": 1}\n{"a": 2}\n')
     convert(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("out", [".", "link"])
+def test_a_directory_that_was_there_before_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": "x"}\n')
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    monkeypatch.chdir(tmp_path / "empty" if out == "." else tmp_path)
+    failed = run("convert", tmp_path / "a.jsonl", out)
+    assert (failed.code, "line 2" in failed.err, "rm -r" in failed.err) == (1, True, False), failed.err
+    assert list((tmp_path / "empty").iterdir()) == []
 
 
 def _stop_in_the_middle(tmp_path: Path) -> tuple[Path, Path]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from dataclasses import fields
 from pathlib import Path
 
@@ -228,7 +229,16 @@ def test_a_value_that_cannot_work_is_told_like_a_wrong_field(run_yaml: str, caps
 def test_debug_shows_where_a_setting_was_refused(arg: str, run_yaml: str) -> None:
     with pytest.raises(ConfigError, match="batch_size") as raised:
         main(["fit", "--config", run_yaml, arg, "--debug"])
-    assert raised.value.__cause__ is not None
+    assert any("jsonargparse" in frame.filename for frame in traceback.extract_tb(raised.value.__traceback__))
+
+
+@pytest.mark.parametrize("arg", ["--data.bath_size=2", "--data.batch_size=two", "--data.batch_size=0"])
+def test_debug_shows_no_secret(arg: str, run_yaml: str) -> None:
+    stream = "a: {remote: data/a, proportion: 0.5"
+    Path(run_yaml).write_text(RUN.replace(stream, f"{stream}, storage_options: {{secret: hunter2hunter2}}"))
+    with pytest.raises(ConfigError, match="_size") as raised:
+        main(["fit", "--config", run_yaml, arg, "--debug"])
+    assert "hunter2" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize("flag", ["--print_config", "--print_config=comments", "--print_config=skip_default"])

@@ -49,6 +49,11 @@ class Interrupted(TinyModel):  # in its third step
 
 class Untransformed(StreamingDataModule):
     def transform(self, sample, stage, rng): raise OSError("the user's trouble")
+
+class Compiled(StreamingDataModule):
+    def transform(self, sample, stage, rng):
+        import pandas
+        return pandas.Series([1]).map(lambda one: one / 0)
 """
 
 
@@ -175,7 +180,7 @@ def test_of_a_transform_that_fails_its_line_and_the_columns_are_told(workers: st
     assert (ended.code, ended.err.count("the user's trouble")) == (2, 2)
     error, line, columns, key, hint = ended.err[ended.err.index("lightning-streaming fit: error: ") :].splitlines()
     assert error.endswith("transform failed on sample 0 of shard 0 of stream 'code': OSError: the user's trouble")
-    (number,) = [number for number, one in enumerate(MODELS.splitlines(), 1) if "def transform(" in one]
+    (number,) = [number for number, one in enumerate(MODELS.splitlines(), 1) if "rng): raise" in one]
     assert line.startswith(f"in transform of failing_models.py, line {number}: def transform(self, sample, stage, rng)")
     assert columns == "When it failed, the sample had id (int)"
     assert key.startswith('This sample alone, as it failed: dataset.restore_sample({"stream": "code"')
@@ -183,6 +188,14 @@ def test_of_a_transform_that_fails_its_line_and_the_columns_are_told(workers: st
     with pytest.raises(SampleError, match="the user's trouble") as raised:
         run(*fit, "--debug")
     assert re.search(r"File \".*failing_\w+\.py\"", "".join(traceback.format_exception(raised.value)))
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_the_line_is_of_the_user_where_compiled_code_was_called(workers: str) -> None:
+    ended = run("fit", "--config", "run.yaml", "--data=failing_models.Compiled", f"--data.num_workers={workers}")
+    (line,) = [line for line in ended.err.splitlines() if line.startswith("in ")]
+    (number,) = [number for number, one in enumerate(MODELS.splitlines(), 1) if "one / 0" in one]
+    assert re.match(rf"in (<lambda>|transform) of failing_models\.py, line {number}: return pandas", line)
 
 
 def test_debug_shows_the_whole() -> None:
@@ -265,6 +278,19 @@ def test_a_run_beside_checkpoints_says_that_it_begins_anew_and_how_to_go_on() ->
     assert told in again.err
     assert "Resumed" not in again.err
     went_on = trained(saves, *re.findall("--ckpt_path [^ ]+", told)[0].split())
+    assert "Resumed 'train' at epoch 0, sample 4 (step 2, " in went_on.err
+    assert "begins anew" not in went_on.err
+
+
+def test_it_does_not_where_slurm_has_put_a_job_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    saves = checkpoints("ModelCheckpoint", every_n_train_steps=2, save_last=True)
+    assert trained(saves, "--trainer.max_steps=2").code == 0
+    Path("out").mkdir(exist_ok=True)
+    Path("saved", "last.ckpt").rename(Path("out", "hpc_ckpt_1.ckpt"))
+    for name, value in {"NTASKS": "1", "JOB_NAME": "job", "JOB_ID": "1", "NODEID": "0", "PROCID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURM_LOCALID", "0")
+    went_on = trained(saves)
     assert "Resumed 'train' at epoch 0, sample 4 (step 2, " in went_on.err
     assert "begins anew" not in went_on.err
 

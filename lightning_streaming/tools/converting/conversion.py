@@ -176,6 +176,7 @@ class Conversion:
         """
         plan = self.plan
         is_new = _check_plan(self.out, plan, self.parts, resume=resume)
+        had_directory = self.out.directory is not None and self.out.directory.is_dir()
         samples: Iterator[Sample] = iter(())
         if len(self.parts) == 1:
             samples = self.convert(self.parts[0])
@@ -191,10 +192,11 @@ class Conversion:
             else:
                 _write_several(self, workers, resume)
         except FormatError as error:
-            if _remove_unused(self.out) or "run: " in str(error):  # it ends in a command, and stays one
+            if _remove_unused(self.out, stays=had_directory):
                 raise
-            kept = f"what comes before it is in {self.out.shown}: mend it and add --resume, or remove what is there"
-            raise type(error)(f"{error}; {kept}") from error
+            where = f"What was written before it is in {self.out.shown}"
+            # On a line of its own: an error may end in a command.
+            raise type(error)(f"{error}\n{where}: mend it and add --resume, or remove what is there") from error
 
 
 def _write_several(conversion: Conversion, workers: int, resume: bool) -> None:
@@ -223,16 +225,28 @@ def _remove_empty(job: PartJob[InputPart], out: StoredDataset) -> None:
             place.directory.rmdir()
 
 
-def _remove_unused(out: StoredDataset) -> bool:
-    """Remove the directory of a conversion that failed before a shard was finished; whether nothing is there."""
+def _remove_unused(out: StoredDataset, *, stays: bool) -> bool:
+    """Remove what a conversion into a directory has begun that failed before a shard was finished.
+
+    Args:
+        out: Where it wrote.
+        stays: Whether the directory itself was there before.
+
+    Returns:
+        Whether nothing of it is left.
+    """
     directory = out.directory
     if directory is None:
         return (out.at / CONVERSION_PLAN).size() is None
-    found = sorted(directory.rglob("*"))
-    if found and {directory / CONVERSION_PLAN, directory / WRITING}.issuperset(found):
-        for path in (*found, directory):
-            path.rmdir() if path.is_dir() else path.unlink()
-    return not directory.is_dir()
+    plan, writing = directory / CONVERSION_PLAN, directory / WRITING
+    if not {plan, writing}.issuperset(directory.rglob("*")):
+        return False
+    plan.unlink(missing_ok=True)
+    if writing.is_dir():
+        writing.rmdir()
+    if not stays and directory.is_dir():
+        directory.rmdir()
+    return True
 
 
 def _write_one(samples: Iterator[Sample], conversion: Conversion) -> None:
