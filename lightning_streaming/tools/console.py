@@ -221,7 +221,8 @@ def _array_ends(array: Any) -> str:
     shape = "×".join(map(str, array.shape))
     half = _MOST_NUMBERS // 2
     is_long = array.size > _MOST_NUMBERS
-    numbers = [*array.flat[:half], "…", *array.flat[-half:]] if is_long else array.flat
+    flat = array.reshape(-1)  # array.flat knows 32 dimensions, arrays 64
+    numbers = [*flat[:half], "…", *flat[-half:]] if is_long else flat
     return f"{array.dtype}[{shape}] {' '.join(map(str, numbers))}".rstrip()
 
 

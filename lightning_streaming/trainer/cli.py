@@ -7,6 +7,7 @@ trainer; at the end stands how ``--print_config`` explains each field.
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import sys
@@ -303,7 +304,11 @@ def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> Writt
     """
     _look_for_modules_here()
     contents = [_read(file) for file in files]
-    trainer = {name: value for content in contents for name, value in (content.get("trainer") or {}).items()}
+    trainer = {
+        name: value
+        for file, content in zip(files, contents, strict=True)
+        for name, value in _trainer_in(file, content).items()
+    }
     parser = LightningArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action=ActionConfigFile)
     parser.add_lightning_class_args(StreamingDataModule, "data", subclass_mode=True)
@@ -323,6 +328,19 @@ def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> Writt
     return WrittenRun(datamodule=datamodule, trainer=trainer)
 
 
+def _trainer_in(file: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The trainer's settings; nobody has checked them, and those that runs are counted by must be numbers."""
+    trainer = content.get("trainer") or {}
+    if not isinstance(trainer, Mapping):
+        raise ConfigError(f"{file}: trainer must be settings by name, but is a {type(trainer).__name__}")
+    for name in ("num_nodes", "max_steps", "max_epochs", "limit_train_batches"):
+        value = trainer.get(name)
+        is_number = isinstance(value, int | float) and abs(value) < math.inf
+        if not (value is None or is_number or (name == "num_nodes" and str(value).isdecimal())):
+            raise ConfigError(f"{file}: trainer.{name} must be a number, but is {value!r:.80}")
+    return trainer
+
+
 def _read(file: str) -> Mapping[str, Any]:
     try:
         content = yaml.safe_load(Path(file).read_text())
@@ -330,6 +348,8 @@ def _read(file: str) -> Mapping[str, Any]:
         raise ConfigError(f"there is no {file}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is not a configuration: {without_lines(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{file} is not a configuration: it is nested too deeply") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not a configuration: {error}") from error
     if not isinstance(content, Mapping):

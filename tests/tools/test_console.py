@@ -34,6 +34,9 @@ from lightning_streaming.tools.console import (
 )
 from tests.tools.running import run_process, write_texts
 
+_MOST_DIMENSIONS = 32 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 63
+"""Of an array that can be stored; numpy 1 has no more than 32."""
+
 
 class Terminal(StringIO):
     def isatty(self) -> bool:
@@ -234,6 +237,8 @@ class Odd:
         (np.arange(2049, dtype=np.uint16), "uint16[2049] 0 1 2 3 … 2045 2046 2047 2048"),
         (np.zeros((32, 32, 3), np.uint8), "uint8[32×32×3] 0 0 0 0 … 0 0 0 0"),
         (np.zeros((0, 3), np.int8), "int8[0×3]"),
+        (np.array(7), "int64[] 7"),
+        (np.ones((1,) * _MOST_DIMENSIONS, np.int8), f"int8[{'×'.join('1' * _MOST_DIMENSIONS)}] 1"),
         (Image.new("RGB", (4, 3)), "image RGB 4×3"),
         ([], "[]"),
         ([Image.new("L", (1, 2)), "x"], "[image L 1×2, 'x']"),

@@ -237,6 +237,10 @@ def test_a_new_skip_counts_batches_where_steps_are_of_several(data: Path, tmp_pa
         ({"max_steps": 4}, "there is no step 4: the run ends after max_steps=4"),
         ({"max_epochs": 0}, "there is no step 4: the run ends after max_epochs=0"),
         ({"overfit_batches": 2}, "take it out of the configuration"),
+        ({"num_nodes": "z"}, "run.yaml: trainer.num_nodes must be a number, but is 'z'"),
+        ({"max_steps": "many"}, "run.yaml: trainer.max_steps must be a number, but is 'many'"),
+        ({"max_epochs": [1]}, "run.yaml: trainer.max_epochs must be a number, but is [1]"),
+        ({"limit_train_batches": float("inf")}, "run.yaml: trainer.limit_train_batches must be a number, but is inf"),
     ],
 )
 def test_what_the_trainer_will_not_do_is_not_traced(
@@ -244,6 +248,21 @@ def test_what_the_trainer_will_not_do_is_not_traced(
 ) -> None:
     config = write_config(tmp_path / "run.yaml", train(data, ORDERS[0]), {"batch_size": 3}, devices=1, **trainer)
     refused = run("trace", "--config", config, "--step", 4)
+    assert (refused.code, refused.out) == (2, "")
+    assert words in refused.err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("trainer: [1]", "trainer must be settings by name, but is a list"),
+        ("data: " + "[" * 1500, "is not a configuration: it is nested too deeply"),
+    ],
+    ids=["list", "deep"],
+)
+def test_what_is_no_configuration_is_told(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    refused = run("trace", "--config", tmp_path / "run.yaml", "--step", 0)
     assert (refused.code, refused.out) == (2, "")
     assert words in refused.err
 

@@ -18,6 +18,7 @@ import webbrowser
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
@@ -70,9 +71,8 @@ def serve(viewed: Viewed, port: int, *, opens_browser: bool) -> None:
 
 
 async def _serve(pages: Pages, port: int, opens_browser: bool) -> None:
-    quiet = logging.Logger("lightning_streaming.requests", logging.CRITICAL)  # what is no request is told its sender
     door = _Door(pages, secrets.token_urlsafe(24))
-    runner = web.ServerRunner(web.Server(door.answer, access_log=None, logger=quiet), shutdown_timeout=_GRACE)
+    runner = web.ServerRunner(_Server(door.answer), shutdown_timeout=_GRACE)
     await runner.setup()
     try:
         site = web.TCPSite(runner, _HOST, port)
@@ -109,6 +109,34 @@ def _open(url: str, private: Path) -> bool:
     with os.fdopen(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
     return webbrowser.open(page.as_uri())
+
+
+class _Server(web.Server):
+    """Makes a connection of ours for each who comes."""
+
+    def __call__(self) -> web.RequestHandler:
+        """See :class:`web.Server`."""
+        quiet = logging.Logger("lightning_streaming.requests", logging.CRITICAL)  # what is wrong is told the sender
+        return _Connection(self, loop=asyncio.get_running_loop(), access_log=quiet, logger=quiet)
+
+
+class _Connection(web.RequestHandler):
+    """Refuses what is no request as the door refuses requests: without versions, or what was sent."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """See :class:`web.RequestHandler`."""
+        super().handle_error(request, status, exc, message)
+        refused = _refused(status, HTTPStatus(status).phrase.lower())
+        refused.force_close()
+        return refused
 
 
 class _Door:

@@ -45,6 +45,8 @@ _MOST_PIXELS = 4096
 
 _SCALED = ("I", "I;16", "I;16B", "I;16L", "F")
 """Modes of PIL images with more levels than a screen has."""
+_CONVERTED = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
+"""Other modes that a PNG file has not, and those that it has in their place; RGB for all else."""
 _AT_ONCE = 1 << 20
 
 
@@ -212,7 +214,8 @@ def _as_png(image: Any) -> bytes:
         values = np.nan_to_num(as_floats(np.asarray(image)), nan=low, posinf=high, neginf=low)
         return png((255 * ((values - low) / ((high - low) or 1))).astype(np.uint8))
     drawn = io.BytesIO()
-    (image if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else image.convert("RGB")).save(drawn, "PNG")
+    is_of_png = image.mode in ("1", "L", "LA", "P", "RGB", "RGBA")
+    (image if is_of_png else image.convert(_CONVERTED.get(image.mode, "RGB"))).save(drawn, "PNG")
     return drawn.getvalue()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -378,3 +379,12 @@ def test_what_is_no_request_ends_nothing(shown: Viewer, sent: bytes) -> None:
     assert shown.url.rstrip("/").rpartition("/")[2].encode() not in found
     assert b"Traceback" not in found
     assert shown.get("s/0/").status == 200
+
+
+@pytest.mark.parametrize("line", ["get / HTTP/1.1", "GET /\u0661 HTTP/1.1", "GET / HTTP/9.9", "<script>"])
+def test_what_is_no_request_is_refused_without_versions(shown: Viewer, line: str) -> None:
+    found = _raw(shown, line)
+    assert re.match(r"HTTP/\d\.\d 400 Bad Request\r\n", found)
+    assert found.endswith("\r\n\r\n400: bad request\n")
+    assert "Server: lightning-streaming\r\n" in found
+    assert "Content-Security-Policy: default-src 'none'" in found

@@ -97,7 +97,9 @@ def test_sounds_are_known_by_their_first_bytes(data: bytes, kind: str) -> None:
     assert shown_value(data).kind == brief_value(data).kind == "audio"
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I", "F", "YCbCr", "HSV", "LAB"])
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "I", "F", "YCbCr", "HSV", "LAB"]
+)
 def test_images_of_any_mode_become_png(mode: str) -> None:
     found = media_of(Image.new(mode, (5, 4)), 0)
     assert found is not None
