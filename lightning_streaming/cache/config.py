@@ -225,6 +225,18 @@ def other_format_at(path: Path) -> tuple[str, str] | None:
     return None
 
 
+def way_to_an_index(directory: Path) -> str | None:
+    """What to do about a directory that has shards of MDS and no index; None if it has none."""
+    with suppress(OSError):
+        shards = sorted(islice(directory.glob("*.mds*"), _MOST_LOOKED_AT))
+        if shards:
+            return (
+                f"shards like {shards[0].name} are there, but not the index that names them: copy it from where they "
+                "came from, or write the dataset again"
+            )
+    return None
+
+
 def has_pictures(directory: Path) -> bool:
     """Whether pictures are among the first files in a directory, or in the folders directly in it."""
     with suppress(OSError):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache import index_files
-from lightning_streaming.cache.config import CacheConfig, has_pictures, other_format_at
+from lightning_streaming.cache.config import CacheConfig, has_pictures, other_format_at, way_to_an_index
 from lightning_streaming.cache.file_states import CacheDirectory
 from lightning_streaming.cache.index_files import FoundIndex, IndexForms, IndexLock
 from lightning_streaming.cache.made_index import KnownIndex, MadeIndex, found_or_made
@@ -211,6 +211,8 @@ class IndexCache:
             if (other := other_format_at(path.parent)) is not None:
                 told, name = other
                 way_out = f"files like {name} are read with format={told!r}, see docs/other-formats.md"
+            elif (to_index := way_to_an_index(path.parent)) is not None:
+                way_out = to_index
             elif has_pictures(path.parent):
                 way_out = "a folder of pictures is made a dataset by `lightning-streaming convert FOLDER OUT`"
             raise ObjectNotFoundError(

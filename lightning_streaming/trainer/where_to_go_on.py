@@ -41,8 +41,8 @@ def tell_of_earlier_run(trainer: Trainer) -> None:
     if newest is not None:
         path, step = newest
         rank_zero_info(
-            f"This run begins anew, beside a checkpoint of step {step}; "
-            f"--ckpt_path {shlex.quote(str(path))} goes on from there."
+            f"This run begins anew, beside a checkpoint of step {step}: --ckpt_path {shlex.quote(str(path))} goes on "
+            "from there. Once this run saves, --ckpt_path last means this one."
         )
 
 

@@ -91,7 +91,10 @@ class TestInPlace:
     @pytest.mark.parametrize(
         ("name", "words"),
         [
-            (INDEX_BASENAME, "there is no dataset at {root}: {root}/index.json does not exist; correct the path"),
+            (
+                INDEX_BASENAME,
+                "there is no dataset at {root}: {root}/index.json does not exist; shards like shard.00000.mds",
+            ),
             ("shard.00001.mds", "{root}/shard.00001.mds does not exist; the dataset at {root} is read in place"),
         ],
     )

@@ -159,6 +159,8 @@ def test_a_directory_that_is_no_dataset_says_what_to_do(tmp_path: Path) -> None:
     assert "train, val" in refused.err
     assert "is not a directory" in run("inspect", tmp_path / "trian").err
     assert run("inspect", "").code == 2
+    (tmp_path / "val" / "index.json").unlink()
+    assert "shards like shard.00000.mds are there, but not the index" in run("inspect", tmp_path / "val").err
 
 
 def test_a_damaged_index_is_told_from_a_missing_one(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_the_arguments_that_are_told_where_nothing_was_saved_save_some() -> None
     assert "interrupted in step 2; go on from step 2 with --ckpt_path " in ended.err
 
 
-ANEW = "This run begins anew, beside a checkpoint of step {}; --ckpt_path {} goes on from there."
+ANEW = "This run begins anew, beside a checkpoint of step {}: --ckpt_path {} goes on from there. Once "
 
 
 def test_a_run_beside_checkpoints_says_that_it_begins_anew_and_how_to_go_on() -> None:

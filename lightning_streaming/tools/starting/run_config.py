@@ -133,7 +133,8 @@ def _stage(stage: str, looks: Sequence[Look], task: Task, out: Path, split: str 
         )
     if stage == "train":
         yield _commented("  # epoch_size: 10m", "samples, if an epoch is to have others than all", 30)
-        yield _commented("  # cache_limit: 200gb", "of what is fetched and kept on a node", 30)
+    words = "of what is fetched and kept on a node" if stage == "train" else "give the same: each has its own"
+    yield _commented("  # cache_limit: 200gb", words, 30)
 
 
 def _place(look: Look, out: Path) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.cache.config import other_format_at
+from lightning_streaming.cache.config import other_format_at, way_to_an_index
 from lightning_streaming.cache.sources import check_hash, find_size, unpack
 from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import join_under
@@ -197,7 +197,7 @@ def _no_index(directory: Path) -> str:
     if not directory.is_dir():
         return f"{directory} is not a directory; give the directory or the URL of a dataset"
     beneath = sorted(path.parent.name for path in directory.glob(f"*/{INDEX_BASENAME}"))
-    told = told or "lightning-streaming convert makes one of other files"
+    told = told or way_to_an_index(directory) or "lightning-streaming convert makes one of other files"
     hint = f"; there are datasets in {', '.join(beneath[:5])} beneath it" if beneath else f"; {told}"
     return f"{directory} has no {INDEX_BASENAME}, so it is not a dataset{hint}"
 
