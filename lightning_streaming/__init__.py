@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lightning_streaming.trainer.monitor import StreamingMonitor
     from lightning_streaming.trainer.preemption import Preempted, PreemptionCheckpoint
     from lightning_streaming.trainer.state_callback import StreamingStateCallback
-    from lightning_streaming.trainer.step_log import StepLog, read_step_log
+    from lightning_streaming.trainer.step_log import PartKey, StepLog, read_step_log
     from lightning_streaming.world import World
     from lightning_streaming.writing.merge import merge, merge_under
     from lightning_streaming.writing.parallel import write_parallel
@@ -50,6 +50,7 @@ __all__ = [
     "MDSWriter",
     "Pack",
     "PartJob",
+    "PartKey",
     "Phase",
     "Picture",
     "Preempted",
@@ -99,6 +100,7 @@ _MODULE_OF = {
     "MDSWriter": "writing.writers",
     "Pack": "loading.pack_options",
     "PartJob": "writing.parts",
+    "PartKey": "trainer.step_log",
     "Phase": "loading.phase_options",
     "Picture": "formats.pictures",
     "Preempted": "trainer.preemption",

@@ -118,7 +118,7 @@ class SampleKeys:
 
         Args:
             of_pass: What they have in common.
-            rows: Position, stream by its place, shard and index of each; of shape (samples, 4).
+            rows: Position, stream by its place, shard, index and first token of each; of shape (samples, 5).
             are_first: Whether no other place in the pass holds the same sample already; of shape (samples,).
         """
         return cls(_Table(of_pass, rows, are_first))
@@ -150,7 +150,7 @@ class SampleKeys:
         table, rows = self._table, self._table.rows.copy()
         for place, position in enumerate(rows[:, 0].tolist()):
             if position in replaced:
-                rows[place, 2:] = replaced[position][1:]
+                rows[place, 2:4] = replaced[position][1:]
         return SampleKeys.make(table.of_pass, rows, table.are_first)
 
     @property
@@ -160,7 +160,10 @@ class SampleKeys:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """Position, stream by its place, shard and index of each; of shape (samples, 4). Not to be written to."""
+        """Position, stream by its place, shard, index and first token of each; of shape (samples, 5).
+
+        The token is 0 but for what is left of a document that was cut between packs. Not to be written to.
+        """
         return self._table.rows
 
     @property
@@ -198,7 +201,7 @@ class SampleKeys:
         table = self._table
         if isinstance(index, slice):
             return SampleKeys.make(table.of_pass, table.rows[index], table.are_first[index])
-        position, stream, shard, sample = table.rows[index].tolist()
+        position, stream, shard, sample, _ = table.rows[index].tolist()
         names, epoch, seed = table.of_pass
         return SampleKey(
             stream=names[stream], shard=shard, index=sample, epoch=epoch, position=position, shuffle_seed=seed
@@ -267,7 +270,8 @@ def keys_of_batches(start: PassStart, plan: Batched, partition: Partition, catal
         found = rows_of(plan, positions[read])
         shards, indexes = catalog.places(found.ids)
         streams = catalog.stream_of_shard[shards]
-        rows = np.stack([found.positions, streams, shards - first_shards[streams], indexes], axis=1)
+        tokens = np.zeros_like(indexes) if found.pieces is None else found.pieces.starts
+        rows = np.stack([found.positions, streams, shards - first_shards[streams], indexes, tokens], axis=1)
         first_reads, stops = are_first[read], np.cumsum(read.sum(axis=1))
         if found.pieces is not None:
             first_reads, stops = first_reads[found.pieces.packs], found.stops(int(stops[-1]))[stops - 1]
@@ -277,7 +281,7 @@ def keys_of_batches(start: PassStart, plan: Batched, partition: Partition, catal
 
 def no_keys(start: PassStart, catalog: Catalog) -> SampleKeys:
     """The keys of each batch of a rank that reads no samples."""
-    return SampleKeys.make(_of_pass(start, catalog), np.zeros((0, 4), np.int64), np.zeros(0, np.bool_))
+    return SampleKeys.make(_of_pass(start, catalog), np.zeros((0, 5), np.int64), np.zeros(0, np.bool_))
 
 
 def _of_pass(start: PassStart, catalog: Catalog) -> Pass:

@@ -24,7 +24,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar, TQDMProgressBar
-from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import RestartStage
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
@@ -112,6 +112,11 @@ def combination_mode(trainer: Trainer) -> str:
 def weights_have_seen_the_batch(trainer: Trainer) -> bool:
     """In ``on_train_batch_end``: whether the batch's gradient is in the weights, not still being accumulated."""
     return not trainer.fit_loop._should_accumulate()
+
+
+def steps_fetch_batches(trainer: Trainer) -> bool:
+    """From ``on_train_start`` on: whether ``training_step`` takes ``dataloader_iter``, and reads as it likes."""
+    return isinstance(_reading(trainer)[0], _DataLoaderIterDataFetcher)
 
 
 def logging_step(trainer: Trainer) -> int | None:

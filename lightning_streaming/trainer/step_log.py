@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from operator import attrgetter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import ConfigError, FormatError, UnsupportedError
 from lightning_streaming.loading.dataloader import StreamingDataLoader, tell_keys
 from lightning_streaming.loading.line_log import LineLog, whole_lines
 from lightning_streaming.loading.sample_key import SampleKey, SampleKeys
@@ -23,13 +22,19 @@ from lightning_streaming.trainer import lightning_internals
 class StepLog(Callback):
     """Logs the samples of each step, so that runs can be compared by :func:`read_step_log`.
 
-    The log has a line for each batch, written before it is trained on: the step, which is ``trainer.global_step`` then,
-    and the keys of its samples. Every global rank writes a file of its own, ``rank0.jsonl``, ...; a run that goes on
-    adds to what is there. Batches stay as they are, and nothing is saved in checkpoints.
+    The log has a line for each batch that is trained on: the step, which is ``trainer.global_step`` as the batch
+    begins, and the keys of its samples. It is written before ``backward``, so before the batch is in any weights; at
+    the batch's end where Lightning is not told of a ``backward``. Every global rank writes a file of its own,
+    ``rank0.jsonl``, ...; a run that goes on adds to what is there. Batches stay as they are, and nothing is saved in
+    checkpoints.
 
     Args:
         dirpath: Directory for the log, the same on all ranks; it is made where there is none. A run and those that go
             on from it have one together.
+
+    Raises:
+        UnsupportedError: In ``fit``, where ``training_step`` takes ``dataloader_iter``.
+        FormatError: In ``fit``, where a file that is there is no log of steps.
     """
 
     def __init__(self, dirpath: str | os.PathLike[str]) -> None:
@@ -37,10 +42,20 @@ class StepLog(Callback):
         self._log: LineLog | None = None
         self._run = 0
         self._loaders: dict[str, tuple[StreamingDataLoader, deque[SampleKeys]]] = {}
+        self._under_way: list[dict[str, Any]] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Come before whoever saves at the end of a batch."""
+        lightning_internals.put_first(trainer, self)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to listen. All ranks call their run by the time at which the first one is here."""
-        self._run = trainer.strategy.broadcast(time.time_ns())
+        """Begin to listen. Runs are numbered by the log itself, as clocks of machines differ."""
+        if lightning_internals.steps_fetch_batches(trainer):
+            raise UnsupportedError(
+                f"StepLog was asked to log the batches of {type(pl_module).__name__}, but its training_step takes "
+                "dataloader_iter and may read more or fewer than it trains on; take batch, batch_idx, or drop StepLog"
+            )
+        self._run = trainer.strategy.broadcast(_latest_run(self._directory) + 1 if trainer.is_global_zero else 0)
         self._log = LineLog(self._directory / f"rank{trainer.global_rank}.jsonl")
         self._listen(trainer)
 
@@ -49,20 +64,20 @@ class StepLog(Callback):
         self._listen(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        """Write a line for each loader that gave something for this batch."""
-        for name, (_loader, waiting) in self._loaders.items():
-            if waiting and self._log is not None:
-                keys = waiting.popleft()
-                self._log.write(
-                    {
-                        "run": self._run,
-                        "step": trainer.global_step,
-                        "loader": name,
-                        "epoch": keys.of_pass.epoch,
-                        "shuffle_seed": keys.of_pass.shuffle_seed,
-                        "samples": list(_samples(keys)),
-                    }
-                )
+        """Make a line for each loader that gave something for this batch, which the model may yet leave out."""
+        self._under_way = [
+            _line(self._run, trainer.global_step, name, waiting.popleft())
+            for name, (_loader, waiting) in self._loaders.items()
+            if waiting
+        ]
+
+    def on_before_backward(self, *_: Any, **__: Any) -> None:
+        """Write the lines: from here on ranks wait for each other, and none has the batch in its weights yet."""
+        self._write()
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        """Write the lines of a batch without a ``backward`` that Lightning is told of."""
+        self._write()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the log."""
@@ -78,21 +93,47 @@ class StepLog(Callback):
             tell_keys(loader, waiting)
             self._loaders[name] = loader, waiting
 
+    def _write(self) -> None:
+        lines, self._under_way = self._under_way, []
+        if self._log is not None:
+            for line in lines:
+                self._log.write(line)
+
     def _close(self) -> None:
         for loader, _ in self._loaders.values():
             tell_keys(loader, None)
         self._loaders.clear()
+        self._under_way = []
         if self._log is not None:
             self._log.close()
             self._log = None
 
 
-def _samples(keys: SampleKeys) -> Iterator[tuple[int, str, int, int]]:
-    """Position, stream, shard and index of those that are not read again to fill up a batch."""
-    names = keys.of_pass.stream_names
-    for (position, stream, shard, index), is_first in zip(keys.rows.tolist(), keys.valid.tolist(), strict=True):
-        if is_first:
-            yield position, names[stream], shard, index
+def _line(run: int, step: int, loader: str, keys: SampleKeys) -> dict[str, Any]:
+    names, epoch, seed = keys.of_pass
+    samples = [
+        (position, names[stream], shard, index, first_token)
+        for position, stream, shard, index, first_token in keys.rows[keys.valid.numpy()].tolist()
+    ]
+    return {"run": run, "step": step, "loader": loader, "epoch": epoch, "shuffle_seed": seed, "samples": samples}
+
+
+def _latest_run(directory: Path) -> int:
+    """The largest number of a run; files are added to in turn, so it is in a last line. 0 where there is none."""
+    last_lines = [line for path in _files(directory) for line in deque(whole_lines(path), maxlen=1)]
+    return max((_parsed(*line).run for line in last_lines), default=0)
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("rank*.jsonl"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartKey(SampleKey):
+    """What is left of a document that was cut between packs; its first part has the :class:`SampleKey` of the whole."""
+
+    first_token: int
+    """The token of the document with which it begins."""
 
 
 class _Line(NamedTuple):
@@ -107,7 +148,8 @@ def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> lis
 
     A run that went on from a checkpoint began with a step; what an earlier one had read in that step and after it is in
     no weights any more, and is left out. Two runs have trained on the same samples in the same order if these lists are
-    equal, whatever the number of ranks and the batch size. A sample that was read twice in an epoch is there twice.
+    equal, whatever the number of ranks and the batch size. A sample that was read twice in an epoch is there twice; a
+    document that was cut between packs, once for each part: all but the first are a :class:`PartKey`.
 
     Args:
         dirpath: Directory of the log, with the files of all ranks.
@@ -120,9 +162,8 @@ def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> lis
         ConfigError: No log is there, or none of that loader.
         FormatError: A whole line is not one of a step log.
     """
-    files = sorted(Path(dirpath).glob("rank*.jsonl"))
     runs: dict[int, list[_Line]] = {}
-    for path in files:
+    for path in _files(Path(dirpath)):
         for text, where in whole_lines(path):
             line = _parsed(text, where)
             runs.setdefault(line.run, []).append(line)
@@ -137,17 +178,24 @@ def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> lis
             "written by lightning_streaming.StepLog, a callback of the trainer"
         )
     read = {(line.run, line.step, key) for line in kept if line.loader == loader for key in line.keys}
-    return sorted((key for *_, key in read), key=attrgetter("epoch", "position", "stream", "shard", "index"))
+    return sorted((key for *_, key in read), key=_place)
+
+
+def _place(key: SampleKey) -> tuple[Any, ...]:
+    first_token = key.first_token if isinstance(key, PartKey) else 0
+    return key.epoch, key.position, key.stream, key.shard, key.index, first_token
+
+
+def _key(common: Mapping[str, Any], position: int, stream: str, shard: int, index: int, first_token: int) -> SampleKey:
+    values = {"position": position, "stream": stream, "shard": shard, "index": index, **common}
+    return PartKey.from_dict({**values, "first_token": first_token}) if first_token else SampleKey.from_dict(values)
 
 
 def _parsed(text: bytes, where: str) -> _Line:
     try:
         values: Mapping[str, Any] = json.loads(text)
         common = {"epoch": values["epoch"], "shuffle_seed": values["shuffle_seed"]}
-        keys = tuple(
-            SampleKey.from_dict({"position": position, "stream": stream, "shard": shard, "index": index, **common})
-            for position, stream, shard, index in values["samples"]
-        )
+        keys = tuple(_key(common, *sample) for sample in values["samples"])
         return _Line(int(values["run"]), int(values["step"]), str(values["loader"]), keys)
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{where} is not one of a log of steps, but {text[:200]!r}") from error

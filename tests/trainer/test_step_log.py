@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 
-from lightning_streaming import SampleKey, StepLog, Stream, StreamingDataset, read_step_log
-from lightning_streaming.errors import ConfigError, FormatError
-from tests.trainer.harness import TRAIN_SAMPLES, Recorder, Run, SaveAtEveryStep, with_trainer
+from lightning_streaming import (
+    MDSWriter,
+    PartKey,
+    SampleKey,
+    StepLog,
+    Stream,
+    StreamingConfig,
+    StreamingDataModule,
+    StreamingDataset,
+    read_step_log,
+)
+from lightning_streaming.errors import ConfigError, FormatError, UnsupportedError
+from tests.trainer.harness import TRAIN_SAMPLES, Recorder, Run, SaveAtEveryStep, SaveThenStop, with_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -48,12 +64,120 @@ def test_other_batches_change_nothing_and_the_model_gets_what_it_always_got(data
     assert read_step_log(tmp_path / "less") != read_step_log(tmp_path / "fours")
 
 
+class _OfTokens(Recorder):
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.pending += batch["input_ids"].flatten().tolist()
+        return self.loss({"id": batch["input_ids"].flatten()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfPacks(Run):
+    def datamodule(self) -> StreamingDataModule:
+        config = StreamingConfig(remote=str(self.data), shuffle=True, num_canonical_nodes=2, pack=self.order)
+        return StreamingDataModule(train=config, batch_size=self.batch_size)
+
+
+def _documents(root: Path) -> Path:
+    with MDSWriter(out=str(root), columns={"tokens": "ndarray:int32"}, size_limit=300) as writer:
+        for number, length in enumerate([5, 31, 8, 3, 12, 40, 6, 7, 22, 9]):
+            writer.write({"tokens": (1000 * (number + 1) + np.arange(length)).astype(np.int32)})
+    return root
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_parts_of_documents_are_told_apart_whatever_the_batch_size(tmp_path: Path, method: str) -> None:
+    def run(batch_size: int) -> _OfPacks:
+        pack = {"column": "tokens", "capacity": 8, "method": method}
+        return _OfPacks(data=data, directory=tmp_path, batch_size=batch_size, validate=False, order=pack)
+
+    data = _documents(tmp_path / "documents")
+    model, _ = run(1).fit(callbacks=[StepLog(tmp_path / "1")], model=_OfTokens)
+    whole = read_step_log(tmp_path / "1")
+    assert len(set(whole)) == len(whole)
+    found = Counter((key.epoch, key.first_token if isinstance(key, PartKey) else 0) for key in whole)
+    assert found[0, 0] == found[1, 0] == 10, "documents"
+    first_tokens = Counter(key.first_token for key in whole if isinstance(key, PartKey))
+    assert first_tokens
+    assert {*first_tokens} <= {token % 1000 for token in model.seen}
+    for batch_size in (2, 4):
+        run(batch_size).fit(callbacks=[StepLog(tmp_path / f"{batch_size}")], model=_OfTokens)
+        assert read_step_log(tmp_path / f"{batch_size}") == whole
+    saver = SaveAtEveryStep(tmp_path)
+    run(2).fit(callbacks=[saver, StepLog(tmp_path / "parts")], model=_OfTokens, max_steps=6)
+    run(4).fit(callbacks=[StepLog(tmp_path / "parts")], model=_OfTokens, ckpt_path=saver.saved[3])
+    assert read_step_log(tmp_path / "parts") == whole
+
+
+class _Leaves(Recorder):
+    """Goes on to the next epoch at the third batch of each."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:  # type: ignore[override]
+        return -1 if batch_idx == 2 else None
+
+
+class _Manual(Recorder):
+    """Does not tell Lightning of its backward."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        super().training_step(batch, batch_idx).backward()  # type: ignore[no-untyped-call]
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        optimizer.step()
+
+
+class _Fetches(Recorder):
+    def training_step(self, dataloader_iter: Iterator[Any]) -> torch.Tensor:  # type: ignore[override]
+        batch, batch_idx, _ = next(dataloader_iter)
+        return super().training_step(batch, batch_idx)
+
+
+def test_what_the_model_leaves_out_is_not_in_the_log(data: Path, tmp_path: Path) -> None:
+    model, _ = Run(data=data, directory=tmp_path).fit(callbacks=[StepLog(tmp_path / "log")], model=_Leaves)
+    assert _seen(tmp_path / "log", data) == model.seen
+    assert len(model.seen) == 3 * 2 * 4
+
+
+@pytest.mark.parametrize("model", [Recorder, _Manual])
+def test_whoever_saves_at_a_batchs_end_finds_it_in_the_log(data: Path, tmp_path: Path, model: type[Recorder]) -> None:
+    run, ckpt_path = Run(data=data, directory=tmp_path), tmp_path / "saved.ckpt"
+    run.fit(callbacks=[SaveThenStop("on_train_batch_end", 3, ckpt_path), StepLog(tmp_path / "parts")], model=model)
+    assert len(read_step_log(tmp_path / "parts")) == 12
+    run.fit(callbacks=[StepLog(tmp_path / "parts")], model=model, ckpt_path=ckpt_path)
+    run.fit(callbacks=[StepLog(tmp_path / "whole")], model=model)
+    assert read_step_log(tmp_path / "parts") == read_step_log(tmp_path / "whole")
+
+
+@pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")
+def test_a_model_that_fetches_batches_itself_is_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"of _Fetches, but its training_step takes dataloader_iter .* drop"):
+        Run(data=data, directory=tmp_path).fit(callbacks=[StepLog(tmp_path / "log")], model=_Fetches)
+    assert not (tmp_path / "log").exists()
+
+
+def test_runs_are_in_turn_whatever_the_clocks_say(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, saver = Run(data=data, directory=tmp_path), SaveAtEveryStep(tmp_path)
+    model, _ = run.fit(callbacks=[saver, StepLog(tmp_path / "log")])
+    # A later run has a line on a rank that the next one does not have.
+    _write(tmp_path / "log", (1, 5, len(saver.saved), []))
+    monkeypatch.setattr(time, "time_ns", lambda: 3)
+    run.fit(callbacks=[StepLog(tmp_path / "log")], ckpt_path=saver.saved[4])
+    assert _seen(tmp_path / "log", data) == model.seen
+    numbers = [json.loads(line)["run"] for line in (tmp_path / "log" / "rank0.jsonl").read_text().splitlines()]
+    assert numbers == sorted(numbers)
+    assert {*numbers} == {1, 6}
+
+
 def _write(directory: Path, *lines: tuple[int, int, int, Sequence[int]], loader: str = "train") -> Path:
     """Lines of rank, run, step, and positions."""
     directory.mkdir(exist_ok=True)
     for rank, run, step, positions in lines:
         values: dict[str, Any] = {"run": run, "step": step, "loader": loader, "epoch": 0, "shuffle_seed": 9}
-        values["samples"] = [[position, "a", 0, 10 * position] for position in positions]
+        values["samples"] = [[position, "a", 0, 10 * position, 0] for position in positions]
         with (directory / f"rank{rank}.jsonl").open("a") as file:
             file.write(json.dumps(values) + "\n")
     return directory
