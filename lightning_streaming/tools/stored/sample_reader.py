@@ -23,6 +23,7 @@ from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard import FilePart, LoneSamples, check_shard, table_part, unsafe_columns
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, column_names
 from lightning_streaming.storage import Location
+from lightning_streaming.storage.retries import is_of_store
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.stored.held_shards import lone_samples, opened, parts_of
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset, columns_of, raw_directory, stored_files
@@ -144,28 +145,25 @@ class SampleReader:
         """
         with self._lock:
             found: list[Found] = []
-            silent: list[DownloadError] = []
+            of_store: DownloadError | None = None
             for shard, group in groupby(numbers, lambda number: self.find(number)[0]):
-                found += self._of_shard(shard, list(group), is_asked, silent)
+                wanted = list(group)
+                missing = [number for number in wanted if number not in self._kept]
+                told: dict[int, Found] = {}
+                if missing and of_store is not None:
+                    words = f"it is not asked for, as the store failed just before: {of_store}"
+                    told = dict.fromkeys(missing, Unreadable(words=words))
+                elif missing:
+                    try:
+                        told = self._read(shard, missing, is_asked)
+                    except StreamingError as error:
+                        if isinstance(error, DownloadError) and is_of_store(error):
+                            of_store = error
+                        told = dict.fromkeys(missing, Unreadable(words=str(error)))
+                found += [told[number] if number in told else self._kept[number][0] for number in wanted]
+                while sum(size for _, size in self._kept.values()) > _MOST_KEPT:
+                    self._kept.popitem(last=False)
             return found
-
-    def _of_shard(self, shard: int, numbers: list[int], is_asked: bool, silent: list[DownloadError]) -> list[Found]:
-        """Those of one shard; ``silent`` has the failure of a store that is not waited for again."""
-        missing = [number for number in numbers if number not in self._kept]
-        told: dict[int, Found] = {}
-        if missing:
-            try:
-                if silent:
-                    raise DownloadError(f"it is not asked for, as the store failed just before: {silent[0]}")
-                told = self._read(shard, missing, is_asked)
-            except StreamingError as error:
-                if isinstance(error, DownloadError) and not silent:
-                    silent.append(error)
-                told = dict.fromkeys(missing, Unreadable(words=str(error)))
-        found = [told[number] if number in told else self._kept[number][0] for number in numbers]
-        while sum(size for _, size in self._kept.values()) > _MOST_KEPT:
-            self._kept.popitem(last=False)
-        return found
 
     def _read(self, shard: int, numbers: list[int], is_asked: bool) -> dict[int, Found]:
         info, first = self.index.shards[shard], self.first_of(shard)
