@@ -125,6 +125,27 @@ def test_offsets_that_are_much_are_fetched_when_that_is_asked_for(
         assert reader.read([4]) == [{"id": 4, "text": "text 004"}]
 
 
+def test_shards_that_are_much_together_are_fetched_when_that_is_asked_for(
+    s3_bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    firsts, _ = _write_shards(tmp_path, compression="zstd")
+    s3_bucket.put_all(tmp_path)
+    with reading(s3_bucket.url, s3_bucket.options) as reader:
+        stored = [shard.zip_data for shard in reader.index.shards]
+        sizes = {file.basename: file.bytes for file in stored if file is not None}
+        names = list(sizes)
+        monkeypatch.setattr(sample_reader, "_MOST_FETCHED", sum(sizes[name] for name in names[:2]))
+        found = reader.read(firsts)
+        assert [isinstance(one, TooMuch) for one in found] == [number >= 2 for number in range(len(firsts))]
+        assert isinstance(found[2], TooMuch)
+        assert "besides what other samples here take" in found[2].words
+        assert set(s3_bucket.requests()) & set(names) == set(names[:2])
+        assert [one["id"] for one in reader.read(firsts, is_asked=True) if isinstance(one, dict)] == firsts
+        monkeypatch.setattr(sample_reader, "_MOST_FETCHED", 0)
+        assert isinstance(reader.read([firsts[0] + 1])[0], TooMuch)  # it would be fetched again
+        assert isinstance(reader.read([firsts[-1] + 1])[0], dict)  # it is here still
+
+
 def _parquet(directory: Path, rows: int, size: int, in_group: int) -> None:
     values = [bytes([row]) * size for row in range(rows)]
     pyarrow.parquet.write_table(
@@ -321,9 +342,9 @@ def test_statistics_reach_from_the_first_sample_of_a_shard_to_its_last(s3_bucket
         assert (told.taken, facts["min"], facts["max"], facts["different"]) == (taken, "0", "399", "64")
 
 
-def _write_shards(directory: Path) -> tuple[list[int], list[str]]:
+def _write_shards(directory: Path, **writer: Any) -> tuple[list[int], list[str]]:
     """Texts in several shards; the first sample of each, and their names."""
-    index = write_texts(directory, 50)
+    index = write_texts(directory, 50, **writer)
     firsts = [sum(shard.samples for shard in index.shards[:number]) for number in range(len(index.shards))]
     assert len(firsts) > 3
     return firsts, [shard.raw_data.basename for shard in index.shards]

@@ -217,6 +217,26 @@ def test_what_takes_much_is_read_for_the_whole_page_when_that_is_asked_for(
         assert all(f"text {number:03}" in text for number in map(int, re.findall(r"Sample (\d+) place", text)))
 
 
+def test_shards_of_all_streams_are_much_together(
+    streams: Path, s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {}
+    for name in ("web", "code"):
+        write_texts(f"packed {name}", 60, compression="zstd")
+        for path in Path(f"packed {name}").iterdir():
+            s3_bucket.put(f"{name}/{path.name}", path.read_bytes())
+            sizes[f"{name}/{path.name}"] = path.stat().st_size
+    _config({one: {"remote": f"{s3_bucket.url}/{one}", "storage_options": s3_bucket.options} for one in MIXED})
+    largest = max(size for name, size in sizes.items() if "shard" in name)
+    monkeypatch.setattr("lightning_streaming.tools.stored.sample_reader._MOST_FETCHED", largest)
+    with run_pages() as pages:
+        text = html(pages, "batches", step="3")
+    assert {key.partition(":")[0] for key in _keys(text)} == {"web", "code"}
+    fetched = {name for name in s3_bucket.requests() if "shard" in name}
+    assert 0 < sum(sizes[name] for name in fetched) <= largest
+    assert "besides what other samples here take" in text
+
+
 def test_a_bad_sample_is_told_and_so_is_a_stream_that_is_gone(streams: Path) -> None:
     with run_pages() as pages:
         html(pages, "batches", step="3")
