@@ -167,7 +167,7 @@ class SampleReader:
                 elif missing:
                     try:
                         told = self._read(shard, missing, is_asked, fetched)
-                    except StreamingError as error:
+                    except (StreamingError, OSError) as error:
                         if isinstance(error, DownloadError) and is_of_store(error):
                             of_store = error
                         told = dict.fromkeys(missing, Unreadable(words=str(error)))

@@ -72,7 +72,7 @@ def batches(frame: Frame, request: Request) -> Answer | None:
         told["unread"] = None if request.is_asked else run.unread("train")
         if told["unread"] is None:
             told |= _of_step(frame, request, run.step(wanted, rank))
-    except StreamingError as error:
+    except (StreamingError, OSError) as error:
         told["problem"] = in_words(error)
     title = f"The samples of step {told['step'].number:,}" if told["step"] else "The samples of a step"
     return frame.show(request, "view_batch.html", title, here="batches", **told)
@@ -107,7 +107,7 @@ def _cards(frame: Frame, reads: Sequence[Read], *, is_asked: bool) -> list[ReadC
         try:
             found = _cards_of_stream(frame.viewed.streams[places[name]], wanted, is_asked=is_asked, fetched=fetched)
             cards |= {(name, *where): card for where, card in found.items()}
-        except StreamingError as error:
+        except (StreamingError, OSError) as error:
             problems[name] = in_words(error)
     return [
         ReadCard(

@@ -252,6 +252,23 @@ def test_a_bad_sample_is_told_and_so_is_a_stream_that_is_gone(streams: Path) -> 
     assert {key.split(":")[1] for page in read for key in page if key[0] == "c"} > {"0"}
 
 
+def test_a_stream_that_cannot_be_unpacked_leaves_the_others_alone(
+    streams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_texts("packed", 60, compression="zstd")
+    _config({"web": {"remote": "packed"}, "code": {"remote": "code"}})
+    with run_pages() as pages:
+        html(pages, "batches", step="0")
+        pages.viewed.streams[0].reader.close()
+        pages.viewed.streams[0]._reader = None
+        monkeypatch.setattr("tempfile.tempdir", str(streams / "gone"))
+        text = html(pages, "batches", step="3")
+    problems = _traced_in(Elements.of(text))
+    assert {key.partition(":")[0] for key in problems} == {"web", "code"}
+    assert all(problem == key.startswith("web:") for key, problem in problems.items())
+    assert "No such file or directory" in text
+
+
 def _traced_in(page: Elements) -> dict[str, bool]:
     """Of each card whether it tells of a problem."""
     text, found = page.text, {}
