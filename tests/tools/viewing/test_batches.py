@@ -185,6 +185,36 @@ def test_documents_are_shown_pack_by_pack(temporary: Path, pack: dict[str, Any],
     assert all(f"tokens {read['pack']['start']} to {read['pack']['stop'] - 1}" in text for read in traced)
 
 
+@pytest.mark.parametrize("limit", ["max_epochs", "max_steps"])
+def test_of_packs_of_very_many_documents_those_of_one_rank_are_shown(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr("lightning_streaming.tools.viewing.viewed_run._MOST_READS", 20)
+    with MDSWriter(out="tokens", columns={"tokens": "ndarray:uint16"}, size_limit="4kb") as writer:
+        for _ in range(400):
+            writer.write({"tokens": np.arange(10, dtype=np.uint16)})
+    data = {"batch_size": 1, "train": {"remote": "tokens", "pack": {"column": "tokens", "capacity": 200}}}
+    trainer: dict[str, Any] = {"devices": 4, "max_epochs": 1}
+
+    def write() -> None:
+        Path("run.yaml").write_text(json.dumps({"data": {"init_args": data}, "trainer": trainer}))
+
+    write()
+    with run_pages() as pages:
+        assert pages.viewed.run is not None
+        steps = len(pages.viewed.run.traced().steps.early[0])
+    trainer |= {limit: 1 if limit == "max_epochs" else steps, "max_epochs": 1 if limit == "max_epochs" else None}
+    write()
+    with run_pages() as pages:
+        assert pages.viewed.run is not None
+        last = pages.viewed.run.step(steps - 1, None)
+        assert last.rank == 0
+        assert {read.rank for read in last.reads} == {0}
+        assert not last.has_next
+        planned: Any = pages.viewed.run.traced().steps.later
+        assert planned.cache_info().misses == 0  # no epoch after the first
+
+
 def test_of_a_store_only_ranges_are_read_and_nothing_is_written(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
     _config({"web": {"remote": s3_bucket.url, "storage_options": s3_bucket.options}})
