@@ -74,7 +74,10 @@ class SampleKey:
             ConfigError: These are not the fields of a key.
         """
         wanted = {field.name: str if field.name == "stream" else int for field in fields(cls)}
-        if values.keys() != wanted.keys() or not all(isinstance(values[name], kind) for name, kind in wanted.items()):
+        are_right = values.keys() == wanted.keys() and all(
+            isinstance(values[name], kind) and not isinstance(values[name], bool) for name, kind in wanted.items()
+        )
+        if not are_right:
             raise ConfigError(f"the key of a sample has {', '.join(wanted)}, but got {dict(values)!r}")
         return cls(**values)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -24,7 +26,7 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
-from lightning_streaming.storage.secrets import describe, shown_cause
+from lightning_streaming.storage.secrets import chain_of, describe, shown_cause
 
 _logger = logging.getLogger(__name__)
 
@@ -87,6 +89,8 @@ _STATUS_ERRORS: dict[int, type[StreamingError]] = {
     404: ObjectNotFoundError,
     410: ObjectNotFoundError,
 }
+_NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+"""What the system says where nothing leads to a store."""
 # Names, not classes: importing every package a store might need only to recognise its errors would be slow.
 _NO_CREDENTIALS = (
     "ClientAuthenticationError",
@@ -263,6 +267,16 @@ def _is_put_off(error: BaseException) -> bool:
         return True
     words = "".join(map(str, _causes(error))).replace(" ", "")
     return status == _UNAVAILABLE and (_asked_wait(error) > 0 or any(word in words for word in _PUT_OFF_WORDS))
+
+
+def is_of_store(error: BaseException) -> bool:
+    """Whether a failure is of the whole store: not reached, silent, or asked too often; another object would wait, too.
+
+    Any other answer says something of the one object that was asked for.
+    """
+    silent = (TimeoutError, ConnectionRefusedError, socket.gaierror)
+    is_silent = any(isinstance(one, silent) or getattr(one, "errno", None) in _NO_WAY for one in chain_of(error))
+    return is_silent or _is_put_off(error)
 
 
 def _final_class(error: Exception) -> type[StreamingError] | None:

@@ -215,7 +215,7 @@ def shown_cause(error: BaseException, options: Mapping[str, Any], hidden: tuple[
 
     A traceback prints the whole chain, and a DataLoader worker sends it as text: masking our own message is not enough.
     """
-    texts = [text for link in _chain_of(error) for text in (str(link), repr(link), *getattr(link, "__notes__", ()))]
+    texts = [text for link in chain_of(error) for text in (str(link), repr(link), *getattr(link, "__notes__", ()))]
     if all(redact(text, options, hidden) == text for text in texts):
         return error
     return StorageError(describe(error, options, hidden))
@@ -229,7 +229,7 @@ def describe(error: BaseException, options: Mapping[str, Any], hidden: tuple[str
     return redact(f"{type(error).__name__}: {' '.join(words.split())}".rstrip(": "), options, hidden)
 
 
-def _chain_of(error: BaseException) -> Iterator[BaseException]:
+def chain_of(error: BaseException) -> Iterator[BaseException]:
     """The error and all that a traceback would print with it."""
     link: BaseException | None = error
     seen: set[int] = set()

@@ -9,6 +9,8 @@ from lightning_streaming.formats.images import BEGINNINGS
 _PICTURES = ((BEGINNINGS["JPEG"], "image/jpeg"), (BEGINNINGS["PNG"], "image/png"), (b"GIF8", "image/gif"))
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Second bytes of the markers of a frame; the others of this range are of tables and extensions."""
+_MOST_HEAD = 1 << 20
+"""Bytes among which the head of a frame is looked for."""
 _SOUNDS = ((b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"))
 _MPEG_HEADS = {0xFB: 1, 0xFA: 1, 0xF3: 2, 0xF2: 2}
 """Of MPEG audio of layer III: the second byte of a frame, and the version."""
@@ -48,7 +50,7 @@ def _pair(data: bytes, start: int, size: int, order: Literal["big", "little"]) -
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
     """As the frame's head says it, which stands after segments of other kinds, each with its length."""
-    at = 2
+    data, at = data[:_MOST_HEAD], 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         if data[at + 1] == 0xFF:  # it fills
             at += 1

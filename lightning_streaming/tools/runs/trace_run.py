@@ -224,13 +224,14 @@ class Read:
         return self.key.position if self.pack is None else self.pack.position
 
 
-def reads_of_step(run: TracedRun, step: int, rank: int | None = None) -> list[Read]:
+def reads_of_step(run: TracedRun, step: int, rank: int | None = None, most: int | None = None) -> list[Read]:
     """The samples of a global step, by rank, batch and place.
 
     Args:
         run: The run.
         step: The trainer's ``global_step`` in the step; the first is 0.
         rank: Only what this rank reads; None for all.
+        most: Ranks after the one with which there are more samples are left out; None for no limit.
 
     Raises:
         ConfigError: The run has no such step or rank.
@@ -239,7 +240,12 @@ def reads_of_step(run: TracedRun, step: int, rank: int | None = None) -> list[Re
         raise ConfigError(f"there is no rank {rank}; the run has {run.num_ranks}, see --nodes and --ranks-per-node")
     epoch, of_epoch = run.steps.find(step)
     ranks = range(0, run.num_ranks, run.replication) if rank is None else [rank]
-    return list(_EpochReads.of(run, epoch).in_batches(run.steps.of_epoch(epoch).batches_of(of_epoch), ranks))
+    of_run, batches, reads = _EpochReads.of(run, epoch), run.steps.of_epoch(epoch).batches_of(of_epoch), list[Read]()
+    for one in ranks:
+        reads += of_run.in_batches(batches, [one])
+        if most is not None and len(reads) > most:
+            break
+    return reads
 
 
 def reads_of_sample(run: TracedRun, stream: str, shard: int, index: int, epochs: int) -> list[Read]:

@@ -348,8 +348,6 @@ class _RunSteps:
             ConfigError: It lies before the run or after its end, or an epoch has no steps.
         """
         epoch, of_epoch = self._find(step)
-        if self.max_steps is not None and step >= self.max_steps:
-            raise ConfigError(f"there is no step {step}: the run ends after max_steps={self.max_steps}")
         if not self.has(epoch):
             raise ConfigError(f"there is no step {step}: the run ends after max_epochs={self.max_epochs}")
         return epoch, of_epoch
@@ -360,10 +358,14 @@ class _RunSteps:
                 f"step {step} was done before the checkpoint, which is at step {self.first_step}; trace the run that "
                 "saved it, without --ckpt, or with the checkpoint that it began with"
             )
+        if self.max_steps is not None and step >= self.max_steps:
+            raise ConfigError(f"there is no step {step}: the run ends after max_steps={self.max_steps}")
         after, epoch = step - self.first_step, self.first_epoch
         while epoch - self.first_epoch < len(self.early) or self.later is not None:
+            if not self.has(epoch):  # it need not be planned
+                return epoch, after
             steps = self.of_epoch(epoch)
-            if after < len(steps) or not self.has(epoch):
+            if after < len(steps):
                 return epoch, after
             if not len(steps) and epoch - self.first_epoch >= len(self.early):
                 break

@@ -23,6 +23,7 @@ from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard import FilePart, LoneSamples, check_shard, table_part, unsafe_columns
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, column_names
 from lightning_streaming.storage import Location
+from lightning_streaming.storage.retries import is_of_store
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.stored.held_shards import lone_samples, opened, parts_of
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset, columns_of, raw_directory, stored_files
@@ -32,7 +33,7 @@ _MOST_SAMPLE_BYTES = 8 << 20
 """A sample with more is read only when it is asked for by itself."""
 _MOST_FETCHED = 16 << 20
 _MOST_UNPACKED = 512 << 20
-"""A shard that takes more to bring here, or to unpack here, is opened only when that is asked for."""
+"""Shards that take more to bring here, those of a page together, or to unpack here, are opened only when asked for."""
 _MOST_KEPT = 64 << 20
 """Bytes of samples, as stored, that are remembered: a page asks for each of its pictures again."""
 _MOST_TABLE_BYTES = 64 << 20
@@ -62,6 +63,13 @@ class Unreadable:
 
 
 Found = Sample | TooMuch | Unreadable
+
+
+@dataclass(kw_only=True, slots=True)
+class FetchedUnasked:
+    """What is fetched for one page to open shards, unasked."""
+
+    bytes: int = 0
 
 
 class SampleReader:
@@ -129,12 +137,15 @@ class SampleReader:
         """
         return [] if self._allows_unsafe else unsafe_columns(self.index.shards[shard])
 
-    def read(self, numbers: Sequence[int], *, is_asked: bool = False) -> list[Found]:
+    def read(
+        self, numbers: Sequence[int], *, is_asked: bool = False, fetched: FetchedUnasked | None = None
+    ) -> list[Found]:
         """Some samples, in ascending order; those beside each other in one shard are read at once.
 
         Args:
             numbers: Which.
             is_asked: Whether to read them whatever that takes.
+            fetched: For the page so far; None for nothing yet.
 
         Returns:
             Of each sample its columns, but for those that are shut; or why there are none.
@@ -144,33 +155,31 @@ class SampleReader:
         """
         with self._lock:
             found: list[Found] = []
-            silent: list[DownloadError] = []
+            of_store: DownloadError | None = None
+            fetched = fetched or FetchedUnasked()
             for shard, group in groupby(numbers, lambda number: self.find(number)[0]):
-                found += self._of_shard(shard, list(group), is_asked, silent)
+                wanted = list(group)
+                missing = [number for number in wanted if number not in self._kept]
+                told: dict[int, Found] = {}
+                if missing and of_store is not None:
+                    words = f"it is not asked for, as the store failed just before: {of_store}"
+                    told = dict.fromkeys(missing, Unreadable(words=words))
+                elif missing:
+                    try:
+                        told = self._read(shard, missing, is_asked, fetched)
+                    except (StreamingError, OSError) as error:
+                        if isinstance(error, DownloadError) and is_of_store(error):
+                            of_store = error
+                        told = dict.fromkeys(missing, Unreadable(words=str(error)))
+                found += [told[number] if number in told else self._kept[number][0] for number in wanted]
+                while sum(size for _, size in self._kept.values()) > _MOST_KEPT:
+                    self._kept.popitem(last=False)
             return found
 
-    def _of_shard(self, shard: int, numbers: list[int], is_asked: bool, silent: list[DownloadError]) -> list[Found]:
-        """Those of one shard; ``silent`` has the failure of a store that is not waited for again."""
-        missing = [number for number in numbers if number not in self._kept]
-        told: dict[int, Found] = {}
-        if missing:
-            try:
-                if silent:
-                    raise DownloadError(f"it is not asked for, as the store failed just before: {silent[0]}")
-                told = self._read(shard, missing, is_asked)
-            except StreamingError as error:
-                if isinstance(error, DownloadError) and not silent:
-                    silent.append(error)
-                told = dict.fromkeys(missing, Unreadable(words=str(error)))
-        found = [told[number] if number in told else self._kept[number][0] for number in numbers]
-        while sum(size for _, size in self._kept.values()) > _MOST_KEPT:
-            self._kept.popitem(last=False)
-        return found
-
-    def _read(self, shard: int, numbers: list[int], is_asked: bool) -> dict[int, Found]:
+    def _read(self, shard: int, numbers: list[int], is_asked: bool, fetched: FetchedUnasked) -> dict[int, Found]:
         info, first = self.index.shards[shard], self.first_of(shard)
         check_shard(info, allow_unsafe_types=True, columns=self._wanted(info))
-        refused = None if is_asked else self._refused(shard, info)
+        refused = None if is_asked else self._refused(shard, info, fetched)
         if refused is not None:
             return dict.fromkeys(numbers, refused)
         if info.format not in OTHER_FORMATS:
@@ -178,23 +187,27 @@ class SampleReader:
         reader = self._reader(shard, info)
         return {number: self._keep(number, None, lambda at: reader[at], number - first) for number in numbers}
 
-    def _refused(self, shard: int, info: ShardInfo) -> TooMuch | None:
-        """What opening a shard takes, where that is much and it is not open."""
-        if shard in self._tables or (self._open is not None and self._open[0] == shard):
+    def _refused(self, shard: int, info: ShardInfo, fetched: FetchedUnasked) -> TooMuch | None:
+        """What opening a shard takes, where that is much and it is not open; else it counts as fetched."""
+        is_open = self._open is not None and self._open[0] == shard
+        if is_open or (info.compression is None and shard in self._tables):
             return None
         raw = sum(raw.bytes for raw, _ in info.files)
-        fetched, why = raw, "because its shard is read as a whole"
+        size, why = raw, "because its shard is read as a whole"
         if info.format not in OTHER_FORMATS and info.compression is None:
-            fetched, why = table_part(info).stop, "to know where the samples of its shard are"
+            size, why = table_part(info).stop, "to know where the samples of its shard are"
         elif info.compression != PART:
-            fetched = sum(file.bytes for file in stored_files(info))
-        if fetched > _MOST_FETCHED and self.place.directory is None:
-            return TooMuch(words=f"{format_bytes(fetched)} must be fetched, {why}")
+            size = sum(file.bytes for file in stored_files(info))
+        is_fetched = self.place.directory is None
+        if is_fetched and fetched.bytes + size > _MOST_FETCHED:
+            besides = "" if size > _MOST_FETCHED else " besides what other samples here take"
+            return TooMuch(words=f"{format_bytes(size)} must be fetched{besides}, {why}")
         if raw > _MOST_UNPACKED and takes_room_in_place(info):
             return TooMuch(words=f"{format_bytes(raw)} must be unpacked, because its shard is compressed")
         mean = raw // max(1, info.samples)
         if mean > _MOST_SAMPLE_BYTES and info.format in OTHER_FORMATS:
             return TooMuch(words=f"samples of its shard take {format_bytes(mean)} on average")
+        fetched.bytes += size if is_fetched else 0
         return None
 
     def _read_alone(self, shard: int, info: ShardInfo, numbers: list[int], is_asked: bool) -> dict[int, Found]:

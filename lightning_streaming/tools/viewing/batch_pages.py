@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from lightning_streaming.errors import StreamingError
+from lightning_streaming.tools.stored.sample_reader import FetchedUnasked
 from lightning_streaming.tools.viewing.cards import Card, cards_of
 from lightning_streaming.tools.viewing.page import Answer, Frame, Request, in_words
 from lightning_streaming.tools.viewing.viewed import ViewedStream
@@ -71,7 +72,7 @@ def batches(frame: Frame, request: Request) -> Answer | None:
         told["unread"] = None if request.is_asked else run.unread("train")
         if told["unread"] is None:
             told |= _of_step(frame, request, run.step(wanted, rank))
-    except StreamingError as error:
+    except (StreamingError, OSError) as error:
         told["problem"] = in_words(error)
     title = f"The samples of step {told['step'].number:,}" if told["step"] else "The samples of a step"
     return frame.show(request, "view_batch.html", title, here="batches", **told)
@@ -97,16 +98,16 @@ def _of_step(frame: Frame, request: Request, step: ViewedStep) -> dict[str, Any]
 def _cards(frame: Frame, reads: Sequence[Read], *, is_asked: bool) -> list[ReadCard]:
     """A card for each read; a stream whose data cannot be looked at fails alone."""
     places = {one.name: place for place, one in enumerate(frame.viewed.streams) if one.stage == "train"}
-    cards, problems = dict[tuple[str, int, int], Card](), dict[str, str]()
+    cards, problems, fetched = dict[tuple[str, int, int], Card](), dict[str, str](), FetchedUnasked()
     for name in dict.fromkeys(read.key.stream for read in reads):
         if name not in places:
             problems[name] = "the configuration does not say where the data of this stream is"
             continue
         wanted = {(read.key.shard, read.key.index) for read in reads if read.key.stream == name}
         try:
-            found = _cards_of_stream(frame.viewed.streams[places[name]], wanted, is_asked=is_asked)
+            found = _cards_of_stream(frame.viewed.streams[places[name]], wanted, is_asked=is_asked, fetched=fetched)
             cards |= {(name, *where): card for where, card in found.items()}
-        except StreamingError as error:
+        except (StreamingError, OSError) as error:
             problems[name] = in_words(error)
     return [
         ReadCard(
@@ -120,12 +121,12 @@ def _cards(frame: Frame, reads: Sequence[Read], *, is_asked: bool) -> list[ReadC
 
 
 def _cards_of_stream(
-    stream: ViewedStream, wanted: Iterable[tuple[int, int]], *, is_asked: bool
+    stream: ViewedStream, wanted: Iterable[tuple[int, int]], **how: Any
 ) -> Mapping[tuple[int, int], Card]:
     """Cards by shard and index; what is beside each other is read together."""
     ordered = sorted(wanted)
     numbers = [stream.reader.first_of(shard) + index for shard, index in ordered]
-    return dict(zip(ordered, cards_of(stream.reader, numbers, is_asked=is_asked), strict=True))
+    return dict(zip(ordered, cards_of(stream.reader, numbers, **how), strict=True))
 
 
 def _batches(step: ViewedStep, cards: Sequence[ReadCard]) -> list[ShownBatch]:

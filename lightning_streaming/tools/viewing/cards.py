@@ -11,7 +11,7 @@ from lightning_streaming.formats.shard import unsafe_columns
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.storage.secrets import redact
 from lightning_streaming.tools.console import printable_name
-from lightning_streaming.tools.stored.sample_reader import SampleReader, TooMuch, Unreadable
+from lightning_streaming.tools.stored.sample_reader import FetchedUnasked, SampleReader, TooMuch, Unreadable
 from lightning_streaming.tools.viewing.shown_values import ShownValue, brief_value, foreign_value
 
 
@@ -33,18 +33,21 @@ class Card:
         return isinstance(self.told, TooMuch)
 
 
-def cards_of(reader: SampleReader, numbers: Sequence[int], *, is_asked: bool = False) -> list[Card]:
+def cards_of(
+    reader: SampleReader, numbers: Sequence[int], *, is_asked: bool = False, fetched: FetchedUnasked | None = None
+) -> list[Card]:
     """A card for each of some samples.
 
     Args:
         reader: Reads them.
         numbers: Which, in ascending order.
         is_asked: Whether to read them whatever that takes.
+        fetched: As for :meth:`SampleReader.read`.
 
     Raises:
         SampleIndexError: There is no such sample.
     """
-    found = reader.read(numbers, is_asked=is_asked)
+    found = reader.read(numbers, is_asked=is_asked, fetched=fetched)
     return [_card_of(reader, number, one) for number, one in zip(numbers, found, strict=True)]
 
 

@@ -83,16 +83,19 @@ class ViewedStream:
         return self._summary
 
     def statistics(self, *, is_asked: bool) -> Statistics:
-        """What is in its columns, told from some samples.
+        """What is in its columns, told from some samples; from those again where some could not be read.
 
         Raises:
             StreamingError: As for :attr:`reader`.
         """
-        reader = self.reader
-        if self._statistics is None or (is_asked and self._statistics.left_out):
-            encodings = {one["name"]: one["encoding"] for one in self.summary()["columns"]}
-            self._statistics = statistics_of(reader, encodings, is_asked=is_asked)
-        return self._statistics
+        reader, kept = self.reader, self._statistics
+        if kept is not None and not (is_asked and kept.left_out):
+            return kept
+        encodings = {one["name"]: one["encoding"] for one in self.summary()["columns"]}
+        found = statistics_of(reader, encodings, is_asked=is_asked)
+        if all(one.may_be_asked for one in found.left_out):
+            self._statistics = found
+        return found
 
     def filtered(self, selection: Selection | None, first: int, most: int, *, is_selected: bool) -> list[int]:
         """Some samples that a run reads, or leaves out.

@@ -338,11 +338,11 @@ class ViewedRun:
         with self.lock:
             traced = self.traced()
             first = traced.steps.first_step
-            if rank is None and traced.loader.samples_per_global_batch * traced.steps.whole.accumulate > _MOST_READS:
-                rank = 0
             number = first if number is None else number
             _check_near(traced, number)
-            reads = reads_of_step(traced, number, rank)
+            reads = reads_of_step(traced, number, rank, _MOST_READS)
+            if rank is None and len(reads) > _MOST_READS:
+                rank, reads = 0, [read for read in reads if read.rank == 0]
             try:
                 traced.steps.find(number + 1)
                 has_next = True

@@ -38,3 +38,9 @@ def test_a_damaged_head_says_some_size_or_none(kind: str, stop: int, more: bytes
     data = _file(kind, (30, 20))[:stop] + more
     size = picture_size(data)
     assert size is None or (picture_type(data) is not None and len(size) == 2)
+
+
+@pytest.mark.parametrize(("fill", "size"), [(1000, (30, 20)), (1 << 20, None)])
+def test_the_head_of_a_jpeg_is_looked_for_in_its_first_mebibyte(fill: int, size: tuple[int, int] | None) -> None:
+    data = _file("jpeg", (30, 20))
+    assert picture_size(data[:2] + b"\xff" * fill + data[2:]) == size

@@ -51,6 +51,13 @@ def test_other_texts_name_none(text: str) -> None:
     assert named_sample(text) is None
 
 
+@pytest.mark.parametrize("name", ["shard", "index", "epoch", "position", "shuffle_seed"])
+def test_a_truth_value_is_no_number_of_a_whole_key(name: str) -> None:
+    key = SampleKey(stream="web", shard=1, index=1, epoch=1, position=1, shuffle_seed=1)
+    with pytest.raises(ConfigError, match="the key of a sample has"):
+        named_sample(json.dumps({**key.as_dict(), name: True}))
+
+
 @pytest.mark.parametrize(
     "text", ["{", "{" * 10**5, '{"shard": 3}', '{"shard": "3", "index": 7}', '{"shard": true, "index": 7}', '{"a": 1}']
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -20,6 +21,7 @@ from lightning_streaming.tools.stored.sample_reader import SampleReader, TooMuch
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 from lightning_streaming.tools.viewing.column_statistics import statistics_of
 from lightning_streaming.writing.writers import MDSWriter
+from tests.servers import http_server
 from tests.servers.stores import HttpStore, S3Bucket
 from tests.tools.running import write_texts
 from tests.tools.viewing.asking import html, pages_of
@@ -121,6 +123,27 @@ def test_offsets_that_are_much_are_fetched_when_that_is_asked_for(
         assert not [name for name in s3_bucket.requests() if "shard" in name]
         assert reader.read([3], is_asked=True) == [{"id": 3, "text": "text 003"}]
         assert reader.read([4]) == [{"id": 4, "text": "text 004"}]
+
+
+def test_shards_that_are_much_together_are_fetched_when_that_is_asked_for(
+    s3_bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    firsts, _ = _write_shards(tmp_path, compression="zstd")
+    s3_bucket.put_all(tmp_path)
+    with reading(s3_bucket.url, s3_bucket.options) as reader:
+        stored = [shard.zip_data for shard in reader.index.shards]
+        sizes = {file.basename: file.bytes for file in stored if file is not None}
+        names = list(sizes)
+        monkeypatch.setattr(sample_reader, "_MOST_FETCHED", sum(sizes[name] for name in names[:2]))
+        found = reader.read(firsts)
+        assert [isinstance(one, TooMuch) for one in found] == [number >= 2 for number in range(len(firsts))]
+        assert isinstance(found[2], TooMuch)
+        assert "besides what other samples here take" in found[2].words
+        assert set(s3_bucket.requests()) & set(names) == set(names[:2])
+        assert [one["id"] for one in reader.read(firsts, is_asked=True) if isinstance(one, dict)] == firsts
+        monkeypatch.setattr(sample_reader, "_MOST_FETCHED", 0)
+        assert isinstance(reader.read([firsts[0] + 1])[0], TooMuch)  # it would be fetched again
+        assert isinstance(reader.read([firsts[-1] + 1])[0], dict)  # it is here still
 
 
 def _parquet(directory: Path, rows: int, size: int, in_group: int) -> None:
@@ -319,18 +342,70 @@ def test_statistics_reach_from_the_first_sample_of_a_shard_to_its_last(s3_bucket
         assert (told.taken, facts["min"], facts["max"], facts["different"]) == (taken, "0", "399", "64")
 
 
-def test_a_store_that_fails_is_asked_once_for_all_shards_that_are_wanted(s3_bucket: S3Bucket, tmp_path: Path) -> None:
-    index = write_texts(tmp_path, 50)
-    s3_bucket.put_all(tmp_path)
+def _write_shards(directory: Path, **writer: Any) -> tuple[list[int], list[str]]:
+    """Texts in several shards; the first sample of each, and their names."""
+    index = write_texts(directory, 50, **writer)
     firsts = [sum(shard.samples for shard in index.shards[:number]) for number in range(len(index.shards))]
     assert len(firsts) > 3
+    return firsts, [shard.raw_data.basename for shard in index.shards]
+
+
+@pytest.mark.parametrize("fault", [{"fault": "status", "status": 500}, {"fault": "reset"}, {"fault": "truncate"}])
+def test_a_shard_that_fails_leaves_the_others_alone(s3_bucket: S3Bucket, tmp_path: Path, fault: dict[str, Any]) -> None:
+    firsts, names = _write_shards(tmp_path)
+    s3_bucket.put_all(tmp_path)
     with reading(s3_bucket.url, s3_bucket.options) as reader:
-        s3_bucket.fail(r"shard\.0000[1-9]", "status", status=500)
+        reader.place = replace(reader.place, attempts=1)
+        s3_bucket.fail(names[1], **fault)
         found = reader.read(firsts)
-        asked = {name for name in s3_bucket.requests() if "shard" in name}
-        assert asked == {"shard.00000.mds", "shard.00001.mds"}
+        assert [isinstance(one, Unreadable) for one in found] == [number == 1 for number in range(len(firsts))]
+        s3_bucket.heal()
+        assert reader.read(firsts)[1] == {"id": firsts[1], "text": f"text {firsts[1]:03}"}
+
+
+def test_a_store_that_sends_nothing_is_asked_once_for_all_shards_that_are_wanted(
+    s3_bucket: S3Bucket, tmp_path: Path
+) -> None:
+    firsts, names = _write_shards(tmp_path)
+    s3_bucket.put_all(tmp_path)
+    with reading(s3_bucket.url, s3_bucket.options) as reader:
+        reader.read(firsts[:1])
+        patient, reader.place = reader.place, replace(reader.place, attempts=1, timeout=0.3)
+        s3_bucket.fail("shard", "hang")
+        found = reader.read(firsts)
+        assert set(s3_bucket.requests()) & set(names) == set(names[:2])
         assert [isinstance(one, Unreadable) for one in found] == [False] + [True] * (len(firsts) - 1)
         assert isinstance(found[2], Unreadable)
         assert "failed just before" in found[2].words
         s3_bucket.heal()
+        reader.place = patient
         assert reader.read(firsts)[2] == {"id": firsts[2], "text": f"text {firsts[2]:03}"}
+
+
+def test_a_store_that_is_gone_or_asked_too_often_is_asked_once(http_store: HttpStore, tmp_path: Path) -> None:
+    firsts, names = _write_shards(tmp_path)
+    http_store.put_all(tmp_path)
+    with reading(http_store.url, http_store.options) as reader:
+        reader.place = replace(reader.place, attempts=1, timeout=5.0)  # for less than the store asks for
+        http_store.fail("shard", "status", status=429, retry_after=60)
+        found = reader.read(firsts)
+        assert set(http_store.requests()) & set(names) == set(names[:1])
+        assert all(isinstance(one, Unreadable) for one in found)
+    with http_server(tmp_path) as url:
+        place = find_dataset(url, {}, None)
+        gone = SampleReader(place, place.cache(), place.read_index(), False)
+    told = [one.words for one in gone.read(firsts) if isinstance(one, Unreadable)]
+    assert ["failed just before" in words for words in told] == [False] + [True] * (len(firsts) - 1)
+
+
+def test_statistics_that_lack_what_could_not_be_read_are_made_again(s3_bucket: S3Bucket, tmp_path: Path) -> None:
+    _, names = _write_shards(tmp_path)
+    s3_bucket.put_all(tmp_path)
+    pages = pages_of(s3_bucket.url, s3_bucket.options)
+    s3_bucket.fail(names[1], "status", status=500)
+    assert "left out" in html(pages, "s/0/columns")
+    s3_bucket.heal()
+    assert "left out" not in html(pages, "s/0/columns")
+    asked = len(s3_bucket.requests())
+    html(pages, "s/0/columns")
+    assert len(s3_bucket.requests()) == asked

@@ -185,6 +185,36 @@ def test_documents_are_shown_pack_by_pack(temporary: Path, pack: dict[str, Any],
     assert all(f"tokens {read['pack']['start']} to {read['pack']['stop'] - 1}" in text for read in traced)
 
 
+@pytest.mark.parametrize("limit", ["max_epochs", "max_steps"])
+def test_of_packs_of_very_many_documents_those_of_one_rank_are_shown(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr("lightning_streaming.tools.viewing.viewed_run._MOST_READS", 20)
+    with MDSWriter(out="tokens", columns={"tokens": "ndarray:uint16"}, size_limit="4kb") as writer:
+        for _ in range(400):
+            writer.write({"tokens": np.arange(10, dtype=np.uint16)})
+    data = {"batch_size": 1, "train": {"remote": "tokens", "pack": {"column": "tokens", "capacity": 200}}}
+    trainer: dict[str, Any] = {"devices": 4, "max_epochs": 1}
+
+    def write() -> None:
+        Path("run.yaml").write_text(json.dumps({"data": {"init_args": data}, "trainer": trainer}))
+
+    write()
+    with run_pages() as pages:
+        assert pages.viewed.run is not None
+        steps = len(pages.viewed.run.traced().steps.early[0])
+    trainer |= {limit: 1 if limit == "max_epochs" else steps, "max_epochs": 1 if limit == "max_epochs" else None}
+    write()
+    with run_pages() as pages:
+        assert pages.viewed.run is not None
+        last = pages.viewed.run.step(steps - 1, None)
+        assert last.rank == 0
+        assert {read.rank for read in last.reads} == {0}
+        assert not last.has_next
+        planned: Any = pages.viewed.run.traced().steps.later
+        assert planned.cache_info().misses == 0  # no epoch after the first
+
+
 def test_of_a_store_only_ranges_are_read_and_nothing_is_written(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
     _config({"web": {"remote": s3_bucket.url, "storage_options": s3_bucket.options}})
@@ -217,6 +247,26 @@ def test_what_takes_much_is_read_for_the_whole_page_when_that_is_asked_for(
         assert all(f"text {number:03}" in text for number in map(int, re.findall(r"Sample (\d+) place", text)))
 
 
+def test_shards_of_all_streams_are_much_together(
+    streams: Path, s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {}
+    for name in ("web", "code"):
+        write_texts(f"packed {name}", 60, compression="zstd")
+        for path in Path(f"packed {name}").iterdir():
+            s3_bucket.put(f"{name}/{path.name}", path.read_bytes())
+            sizes[f"{name}/{path.name}"] = path.stat().st_size
+    _config({one: {"remote": f"{s3_bucket.url}/{one}", "storage_options": s3_bucket.options} for one in MIXED})
+    largest = max(size for name, size in sizes.items() if "shard" in name)
+    monkeypatch.setattr("lightning_streaming.tools.stored.sample_reader._MOST_FETCHED", largest)
+    with run_pages() as pages:
+        text = html(pages, "batches", step="3")
+    assert {key.partition(":")[0] for key in _keys(text)} == {"web", "code"}
+    fetched = {name for name in s3_bucket.requests() if "shard" in name}
+    assert 0 < sum(sizes[name] for name in fetched) <= largest
+    assert "besides what other samples here take" in text
+
+
 def test_a_bad_sample_is_told_and_so_is_a_stream_that_is_gone(streams: Path) -> None:
     with run_pages() as pages:
         html(pages, "batches", step="3")
@@ -230,6 +280,23 @@ def test_a_bad_sample_is_told_and_so_is_a_stream_that_is_gone(streams: Path) -> 
     assert all(problem for page in read for key, problem in page.items() if key.startswith("web:"))
     assert all(problem == key.startswith("code:0:") for page in read for key, problem in page.items() if key[0] == "c")
     assert {key.split(":")[1] for page in read for key in page if key[0] == "c"} > {"0"}
+
+
+def test_a_stream_that_cannot_be_unpacked_leaves_the_others_alone(
+    streams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_texts("packed", 60, compression="zstd")
+    _config({"web": {"remote": "packed"}, "code": {"remote": "code"}})
+    with run_pages() as pages:
+        html(pages, "batches", step="0")
+        pages.viewed.streams[0].reader.close()
+        pages.viewed.streams[0]._reader = None
+        monkeypatch.setattr("tempfile.tempdir", str(streams / "gone"))
+        text = html(pages, "batches", step="3")
+    problems = _traced_in(Elements.of(text))
+    assert {key.partition(":")[0] for key in problems} == {"web", "code"}
+    assert all(problem == key.startswith("web:") for key, problem in problems.items())
+    assert "No such file or directory" in text
 
 
 def _traced_in(page: Elements) -> dict[str, bool]:
