@@ -74,13 +74,13 @@ def format_bytes(size: float) -> str:
 
 
 def unit_as_written(size: int) -> tuple[int, str]:
-    """Bytes and name of the unit that a configuration has of such a size: megabytes, or kilobytes below 100 of them."""
-    return (2**20, "mb") if size >= 100 * 2**20 else (2**10, "kb")
+    """Bytes and name of the unit that a configuration has of such a size: one of which it has 100 or more, or bytes."""
+    return next(((unit, name) for unit, name in ((2**20, "mb"), (2**10, "kb")) if size >= 100 * unit), (1, "b"))
 
 
 def bytes_as_written(size: int) -> str:
     """A limit as a configuration has it, rounded up: ``"1200mb"``, or ``"5400kb"`` where megabytes are too coarse."""
-    unit, name = unit_as_written(size)
+    unit, name = unit_as_written(max(size, 100 * 2**10))
     return f"{ceil(size / unit)}{name}"
 
 

@@ -458,9 +458,9 @@ def check_limit(limit: int | None, fixed_bytes: int, shard_bytes: int, name: str
         return
     unit, written = unit_as_written(least)
     fixed, shard = ceil(fixed_bytes / unit), ceil(shard_bytes / unit)
-    size, of_limit = unit_as_written(limit)
+    given = next(f"{limit // size}{of}" for size, of in ((2**20, "mb"), (2**10, "kb"), (1, "b")) if not limit % size)
     raise ConfigError(
-        f"{name} is {f'{limit // size}{of_limit}' if limit >= size else f'{limit}b'}; at least "
+        f"{name} is {given}; at least "
         f"{fixed + 2 * shard}{written} is needed: {fixed}{written} for index and selections, and twice "
         f"{shard}{written}, which is the largest shard, raw and compressed. Selections of other runs count too: "
         "`lightning-streaming cache gc --older-than 7d` removes those that were long unused"

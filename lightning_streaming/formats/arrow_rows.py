@@ -10,6 +10,7 @@ is plain; its columns then stand side by side, though in the batches each lies b
 from __future__ import annotations
 
 import json
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,12 @@ _OF_VALUES = (FormatError, ValueError, ArithmeticError)
 """What comes of a value that is damaged."""
 
 
+def _asks_for_too_much(error: MemoryError) -> bool:
+    """Whether more was asked for than any process of this machine could have: a length that is damaged."""
+    asked = re.search(r"malloc of size (\d+)", str(error))
+    return asked is not None and int(asked[1]) > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 @contextmanager
 def sound_arrow(shown: str, must_be: str = "sound rows of Arrow", way_out: str = "") -> Iterator[None]:
     """Say of what Arrow refuses that the data is damaged.
@@ -61,9 +68,11 @@ def sound_arrow(shown: str, must_be: str = "sound rows of Arrow", way_out: str =
     arrow = require_pyarrow()
     try:
         yield
-    except (StreamingError, MemoryError):  # some of which are a ValueError, an OSError or Arrow's too
+    except StreamingError:  # some of which are a ValueError or an OSError too
         raise
-    except (arrow.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError) as error:
+    except (arrow.ArrowException, MemoryError, OSError, ValueError, KeyError, IndexError, OverflowError) as error:
+        if isinstance(error, MemoryError) and not _asks_for_too_much(error):
+            raise
         words = shortened(" ".join(str(error).split()))
         raise ShardCorruptError(f"{shown} must be {must_be}, but: {words}{way_out and f'; {way_out}'}") from error
 

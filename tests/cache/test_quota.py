@@ -493,14 +493,19 @@ def test_a_limit_that_cannot_work_is_refused_with_the_one_that_would() -> None:
     assert least == 2100
     check_limit(None, 100, 1000)
     check_limit(least, 100, 1000)
-    with pytest.raises(ConfigError, match=r"^cache_limit is 2kb; at least 3kb is needed: 1kb for index and sel.* 1kb"):
+    with pytest.raises(ConfigError, match=r"^cache_limit is 2099b; at least 2100b is needed: 100b for .* 1000b"):
         check_limit(least - 1, 100, 1000)
 
 
 @pytest.mark.parametrize(
     ("limit", "fixed", "shard", "told"),
     [
-        (500, 100, 1000, "x.cache_limit is 500b; at least 3kb is needed: 1kb for index and selections, and twice 1kb,"),
+        (
+            500,
+            100,
+            1000,
+            "x.cache_limit is 500b; at least 2100b is needed: 100b for index and selections, and twice 1000b,",
+        ),
         (100 * 2**10, 2**10, 2**26, "x.cache_limit is 100kb; at least 129mb is needed: 1mb for index and selections"),
         (2**30, 2**10, 2**30, "x.cache_limit is 1024mb; at least 2049mb is needed: 1mb for "),
     ],
