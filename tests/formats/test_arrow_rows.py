@@ -22,7 +22,7 @@ from pyarrow import parquet
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import EncodingError, SampleIndexError, ShardCorruptError, StreamingError
-from lightning_streaming.formats.arrow_rows import ArrowRows, PlainArrow, plain_arrow
+from lightning_streaming.formats.arrow_rows import ArrowRows, PlainArrow, plain_arrow, sound_arrow
 from tests.formats.stored import arrays_in, rows_of
 
 
@@ -481,3 +481,11 @@ def test_an_image_of_which_datasets_stored_the_path_alone(tmp_path: Path) -> Non
     (tmp_path / "one.png").unlink()
     found = rows_of(parquet.read_table(tmp_path / "b.parquet").to_batches())[0]
     assert np.asarray(found["image"]).tolist() == [[7, 7], [7, 7]]
+
+
+def test_a_length_beyond_any_memory_is_damage_and_a_lack_of_memory_is_not() -> None:
+    with pytest.raises(ShardCorruptError, match="a file must be sound rows of Arrow, but: malloc"), sound_arrow("a file"):
+        pa.allocate_buffer(2**60)
+    for lack in (MemoryError("no room"), pa.ArrowMemoryError("malloc of size 4096 failed")):
+        with pytest.raises(MemoryError), sound_arrow("a file"):
+            raise lack
