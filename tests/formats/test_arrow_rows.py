@@ -484,7 +484,10 @@ def test_an_image_of_which_datasets_stored_the_path_alone(tmp_path: Path) -> Non
 
 
 def test_a_length_beyond_any_memory_is_damage_and_a_lack_of_memory_is_not() -> None:
-    with pytest.raises(ShardCorruptError, match="a file must be sound rows of Arrow, but: malloc"), sound_arrow("a file"):
+    with (
+        pytest.raises(ShardCorruptError, match="a file must be sound rows of Arrow, but: malloc"),
+        sound_arrow("a file"),
+    ):
         pa.allocate_buffer(2**60)
     for lack in (MemoryError("no room"), pa.ArrowMemoryError("malloc of size 4096 failed")):
         with pytest.raises(MemoryError), sound_arrow("a file"):
