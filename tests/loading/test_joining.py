@@ -637,7 +637,7 @@ def test_a_limit_holds_for_joined_shards_too(tmp_path: Path) -> None:
         join={"clip": {"remote": str(tmp_path / "clips"), "local": str(local / "b")}},
         cache_limit=150_000,
     )
-    with pytest.raises(ConfigError, match="cache_limit is 146kb; at least"):
+    with pytest.raises(ConfigError, match="cache_limit is 150000b; at least 167kb is needed"):
         small[0]
 
 

@@ -414,5 +414,5 @@ def test_a_limit_that_is_too_small_is_told_by_the_name_of_its_field(data: Path, 
     small = config(data, local=str(tmp_path / "cache"), cache_limit="1kb")
     module = StreamingDataModule(train=config(data), val=small)
     module.setup("fit")
-    with pytest.raises(ConfigError, match=r"^data\.val\.cache_limit is 1kb; at least \d+kb is needed"):
+    with pytest.raises(ConfigError, match=r"^data\.val\.cache_limit is 1kb; at least \d+b is needed"):
         len(module.val_dataloader())
