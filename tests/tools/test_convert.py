@@ -470,7 +470,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def suggested(*words: object) -> str:
     outcome = run("convert", *words)
     assert outcome.code in (1, 2), outcome.err
-    return outcome.err.partition("run: ")[2].removesuffix("\n")
+    return outcome.err.partition("run: ")[2].partition("\nWhat was written before")[0].removesuffix("\n")
 
 
 def typed(command: str) -> None:
