@@ -70,6 +70,10 @@ class CatalogReader:
     def all_caches(self) -> Iterator[ShardCache]:
         """Those of streams, and of what is joined with them."""
         yield from self.caches.values()
+        yield from self.joined_caches()
+
+    def joined_caches(self) -> Iterator[ShardCache]:
+        """Those of what is joined with streams."""
         for joined in self._joins.values():
             yield from (source.cache for source in joined.values())
 

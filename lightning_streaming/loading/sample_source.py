@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -235,9 +234,7 @@ class SampleSource:
     def begin_pass(self, readers: int) -> None:
         """Say that this process reads in order now, among so many of this node that do, and share with these."""
         self._open.forget_inherited()
-        for cache in islice(
-            self._catalogs.all_caches(), len(self._catalogs.caches), None
-        ):  # those of streams are cleared by their meter
+        for cache in self._catalogs.joined_caches():  # those of streams are cleared by their meter
             cache.misses.clear()
         share_connections(readers)
         self._share_room(readers)
