@@ -91,9 +91,11 @@ class DatasetIndex:
         return DatasetIndex(self.shards.head(shards))
 
     def begins_like(self, other: DatasetIndex) -> bool:
-        """Whether its first shards hold the same data as all shards of another index."""
+        """Whether its first shards hold the same data as all shards of another index of the same location."""
         count = len(other.shards)
-        return count <= len(self.shards) and self.head(count).data_digest == other.data_digest
+        if count > len(self.shards) or self.head(count).data_digest != other.data_digest:
+            return False
+        return not self.shards.has_other_versions(other.shards)
 
     def __eq__(self, other: object) -> bool:
         return self.shards == other.shards if isinstance(other, DatasetIndex) else NotImplemented
@@ -239,7 +241,8 @@ def shard_to_json(shard: ShardInfo) -> dict[str, Any]:
 
 
 def _file_to_json(file: FileInfo) -> dict[str, Any]:
-    return {"basename": file.basename, "bytes": file.bytes, "hashes": dict(file.hashes)}
+    entry = {"basename": file.basename, "bytes": file.bytes, "hashes": dict(file.hashes)}
+    return {**entry, "version": file.version} if file.version else entry
 
 
 def _take(entry: dict[str, Any], key: str, kind: type[_Type]) -> _Type:
@@ -259,6 +262,7 @@ def _take_file(entry: dict[str, Any], key: str) -> FileInfo:
             basename=_take(file, "basename", str),
             bytes=_take(file, "bytes", int),
             hashes=_take_text_mapping(file, "hashes"),
+            version=_take(file, "version", str) if "version" in file else "",
         )
     except IndexFormatError as error:
         raise IndexFormatError(f"{key}: {error}") from None
@@ -396,6 +400,8 @@ def _text_paths(kind: ShardKind) -> Iterator[_Path]:
     for name, file in kind.files.items():
         yield name, "basename"
         yield from ((name, "hashes", one) for one in file.hashes)
+        if file.version:
+            yield name, "version"
     if kind.tells_columns:
         yield ("column_bytes",)
 

@@ -105,7 +105,8 @@ def test_no_secret_follows_a_redirect_to_another_port(
 ) -> None:
     first, second = origins
     for way, act in WAYS.items():
-        first.seen.clear(), second.seen.clear()
+        first.seen.clear()
+        second.seen.clear()
         first.to = f"{second.url}/end/{'' if way == 'list' else 'x'}"
         act(Location(f"{first.url}/x", OPTIONS[options], attempts=1, timeout=20), tmp_path)
         assert first.seen, way
