@@ -113,7 +113,11 @@ class FilesAt:
 
     def with_versions(self, shard: ShardInfo) -> ShardInfo:
         """Return a shard whose stored files have the versions of the listing."""
-        return with_versions(shard, {name: one.version for name, one in self._files.items()})
+        return with_versions(shard, self._versions)
+
+    @cached_property
+    def _versions(self) -> Mapping[str, str]:
+        return {name: one.version for name, one in self._files.items()}
 
     def _of_one_name(self, name: str) -> Mapping[str, ListedFile]:
         """A file, of a place that may not be listed, as over HTTP; or those below a directory, as Spark writes them."""
@@ -217,7 +221,7 @@ def made_index(
                 progress(1)
     if journal is not None:
         journal.unlink()
-    return dump_index(shards)
+    return dump_index(shards, versions=versions)
 
 
 def _noted(journal: Path) -> KnownIndex | None:
@@ -262,8 +266,12 @@ def found_or_made(config: CacheConfig, known: KnownIndex | None) -> MadeIndex:
         if told and all(one == (shard_format, block_length) for one in told):
             found = shards if config.pattern is None else _of_files(shards, config.pattern, location)
             versions = _versions_at(location, {file.basename for shard in found for file in shard.stored})
-            if found is not shards or versions:
-                left = dump_index([with_versions(shard, versions) for shard in found])
+            if (
+                found is not shards
+                or versions
+                or any(file.version for _, one in shards.examples() for file in one.stored)
+            ):
+                left = dump_index((with_versions(shard, versions) for shard in found), versions=True)
             return MadeIndex(left, "")
     shown = config.shown
     _logger.info("%s has no index of its own: its %s files are looked at", shown, shard_format)
@@ -290,15 +298,14 @@ def with_versions(shard: ShardInfo, versions: Mapping[str, str]) -> ShardInfo:
 
     Args:
         shard: The shard.
-        versions: Of each file, by its name; files that are missing keep what they have.
+        versions: Of each file, by its name; none of files that are missing.
     """
     changed = dict[str, Any]()
     for kind in ("data", "meta"):
         name = f"zip_{kind}" if getattr(shard, f"zip_{kind}") is not None else f"raw_{kind}"
         file = getattr(shard, name)
-        version = None if file is None else versions.get(file.basename)
-        if version is not None and version != file.version:
-            changed[name] = replace(file, version=version)
+        if file is not None and file.version != versions.get(file.basename, ""):
+            changed[name] = replace(file, version=versions.get(file.basename, ""))
     return replace(shard, **changed) if changed else shard
 
 

@@ -124,6 +124,14 @@ def takes_room_in_place(shard: ShardInfo) -> bool:
     return shard.compression is not None if parts is None else not parts.is_read_in_place
 
 
+def pinned_version(file: FileInfo, config: CacheConfig) -> str:
+    """Return the version that a file must have; "" for any.
+
+    An index that lies in a directory may be a copy of the one of a cache, whose versions are those of another place.
+    """
+    return "" if config.format is None else file.version
+
+
 _OR_INDEX_AGAIN = (
     "; or, if it was meant to change, start again, and where an index was made ahead make that again with: "
     "lightning-streaming index"
@@ -231,7 +239,7 @@ class InPlaceSource:
             ObjectNotFoundError: It does not exist.
             ShardCorruptError: It has another size than the index promises.
         """
-        return StoredInPlace(self._sound_path(file), file.bytes, file.version)
+        return StoredInPlace(self._sound_path(file), file.bytes, pinned_version(file, self.config))
 
     def check_versions(self, shard: ShardInfo) -> None:
         """Refuse a shard whose stored files were replaced since they were indexed.
@@ -240,10 +248,10 @@ class InPlaceSource:
             IntegrityError: One was.
         """
         for file in shard.stored:
-            if file.version:
+            if version := pinned_version(file, self.config):
                 path = join_under(self.directory, file.basename)
                 with suppress(FileNotFoundError):  # whoever opens it says so
-                    check_local(Pin(file.bytes, file.version), str(path), path.stat())
+                    check_local(Pin(file.bytes, version), str(path), path.stat())
 
     def tag_of(self, file: FileInfo) -> int:
         """The tag of what is made of a file as it is now.
@@ -314,7 +322,9 @@ class RemoteSource:
             if accept is not None:
                 accept(path)
 
-        self._at(file).download(destination, size=file.bytes, check=check, pin=Pin(version=file.version))
+        self._at(file).download(
+            destination, size=file.bytes, check=check, pin=Pin(version=pinned_version(file, self.config))
+        )
         _logger.debug("downloaded: %s (%d bytes)", self.shown(file), file.bytes)
 
     def read_bytes(self, file: FileInfo, start: int, stop: int) -> bytes:
@@ -323,11 +333,11 @@ class RemoteSource:
         Raises:
             StorageError: They could not be fetched.
         """
-        return self._at(file).read_range(start, stop, Pin(file.bytes, file.version))
+        return self._at(file).read_range(start, stop, Pin(file.bytes, pinned_version(file, self.config)))
 
     def stored(self, file: FileInfo) -> StoredRemotely:
         """A file of which parts are read."""
-        return StoredRemotely(self._at(file), file.bytes, file.version)
+        return StoredRemotely(self._at(file), file.bytes, pinned_version(file, self.config))
 
     def _at(self, file: FileInfo) -> Location:
         return replace(self.config.location / file.basename, spent=self.spent)
@@ -376,10 +386,10 @@ class StoredInPlace:
             StorageError: It cannot be read.
         """
         found = list[bytes]()
-        pin = Pin(self.size, self.version)
         # Buffered, because the system gives at most 2 GiB at once.
         with system_errors(f"read {self.path}"), self.path.open("rb") as file:
-            check_local(pin, self.shown, os.fstat(file.fileno()))
+            if self.version:
+                check_local(Pin(self.size, self.version), self.shown, os.fstat(file.fileno()))
             for start, stop in ranges:
                 file.seek(start)
                 found.append(file.read(stop - start))

@@ -106,9 +106,14 @@ class DatasetIndex:
         return f"DatasetIndex({self.shards!r})"
 
 
-def dump_index(shards: Iterable[ShardInfo]) -> bytes:
-    """The text of ``index.json``, byte for byte as the original writer makes it."""
-    return _dumped(b'{"shards": [', shards, f'], "version": {INDEX_VERSION}}}'.encode())
+def dump_index(shards: Iterable[ShardInfo], *, versions: bool = False) -> bytes:
+    """The text of ``index.json``, byte for byte as the original writer makes it.
+
+    Args:
+        shards: In sample order.
+        versions: Whether to write the versions of files, which hold at the location where they were listed alone.
+    """
+    return _dumped(b'{"shards": [', shards, f'], "version": {INDEX_VERSION}}}'.encode(), versions=versions)
 
 
 def dump_merged_index(shards: Iterable[ShardInfo]) -> bytes:
@@ -116,11 +121,15 @@ def dump_merged_index(shards: Iterable[ShardInfo]) -> bytes:
     return _dumped(f'{{"version": {INDEX_VERSION}, "shards": ['.encode(), shards, b"]}")
 
 
-def _dumped(start: bytes, shards: Iterable[ShardInfo], end: bytes) -> bytes:
+def _dumped(start: bytes, shards: Iterable[ShardInfo], end: bytes, *, versions: bool = False) -> bytes:
     text, separator = io.BytesIO(), start
     for shard in shards:
         text.write(separator)
-        text.write(json.dumps(shard_to_json(shard), sort_keys=True).encode())
+        entry = shard_to_json(shard)
+        if not versions:
+            for file in filter(None, map(entry.get, _FILE_KEYS)):
+                file.pop("version", None)
+        text.write(json.dumps(entry, sort_keys=True).encode())
         separator = b", "
     text.write(end if separator == b", " else start + end)
     return text.getvalue()
@@ -172,6 +181,7 @@ _SCHEMA_KEYS = {
     "xsv": ("column_names", "column_encodings", "newline", "separator"),
     **dict.fromkeys(OTHER_FORMATS, ("column_names", "column_encodings", "described")),
 }
+_FILE_KEYS = ("raw_data", "raw_meta", "zip_data", "zip_meta")
 _PARALLEL = ("column_names", "column_encodings", "column_sizes")
 """Lists that say something of each column, where a format has them."""
 

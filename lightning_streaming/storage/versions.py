@@ -50,8 +50,8 @@ class Pin:
         found = answered.get(kind)
         if value and found and found != value and not (kind == "blob" and len(found) != len(value)):
             raise ReplacedError(
-                f"{shown} was replaced since it was indexed: the index has {kind} {value}, but the store now sends "
-                f"{kind} {found}"
+                f"{shown} was replaced since it was indexed: the index has {kind} {value}, but the file now has {kind} "
+                f"{found}"
             )
         if None not in (self.size, size) and size != self.size:
             raise ReplacedError(

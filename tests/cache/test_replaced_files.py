@@ -17,7 +17,7 @@ from lightning_streaming.cache.made_index import made_index
 from lightning_streaming.cache.shard_cache import ShardCache
 from lightning_streaming.errors import IntegrityError
 from lightning_streaming.formats import row_files
-from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.formats.index import ShardInfo, dump_index
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.storage import Location
 from tests.cache.helpers import let_a_minute_pass
@@ -158,3 +158,30 @@ def test_a_range_takes_no_further_request(s3_bucket: Any, tmp_path: Path) -> Non
     before = len(s3_bucket.log())
     values(cache, shards[1:3])
     assert [(one.method, one.name) for one in s3_bucket.log()[before:]] == 2 * [("GET", "a.parquet")]
+
+
+def test_versions_hold_where_they_were_listed_alone(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "a.npy").write_bytes(npy(0))
+    cache = ShardCache(CacheConfig(name="0", remote=str(root), local=tmp_path / "cache", format="npy"))
+    index = cache.read_index()
+    expected = values(cache, list(index.shards))
+    assert all(file.version for shard in index.shards for file in shard.stored)
+    assert b"mtime" not in dump_index(index.shards)
+    for shard_format in (None, "npy"):  # a cache is a dataset of its own, with other files
+        copy = ShardCache(CacheConfig(name="0", local=tmp_path / "cache", format=shard_format))
+        assert values(copy, list(copy.read_index().shards)) == expected
+
+
+def test_data_that_has_grown_is_not_the_same_where_a_file_was_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(npy(0))
+    config = CacheConfig(name="0", remote=str(tmp_path), format="npy")
+    before = ShardCache(config).read_index()
+    (tmp_path / "b.npy").write_bytes(npy(500))
+    grown = ShardCache(config).read_index()
+    assert grown.begins_like(before)
+    (tmp_path / "a.npy").write_bytes(npy(1000))
+    replaced = ShardCache(config).read_index()
+    assert replaced.data_digest == grown.data_digest
+    assert not replaced.begins_like(before)
