@@ -90,7 +90,7 @@ def test_one_garbled_answer_ends_nothing(server: RawServer, tmp_path: Path) -> N
         server.asked, server.answers = 0, [answer, _ok(DATA)]
         Location(f"{server.url}/x", attempts=2, timeout=20).download(tmp_path / "x", size=len(DATA))
         assert (tmp_path / "x").read_bytes() == DATA, what
-        assert server.asked == 2, what
+        assert server.asked == 2 or what == "many headers", what  # which older versions of aiohttp take
 
 
 def test_garbled_answers_for_ever_are_an_error_that_says_how_often(server: RawServer) -> None:
