@@ -172,7 +172,7 @@ def test_nobody_imports_through_the_front_door() -> None:
         ("filelock", {"files"}),
         ("matplotlib", {"tools"}),
         ("rich", {"tools"}),
-        ("aiohttp", {"tools"}),
+        ("aiohttp", {"storage", "tools"}),
         ("jinja2", {"tools"}),
         ("markupsafe", {"tools"}),
         ("pyarrow", {"formats", "loading", "tools"}),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundE
 from lightning_streaming.files import Identity, join_under
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, parse_index
 from lightning_streaming.storage import Location
-from lightning_streaming.storage.retries import longest_series
+from lightning_streaming.storage.retries import PageError, longest_series
 
 _logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ _LISTING = "listing"
 """In what is noted of an index that was made: what the listing of the files was then."""
 _PARSE_SECONDS = 60.0
 """Added to what a download may take without a byte, for parsing a large index."""
+_HEAD_BYTES = 64
+"""In which a page of HTML is told from an index."""
 _LOOK_SECONDS = 0.2
 """Longest pause between looks whether another user has fetched the index."""
 
@@ -332,7 +335,7 @@ class IndexCache:
     def _fetch(self, cached: FoundIndex | None, manifest: CacheManifest, lock: IndexLock) -> FoundIndex:
         made = None if self._config.format is None else self._made(cached, manifest)
         if made is None:
-            self._location.download(lock.arriving)
+            self._location.download(lock.arriving, check=partial(_refuse_page, str(self._location)))
         else:
             lock.arriving.write_bytes(made.text)
         size = lock.arriving.stat().st_size
@@ -426,6 +429,17 @@ class IndexCache:
                 f"{self._directory} is for {kinds[not in_place]} {shown}, so it cannot be for {kinds[in_place]} there "
                 "too; give this stream another directory with local=, or remove that one"
             )
+
+
+def _refuse_page(shown: str, path: Path) -> None:
+    """Refuse a page of HTML, which a proxy or a login page may send in place of an index for a while.
+
+    Raises:
+        PageError: It is one.
+    """
+    with path.open("rb") as file:
+        if file.read(_HEAD_BYTES).lstrip().startswith(b"<"):
+            raise PageError(f"{shown} must be JSON, but a page of HTML arrived")
 
 
 class _IndexTags:
@@ -538,14 +552,15 @@ def _compare_files(old: DatasetIndex, new: DatasetIndex) -> Iterator[tuple[str, 
 def _pairs(index: DatasetIndex) -> Iterator[tuple[str, int | None, list[str]]]:
     """Each raw file's name, a number that tells its content and its compressed form's, and the names of both.
 
-    There is no number where not all hashes are recorded.
+    There is no number where neither all hashes nor the stored file's version are recorded.
     """
     for shard in index.shards:
         for pair in shard.files:
             files = [file for file in pair if file is not None]
-            content = hash(tuple(map(_content, files))) if all(file.hashes for file in files) else None
+            is_known = all(file.hashes for file in files) or files[-1].version  # of the stored one, which comes last
+            content = hash(tuple(map(_content, files))) if is_known else None
             yield pair[0].basename, content, [file.basename for file in files]
 
 
-def _content(file: FileInfo) -> tuple[int, tuple[tuple[str, str], ...]]:
-    return file.bytes, tuple(sorted(file.hashes.items()))
+def _content(file: FileInfo) -> tuple[int, str, tuple[tuple[str, str], ...]]:
+    return file.bytes, file.version, tuple(sorted(file.hashes.items()))

@@ -8,17 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from time import perf_counter, time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_streaming.cache.config import MANIFEST_BASENAME, CacheConfig
-from lightning_streaming.errors import AccessDeniedError, ConfigError, FormatError, ObjectNotFoundError
+from lightning_streaming.errors import AccessDeniedError, ConfigError, FormatError, ObjectNotFoundError, StreamingError
 from lightning_streaming.formats.index import (
     INDEX_BASENAME,
+    FileInfo,
     ShardInfo,
     dump_index,
     parse_index,
@@ -31,12 +33,18 @@ from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.file_patterns import is_one_name, matching
 from lightning_streaming.storage.location import ListedFile
+from lightning_streaming.storage.urls import HTTP_SCHEMES, scheme_of
+from lightning_streaming.storage.versions import Pin
 from lightning_streaming.waits import Tell, progress
 
 _logger = logging.getLogger(__name__)
 
 _CLOCKS_DIFFER = 60.0
 """Seconds by which a store's clock may differ from ours."""
+_FEW_FILES = 4
+"""So few files are listed one by one; of more, the directory."""
+_MOST_REQUESTS = 1000
+"""Files that are asked about one by one over HTTP, where directories cannot be listed."""
 
 
 class KnownIndex(NamedTuple):
@@ -94,12 +102,22 @@ class FilesAt:
         files = [(name, *found) for name, found in self._files.items()]
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
 
-    def changed(self, known: KnownIndex) -> set[str]:
-        """The files that were written since they were looked at, or about then, as far as is told."""
-        if known.listing == self.digest:
-            return set()
-        after = known.looked_at - _CLOCKS_DIFFER
-        return {name for name, one in self._files.items() if one.modified is not None and one.modified > after}
+    def has_changed(self, file: FileInfo, known: KnownIndex) -> bool:
+        """Return whether a file of an index is another version by now, or may be, as far as a listing tells."""
+        listed = self._files.get(file.basename)
+        if listed is None or known.listing == self.digest:
+            return False
+        if file.version and listed.version:
+            return file.version != listed.version
+        return listed.modified is not None and listed.modified > known.looked_at - _CLOCKS_DIFFER
+
+    def with_versions(self, shard: ShardInfo) -> ShardInfo:
+        """Return a shard whose stored files have the versions of the listing."""
+        return with_versions(shard, self._versions)
+
+    @cached_property
+    def _versions(self) -> Mapping[str, str]:
+        return {name: one.version for name, one in self._files.items()}
 
     def _of_one_name(self, name: str) -> Mapping[str, ListedFile]:
         """A file, of a place that may not be listed, as over HTTP; or those below a directory, as Spark writes them."""
@@ -125,7 +143,8 @@ class FilesAt:
         Raises:
             StorageError: They could not be read.
         """
-        return (self._location / name).read_range(start, min(stop, self._sizes[name]))
+        listed = self._files[name]
+        return (self._location / name).read_range(start, min(stop, listed.size), Pin(listed.size, listed.version))
 
     def read_if_there(self, name: str) -> bytes | None:
         """A whole file, also one that is hidden; None if there is none.
@@ -154,6 +173,7 @@ def made_index(
     known: KnownIndex | None = None,
     journal: Path | None = None,
     progress: Tell | None = None,
+    versions: bool = False,
 ) -> bytes:
     """Look at data of another format, and describe it.
 
@@ -165,6 +185,7 @@ def made_index(
             at again.
         journal: A file to note each shard in, so that whoever is killed goes on where they were; gone at the end.
         progress: Told of each shard.
+        versions: Whether to record the versions of the files; they hold for this location alone.
 
     Returns:
         The text of an ``index.json``.
@@ -177,13 +198,12 @@ def made_index(
     """
     files = place if isinstance(place, FilesAt) else FilesAt(place)
     noted = None if journal is None else _noted(journal)
-    told = [one for one in (known, noted) if one is not None]
-    changed = list(map(files.changed, told))
     before = {
         shard.raw_data.basename: shard
-        for one, written in zip(told, changed, strict=True)
+        for one in (known, noted)
+        if one is not None
         for shard in one.shards
-        if written.isdisjoint(file.basename for file in shard.stored)
+        if not any(files.has_changed(file, one) for file in shard.stored)
     }
     shards = list[ShardInfo]()
     with ExitStack() as stack:
@@ -191,7 +211,8 @@ def made_index(
         if lines is not None:
             lines.write(f"{time() if noted is None else noted.looked_at}\n")
         found = other_format(shard_format, block_length).describe(files, before)
-        for shard in stack.enter_context(closing(found)):  # which ends its threads
+        for described_shard in stack.enter_context(closing(found)):  # which ends its threads
+            shard = files.with_versions(described_shard) if versions else described_shard
             shards.append(shard)
             if lines is not None:
                 lines.write(json.dumps(shard_to_json(shard)) + "\n")
@@ -200,7 +221,7 @@ def made_index(
                 progress(1)
     if journal is not None:
         journal.unlink()
-    return dump_index(shards)
+    return dump_index(shards, versions=versions)
 
 
 def _noted(journal: Path) -> KnownIndex | None:
@@ -243,13 +264,21 @@ def found_or_made(config: CacheConfig, known: KnownIndex | None) -> MadeIndex:
             if shard_format != "litdata":  # whose own index has that name
                 _logger.warning("an index beside the data is left aside, and its files are looked at: %s", error)
         if told and all(one == (shard_format, block_length) for one in told):
-            return MadeIndex(left if config.pattern is None else _of_files(shards, config.pattern, location), "")
+            found = shards if config.pattern is None else _of_files(shards, config.pattern, location)
+            versions = _versions_at(location, {file.basename for shard in found for file in shard.stored})
+            if (
+                found is not shards
+                or versions
+                or any(file.version for _, one in shards.examples() for file in one.stored)
+            ):
+                left = dump_index((with_versions(shard, versions) for shard in found), versions=True)
+            return MadeIndex(left, "")
     shown = config.shown
     _logger.info("%s has no index of its own: its %s files are looked at", shown, shard_format)
     began = perf_counter()
     files = FilesAt(location, config.pattern)
     with progress(None, "shards", f"looking at the {shard_format} files of {shown}") as tell:
-        text = made_index(files, shard_format, block_length, known=known, progress=tell)
+        text = made_index(files, shard_format, block_length, known=known, progress=tell, versions=True)
     _logger.info("an index of %s was made in %.1f s", shown, perf_counter() - began)
     return MadeIndex(text, files.digest)
 
@@ -264,8 +293,43 @@ def _left_beside(config: CacheConfig) -> bytes | None:
         return None  # a signed URL is for one file alone; whether that may be read is told when it is
 
 
-def _of_files(shards: Sequence[ShardInfo], pattern: str, location: Location) -> bytes:
-    """The index of those shards alone whose files a pattern names.
+def with_versions(shard: ShardInfo, versions: Mapping[str, str]) -> ShardInfo:
+    """Return a shard whose stored files have these versions.
+
+    Args:
+        shard: The shard.
+        versions: Of each file, by its name; none of files that are missing.
+    """
+    changed = dict[str, Any]()
+    for kind in ("data", "meta"):
+        name = f"zip_{kind}" if getattr(shard, f"zip_{kind}") is not None else f"raw_{kind}"
+        file = getattr(shard, name)
+        if file is not None and file.version != versions.get(file.basename, ""):
+            changed[name] = replace(file, version=versions.get(file.basename, ""))
+    return replace(shard, **changed) if changed else shard
+
+
+def _versions_at(location: Location, names: Collection[str]) -> dict[str, str]:
+    """Return the versions of some files of a store; none where it does not list them.
+
+    An index beside the data has none: it may have been written elsewhere, and copied with the data. Files that are read
+    in place are pinned by nothing but what the index says of them.
+    """
+    if location.path is not None:
+        return {}
+    try:
+        if scheme_of(location.url) in HTTP_SCHEMES or len(names) <= _FEW_FILES:
+            found = location.listed_below(sorted(names)) if len(names) <= _MOST_REQUESTS else {}
+        else:
+            found = dict(location.walk_files())
+    except StreamingError as error:
+        _logger.debug("the versions of the files at %s are not known: %s", location, error)
+        return {}
+    return {name: one.version for name, one in found.items() if one is not None and name in names}
+
+
+def _of_files(shards: Sequence[ShardInfo], pattern: str, location: Location) -> Sequence[ShardInfo]:
+    """The shards whose files a pattern names.
 
     Raises:
         ConfigError: There is none.
@@ -278,4 +342,4 @@ def _of_files(shards: Sequence[ShardInfo], pattern: str, location: Location) -> 
             f"{location / INDEX_BASENAME} has no file that {pattern!r} names; correct that, or if files came since "
             "that index was made, make it again with: lightning-streaming index"
         )
-    return dump_index(found)
+    return found

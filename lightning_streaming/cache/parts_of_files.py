@@ -61,7 +61,8 @@ class PartsOfFiles:
         assert parts is not None, "or it is no part of a file"
         watched = _WatchedFile(stored)
         with disk_errors(destination):
-            known = self._take(stored.shown)
+            key = f"{stored.shown}\n{getattr(stored, 'version', '')}"
+            known = self._take(key)
             if known is not None:
                 # What is known may be of another file that was there before.
                 with suppress(FormatError):
@@ -69,7 +70,7 @@ class PartsOfFiles:
                     return Unpacked(num_bytes, watched.read_until)
             known = parts.look(watched)
             num_bytes = parts.unpack(shard, known, watched, destination)
-            self._keep(stored.shown, known)
+            self._keep(key, known)
             return Unpacked(num_bytes, watched.read_until)
 
     def _take(self, name: str) -> Any:

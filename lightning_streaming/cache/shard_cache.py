@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
 from lightning_streaming.cache import shared_files
@@ -46,6 +47,8 @@ from lightning_streaming.storage.retries import longest_series
 
 _UNPACK_SECONDS = 60.0
 """Added to how long a download may be silent: for checking and decompressing what arrived, or for waiting for room."""
+_SPENT_SECONDS = 60.0
+"""For so long after fetching a shard ahead has failed, a reader makes only one attempt more."""
 _SWEEP_SECONDS = 5.0
 """More than anybody needs to find out whether a staging file is dead."""
 
@@ -319,6 +322,7 @@ class ShardCache:
         """Try once; or, where a reader waits for it, until it is here."""
         if self._is_in_place(shard):
             assert isinstance(self._source, InPlaceSource)
+            self._source.check_versions(shard)
             return HeldShard(self._source.directory)
         self.directory.prepare()
         # Seconds without a byte after which whoever fetches a file must be done.
@@ -381,6 +385,8 @@ class _RawFile:
     """What becomes the raw file."""
     compressed_staging: StagingFile | None
     """What the compressed file is fetched into; None where there is none, or it is here."""
+    source: InPlaceSource | RemoteSource
+    """Where it comes from."""
 
     def demands(self) -> list[Demand]:
         """The staging files, with the bytes that each will have."""
@@ -401,6 +407,8 @@ class _Fetcher:
         self._presence = presence
         self._keep_zip = keep_zip
         self._stored = PartsOfFiles()
+        # When fetching a shard ahead last failed, by its raw data file; until the reader that needs it tries, too.
+        self._failed_ahead = dict[str, float]()
         self.misses = Misses()
 
     def fetch(self, shard: ShardInfo, request: _Request) -> HeldShard | Absence:
@@ -431,13 +439,23 @@ class _Fetcher:
         except BaseException:
             if isinstance(held, HeldShard):
                 held.close()
+            if request.release is None:
+                self._failed_ahead[shard.raw_data.basename] = monotonic()
             raise
         return held
+
+    def _source_for(self, shard: ShardInfo, request: _Request) -> InPlaceSource | RemoteSource:
+        """Return the source of a shard: for a reader with the one attempt that threads ahead of it have left."""
+        source = self._source
+        if request.release is None or isinstance(source, InPlaceSource):
+            return source
+        failed = self._failed_ahead.pop(shard.raw_data.basename, -math.inf)
+        return replace(source, spent=True) if monotonic() - failed < _SPENT_SECONDS else source
 
     def _fetch(
         self, shard: ShardInfo, claims: list[StagingFile], request: _Request, stack: ExitStack
     ) -> HeldShard | Absence:
-        files = []
+        files, source = [], self._source_for(shard, request)
         for raw, compressed in [pair for pair in shard.files if not self._presence.is_here(*pair)]:
             staging = claims[0] if raw is shard.raw_data else self._claim(raw, claims)
             compressed_staging = None
@@ -447,7 +465,7 @@ class _Fetcher:
                     stack.callback(kept.close)
                 else:
                     compressed_staging = self._claim(compressed, claims)
-            files.append(_RawFile(shard, raw, compressed, staging, compressed_staging))
+            files.append(_RawFile(shard, raw, compressed, staging, compressed_staging, source))
         demands = [demand for file in files for demand in file.demands()]
         if demands and not request.quota.reserve(
             self._directory, demands, release=request.release, spare_since=request.spare_since
@@ -508,29 +526,29 @@ class _Fetcher:
 
     def _write(self, file: _RawFile) -> int:
         """Write a raw file to its staging file; gives the tag that it is to have."""
-        raw, algorithm = file.raw, file.shard.compression
+        raw, algorithm, source = file.raw, file.shard.compression, file.source
         if algorithm == PART:
             return self._unpack_part(file)
-        if isinstance(self._source, InPlaceSource):
+        if isinstance(source, InPlaceSource):
             assert file.compressed is not None, "otherwise it is used where it is"
             assert algorithm is not None, "or the index was refused"
             began = perf_counter_ns()
-            tag = self._source.unpack_raw(raw, file.compressed, algorithm, file.staging.path)
+            tag = source.unpack_raw(raw, file.compressed, algorithm, file.staging.path)
             self.misses[raw.basename] = Miss(0, began, perf_counter_ns())
             return tag
         tag = self._directory.own.of_remote
         if file.compressed is None or algorithm is None:
-            self._source.fetch(raw, file.staging.path)
+            source.fetch(raw, file.staging.path)
             self.misses[raw.basename] = Miss(raw.bytes)
         else:
             check_algorithm(algorithm)
-            self._unpack_fetched(self._source, file, file.compressed, algorithm, tag)
+            self._unpack_fetched(source, file, file.compressed, algorithm, tag)
         return tag
 
     def _unpack_part(self, file: _RawFile) -> int:
         """Make a raw file of a part of a stored one; gives the tag that it is to have."""
         assert file.compressed is not None, "it is a part of it"
-        source = self._source
+        source = file.source
         tag = source.tag_of(file.compressed) if isinstance(source, InPlaceSource) else self._directory.own.of_remote
         done = self._stored.unpack(file.shard, source.stored(file.compressed), file.staging.path)
         fetched = 0 if isinstance(source, InPlaceSource) else done.num_bytes

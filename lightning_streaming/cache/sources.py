@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightning_streaming.cache.config import CacheConfig
@@ -25,6 +26,7 @@ from lightning_streaming.formats.shard import parts_format, was_written_for
 from lightning_streaming.formats.values import shortened
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.sinks import disk_errors, system_errors
+from lightning_streaming.storage.versions import Pin, check_local
 
 _logger = logging.getLogger(__name__)
 
@@ -120,6 +122,14 @@ def takes_room_in_place(shard: ShardInfo) -> bool:
     """Whether a shard that lies on this machine is unpacked before it is read."""
     parts = parts_format(shard)
     return shard.compression is not None if parts is None else not parts.is_read_in_place
+
+
+def pinned_version(file: FileInfo, config: CacheConfig) -> str:
+    """Return the version that a file must have; "" for any.
+
+    An index that lies in a directory may be a copy of the one of a cache, whose versions are those of another place.
+    """
+    return "" if config.format is None else file.version
 
 
 _OR_INDEX_AGAIN = (
@@ -229,7 +239,19 @@ class InPlaceSource:
             ObjectNotFoundError: It does not exist.
             ShardCorruptError: It has another size than the index promises.
         """
-        return StoredInPlace(self._sound_path(file), file.bytes)
+        return StoredInPlace(self._sound_path(file), file.bytes, pinned_version(file, self.config))
+
+    def check_versions(self, shard: ShardInfo) -> None:
+        """Refuse a shard whose stored files were replaced since they were indexed.
+
+        Raises:
+            IntegrityError: One was.
+        """
+        for file in shard.stored:
+            if version := pinned_version(file, self.config):
+                path = join_under(self.directory, file.basename)
+                with suppress(FileNotFoundError):  # whoever opens it says so
+                    check_local(Pin(file.bytes, version), str(path), path.stat())
 
     def tag_of(self, file: FileInfo) -> int:
         """The tag of what is made of a file as it is now.
@@ -281,6 +303,8 @@ class RemoteSource:
 
     config: CacheConfig
     """The stream it belongs to."""
+    spent: bool = False
+    """Whether all attempts but the last were made just now, by a thread that fetches ahead."""
 
     def fetch(self, file: FileInfo, destination: Path, accept: Callable[[Path], None] | None = None) -> None:
         """Fetch a file into one that is there, and check it by size, by hash and by ``accept``, if there is that.
@@ -298,7 +322,9 @@ class RemoteSource:
             if accept is not None:
                 accept(path)
 
-        self._at(file).download(destination, size=file.bytes, check=check)
+        self._at(file).download(
+            destination, size=file.bytes, check=check, pin=Pin(version=pinned_version(file, self.config))
+        )
         _logger.debug("downloaded: %s (%d bytes)", self.shown(file), file.bytes)
 
     def read_bytes(self, file: FileInfo, start: int, stop: int) -> bytes:
@@ -307,14 +333,14 @@ class RemoteSource:
         Raises:
             StorageError: They could not be fetched.
         """
-        return self._at(file).read_range(start, stop)
+        return self._at(file).read_range(start, stop, Pin(file.bytes, pinned_version(file, self.config)))
 
     def stored(self, file: FileInfo) -> StoredRemotely:
         """A file of which parts are read."""
-        return StoredRemotely(self._at(file), file.bytes)
+        return StoredRemotely(self._at(file), file.bytes, pinned_version(file, self.config))
 
     def _at(self, file: FileInfo) -> Location:
-        return self.config.location / file.basename
+        return replace(self.config.location / file.basename, spent=self.spent)
 
     def check(self, file: FileInfo, path: Path) -> bool:
         """Compare a file that is here with its recorded hash; False if there is none.
@@ -343,6 +369,8 @@ class StoredInPlace:
     path: Path
     size: int
     """Bytes."""
+    version: str = ""
+    """Its version when it was indexed; "" if unknown."""
 
     @property
     def shown(self) -> str:
@@ -354,11 +382,14 @@ class StoredInPlace:
 
         Raises:
             ShardCorruptError: The file ends before.
+            IntegrityError: The file was replaced since it was indexed.
             StorageError: It cannot be read.
         """
         found = list[bytes]()
         # Buffered, because the system gives at most 2 GiB at once.
         with system_errors(f"read {self.path}"), self.path.open("rb") as file:
+            if self.version:
+                check_local(Pin(self.size, self.version), self.shown, os.fstat(file.fileno()))
             for start, stop in ranges:
                 file.seek(start)
                 found.append(file.read(stop - start))
@@ -374,6 +405,8 @@ class StoredRemotely:
     location: Location
     size: int
     """Bytes."""
+    version: str = ""
+    """Its version when it was indexed; "" if unknown."""
 
     @property
     def shown(self) -> str:
@@ -386,4 +419,4 @@ class StoredRemotely:
         Raises:
             StorageError: They could not be fetched.
         """
-        return self.location.read_ranges(ranges)
+        return self.location.read_ranges(ranges, Pin(self.size, self.version))

@@ -91,9 +91,11 @@ class DatasetIndex:
         return DatasetIndex(self.shards.head(shards))
 
     def begins_like(self, other: DatasetIndex) -> bool:
-        """Whether its first shards hold the same data as all shards of another index."""
+        """Whether its first shards hold the same data as all shards of another index of the same location."""
         count = len(other.shards)
-        return count <= len(self.shards) and self.head(count).data_digest == other.data_digest
+        if count > len(self.shards) or self.head(count).data_digest != other.data_digest:
+            return False
+        return not self.shards.has_other_versions(other.shards)
 
     def __eq__(self, other: object) -> bool:
         return self.shards == other.shards if isinstance(other, DatasetIndex) else NotImplemented
@@ -104,9 +106,14 @@ class DatasetIndex:
         return f"DatasetIndex({self.shards!r})"
 
 
-def dump_index(shards: Iterable[ShardInfo]) -> bytes:
-    """The text of ``index.json``, byte for byte as the original writer makes it."""
-    return _dumped(b'{"shards": [', shards, f'], "version": {INDEX_VERSION}}}'.encode())
+def dump_index(shards: Iterable[ShardInfo], *, versions: bool = False) -> bytes:
+    """The text of ``index.json``, byte for byte as the original writer makes it.
+
+    Args:
+        shards: In sample order.
+        versions: Whether to write the versions of files, which hold at the location where they were listed alone.
+    """
+    return _dumped(b'{"shards": [', shards, f'], "version": {INDEX_VERSION}}}'.encode(), versions=versions)
 
 
 def dump_merged_index(shards: Iterable[ShardInfo]) -> bytes:
@@ -114,11 +121,15 @@ def dump_merged_index(shards: Iterable[ShardInfo]) -> bytes:
     return _dumped(f'{{"version": {INDEX_VERSION}, "shards": ['.encode(), shards, b"]}")
 
 
-def _dumped(start: bytes, shards: Iterable[ShardInfo], end: bytes) -> bytes:
+def _dumped(start: bytes, shards: Iterable[ShardInfo], end: bytes, *, versions: bool = False) -> bytes:
     text, separator = io.BytesIO(), start
     for shard in shards:
         text.write(separator)
-        text.write(json.dumps(shard_to_json(shard), sort_keys=True).encode())
+        entry = shard_to_json(shard)
+        if not versions:
+            for file in filter(None, map(entry.get, _FILE_KEYS)):
+                file.pop("version", None)
+        text.write(json.dumps(entry, sort_keys=True).encode())
         separator = b", "
     text.write(end if separator == b", " else start + end)
     return text.getvalue()
@@ -170,6 +181,7 @@ _SCHEMA_KEYS = {
     "xsv": ("column_names", "column_encodings", "newline", "separator"),
     **dict.fromkeys(OTHER_FORMATS, ("column_names", "column_encodings", "described")),
 }
+_FILE_KEYS = ("raw_data", "raw_meta", "zip_data", "zip_meta")
 _PARALLEL = ("column_names", "column_encodings", "column_sizes")
 """Lists that say something of each column, where a format has them."""
 
@@ -239,7 +251,8 @@ def shard_to_json(shard: ShardInfo) -> dict[str, Any]:
 
 
 def _file_to_json(file: FileInfo) -> dict[str, Any]:
-    return {"basename": file.basename, "bytes": file.bytes, "hashes": dict(file.hashes)}
+    entry = {"basename": file.basename, "bytes": file.bytes, "hashes": dict(file.hashes)}
+    return {**entry, "version": file.version} if file.version else entry
 
 
 def _take(entry: dict[str, Any], key: str, kind: type[_Type]) -> _Type:
@@ -259,6 +272,7 @@ def _take_file(entry: dict[str, Any], key: str) -> FileInfo:
             basename=_take(file, "basename", str),
             bytes=_take(file, "bytes", int),
             hashes=_take_text_mapping(file, "hashes"),
+            version=_take(file, "version", str) if "version" in file else "",
         )
     except IndexFormatError as error:
         raise IndexFormatError(f"{key}: {error}") from None
@@ -396,6 +410,8 @@ def _text_paths(kind: ShardKind) -> Iterator[_Path]:
     for name, file in kind.files.items():
         yield name, "basename"
         yield from ((name, "hashes", one) for one in file.hashes)
+        if file.version:
+            yield name, "version"
     if kind.tells_columns:
         yield ("column_bytes",)
 

@@ -71,6 +71,9 @@ class FileInfo:
     """Size of the whole file."""
     hashes: Mapping[str, str]
     """Hash name to lowercase hexadecimal digits over the whole file."""
+    version: str = ""
+    """The version that the store had when the file was indexed, like ``etag:5d41402a``; "" if unknown. It is no part of
+    what identifies the data: a copy of the file elsewhere has another."""
 
     def __post_init__(self) -> None:
         _check_name(self.basename)
@@ -229,8 +232,8 @@ class ShardKind:
 
     @cached_property
     def num_texts(self) -> int:
-        """Texts of each shard: a name of every file, and its hashes; and the bytes of columns, if they are told."""
-        return sum(1 + len(file.hashes) for file in self.files.values()) + self.tells_columns
+        """Texts of each shard: name, hashes and version of every file; and the bytes of columns, if they are told."""
+        return sum(1 + len(file.hashes) + bool(file.version) for file in self.files.values()) + self.tells_columns
 
     @property
     def tells_columns(self) -> bool:
@@ -245,7 +248,13 @@ class ShardKind:
     def make(self, samples: int, sizes: Iterable[int], texts: Iterator[str]) -> ShardInfo:
         """A shard of this kind, from so many of the sizes and texts as it has."""
         files = {
-            field: _unchecked(FileInfo, basename=next(texts), bytes=size, hashes=dict(zip(like.hashes, texts)))  # noqa: B905
+            field: _unchecked(
+                FileInfo,
+                basename=next(texts),
+                bytes=size,
+                hashes=dict(zip(like.hashes, texts)),  # noqa: B905
+                version=next(texts) if like.version else "",
+            )
             for (field, like), size in zip(self.files.items(), sizes)  # noqa: B905
         }
         told = {"column_bytes": next(texts)} if self.tells_columns else {}
@@ -468,6 +477,18 @@ class ShardTable(Sequence[ShardInfo]):
             and np.array_equal(self.text[:end], other.text[:end])
         )
 
+    def has_other_versions(self, other: ShardTable) -> bool:
+        """Return whether a stored file of another table is another version in this one, where both tell."""
+        kinds = (kind for table in (self, other) for kind in table.kinds)
+        if not any(file.version for kind in kinds for file in kind.files.values()):
+            return False
+        return any(
+            mine.version != theirs.version
+            for one, before in zip(self, other, strict=False)
+            for mine, theirs in zip(one.stored, before.stored, strict=False)
+            if mine.version and theirs.version
+        )
+
     def head(self, count: int) -> ShardTable:
         """The first ``count`` shards, without a copy of what is known of them."""
         files, texts = int(self.first_file[count]), int(self.first_text[count])
@@ -495,7 +516,7 @@ def _kind_key(shard: ShardInfo) -> tuple[Any, ...]:
     schema = tuple(
         (name, tuple(value.items()) if isinstance(value, dict) else value) for name, value in shard.schema.items()
     )
-    files = tuple((field, *file.hashes) for field, file in _files_by_field(shard).items())
+    files = tuple((field, bool(file.version), *file.hashes) for field, file in _files_by_field(shard).items())
     tells_columns = shard.column_bytes is not None
     return shard.format, shard.compression, shard.hashes, shard.size_limit, schema, files, tells_columns
 
@@ -524,7 +545,7 @@ class TableBuilder:
         self._samples.append(shard.samples)
         for file in _files_by_field(shard).values():
             self._sizes.append(file.bytes)
-            self._add_texts(file.basename, *file.hashes.values())
+            self._add_texts(file.basename, *file.hashes.values(), *([file.version] if file.version else ()))
         if shard.column_bytes is not None:
             self._add_texts(shard.column_bytes)
         return number

@@ -19,6 +19,7 @@ from lightning_streaming.storage.requests import RemoteObject, Span
 from lightning_streaming.storage.retries import Attempts, Deadline, StallClock, longest_attempt, run_watched, watched
 from lightning_streaming.storage.sinks import Gate, Sink
 from lightning_streaming.storage.urls import mask_url
+from lightning_streaming.storage.versions import NO_PIN, Pin, version_of_open
 
 CONNECTIONS = 16
 """Chunks in flight, unless a caller says otherwise."""
@@ -49,6 +50,8 @@ class Download:
     """Its place in the queue for connection slots; None to use none."""
     connections: int = CONNECTIONS
     """Chunks at once, counted over the process."""
+    pin: Pin = NO_PIN
+    """The version of the object that bytes must come from."""
 
     def whole(self, size: int | None) -> None:
         """Fetch all of it; None if its size is not known.
@@ -78,14 +81,14 @@ class Download:
         if kind is None:
             self.attempts.run(partial(self._run_in_thread, in_thread))
         else:
-            wanted = RemoteObject(filesystem, path, kind, mask_url(self.url), self.timeout)
+            wanted = RemoteObject(filesystem, path, kind, mask_url(self.url), self.timeout, self.pin)
             run_on_loop(filesystem, on_loop(_Transfer(self, wanted)))
 
     def _run_in_thread(self, read: Callable[..., None]) -> None:
         filesystem, path = open_to_read(self.url, self.options)
         self.deadline.begin()
         gate, clock = Gate(self.sink), StallClock()
-        source = _BlockingObject(filesystem, path, mask_url(self.url), clock)
+        source = _BlockingObject(filesystem, path, mask_url(self.url), clock, self.pin)
         try:
             run_watched(partial(read, source, gate), clock, self.timeout, self.deadline.left())
         except TimeoutError:
@@ -109,6 +112,8 @@ class _Chunk:
     """The first byte that has not arrived yet."""
     origin: int = 0
     """The byte of the object that would go to the beginning of the sink."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions that the latest answer reported, by kind; what arrived before comes from the same."""
 
     @property
     def span(self) -> Span | None:
@@ -210,6 +215,10 @@ class _Transfer:
             clock.mark()
             if body.is_whole and not is_alone:
                 raise _WholeBodyError
+            if chunk.at > chunk.start and body.versions != chunk.versions:
+                chunk.at = chunk.start
+                raise IntegrityError(f"{self.wanted.shown} was replaced while it was fetched")
+            chunk.versions = body.versions
             unwanted = chunk.at - body.start
             while data := await body.read():
                 fresh = memoryview(data)[unwanted:]
@@ -223,7 +232,8 @@ class _Transfer:
                 if len(fresh) > room:  # of a whole body, more is not wanted
                     return
         if chunk.at < chunk.stop:
-            raise _too_short(self.wanted.shown, size, chunk.at)
+            at, chunk.at = chunk.at, chunk.start  # a whole answer that is too short may be a page for people
+            raise _too_short(self.wanted.shown, size, at)
 
     async def _drain(self, clock: StallClock) -> None:
         self.download.sink.resize(0)
@@ -269,6 +279,8 @@ class _BlockingObject:
     """Its URL as it may be shown."""
     clock: StallClock
     """Marked when something arrives."""
+    pin: Pin = NO_PIN
+    """The version that its bytes must come from."""
 
 
 def _receive_spans(source: _BlockingObject, sink: Sink, *, spans: Sequence[Span]) -> None:
@@ -283,6 +295,7 @@ def _receive(source: _BlockingObject, sink: Sink, *, start: int, stop: int, is_l
     """Read the bytes from ``start`` up to, not including, ``stop``, where the object must end if they are the last."""
     at = start
     with source.filesystem.open(source.path, "rb") as stream:
+        source.pin.check(source.shown, version_of_open(stream))
         if is_last and hasattr(stream, "prefetch"):
             stream.prefetch()  # of paramiko, which otherwise asks for each 32 KiB only when the last have come
         if start:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
 from lightning_streaming.storage.hub import check_hub_options, over_http
+from lightning_streaming.storage.redirects import guarded
 from lightning_streaming.storage.retries import StallClock, run_watched, watched
 from lightning_streaming.storage.secrets import expand, expand_known
 from lightning_streaming.storage.urls import (
@@ -260,7 +261,7 @@ def _with_our_settings(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if scheme in HTTP_SCHEMES:
         # A compressed answer would be unpacked on the way, and then its size is not the size in the index.
         headers = {"Accept-Encoding": "identity", **(options.get("headers") or {})}
-        return {"timeout": None, **options, "headers": headers}
+        return guarded({"timeout": None, **options, "headers": headers})
     return dict(options)
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from itertools import accumulate
 from pathlib import Path
 from threading import Event
@@ -25,6 +26,7 @@ from lightning_streaming.storage.hub import refuse_to_write
 from lightning_streaming.storage.retries import Attempts, Deadline, Series, is_more_missing, longest_series
 from lightning_streaming.storage.secrets import StorageOptions, secrets_of
 from lightning_streaming.storage.sinks import FileSink, MemorySink, Sink, disk_errors, system_errors
+from lightning_streaming.storage.versions import NO_PIN, Pin, listed_version
 
 _Result = TypeVar("_Result")
 
@@ -67,17 +69,18 @@ class ListedFile(NamedTuple):
     modified: float | None
     """When it was written, in seconds since the epoch by the store's clock; None if the store does not tell."""
     version: str = ""
-    """What else tells it from another one of its name, like an ETag; "" if the store tells nothing."""
+    """Its version, see :func:`~lightning_streaming.storage.versions.listed_version`; "" if the store tells none."""
+    inode: str = ""
+    """Of a local file."""
 
 
 def _listed(size: int, told: Mapping[str, Any]) -> ListedFile:
-    version = next((told[key] for key in ("ETag", "etag", "generation", "blob_id", "ino") if told.get(key)), "")
-    return ListedFile(size, _modified(told), str(version))
+    return ListedFile(size, _modified(told), listed_version(told), str(told.get("ino", "")))
 
 
 def _modified(told: Mapping[str, Any]) -> float | None:
     """When a file was written, by what its filesystem says of it."""
-    for key in ("mtime", "LastModified", "last_modified", "updated", "timeModified", "modified"):
+    for key in ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "timeModified", "modified"):
         found = told.get(key)
         if isinstance(found, (int, float)):
             return float(found)
@@ -86,6 +89,8 @@ def _modified(told: Mapping[str, Any]) -> float | None:
         if isinstance(found, str):
             with suppress(ValueError):
                 return datetime.fromisoformat(found.replace("Z", "+00:00")).timestamp()
+            with suppress(ValueError):
+                return parsedate_to_datetime(found).timestamp()
     return None
 
 
@@ -111,6 +116,8 @@ class Location:
     timeout: float | None = None
     """Seconds that an attempt is given; of a read, in which something must arrive. None for one that suits what is
     done; for an upload it grows with the size."""
+    spent: bool = False
+    """Whether all attempts but the last were made just now, for another caller that wanted the same."""
 
     def __str__(self) -> str:
         return urls.mask_url(self.url)
@@ -177,34 +184,35 @@ class Location:
         except ObjectNotFoundError:
             return None
 
-    def read_range(self, start: int, stop: int) -> bytes:
+    def read_range(self, start: int, stop: int, pin: Pin = NO_PIN) -> bytes:
         """The bytes from ``start`` up to, not including, ``stop``; it does not wait for downloads that are under way.
 
         From a store that ignores ranges the object is fetched up to their end, and thrown away.
 
         Raises:
-            IntegrityError: The object ends before ``stop``.
+            IntegrityError: The object ends before ``stop``, or is not the version of ``pin``.
         """
         if stop <= start:
             return b""
         sink = MemorySink()
-        self._download(sink, stop - start).spans([(start, stop)])
+        self._download(sink, stop - start, pin=pin).spans([(start, stop)])
         return bytes(sink.data)
 
-    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read_ranges(self, ranges: Sequence[tuple[int, int]], pin: Pin = NO_PIN) -> list[memoryview]:
         """The bytes of some ranges, as much as a whole object may be: in chunks like :meth:`download`, several at once.
 
         Args:
             ranges: Of each the first byte, and the one after the last; none is empty.
+            pin: The version of the object that they must come from.
 
         Raises:
-            IntegrityError: The object ends before the end of one.
+            IntegrityError: The object ends before the end of one, or is not the version of ``pin``.
         """
         sizes = [stop - start for start, stop in ranges]
         sink = MemorySink()
         sink.resize(sum(sizes))
         if ranges:
-            self._download(sink, sum(sizes), ticket=next_ticket()).spans(ranges)
+            self._download(sink, sum(sizes), ticket=next_ticket(), pin=pin).spans(ranges)
         whole, stops = memoryview(sink.data), list(accumulate(sizes))
         return [whole[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
 
@@ -215,6 +223,7 @@ class Location:
         size: int | None = None,
         check: Callable[[Path], None] | None = None,
         connections: int = CONNECTIONS,
+        pin: Pin = NO_PIN,
     ) -> None:
         """Fetch the object into a file.
 
@@ -229,16 +238,18 @@ class Location:
                 again.
             connections: Chunks in flight at once, at least 1, counted over all downloads of this process; the download
                 that began first goes first.
+            pin: The version of the object that is wanted.
 
         Raises:
-            IntegrityError: What arrives has another size than expected, or fails the check, time after time.
+            IntegrityError: What arrives has another size than expected, is not the version of ``pin``, or fails the
+                check, time after time.
             DiskFullError: There is no room for it.
             StorageError: Also where ``destination`` cannot be written.
         """
         if connections < 1:
             raise ConfigError(f"connections must be at least 1, but is {connections}")
         with FileSink(destination) as sink:
-            download = self._download(sink, size, ticket=next_ticket(), connections=connections)
+            download = self._download(sink, size, ticket=next_ticket(), connections=connections, pin=pin)
             series = Series(download.attempts)
             while True:
                 if size is not None:
@@ -285,7 +296,8 @@ class Location:
             found = self._info()
         except ObjectNotFoundError:
             return None
-        return None if found.get("type") == "directory" else _listed(found["size"], found)
+        is_file = found.get("type") != "directory" and found.get("size") is not None
+        return _listed(found["size"], found) if is_file else None
 
     def size(self) -> int | None:
         """Bytes of the object, as it is now; None if there is none, or a directory."""
@@ -351,16 +363,21 @@ class Location:
             return {name: below[name] for name in names}
 
         found = self._attempt("list", look)
-        sizes: dict[str, int | None] = {name: told.get("size") for name, told in found.items()}
-        untold = [name for name, size in sizes.items() if size is None]
-        if untold:
-            with ThreadPoolExecutor(_LOOKS) as pool:
-                sizes |= zip(untold, pool.map(lambda name: (self / name).size(), untold), strict=True)
-        listed = {name: _listed(size, found[name]) for name, size in sizes.items() if size is not None}
+        sizes = {name: told.get("size") for name, told in found.items()}
+        files = {name: None if size is None else _listed(size, found[name]) for name, size in sizes.items()}
+        files |= self.listed_below([name for name, size in sizes.items() if size is None])
+        listed = {name: one for name, one in files.items() if one is not None}
         if len(listed) < len(found):
             name = next(name for name in found if name not in listed)
             raise StorageError(f"{self / name} is listed, but its server does not tell its size; name files of others")
         return listed
+
+    def listed_below(self, names: Sequence[str]) -> dict[str, ListedFile | None]:
+        """Return :meth:`listed` of each of some files below this directory, several at once."""
+        if not names:
+            return {}
+        with ThreadPoolExecutor(_LOOKS) as pool:
+            return dict(zip(names, pool.map(lambda name: (self / name).listed(), names), strict=True))
 
     def put(self, *pieces: bytes | memoryview) -> None:
         """Store an object, whole or not at all, in place of one that is there."""
@@ -448,6 +465,7 @@ class Location:
             failure=failure,
             hidden=secrets_of(self.url),
             store=urls.store_of(self.url),
+            spent=self.spent,
         )
 
     def _download(self, sink: Sink, size: int | None, **more: Any) -> Download:

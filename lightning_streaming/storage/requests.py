@@ -11,12 +11,13 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from lightning_streaming.errors import IntegrityError
 from lightning_streaming.storage.retries import SLOWEST_RATE, headers_of, status_of
+from lightning_streaming.storage.versions import NO_PIN, Pin, answered_versions, bare_etag
 
 Span = tuple[int, int]
 _Read = Callable[[], Awaitable[bytes]]
@@ -28,7 +29,7 @@ _AZURE_BYTES = 32 << 20
 _AZURE_CONNECT_SECONDS = 10
 _PARTIAL_CONTENT = 206
 _NOT_SATISFIABLE = 416
-_CONTENT_RANGE = re.compile(r"bytes\s+(\d+)-")
+_CONTENT_RANGE = re.compile(r"bytes\s+(\d+)-(?:\d+/(\d+))?")
 _XML = re.compile(r"<Code>([^<]*)</Code>.*?<Message>([^<]*)</Message>", re.DOTALL)
 _LONGEST_WORDS = 200
 
@@ -43,6 +44,8 @@ class Body:
     """Whether they are the whole object, asked for or not."""
     read: _Read
     """Gives the next ones; none at the end."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the object that the answer reports, by kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class RemoteObject:
     """Its URL as it may be shown."""
     timeout: float
     """Seconds in which something must arrive, for a client that watches that itself."""
+    pin: Pin = NO_PIN
+    """The version that its bytes must come from."""
 
     def open(self, span: Span | None) -> AbstractAsyncContextManager[Body]:
         """Ask for it.
@@ -115,7 +120,10 @@ async def _body_of(wanted: RemoteObject, answer: Any, span: Span | None) -> Body
         words = _words_of(text, answer.reason or "") if told is None else _first_words(told, answer.reason or "")
         said = filter(None, (answer.headers.get("X-Error-Code"), words))
         raise RefusedError(answer.status, answer.headers, ": ".join(said))
-    return _make_body(wanted, span, answer.status, answer.headers.get("Content-Range"), answer.content.readany)
+    headers = answer.headers
+    versions = answered_versions(headers, tuple(one.headers for one in answer.history))
+    wanted.pin.check(wanted.shown, versions, _size_of_object(answer.status, headers))
+    return _make_body(wanted, span, answer.status, headers.get("Content-Range"), answer.content.readany, versions)
 
 
 @asynccontextmanager
@@ -133,8 +141,11 @@ async def _open_s3(wanted: RemoteObject, span: Span | None) -> AsyncIterator[Bod
         raise
     try:
         status = answer["ResponseMetadata"]["HTTPStatusCode"]
+        sent = {"Content-Range": answer.get("ContentRange", ""), "Content-Length": str(answer.get("ContentLength", ""))}
+        versions = {"etag": bare_etag(answer.get("ETag") or "")}
+        wanted.pin.check(wanted.shown, versions, _size_of_object(status, sent))
         read = partial(answer["Body"].read, _READ_BYTES)
-        yield _make_body(wanted, span, status, answer.get("ContentRange"), read)
+        yield _make_body(wanted, span, status, answer.get("ContentRange"), read, versions)
     finally:
         answer["Body"].close()
 
@@ -153,13 +164,15 @@ async def _open_azure(wanted: RemoteObject, span: Span | None) -> AsyncIterator[
             if refusal is None:
                 raise
             raise refusal from error
+        versions = {"etag": bare_etag(stream.properties.etag or "")}
+        wanted.pin.check(wanted.shown, versions)
         pieces = stream.chunks()
 
         async def read() -> bytes:
             piece: bytes = await anext(pieces, b"")
             return piece
 
-        yield Body(0, True, read) if span is None else Body(span[0], False, read)
+        yield Body(0, True, read, versions) if span is None else Body(span[0], False, read, versions)
 
 
 def _refusal_of_azure(error: Exception, wanted: RemoteObject, span: Span | None) -> Exception | None:
@@ -198,17 +211,28 @@ def _make_body(
     status: int,
     content_range: str | None,
     read: _Read,
+    versions: Mapping[str, str],
 ) -> Body:
     if span is None or status != _PARTIAL_CONTENT:
-        return Body(0, True, read)
+        return Body(0, True, read, versions)
     start = _first_byte(content_range)
     if start not in (None, span[0]):
         raise IntegrityError(f"asked for {wanted.shown} from byte {span[0]} on, the store sent it from byte {start} on")
-    return Body(span[0], False, read)
+    return Body(span[0], False, read, versions)
 
 
 def _too_short(wanted: RemoteObject, span: Span) -> IntegrityError:
     return IntegrityError(f"{wanted.shown} must have more than {span[0]} bytes, but the store says it has not")
+
+
+def _size_of_object(status: int, headers: Mapping[str, str]) -> int | None:
+    """Return the bytes of the whole object, as the headers of an answer report them; None if they do not."""
+    if status == _PARTIAL_CONTENT:
+        found = _CONTENT_RANGE.match(headers.get("Content-Range", ""))
+        return int(found[2]) if found and found[2] else None
+    length = headers.get("Content-Length", "")
+    is_encoded = headers.get("Content-Encoding", "identity") not in ("", "identity")
+    return int(length) if length.isdigit() and not is_encoded else None
 
 
 def _range_headers(span: Span | None) -> dict[str, str]:

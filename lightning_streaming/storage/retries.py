@@ -163,6 +163,8 @@ class Attempts:
     """More texts that are kept out of errors."""
     store: str = ""
     """The scheme of the URL, for what errors advise."""
+    spent: bool = False
+    """Whether all but the last were made just now, for another caller."""
 
     def run(self, action: Callable[[], _Result]) -> _Result:
         """Run ``action``, again while that may help.
@@ -232,6 +234,10 @@ class Series:
     put_off: int = 0
     """How many were refused by a store that is asked too often: it is there, and takes them later."""
 
+    def __post_init__(self) -> None:
+        if self.attempts.spent:
+            self.failed = self.attempts.total - 1
+
     def pause_after(self, last: Exception) -> float:
         """Seconds to wait before another attempt.
 
@@ -241,7 +247,7 @@ class Series:
         Raises:
             StreamingError: There is to be no other.
         """
-        is_put_off = _is_put_off(last) and self.put_off < _MOST_PUT_OFF
+        is_put_off = _is_put_off(last) and self.put_off < _MOST_PUT_OFF and not self.attempts.spent
         self.put_off += is_put_off
         self.failed += not is_put_off
         of, made, kind = self.attempts, self.failed + self.put_off, _final_class(last)
@@ -254,10 +260,17 @@ class Series:
             _logger.debug(told, self.failed + is_put_off, of.total, of.purpose, came_of_it, pause, shown)
             return pause
         if isinstance(last, IntegrityError):
-            raise IntegrityError(f"{last} (attempt {self.failed} of {of.total}); write the object and its index again")
+            fix = getattr(last, "fix", "write the object and its index again")
+            raise IntegrityError(f"{last} (attempt {self.failed} of {of.total}); {fix}")
         if isinstance(last, StreamingError):
             raise last
         raise of.error_after(last, kind, made, late) from shown_cause(last, of.options, of.hidden)
+
+
+class PageError(IntegrityError):
+    """An answer with a page for people in place of the object."""
+
+    fix = "check the URL, and whether a proxy or a login page answers in place of the store"
 
 
 def _is_put_off(error: BaseException) -> bool:
@@ -317,11 +330,13 @@ def is_more_missing(error: FileNotFoundError) -> bool:
 def status_of(error: BaseException) -> int | None:
     """The HTTP status the store answered with, if that is what failed.
 
-    Only classes known to carry the store's answer are asked. aiohttp's error for a truncated body has a cause whose
-    ``code`` is 400, which no server ever sent.
+    Only classes known to carry the store's answer are asked. aiohttp's errors for a truncated body, and for an answer
+    that is no HTTP, have a cause whose ``code`` is 400, which no server ever sent.
     """
     for link in _causes(error):
         response = getattr(link, "response", None)
+        if link.__cause__ is not None and _is_any(link.__cause__, ("HttpProcessingError",)):
+            return None
         if _is_any(link, ("ClientResponseError", "RefusedError")):  # aiohttp, and ours
             return int(getattr(link, "status", 0)) or None
         if _is_any(link, ("HttpError",)):  # gcsfs, whose code may be text

@@ -126,7 +126,10 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
         return {key: _map_texts(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_map_texts(item, change) for item in value)
+        mapped = [_map_texts(item, change) for item in value]
+        if mapped == list(value):  # also because aiohttp.BasicAuth, a named tuple, warns when one is made
+            return value
+        return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
     return value
 
 

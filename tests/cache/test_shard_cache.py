@@ -173,7 +173,7 @@ class TestFetching:
     def test_a_remote_index_that_cannot_be_used_is_told_and_not_kept(
         self, http_store: HttpStore, tmp_path: Path
     ) -> None:
-        (http_store.root / INDEX_BASENAME).write_bytes(b"<html>")
+        (http_store.root / INDEX_BASENAME).write_bytes(b"no index")
         with pytest.raises(IndexFormatError, match=f"{http_store.url}/{INDEX_BASENAME}"):
             over_http(http_store, tmp_path).read_index()
         assert not (tmp_path / "cache" / INDEX_BASENAME).exists()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_streaming.errors import AccessDeniedError, DownloadError, IntegrityError, ObjectNotFoundError
+from lightning_streaming.storage import retries
 from tests.faults.epochs import PER_SHARD, SAMPLES, assert_right, assert_whole_epoch, fails_at_shard, loader_over
 from tests.helpers import raises
 from tests.servers import FaultyStore
@@ -72,6 +73,17 @@ def test_an_index_that_cannot_be_had_is_named(store: FaultyStore, tmp_path: Path
     store.fail("index.json", "reset_body")
     with raises(DownloadError, "index.json", "stream '0'"):
         next(iter(loader_over(store, tmp_path, download_retry=1)))
+
+
+@pytest.mark.parametrize("empty_store", ["http"], indirect=True)
+def test_the_reader_and_the_threads_ahead_of_it_share_the_attempts(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "_LONGEST_WAIT", 0.02)
+    store.fail("shard.00003", "status", status=429, retry_after=0.001)
+    with fails_at_shard(loader_over(store, tmp_path, download_retry=2), 3, DownloadError, "429"):
+        ahead = retries._MOST_PUT_OFF + 3
+        assert store.requests().count("shard.00003.mds") == ahead + 1  # and once more for the reader, as it may be well
 
 
 @STORES

@@ -24,7 +24,8 @@ _hashes = st.dictionaries(st.sampled_from(["md5", "sha1", 'odd "%s"', "é"]), st
 @st.composite
 def _files(draw: st.DrawFn, suffix: str) -> FileInfo:
     name = f"{draw(_texts)}x{suffix}"
-    return FileInfo(basename=name, bytes=draw(st.integers(0, 2**32 - 1)), hashes=draw(_hashes))
+    version = draw(st.sampled_from(["", "etag:1", "etag:é"]))
+    return FileInfo(basename=name, bytes=draw(st.integers(0, 2**32 - 1)), hashes=draw(_hashes), version=version)
 
 
 @st.composite

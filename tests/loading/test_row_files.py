@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.cache.made_index import made_index
-from lightning_streaming.errors import ConfigError, ShardCorruptError
+from lightning_streaming.errors import ConfigError, IntegrityError
 from lightning_streaming.formats import row_files
 from lightning_streaming.formats.columns import flat_column
 from lightning_streaming.formats.row_files import RowsReader
@@ -190,7 +190,7 @@ def test_a_large_file_that_was_changed_is_told_by_its_name(s3: S3Store, tmp_path
     np.save(root / "1.npy", rows(9, 30).astype(np.float32))
     Location(f"{place['remote']}/1.npy", s3.options).upload(root / "1.npy")
     for dataset in datasets:
-        with raises(ShardCorruptError, "1.npy", "changed since"):
+        with raises(IntegrityError, "1.npy", "was replaced since it was indexed"):
             list(dataset)
 
 
@@ -237,7 +237,7 @@ def test_a_file_that_was_changed_ends_the_run_by_its_name(tmp_path: Path) -> Non
     dataset = StreamingDataset(remote=str(root), format="npy", batch_size=1)
     assert len(dataset) == sum(SIZES)
     np.save(root / "1.npy", rows(9, 30).astype(np.float32))
-    with raises(ShardCorruptError, "1.npy", "changed since"):
+    with raises(IntegrityError, "1.npy", "was replaced since it was indexed"):
         list(dataset)
 
 

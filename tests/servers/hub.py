@@ -113,8 +113,10 @@ def _resolve(repository: Path, rest: list[str], request: Request) -> Answer:
         port = request.headers["host"].rpartition(":")[2]
         where = quote(file.relative_to(repository.parents[1]).as_posix())
         signed = f"http://localhost:{port}/elsewhere/{where}?Signature=a%2Fb"
-        return plain(302, b"", {"Location": signed, "X-Repo-Commit": _COMMIT})
-    return _with_headers(of_file(file, request), {"X-Repo-Commit": _COMMIT})
+        linked = f'"{hashlib.sha256(file.read_bytes()).hexdigest()}"'
+        return plain(302, b"", {"Location": signed, "X-Repo-Commit": _COMMIT, "X-Linked-Etag": linked})
+    etag = f'"{hashlib.sha1(file.read_bytes()).hexdigest()}"'
+    return _with_headers(of_file(file, request), {"X-Repo-Commit": _COMMIT, "ETag": etag})
 
 
 def _elsewhere(root: Path, parts: list[str], request: Request) -> Answer:

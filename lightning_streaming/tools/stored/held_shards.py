@@ -72,8 +72,8 @@ def lone_samples(shard: ShardInfo, at: Location, **how: Any) -> LoneSamples:
     Raises:
         StreamingError: They cannot be read, or are not those of the shard.
     """
-    file, *span = table_part(shard)
-    return LoneSamples(shard, (at / file.basename).read_range(*span), **how)
+    file, start, stop = table_part(shard)
+    return LoneSamples(shard, (at / file.basename).read_range(start, stop), **how)
 
 
 def parts_of(data: Location, parts: Sequence[FilePart]) -> list[bytes]:

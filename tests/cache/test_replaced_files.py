@@ -1,0 +1,187 @@
+"""A file of another format that is replaced while a run reads its parts is never mixed with the one before."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lightning_streaming.cache.config import CacheConfig
+from lightning_streaming.cache.made_index import made_index
+from lightning_streaming.cache.shard_cache import ShardCache
+from lightning_streaming.errors import IntegrityError
+from lightning_streaming.formats import row_files
+from lightning_streaming.formats.index import ShardInfo, dump_index
+from lightning_streaming.formats.shard import open_shard
+from lightning_streaming.storage import Location
+from tests.cache.helpers import let_a_minute_pass
+from tests.helpers import raises
+
+ROWS = 40
+PER_PART = 10
+
+
+def parquet(first: int, rows: int = ROWS) -> bytes:
+    """Rows that count from ``first``, in row groups of :data:`PER_PART`."""
+    file = io.BytesIO()
+    table = pa.table({"values": pa.array(range(first, first + rows), pa.int64()), "pad": ["x" * 40] * rows})
+    pq.write_table(table, file, row_group_size=PER_PART, compression="none", use_dictionary=False)
+    return file.getvalue()
+
+
+def npy(first: int, rows: int = ROWS) -> bytes:
+    """The same as an array, which is read in parts of as many rows."""
+    file = io.BytesIO()
+    np.save(file, np.arange(first, first + rows))
+    return file.getvalue()
+
+
+FORMATS: dict[str, Callable[..., bytes]] = {"parquet": parquet, "npy": npy}
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(row_files, "PART_BYTES", 8 * PER_PART)
+    monkeypatch.setenv("LIGHTNING_STREAMING_CACHE", str(tmp_path / "caches"))
+
+
+class Place:
+    """Where a file lies: a store with a log, or a directory."""
+
+    def __init__(self, kind: str, request: pytest.FixtureRequest, root: Path) -> None:
+        self.store: Any = None
+        root.mkdir()
+        if kind in ("directory", "in place"):
+            self.put: Callable[[str, bytes], object] = lambda name, data: (root / name).write_bytes(data)
+            self.remote, self.options = str(root), {}
+        else:
+            self.store = request.getfixturevalue({"http": "http_store", "hub": "hub"}.get(kind, f"{kind}_bucket"))
+            self.put, self.remote, self.options = self.store.put, self.store.url, self.store.options
+        self._local = None if kind == "in place" else root.with_name("cache")
+        self.is_listed = kind != "http"
+
+    def cache(self, shard_format: str, name: str) -> ShardCache:
+        """The cache of a run that starts now."""
+        remote = self.remote if self.is_listed else f"{self.remote}/{name}"
+        config = CacheConfig(
+            name="0", remote=remote, local=self._local, storage_options=self.options, format=shard_format,
+            download_retry=0,
+        )  # fmt: skip
+        return ShardCache(config)
+
+
+def values(cache: ShardCache, shards: Iterator[ShardInfo] | list[ShardInfo]) -> list[int]:
+    """The values of some shards, each of which is brought to this node."""
+    found = list[int]()
+    for shard in shards:
+        with cache.hold(shard) as directory:
+            reader = open_shard(shard, directory)
+            found += [int(reader[row]["values"]) for row in range(len(reader))]
+            reader.close()
+    return found
+
+
+PLACES = [
+    ("http", "parquet", ROWS),
+    ("http", "npy", ROWS + 30),
+    ("s3", "parquet", ROWS + 30),
+    ("s3", "npy", ROWS),
+    ("gcs", "parquet", ROWS),
+    ("hub", "parquet", ROWS),
+    ("hub", "npy", ROWS),
+    ("directory", "npy", ROWS),
+    ("in place", "parquet", ROWS),
+    ("in place", "npy", ROWS),
+]
+
+
+@pytest.mark.parametrize(("kind", "shard_format", "rows"), PLACES)
+def test_a_replaced_file_ends_the_run_and_the_next_reads_the_new_one_alone(
+    kind: str, shard_format: str, rows: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    place, make, name = Place(kind, request, tmp_path / "data"), FORMATS[shard_format], f"a.{shard_format}"
+    place.put(name, make(0))
+    place.put(f"b.{shard_format}", make(500))
+    cache = place.cache(shard_format, name)
+    shards = list(cache.read_index().shards)
+    assert values(cache, shards[:1]) == list(range(PER_PART))
+    kept = None
+    if kind == "s3":
+        kept = values(cache, shards[4:5])
+
+    place.put(name, make(1000, rows))
+    assert (len(make(0)) == len(make(1000, rows))) == (rows == ROWS)
+    with raises(IntegrityError, name, "was replaced since it was indexed", "start the run again"):
+        values(cache, shards[1:2])
+
+    again = place.cache(shard_format, name)
+    shards = [shard for shard in again.read_index().shards if shard.stored[0].basename == name]
+    assert values(again, shards) == list(range(1000, 1000 + rows))
+    if kept is not None:  # of the file that was not replaced, parts that are here stay
+        asked = len(place.store.requests())
+        assert values(again, list(again.read_index().shards)[len(shards) : len(shards) + 1]) == kept
+        assert len(place.store.requests()) == asked
+    place.store and place.store.heal()
+
+
+def test_an_index_beside_the_data_is_pinned_to_the_files_of_its_store(s3_bucket: Any, tmp_path: Path) -> None:
+    place = tmp_path / "data"
+    place.mkdir()
+    (place / "a.parquet").write_bytes(parquet(0))
+    s3_bucket.put("a.parquet", parquet(0))
+    s3_bucket.put("index.json", made_index(Location(str(place)), "parquet"))
+    settings: dict[str, Any] = {"storage_options": s3_bucket.options, "format": "parquet", "download_retry": 0}
+    config = CacheConfig(name="0", remote=s3_bucket.url, local=tmp_path / "cache", **settings)
+    cache = ShardCache(config)
+    shards = list(cache.read_index().shards)
+    assert values(cache, shards[:2]) == list(range(2 * PER_PART))
+    s3_bucket.put("a.parquet", parquet(1000))
+    with raises(IntegrityError, "a.parquet", "was replaced since it was indexed", "lightning-streaming index"):
+        values(cache, shards[2:3])
+    let_a_minute_pass(tmp_path / "cache")
+    again = ShardCache(config)
+    assert values(again, list(again.read_index().shards)) == list(range(1000, 1000 + ROWS))
+
+
+def test_a_range_takes_no_further_request(s3_bucket: Any, tmp_path: Path) -> None:
+    s3_bucket.put("a.parquet", parquet(0))
+    settings: dict[str, Any] = {"storage_options": s3_bucket.options, "format": "parquet"}
+    cache = ShardCache(CacheConfig(name="0", remote=s3_bucket.url, local=tmp_path / "cache", **settings))
+    shards = list(cache.read_index().shards)
+    values(cache, shards[:1])
+    before = len(s3_bucket.log())
+    values(cache, shards[1:3])
+    assert [(one.method, one.name) for one in s3_bucket.log()[before:]] == 2 * [("GET", "a.parquet")]
+
+
+def test_versions_hold_where_they_were_listed_alone(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "a.npy").write_bytes(npy(0))
+    cache = ShardCache(CacheConfig(name="0", remote=str(root), local=tmp_path / "cache", format="npy"))
+    index = cache.read_index()
+    expected = values(cache, list(index.shards))
+    assert all(file.version for shard in index.shards for file in shard.stored)
+    assert b"mtime" not in dump_index(index.shards)
+    for shard_format in (None, "npy"):  # a cache is a dataset of its own, with other files
+        copy = ShardCache(CacheConfig(name="0", local=tmp_path / "cache", format=shard_format))
+        assert values(copy, list(copy.read_index().shards)) == expected
+
+
+def test_data_that_has_grown_is_not_the_same_where_a_file_was_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(npy(0))
+    config = CacheConfig(name="0", remote=str(tmp_path), format="npy")
+    before = ShardCache(config).read_index()
+    (tmp_path / "b.npy").write_bytes(npy(500))
+    grown = ShardCache(config).read_index()
+    assert grown.begins_like(before)
+    (tmp_path / "a.npy").write_bytes(npy(1000))
+    replaced = ShardCache(config).read_index()
+    assert replaced.data_digest == grown.data_digest
+    assert not replaced.begins_like(before)
