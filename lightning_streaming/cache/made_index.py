@@ -31,12 +31,15 @@ from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.file_patterns import is_one_name, matching
 from lightning_streaming.storage.location import ListedFile
+from lightning_streaming.storage.sinks import system_errors
 from lightning_streaming.waits import Tell, progress
 
 _logger = logging.getLogger(__name__)
 
 _CLOCKS_DIFFER = 60.0
 """Seconds by which a store's clock may differ from ours."""
+_CLOCK_TICK = 0.05
+"""Seconds by which a change time may be behind the clock: filesystems read the clock of the kernel's last tick."""
 
 
 class KnownIndex(NamedTuple):
@@ -95,11 +98,22 @@ class FilesAt:
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
 
     def changed(self, known: KnownIndex) -> set[str]:
-        """The files that were written since they were looked at, or about then, as far as is told."""
+        """Return the files that were written or replaced since they were inspected, or shortly before.
+
+        A file of this machine that was moved or copied here keeps its modification time; its change time is new.
+        """
         if known.listing == self.digest:
             return set()
         after = known.looked_at - _CLOCKS_DIFFER
-        return {name for name, one in self._files.items() if one.modified is not None and one.modified > after}
+        written = {name for name, one in self._files.items() if one.modified is not None and one.modified > after}
+        return written | self._replaced_here(known.looked_at - _CLOCK_TICK)
+
+    def _replaced_here(self, since: float) -> set[str]:
+        root = self._location.path
+        if root is None:
+            return set()
+        with system_errors(f"inspect the files of {root}"):
+            return {name for name in self._files if (root / name).stat().st_ctime > since}
 
     def _of_one_name(self, name: str) -> Mapping[str, ListedFile]:
         """A file, of a place that may not be listed, as over HTTP; or those below a directory, as Spark writes them."""
