@@ -161,7 +161,9 @@ class CacheQuota:
             with self._held() as held:
                 if _counted(held) > self.limit:
                     owners = _count_again(held)
-                    _evict(held, owners, bytes_to_free(_counted(held), 0, self.limit), None, f"cache_limit={self.limit}")
+                    _evict(
+                        held, owners, bytes_to_free(_counted(held), 0, self.limit), None, f"cache_limit={self.limit}"
+                    )
         except StorageError as error:  # a directory of another user
             _logger.warning("%s is exceeded, and nothing can be removed: %s", self.limit_name, error)
 
