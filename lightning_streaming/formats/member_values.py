@@ -12,8 +12,8 @@
     gz after another, like txt.gz                 the same, decompressed
     anything else                                 bytes
 
-What a file says of the size of its arrays is believed only as far as its bytes bear that out, and what is compressed has
-at most 1 GiB when it is decompressed.
+What a file says of the size of its arrays is believed only as far as its bytes bear that out, and what is compressed
+has at most 1 GiB when it is decompressed.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     .nv-meta/.info.json, .nv-meta/.info.yaml    Megatron Energon: "shard_counts", samples by path
     *.json                                      wids: "shardlist", of each file its "url", "nsamples" and "filesize"
 
-What is said of a file of another size is not believed, nor what is damaged, nor more samples than a file of its size can
-have: such files are looked at instead.
+What is said of a file of another size is not believed, nor what is damaged, nor more samples than a file of its size
+can have: such files are looked at instead.
 """
 
 from __future__ import annotations
