@@ -21,8 +21,8 @@ from PIL import Image
 
 import lightning_streaming.trainer.cli  # noqa: F401  what a fork of this process need not import again
 from lightning_streaming import MDSWriter
-from tests.servers import http_server
 from tests.golden import golden_path
+from tests.servers import http_server
 from tests.tools.forked import command_line
 from tests.tools.running import Outcome, run
 
