@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -35,6 +35,8 @@ def appears_whole(path: Path) -> Iterator[Path]:
     No fsync: after a crash of the machine a file may be short, which is why readers check sizes.
     """
     partial = partial_path(path)
+    with suppress(FileNotFoundError):  # of a process before us; or a link, through which we would write to another file
+        partial.unlink()
     try:
         yield partial
         os.replace(partial, path)

@@ -41,6 +41,15 @@ def _write_half(path: Path, error: type[BaseException]) -> None:
     raise error
 
 
+def test_a_partial_file_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("of the user")
+    partial_path(tmp_path / "file").symlink_to(tmp_path / "outside")
+    with appears_whole(tmp_path / "file") as partial:
+        partial.write_text("new")
+    assert (tmp_path / "file").read_text() == "new"
+    assert (tmp_path / "outside").read_text() == "of the user"
+
+
 def test_writers_do_not_meet(tmp_path: Path) -> None:
     partials = {partial_path(tmp_path / "shard")}
     thread = threading.Thread(target=lambda: partials.add(partial_path(tmp_path / "shard")))

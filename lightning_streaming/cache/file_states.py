@@ -99,9 +99,9 @@ def _open(path: Path, root: Path) -> int:
     try:
         for _ in range(_MOST_TRIES):
             with suppress(FileNotFoundError):
-                return os.open(path, os.O_RDWR)
+                return shared_files.open_no_link(path, os.O_RDWR)
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+                descriptor = shared_files.open_no_link(path, os.O_RDWR | os.O_CREAT, 0o600)
             except FileNotFoundError:
                 shared_files.make_directories(path.parent, root)
                 continue

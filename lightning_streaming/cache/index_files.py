@@ -124,7 +124,7 @@ class IndexForms:
             scratch: A file in the directory that nobody else writes.
         """
         try:
-            with scratch.open("w+b") as file:
+            with open(scratch, "w+b", opener=shared_files.open_no_link) as file:
                 write_form(file, index, digest, identity)
                 shared_files.adopt_file(file.fileno(), self._directory)
             os.replace(scratch, self._path(digest))
@@ -136,7 +136,7 @@ class IndexForms:
 
     def _note(self, digest: str, identity: Identity) -> None:
         """Note that the same index is in another file now, or was touched."""
-        with suppress(OSError), self._path(digest).open("r+b") as file:
+        with suppress(OSError), open(self._path(digest), "r+b", opener=shared_files.open_no_link) as file:
             note_identity(file, identity)
 
     def sweep(self, keep: str) -> None:

@@ -33,6 +33,7 @@ from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.file_patterns import is_one_name, matching
 from lightning_streaming.storage.location import ListedFile
+from lightning_streaming.storage.sinks import system_errors
 from lightning_streaming.storage.urls import HTTP_SCHEMES, scheme_of
 from lightning_streaming.storage.versions import Pin
 from lightning_streaming.waits import Tell, progress
@@ -45,6 +46,8 @@ _FEW_FILES = 4
 """So few files are listed one by one; of more, the directory."""
 _MOST_REQUESTS = 1000
 """Files that are asked about one by one over HTTP, where directories cannot be listed."""
+_CLOCK_TICK = 0.05
+"""Seconds by which a change time may be behind the clock: filesystems read the clock of the kernel's last tick."""
 
 
 class KnownIndex(NamedTuple):
@@ -103,13 +106,25 @@ class FilesAt:
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
 
     def has_changed(self, file: FileInfo, known: KnownIndex) -> bool:
-        """Return whether a file of an index is another version by now, or may be, as far as a listing tells."""
+        """Return whether a file of an index is another version by now, or may be, as far as a listing tells.
+
+        A file of this machine that was moved or copied here keeps its modification time; its change time is new.
+        """
         listed = self._files.get(file.basename)
         if listed is None or known.listing == self.digest:
             return False
         if file.version and listed.version:
             return file.version != listed.version
-        return listed.modified is not None and listed.modified > known.looked_at - _CLOCKS_DIFFER
+        if listed.modified is not None and listed.modified > known.looked_at - _CLOCKS_DIFFER:
+            return True
+        return self._was_replaced_here(file.basename, known.looked_at - _CLOCK_TICK)
+
+    def _was_replaced_here(self, name: str, since: float) -> bool:
+        root = self._location.path
+        if root is None:
+            return False
+        with system_errors(f"inspect the files of {root}"):
+            return (root / name).stat().st_ctime > since
 
     def with_versions(self, shard: ShardInfo) -> ShardInfo:
         """Return a shard whose stored files have the versions of the listing."""

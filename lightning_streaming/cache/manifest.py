@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache.config import MANIFEST_BASENAME
-from lightning_streaming.cache.shared_files import adopt_file, unwritable
+from lightning_streaming.cache.shared_files import adopt_file, open_no_link, unwritable
 from lightning_streaming.errors import StorageError
 
 _ORIGINALS = "originals"
@@ -252,14 +252,14 @@ def write_manifest(directory: Path, manifest: CacheManifest, scratch: Path) -> N
 
 def _write_over(path: Path, text: bytes) -> None:
     """Write all of a file at once; whoever still reads it half old and half new finds two tags, and believes none."""
-    with path.open("r+b", buffering=0) as file:
+    with open(path, "r+b", buffering=0, opener=open_no_link) as file:
         file.write(text.ljust(os.fstat(file.fileno()).st_size))
 
 
 def _write(directory: Path, manifest: CacheManifest, scratch: Path) -> None:
     check = manifest.check
     about = check and {**asdict(check), "version": dict(check.version), "mark": manifest.tag}
-    with scratch.open("w") as file:
+    with open(scratch, "w", opener=open_no_link) as file:
         file.write(f"{manifest.remote}\n{_ORIGINALS if manifest.of_originals else manifest.tag}\n{json.dumps(about)}\n")
         adopt_file(file.fileno(), directory, writable=True)
 

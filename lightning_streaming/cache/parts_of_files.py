@@ -33,7 +33,7 @@ class PartsOfFiles:
     """The stored files of one stream. A copy in another process knows none. May be used by several threads."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Any] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], Any] = OrderedDict()
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class PartsOfFiles:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
 
-    def unpack(self, shard: ShardInfo, stored: RangedFile, destination: Path) -> Unpacked:
+    def unpack(self, shard: ShardInfo, stored: RangedFile, destination: Path, *, version: str = "") -> Unpacked:
         """Make a shard's raw file.
 
         A file that does not go with what was known of it, or with the index, is looked at once more.
@@ -51,6 +51,7 @@ class PartsOfFiles:
             shard: The shard, a part of a file.
             stored: That file.
             destination: The raw file.
+            version: Of that file: what is known of another version is not used.
 
         Raises:
             FormatError: The stored file is damaged, or another one than when the index was made.
@@ -59,9 +60,8 @@ class PartsOfFiles:
         """
         parts = parts_format(shard)
         assert parts is not None, "or it is no part of a file"
-        watched = _WatchedFile(stored)
+        watched, key = _WatchedFile(stored), (stored.shown, version)
         with disk_errors(destination):
-            key = f"{stored.shown}\n{getattr(stored, 'version', '')}"
             known = self._take(key)
             if known is not None:
                 # What is known may be of another file that was there before.
@@ -73,16 +73,16 @@ class PartsOfFiles:
             self._keep(key, known)
             return Unpacked(num_bytes, watched.read_until)
 
-    def _take(self, name: str) -> Any:
+    def _take(self, key: tuple[str, str]) -> Any:
         with self._lock:
-            if name in self._known:
-                self._known.move_to_end(name)
-            return self._known.get(name)
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
 
-    def _keep(self, name: str, known: Any) -> None:
+    def _keep(self, key: tuple[str, str], known: Any) -> None:
         with self._lock:
-            self._known[name] = known
-            self._known.move_to_end(name)
+            self._known[key] = known
+            self._known.move_to_end(key)
             while len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
 

@@ -20,7 +20,7 @@ from lightning_streaming.cache import shared_files
 from lightning_streaming.cache.config import QUEUE_BASENAME
 from lightning_streaming.cache.file_states import CacheDirectory, StagingFile
 from lightning_streaming.cache.usage import CacheEntry, UsageCount, read_number, write_number
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.formats.shard import narrowed
 from lightning_streaming.formats.shard_table import PART, ShardTable
 from lightning_streaming.units import format_bytes, unit_as_written
@@ -148,6 +148,24 @@ class CacheQuota:
                 if _was_in_vain(directory.path):
                     break
         return False
+
+    def trim(self) -> None:
+        """Remove what is unused where the directories hold more than the limit, as after a run with a larger one.
+
+        Raises:
+            ConfigError: The limit is exceeded, and the filesystem has no locks to keep it by.
+        """
+        if self.limit is None or self.usage() <= self.limit:
+            return
+        try:
+            with self._held() as held:
+                if _counted(held) > self.limit:
+                    owners = _count_again(held)
+                    _evict(
+                        held, owners, bytes_to_free(_counted(held), 0, self.limit), None, f"cache_limit={self.limit}"
+                    )
+        except StorageError as error:  # a directory of another user
+            _logger.warning("%s is exceeded, and nothing can be removed: %s", self.limit_name, error)
 
     def make_space(self, size: int, spare_since: int | None = None) -> int:
         """Remove what was used longest ago, because the disk is full.

@@ -182,6 +182,18 @@ class ShardCache:
         self._index.go_on_with(newer)
         self._num_shards = num_shards
 
+    def data_version(self, index: DatasetIndex) -> str:
+        """Return a name of the stream's data; files that are derived from the data are kept under it.
+
+        Of a remote, it is the index's digest of the data. Of data that is read in place, it also covers size,
+        modification time and inode of each file of which the index has no hash: such a file may be rewritten without
+        a change of the index.
+
+        Args:
+            index: The stream's index, or the head of it.
+        """
+        return self._source.data_version(index)
+
     def needs_room(self, index: DatasetIndex) -> bool:
         """Whether shards of this stream's index take room in its cache directory: fetched, or decompressed."""
         return not self.reads_in_place or any(takes_room_in_place(shard) for _, shard in index.shards.examples())
@@ -550,7 +562,8 @@ class _Fetcher:
         assert file.compressed is not None, "it is a part of it"
         source = file.source
         tag = source.tag_of(file.compressed) if isinstance(source, InPlaceSource) else self._directory.own.of_remote
-        done = self._stored.unpack(file.shard, source.stored(file.compressed), file.staging.path)
+        stored, version = source.stored(file.compressed), file.compressed.version or str(tag)
+        done = self._stored.unpack(file.shard, stored, file.staging.path, version=version)
         fetched = 0 if isinstance(source, InPlaceSource) else done.num_bytes
         self.misses[file.raw.basename] = Miss(fetched, done.read_until, perf_counter_ns())
         return tag

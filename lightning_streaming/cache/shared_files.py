@@ -72,6 +72,17 @@ def is_locked(path: Path, *, shared: bool = False) -> bool:
     return False
 
 
+def open_no_link(path: str | Path, flags: int, mode: int = 0o666) -> int:
+    """Open a file of a cache directory, but not through a symbolic link: that could lead to any file of the user.
+
+    Also serves as ``opener`` of :func:`open`.
+
+    Raises:
+        OSError: It is a link, or cannot be opened.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, mode)
+
+
 def open_to_lock(path: str | Path) -> int:
     """Open a file to lock it for ourselves, for which some network filesystems want it opened for writing.
 
@@ -231,7 +242,7 @@ def open_shared(path: Path, root: Path) -> int:
 def _open_or_make(path: Path, root: Path) -> int:
     while True:
         with suppress(FileNotFoundError):
-            return os.open(path, os.O_RDWR)
+            return open_no_link(path, os.O_RDWR)
         _make_shared(path, root)
 
 
@@ -294,6 +305,11 @@ def unwritable(root: Path, error: OSError) -> StorageError:
     """What to say where something in a cache directory could not be written."""
     if not isinstance(error, PermissionError) and not is_reachable(root):
         return directory_gone(root)
+    if error.errno == errno.ELOOP and error.filename is not None:
+        return StorageError(
+            f"{os.fsdecode(error.filename)} is a symbolic link, and the cache writes to no link, which may lead to any "
+            "file; remove it"
+        )
     if error.errno in DISK_FULL:
         return DiskFullError(f"no room left in {root}: {error}; make room there, or choose another directory")
     return StorageError(f"{root} cannot be written to: {error}; choose another directory")

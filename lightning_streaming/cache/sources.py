@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -18,10 +19,10 @@ from lightning_streaming.errors import (
     ObjectNotFoundError,
     ShardCorruptError,
 )
-from lightning_streaming.files import join_under
+from lightning_streaming.files import Identity, join_under
 from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.hashing import CHEAPEST_FIRST, hash_bytes, hash_file
-from lightning_streaming.formats.index import FileInfo, ShardInfo
+from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
 from lightning_streaming.formats.shard import parts_format, was_written_for
 from lightning_streaming.formats.values import shortened
 from lightning_streaming.storage import Location
@@ -232,6 +233,24 @@ class InPlaceSource:
             raise ShardCorruptError(f"{error}; it is read in place, so put it right there") from error
         return tag_of_original(found.st_mtime_ns, found.st_size)
 
+    def data_version(self, index: DatasetIndex) -> str:
+        """Return a name of the data as it is now; see :meth:`ShardCache.data_version`."""
+        if all(shard.raw_data.hashes for _, shard in index.shards.examples()):
+            return index.data_digest
+        names = dict.fromkeys(
+            (compressed or raw).basename
+            for shard in index.shards
+            if not shard.raw_data.hashes
+            for raw, compressed in shard.files
+        )
+        hasher = hashlib.blake2b(index.data_digest.encode(), digest_size=16)
+        for name in names:  # which were checked to stay below the directory when the index was read
+            identity: Identity | None = None
+            with suppress(FileNotFoundError):
+                identity = Identity.of(os.stat(f"{self.directory}/{name}"))  # noqa: PTH116  a Path takes several times as long
+            hasher.update(f"{name!r}{identity}".encode("utf-8", "surrogatepass"))
+        return hasher.hexdigest()
+
     def stored(self, file: FileInfo) -> StoredInPlace:
         """A file of which parts are read.
 
@@ -352,6 +371,10 @@ class RemoteSource:
         name = choose_hash(file, self.config.validate_hash)
         check_hash(path, str(path), file, name)
         return name is not None
+
+    def data_version(self, index: DatasetIndex) -> str:
+        """Return a name of the data; see :meth:`ShardCache.data_version`."""
+        return index.data_digest
 
     def knows_tag(self, modified: int, own: OwnTags, compressed: FileInfo | None) -> bool:  # noqa: ARG002
         """Whether a file of this time was checked before, by the index that we read, and is unchanged."""

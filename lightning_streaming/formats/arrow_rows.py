@@ -21,7 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import EncodingError, FormatError, SampleIndexError, ShardCorruptError, StreamingError
+from lightning_streaming.errors import (
+    EncodingError,
+    FormatError,
+    SampleIndexError,
+    ShardCorruptError,
+    StreamingError,
+    UnsupportedError,
+)
 from lightning_streaming.formats.arrow_arrays import DenseKind, Numbers
 from lightning_streaming.formats.arrow_tables import (
     DenseColumn,
@@ -46,6 +53,10 @@ from lightning_streaming.formats.arrow_values import (
 from lightning_streaming.formats.plain_rows import ColumnReader, FlatColumn, PlainRows, plain_rows
 from lightning_streaming.formats.values import shortened
 
+_UNSUPPORTED = re.compile(
+    r"decrypt|compression codec|not supported by the C\+\+|column type: UNKNOWN|unknown encoding type", re.IGNORECASE
+)
+"""What pyarrow says of encrypted columns, and of types, encodings and compression that it does not have."""
 _OF_VALUES = (FormatError, ValueError, ArithmeticError)
 """What comes of a value that is damaged."""
 
@@ -58,7 +69,7 @@ def _asks_for_too_much(error: MemoryError) -> bool:
 
 @contextmanager
 def sound_arrow(shown: str, must_be: str = "sound rows of Arrow", way_out: str = "") -> Iterator[None]:
-    """Say of what Arrow refuses that the data is damaged.
+    """Say of what Arrow refuses that the data is damaged; or that it is not read, where that is what Arrow says.
 
     Args:
         shown: What to call the data.
@@ -74,6 +85,11 @@ def sound_arrow(shown: str, must_be: str = "sound rows of Arrow", way_out: str =
         if isinstance(error, MemoryError) and not _asks_for_too_much(error):
             raise
         words = shortened(" ".join(str(error).split()))
+        if isinstance(error, arrow.ArrowNotImplementedError) or _UNSUPPORTED.search(str(error)):
+            raise UnsupportedError(
+                f"{shown} is not read by pyarrow {arrow.__version__}: {words}; write it again without encryption, and "
+                "with types and compression that this version has"
+            ) from error
         raise ShardCorruptError(f"{shown} must be {must_be}, but: {words}{way_out and f'; {way_out}'}") from error
 
 

@@ -318,10 +318,9 @@ def _is_without_tables(index: _Index, files: StoredFiles) -> bool:
         StorageError: It could not be read.
         MissingDependencyError: The package that decompresses it is not installed.
     """
-    zipped = [chunk for chunk in index.chunks if _raw_name(chunk, index.compression) != chunk.filename]
-    if not zipped or zipped[0].filename not in files.sizes():
+    first = next((one for one in index.chunks if one.filename in files.sizes()), None)
+    if first is None or _raw_name(first, index.compression) == first.filename:
         return False
-    first = zipped[0]
     try:
         found = declared_zstd_bytes(files.read_range(first.filename, 0, ZSTD_HEAD_BYTES))
     except ShardCorruptError as error:
@@ -341,11 +340,13 @@ def _files(
     chunk: _ChunkEntry, compression: str | None, sizes: Mapping[str, int], *, without_tables: bool
 ) -> tuple[FileInfo, FileInfo | None]:
     """The raw file of a chunk, and the stored one if that is zipped as a whole."""
-    name, table = chunk.filename, table_bytes(chunk.samples)
+    table, raw_name = table_bytes(chunk.samples), _raw_name(chunk, compression)
+    # litData's reader of a local directory unzips chunks there, and deletes the zipped ones.
+    name = chunk.filename if chunk.filename in sizes else raw_name
     found = sizes.get(name)
     if found is None:
-        raise ShardCorruptError(f"{name} is not there, but {INDEX_BASENAME} names it")
-    raw_name, stored = _raw_name(chunk, compression), FileInfo(basename=name, bytes=found, hashes={})
+        raise ShardCorruptError(f"{chunk.filename} is not there, but {INDEX_BASENAME} names it")
+    stored = FileInfo(basename=name, bytes=found, hashes={})
     if raw_name != name:
         raw_bytes = chunk.bytes + (table if without_tables else 0)
         return FileInfo(basename=raw_name, bytes=raw_bytes, hashes={}), stored

@@ -12,7 +12,8 @@
     gz after another, like txt.gz                 the same, decompressed
     anything else                                 bytes
 
-What a file says of the size of its arrays is believed only as far as its bytes bear that out.
+What a file says of the size of its arrays is believed only as far as its bytes bear that out, and what is compressed
+has at most 1 GiB when it is decompressed.
 """
 
 from __future__ import annotations
@@ -103,11 +104,38 @@ def _refuse(data: memoryview) -> Any:
     raise EncodingError(f"{len(data)} bytes are of torch, which are not read; name other columns with columns=")
 
 
+MOST_UNPACKED_BYTES = 2**30
+"""Most bytes of a compressed file after decompression; of all arrays of a ``.npz`` file together."""
+_PIECE_BYTES = 2**20
+_DEFLATE_RATIO = 1032
+"""By at most so much deflate makes data larger."""
+_SMALL_PIECE_BYTES = 4096
+"""Read at once of what another algorithm compressed, which zipfile decompresses without a bound."""
+
+
 def _unpacked(data: memoryview) -> memoryview:
     try:
-        return memoryview(gzip.decompress(data))
+        if len(data) <= MOST_UNPACKED_BYTES // _DEFLATE_RATIO:
+            return memoryview(gzip.decompress(data))
+        pieces, left = list[bytes](), MOST_UNPACKED_BYTES
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            while piece := file.read(min(_PIECE_BYTES, left + 1)):
+                pieces.append(piece)
+                left -= len(piece)
+                if left < 0:
+                    raise _too_large(data)
+        return memoryview(b"".join(pieces))
+    except EncodingError:
+        raise
     except (OSError, EOFError, zlib.error) as error:
         raise EncodingError(f"expected gz data, but found {brief(data)} ({error})") from None
+
+
+def _too_large(data: memoryview) -> EncodingError:
+    return EncodingError(
+        f"a file of {len(data)} bytes has more than {MOST_UNPACKED_BYTES} bytes when it is decompressed; store it "
+        "uncompressed, or in several files"
+    )
 
 
 def _decode_json(data: memoryview) -> Any:
@@ -177,15 +205,25 @@ def _decode_npz(data: memoryview) -> dict[str, Any]:
     arrays = dict[str, Any]()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for name in archive.namelist():
-                content = memoryview(archive.read(name))
-                is_array = name.endswith(".npy")
-                arrays[name.removesuffix(".npy")] = _decode_npy(content) if is_array else bytes(content)
+            if sum(info.file_size for info in archive.infolist()) > MOST_UNPACKED_BYTES:
+                raise _too_large(data)
+            for info in archive.infolist():
+                content = _zipped_file(archive, info)
+                is_array = info.filename.endswith(".npy")
+                arrays[info.filename.removesuffix(".npy")] = _decode_npy(memoryview(content)) if is_array else content
     except EncodingError:
         raise
     except _ZIP_ERRORS as error:
         raise EncodingError(f"expected a .npz file, but found {brief(data)} ({error})") from None
     return arrays
+
+
+def _zipped_file(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """Read a file of an archive; it never decompresses much more than the size that the archive says."""
+    with archive.open(info) as file:
+        if info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            return file.read(info.file_size)
+        return b"".join(iter(lambda: file.read(_SMALL_PIECE_BYTES), b""))
 
 
 _BYTES = _Kind("bytes", BytesEncoding().decode)

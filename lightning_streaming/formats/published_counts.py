@@ -3,7 +3,8 @@
     .nv-meta/.info.json, .nv-meta/.info.yaml    Megatron Energon: "shard_counts", samples by path
     *.json                                      wids: "shardlist", of each file its "url", "nsamples" and "filesize"
 
-What is said of a file of another size is not believed, nor what is damaged: such files are looked at instead.
+What is said of a file of another size is not believed, nor what is damaged, nor more samples than a file of its size
+can have: such files are looked at instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from lightning_streaming.formats.other_formats import StoredFiles
+from lightning_streaming.formats.tar_members import BLOCK
 
 _ENERGON = ".nv-meta/.info"
 _WIDS_KIND = "wids-shard-index"
@@ -37,7 +39,7 @@ def published_counts(files: StoredFiles) -> Mapping[str, int]:
         text = files.read_if_there(_ENERGON + ending)
         counts = _member(_parsed(text, parse), "shard_counts") if text is not None else None
         if isinstance(counts, dict):
-            found.update({name: count for name, count in counts.items() if name in sizes and _is_count(count)})
+            found.update({name: count for name, count in counts.items() if _is_count(count, sizes.get(name, 0))})
     return found
 
 
@@ -48,11 +50,10 @@ def _of_wids(index: Any, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         return
     for shard in shards:
         url, count = _member(shard, "url"), _member(shard, "nsamples")
-        if not isinstance(url, str) or not _is_count(count):
+        if not isinstance(url, str):
             continue
         path = PurePosixPath(url).as_posix()
-        size = _member(shard, "filesize")
-        if path in sizes and size in (None, sizes[path]):
+        if _is_count(count, sizes.get(path, 0)) and _member(shard, "filesize") in (None, sizes[path]):
             yield path, count
 
 
@@ -77,5 +78,6 @@ def _member(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**32
+def _is_count(value: Any, size: int) -> bool:
+    """Return whether a tar file of ``size`` bytes can have so many samples, each of which has at least a header."""
+    return type(value) is int and 0 <= value * BLOCK < size

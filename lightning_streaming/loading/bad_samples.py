@@ -6,8 +6,10 @@ BadTally        in who consumes the samples: counts, warns once, and ends a run 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import socket
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from itertools import accumulate, islice
@@ -38,8 +40,20 @@ _MOST_ATTEMPTS = 8
 """Samples that are tried in the place of one."""
 _MOST_TOLD = 3
 """Bad samples that an error tells of."""
-_NOBODYS_SAMPLE = (ConfigError, StorageError, MemoryError, torch.cuda.OutOfMemoryError)
+_NOBODYS_SAMPLE = (
+    *(ConfigError, StorageError, MemoryError, torch.cuda.OutOfMemoryError),
+    *(ConnectionError, TimeoutError, socket.gaierror),
+)
 """What no sample is to blame for, whatever was raised from it."""
+_NOBODYS_ERRNOS = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.ENOLCK),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+    }
+)
+"""Of an OSError: the disk, the limits of the process or the network fail. Others, like a missing file, may come of what
+the sample names."""
 MISSING = object()
 """Stands for a document whose place in a pack is filled up."""
 
@@ -72,11 +86,15 @@ def is_bad_sample(told: StreamingError) -> bool:
     Args:
         told: The error as whoever reads would be told it.
     """
-    if any(isinstance(one, _NOBODYS_SAMPLE) for one in _with_causes(told)):
+    if any(map(_is_nobodys_sample, _with_causes(told))):
         return False
     cause = told.__cause__
     is_of_user = type(told) is SampleError and cause is not None
     return isinstance(told, EncodingError) or (is_of_user and not isinstance(cause, (StreamingError, ImportError)))
+
+
+def _is_nobodys_sample(error: BaseException) -> bool:
+    return isinstance(error, _NOBODYS_SAMPLE) or (isinstance(error, OSError) and error.errno in _NOBODYS_ERRNOS)
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:

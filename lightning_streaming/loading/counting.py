@@ -146,7 +146,7 @@ class _Counting:
         )
 
     def _path_of(self, index: DatasetIndex) -> Path:
-        return selection_path(self.cache.directory.path, self.asked.key(index.data_digest))
+        return selection_path(self.cache.directory.path, self.asked.key(self.cache.data_version(index)))
 
     def _check(self) -> None:
         """Refuse what the columns cannot tell, before anything is fetched."""

@@ -89,15 +89,15 @@ class LengthsRequest:
             f"lengths={self.lengths!r}" if isinstance(self.lengths, str) else f"lengths={function_name(self.lengths)}"
         )
 
-    def key(self, data_digest: str) -> str:
+    def key(self, data_version: str) -> str:
         """A name of the outcome: 32 hexadecimal digits.
 
         Args:
-            data_digest: Of the stream's index.
+            data_version: Of the stream; see :meth:`ShardCache.data_version`.
         """
         element_bytes = None if self.dtype is None else check_dtype(self.dtype)
         told = self.lengths if self.lengths is None or isinstance(self.lengths, str) else LENGTHS.facts(self.lengths)
-        facts = json.dumps(["lengths", _VERSION, sys.byteorder, data_digest, self.column, element_bytes, told])
+        facts = json.dumps(["lengths", _VERSION, sys.byteorder, data_version, self.column, element_bytes, told])
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
 

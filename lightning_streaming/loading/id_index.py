@@ -232,7 +232,7 @@ class _Making:
 
     @cached_property
     def path(self) -> Path:
-        facts = json.dumps(["ids", _VERSION, sys.byteorder, self.index.data_digest, self.on])
+        facts = json.dumps(["ids", _VERSION, sys.byteorder, self.cache.data_version(self.index), self.on])
         return selection_path(self.cache.directory.path, hashlib.blake2b(facts.encode(), digest_size=16).hexdigest())
 
     @cached_property

@@ -63,7 +63,8 @@ def find_missing_ids(
     on, ids = joined.asked.on, joined.ids
     assert on is not None, "it is joined by id"
     assert ids is not None, "its ids are indexed"
-    found = select_partners(on, ids, joined.index.data_digest, selection, index, cache, room, progress)
+    version = joined.cache.data_version(joined.index)
+    found = select_partners(on, ids, version, selection, index, cache, room, progress)
     samples = (index.num_samples if selection is None else len(selection)) - len(found)
     if not samples:
         return None

@@ -104,13 +104,13 @@ def select_samples(
         return work.done()
 
 
-def is_known(asked: SelectionRequest, index: DatasetIndex, directory: Path) -> bool:
+def is_known(asked: SelectionRequest, index: DatasetIndex, cache: ShardCache) -> bool:
     """Whether a selection is told without a look at any shard: no column decides, or it was made before.
 
     Args:
         asked: What is wanted.
         index: The stream's index.
-        directory: The stream's cache directory.
+        cache: Where its files are.
 
     Raises:
         ConfigError: ``select`` is no file of numbers or truth values, or ``where`` is no condition.
@@ -118,8 +118,8 @@ def is_known(asked: SelectionRequest, index: DatasetIndex, directory: Path) -> b
     """
     if asked.where is None and (asked.part is None or asked.split_by is None):
         return True
-    key = asked.key(index.data_digest, None if asked.select is None else _read_select(asked.select))
-    return _kept(directory, key, index.num_samples) is not None
+    key = asked.key(cache.data_version(index), None if asked.select is None else _read_select(asked.select))
+    return _kept(cache.directory.path, key, index.num_samples) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class _Work:
     @cached_property
     def key(self) -> str:
         """A name of the outcome."""
-        return self.asked.key(self.index.data_digest, self.selected)
+        return self.asked.key(self.cache.data_version(self.index), self.selected)
 
     @property
     def path(self) -> Path:
@@ -271,7 +271,7 @@ class PartnerCondition:
 def select_partners(
     on: str,
     ids: IdIndex,
-    digest: str,
+    version: str,
     selection: Selection | None,
     index: DatasetIndex,
     cache: ShardCache,
@@ -283,7 +283,7 @@ def select_partners(
     Args:
         on: The column of ids.
         ids: Those of the joined dataset.
-        digest: Of the joined dataset's index.
+        version: Of the joined dataset's data; see :meth:`ShardCache.data_version`.
         selection: The stream's; None where nothing is left out.
         index: The stream's.
         cache: Where its files are.
@@ -304,7 +304,7 @@ def select_partners(
             room=room,
             progress=progress,
             condition=PartnerCondition(on, ids),
-            digest=digest,
+            version=version,
             among=selection,
         )
         return work.done()
@@ -315,14 +315,14 @@ class _Partners(_Work):
     """Those that a joined dataset has ids of, to be found."""
 
     condition: PartnerCondition
-    digest: str
+    version: str
     among: Selection | None
 
     @cached_property
     def key(self) -> str:
         """A name of the outcome."""
         among = None if self.among is None else self.among.digest
-        facts = json.dumps(["partners", self.index.data_digest, self.digest, self.condition.on, among])
+        facts = json.dumps(["partners", self.cache.data_version(self.index), self.version, self.condition.on, among])
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
     @cached_property

@@ -174,11 +174,11 @@ class SelectionRequest:
         )
         return ", ".join(one for one in told if one)
 
-    def key(self, data_digest: str, selected: NDArray[np.bool_] | NDArray[np.int64] | None) -> str:
+    def key(self, data_version: str, selected: NDArray[np.bool_] | NDArray[np.int64] | None) -> str:
         """A name of the outcome: 32 hexadecimal digits.
 
         Args:
-            data_digest: Of the stream's index.
+            data_version: Of the stream; see :meth:`ShardCache.data_version`.
             selected: What :attr:`select` holds, read.
         """
         where = self.where if self.where is None or isinstance(self.where, str) else WHERE.facts(self.where)
@@ -186,7 +186,7 @@ class SelectionRequest:
             None if self.part is None else [str(self.part.start), str(self.part.stop), self.split_by, self.split_seed]
         )
         chosen = None if selected is None else [str(selected.dtype), hashlib.blake2b(selected.tobytes()).hexdigest()]
-        facts = json.dumps([data_digest, where, part, chosen])
+        facts = json.dumps([data_version, where, part, chosen])
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
 

@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache, file_states, shared_files
+from lightning_streaming.cache.config import MANIFEST_BASENAME, QUEUE_BASENAME, USAGE_BASENAME
 from lightning_streaming.cache.file_states import StagingFile, claim, lock_if_dead, staging_path
-from lightning_streaming.cache.manifest import verified_tag
+from lightning_streaming.cache.manifest import CacheManifest, make_tag, verified_tag, write_manifest
 from lightning_streaming.cache.quota import WaitQueue
 from lightning_streaming.cache.shared_files import pauses
 from lightning_streaming.cache.sources import RemoteSource
@@ -174,6 +175,42 @@ def test_what_we_make_may_be_read_by_who_may_read_the_directory(tmp_path: Path) 
         os.umask(before)
     modes = [path.stat().st_mode & 0o7777 for path in (root / "sub" / "x.mds", root / "sub", root / ".arriving")]
     assert modes == [0o644, 0o2775, 0o2775]
+
+
+@pytest.mark.parametrize("target", ["a file", "nothing"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, target: str) -> None:
+    write_dataset(tmp_path / "remote")
+    outside = tmp_path / "outside"
+    if target == "a file":
+        outside.write_bytes(b"of the user" * 10)
+    cache = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "remote"), local=tmp_path / "cache"))
+    first, second = cache.read_index().shards
+    fetch_shard(cache, first)
+    root = tmp_path / "cache"
+    staging = staging_path(root, second.raw_data.basename)
+    for path in (root / USAGE_BASENAME, root / QUEUE_BASENAME, staging):
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.symlink_to(outside)
+        with pytest.raises(StorageError, match=f"{path} is a symbolic link.*remove it"):
+            WaitQueue(root) if path.name == QUEUE_BASENAME else fetch_shard(cache, second)
+        path.unlink()
+    assert outside.exists() == (target == "a file")
+    assert target == "nothing" or outside.read_bytes() == b"of the user" * 10
+
+
+def test_a_manifest_that_is_a_link_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside, manifest = tmp_path / "outside", CacheManifest(remote="x", tag=make_tag(), check=None)
+    outside.write_bytes(b"of the user" * 10)
+    (tmp_path / MANIFEST_BASENAME).symlink_to(outside)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "another user's file in a directory with the sticky bit")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="symbolic links"):
+        write_manifest(tmp_path, manifest, tmp_path / "scratch")
+    assert outside.read_bytes() == b"of the user" * 10
 
 
 def test_a_directory_that_is_gone_is_not_made_again(tmp_path: Path) -> None:

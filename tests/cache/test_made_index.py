@@ -20,9 +20,10 @@ import pytest
 from pyarrow import parquet
 
 from lightning_streaming import StreamingDataset
+from lightning_streaming.cache import made_index as made_index_module
 from lightning_streaming.cache.config import CACHE_VARIABLE, CacheConfig
 from lightning_streaming.cache.index_cache import IndexCache
-from lightning_streaming.cache.made_index import KnownIndex, made_index
+from lightning_streaming.cache.made_index import FilesAt, KnownIndex, made_index
 from lightning_streaming.errors import (
     AccessDeniedError,
     ConfigError,
@@ -99,13 +100,27 @@ def test_data_on_a_store_is_fetched_into_the_cache(data: Path, s3_bucket: S3Buck
     assert [name for name, _ in told(read(s3_bucket.url, **more))] == ["a.npy", "b.npy", "d.npy", "more/c.npy"]
 
 
-def test_files_that_were_looked_at_are_not_opened_again(data: Path) -> None:
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that are inspected from here on."""
+    names, read_range = list[str](), FilesAt.read_range
+
+    def noted(self: FilesAt, name: str, start: int, stop: int) -> bytes:
+        names.append(name)
+        return read_range(self, name, start, stop)
+
+    monkeypatch.setattr(FilesAt, "read_range", noted)
+    monkeypatch.setattr(made_index_module, "_CLOCK_TICK", 0)  # files of tests are written just before
+    return names
+
+
+def test_files_that_were_looked_at_are_not_opened_again(data: Path, opened: list[str]) -> None:
     first = read(data)
-    content = (data / "b.npy").read_bytes()
-    (data / "b.npy").write_bytes(b"!" * len(content))
-    age(data / "b.npy")  # and of the same size, so nobody looks
+    opened.clear()
     np.save(data / "d.npy", rows(40, 4))
     assert told(read(data)) == [("a.npy", 10), ("b.npy", 10), ("d.npy", 4), ("more/c.npy", 10)]
+    assert set(opened) == {"d.npy"}
+    content = (data / "b.npy").read_bytes()
     (data / "b.npy").write_bytes(content + b"!")
     with pytest.raises(FormatError, match=r"b\.npy"):
         read(data)
@@ -135,6 +150,15 @@ def test_a_file_that_was_written_again_is_looked_at_though_its_size_is_the_same(
     assert told(after) == told(before)
     assert {shard.schema["column_encodings"] for shard in before.shards} == {("ndarray:int64:3",)}
     assert {shard.schema["column_encodings"] for shard in after.shards} == {("ndarray:float64:3",)}
+
+
+def test_a_file_replaced_by_an_older_one_of_the_same_size_is_inspected(data: Path, tmp_path: Path) -> None:
+    assert {shard.schema["column_encodings"] for shard in read(data).shards} == {("ndarray:int64:3",)}
+    for path in data.rglob("*.npy"):
+        np.save(tmp_path / "new.npy", rows(0).astype(np.float64))
+        age(tmp_path / "new.npy")
+        (tmp_path / "new.npy").replace(path)
+    assert {shard.schema["column_encodings"] for shard in read(data).shards} == {("ndarray:float64:3",)}
 
 
 def test_a_copy_of_a_process_goes_on_with_the_index_it_began_with(data: Path) -> None:
@@ -229,21 +253,20 @@ def test_blocks_of_two_lengths_do_not_share_a_directory(tmp_path: Path) -> None:
         read(root, local=tmp_path / "local", block_length=30)
 
 
-def test_an_index_whose_making_was_interrupted_goes_on(data: Path, tmp_path: Path) -> None:
+def test_an_index_whose_making_was_interrupted_goes_on(data: Path, tmp_path: Path, opened: list[str]) -> None:
     journal, whole = tmp_path / "journal", made_index(Location(str(data)), "npy")
     content = (data / "more" / "c.npy").read_bytes()
     (data / "more" / "c.npy").write_bytes(content[:20])
     with pytest.raises(FormatError):
         made_index(Location(str(data)), "npy", journal=journal)
     (data / "more" / "c.npy").write_bytes(content)
-    size = (data / "a.npy").stat().st_size
-    (data / "a.npy").write_bytes(b"!" * size)
-    age(data / "a.npy")  # it was noted: nobody looks again
+    opened.clear()
     with journal.open("a") as file:
         file.write('{"cut sho')
     told = list[int]()
     assert made_index(Location(str(data)), "npy", journal=journal, progress=told.append) == whole
     assert sum(told) == 3
+    assert "a.npy" not in opened
     assert not journal.exists()
 
 
@@ -252,12 +275,13 @@ def write_groups(path: Path, groups: int) -> None:
     parquet.write_table(pyarrow.table({"a": list(range(2 * groups))}), path, row_group_size=2)
 
 
-def test_of_files_of_several_shards_no_shard_is_lost_or_looked_at_again(tmp_path: Path) -> None:
+def test_of_files_of_several_shards_no_shard_is_lost_or_looked_at_again(tmp_path: Path, opened: list[str]) -> None:
     """The making of an index stops in the midst of a file that is not the last."""
     root, journal = tmp_path / "rows", tmp_path / "journal"
     root.mkdir()
     for name in "abc":
         write_groups(root / f"{name}.parquet", 3)
+        age(root / f"{name}.parquet")
     known = KnownIndex(parse_index(made_index(Location(str(root)), "parquet"), "").shards, time.time() + 99)
     write_groups(root / "b.parquet", 5)
     whole = made_index(Location(str(root)), "parquet")
@@ -268,10 +292,9 @@ def test_of_files_of_several_shards_no_shard_is_lost_or_looked_at_again(tmp_path
 
     with pytest.raises(KeyboardInterrupt):
         made_index(Location(str(root)), "parquet", known=known, journal=journal, progress=stop)
-    for name in "ac":  # of the same size, so nobody looks
-        (root / f"{name}.parquet").write_bytes(b"!" * (root / f"{name}.parquet").stat().st_size)
-        age(root / f"{name}.parquet")
+    opened.clear()
     assert made_index(Location(str(root)), "parquet", known=known, journal=journal) == whole
+    assert set(opened) == {"b.parquet"}
 
 
 def test_what_is_not_there_is_an_error_that_says_so(tmp_path: Path) -> None:

@@ -108,6 +108,27 @@ def check_samples(found: list[ShardReader], expected: list[Any]) -> None:
         assert sorted(describe(mine)[1]) == sorted(as_column(theirs))
 
 
+@pytest.mark.parametrize(("release", "name"), [(NEW, "mixed_chunk"), (EARLY, "zipped")])
+def test_chunks_that_litdata_has_unzipped_in_place_are_read(release: str, name: str, tmp_path: Path) -> None:
+    """Its reader of a local directory unzips chunks there as it comes to them, and deletes the zipped ones."""
+    root, this = tmp_path / "data", format_of(name)
+    shutil.copytree(golden_path(release, name), root)
+    before = list(this.describe(Files(root), {}))
+    for info in before:  # one after another, until all are
+        assert info.zip_data is not None
+        unpacked(info, root, root)
+        (root / info.zip_data.basename).unlink()
+        after = list(this.describe(Files(root), {}))
+        assert [one.raw_data for one in after] == [one.raw_data for one in before]
+        found = [this.open(one, unpacked(one, root, tmp_path), None) for one in after]
+        check_samples(found, json.loads(golden_path(release, "expected.json").read_bytes())[name])
+        raw = root / info.raw_data.basename
+        raw.write_bytes(raw.read_bytes()[:-1])
+        with pytest.raises(ShardCorruptError, match=f"{raw.name} must have"):
+            list(this.describe(Files(root), {}))
+        unpacked(info, golden_path(release, name), root)
+
+
 def test_columns_that_are_not_wanted_need_not_be_readable(tmp_path: Path) -> None:
     (reader,) = readers("pickled", tmp_path, ["array", "id"])
     assert [sorted(reader[place]) for place in range(2)] == [["array", "id"]] * 2

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import tracemalloc
 import zipfile
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis.extra.numpy import array_shapes, arrays, scalar_dtypes
 from PIL import Image
 
 from lightning_streaming.errors import EncodingError
+from lightning_streaming.formats import member_values
 from lightning_streaming.formats.member_values import decoder, is_image, is_never_read, is_unsafe_member, kind_of
 
 
@@ -111,6 +113,53 @@ def test_several_arrays_come_back(save: Any) -> None:
     broken[60:70] = bytes(10)
     with pytest.raises(EncodingError, match=r"expected a .npz file"):
         decode("npz", bytes(broken))
+
+
+def zipped(arrays: list[Any], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for number, array in enumerate(arrays):
+            archive.writestr(f"{number}.npy", npy(array))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("column", "data"),
+    [
+        ("txt.gz", gzip.compress(bytes(100_001))),
+        ("gz", gzip.compress(bytes(60_000)) * 2),
+        ("npz", zipped([np.zeros(100_001, np.uint8)])),
+        ("npz", zipped([np.zeros(60_000, np.uint8)] * 2)),
+        ("npz", zipped([np.zeros(60_000, np.uint8)] * 2, zipfile.ZIP_BZIP2)),
+    ],
+)
+def test_a_member_that_expands_beyond_bounds_is_refused_before_it_does(
+    column: str, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_values, "MOST_UNPACKED_BYTES", 100_000)
+    tracemalloc.start()
+    with pytest.raises(EncodingError, match="more than 100000 bytes when it is decompressed"):
+        decode(column, data)
+    assert tracemalloc.get_traced_memory()[1] < 2_500_000
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_that_says_too_small_a_size_does_not_expand_beyond_it(compression: int) -> None:
+    data = bytearray(zipped([np.zeros(5_000_000, np.uint8)], compression))
+    said = data.index(b"PK\1\2") + 24
+    data[said : said + 4] = (1000).to_bytes(4, "little")
+    tracemalloc.start()
+    with pytest.raises(EncodingError, match=r"expected a \.npz file"):
+        decode("npz", bytes(data))
+    assert compression != zipfile.ZIP_DEFLATED or tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+
+
+def test_members_within_the_bound_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member_values, "MOST_UNPACKED_BYTES", 100_000)
+    assert decode("gz", gzip.compress(bytes(50_000)) * 2) == bytes(100_000)
+    assert decode("npz", zipped([np.ones(90_000, np.uint8)]))["0"].sum() == 90_000
 
 
 @given(data=st.binary(max_size=200), column=st.sampled_from(["npy", "npz", "json", "jpg", "webp", "cls", "txt.gz"]))

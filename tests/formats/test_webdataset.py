@@ -310,7 +310,11 @@ def test_counts_of_others_are_taken_without_a_look(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[", "[1]", '{"shard_counts": {"00.tar": -1}}', '{"shard_counts": {"00.tar": 2}}']
+    "text",
+    [
+        *("", "[", "[1]", '{"shard_counts": {"00.tar": -1}}', '{"shard_counts": {"00.tar": 2}}'),
+        '{"shard_counts": {"00.tar": 4000000000}}',
+    ],
 )
 def test_counts_that_cannot_be_are_not_believed(tmp_path: Path, text: str) -> None:
     write_samples(tmp_path / "00.tar", text_samples(20))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import pickle
+import socket
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from hypothesis import given
@@ -116,6 +119,14 @@ def _wrapped(inner: BaseException) -> ValueError:
         (_raised(SampleError, ValueError("x")), True),
         (_raised(SampleError, KeyError("x")), True),
         (_raised(SampleError, OSError("x")), True),
+        (_raised(SampleError, FileNotFoundError(errno.ENOENT, "named by the sample")), True),
+        (_raised(SampleError, PIL.UnidentifiedImageError("no image")), True),
+        *((_raised(SampleError, OSError(one, "x")), False) for one in (errno.ENOSPC, errno.EIO, errno.EMFILE)),
+        (_raised(EncodingError, OSError(errno.EMFILE, "too many open files")), False),
+        (_raised(SampleError, ConnectionResetError()), False),
+        (_raised(SampleError, TimeoutError()), False),
+        (_raised(SampleError, socket.gaierror(socket.EAI_AGAIN, "no name server")), False),
+        (_raised(SampleError, _wrapped(ConnectionRefusedError())), False),
         (_raised(SampleError, StopIteration()), True),
         (_raised(SampleError, _wrapped(ValueError())), True),
         (_raised(EncodingError, MemoryError()), False),

@@ -327,6 +327,22 @@ def test_a_file_that_is_not_whole_is_made_anew(tmp_path: Path) -> None:
     assert not counted(root).is_whole()
 
 
+def test_documents_rewritten_in_place_are_counted_again(tmp_path: Path) -> None:
+    def lengths_of(values: list[int]) -> list[int]:
+        new = write_shards(tmp_path / "new", [2, 2], {"size": "int"}, lambda number: {"size": values[number]})
+        (tmp_path / "x").mkdir(exist_ok=True)
+        for path in new.iterdir():
+            os.utime(path, (0, 0))
+            path.replace(tmp_path / "x" / path.name)
+        new.rmdir()
+        cache = ShardCache(CacheConfig(name="x", remote=str(tmp_path / "x")))
+        counted = document_lengths(LengthsRequest(lengths="size"), cache.read_index(), cache)
+        return [int(length) for length in counted.values]
+
+    assert lengths_of([1, 2, 3, 4]) == [1, 2, 3, 4]
+    assert lengths_of([1, 2, 9, 4]) == [1, 2, 9, 4]
+
+
 def test_a_stream_that_has_grown_keeps_what_was_counted(tmp_path: Path, looked_at: list[str]) -> None:
     root = tmp_path / "x"
 

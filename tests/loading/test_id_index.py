@@ -77,6 +77,20 @@ def test_arrays_and_lists_of_ids_are_looked_for_alike(tmp_path: Path) -> None:
     assert index.places([]).tolist() == []
 
 
+def test_ids_rewritten_in_place_are_indexed_again(tmp_path: Path) -> None:
+    def place_of_1(ids: list[int]) -> int:
+        new = write_shards(tmp_path / "new", [4], make=lambda number: {"id": ids[number]})
+        (tmp_path / "x").mkdir(exist_ok=True)
+        for path in new.iterdir():
+            os.utime(path, (0, 0))
+            path.replace(tmp_path / "x" / path.name)
+        new.rmdir()
+        cache = ShardCache(CacheConfig(name="x", remote=str(tmp_path / "x")))
+        return index_ids("id", cache.read_index(), cache).place(1)
+
+    assert [place_of_1([1, 2, 3, 4]), place_of_1([2, 3, 4, 1])] == [0, 3]
+
+
 def test_numbers_below_zero_are_not_large_ones(tmp_path: Path) -> None:
     """Though both have the same 64 bits."""
     large, small = [2**64 - 1, 2**63, 5], [-1, -(2**63), 5]
@@ -270,7 +284,10 @@ def test_shards_that_changed_and_kept_their_index_are_told(tmp_path: Path) -> No
     images = write_shards(tmp_path / "images", [9])
     join = {"x": {"remote": str(root), "on": "id"}}
     assert StreamingDataset(remote=str(images), join=join)[3]["y"] == 3
+    begun = StreamingDataset(remote=str(images), join=join)
+    assert begun.size == 9  # its ids are indexed
     other = write_shards(tmp_path / "other", [9], {"id": "int", "y": "int"}, rows(1))
     (other / "shard.00000.mds").replace(root / "shard.00000.mds")
     with pytest.raises(ConfigError, match="the sample that had id=3 when ids were looked at has 4 by now"):
-        _ = StreamingDataset(remote=str(images), join=join)[3]
+        _ = begun[3]
+    assert StreamingDataset(remote=str(images), join=join)[3]["y"] == 2

@@ -244,6 +244,19 @@ def test_the_smallest_limit_gives_the_same_samples(
     limited.close()
 
 
+def test_what_a_run_without_a_limit_left_is_removed_when_a_run_with_one_begins(tmp_path: Path) -> None:
+    root, local = write_dataset(tmp_path / "data", 2000, size_limit=4000), str(tmp_path / "cache")
+    without = make_dataset(root, local=local)
+    for shard in range(without.num_shards):
+        without.prepare_shard(shard)
+    without.close()
+    used = without.cache_usage
+    limited = make_dataset(root, local=local, cache_limit=used // 2)
+    assert limited.size == 2000
+    assert 0 < limited.cache_usage <= used // 2
+    assert [limited[sample]["id"] for sample in (0, 1999)] == [0, 1999]
+
+
 def test_what_the_main_process_has_read_is_not_in_the_way_of_its_workers(tmp_path: Path) -> None:
     root = write_dataset(tmp_path / "data", 60)
     cache, limit = tmp_path / "cache", least_of(root) + 2 * 240

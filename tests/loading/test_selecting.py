@@ -380,6 +380,40 @@ def test_what_was_evaluated_is_not_evaluated_again(data: Path, tmp_path: Path, m
         read(tmp_path / "x", where="score < 0.26")
 
 
+def write_sizes(root: Path, sizes: list[int]) -> Path:
+    """Write a dataset without hashes; returns its only shard."""
+    with MDSWriter(out=str(root), columns={"id": "int", "size": "int"}) as writer:
+        for number, size in enumerate(sizes):
+            writer.write({"id": number, "size": size})
+    return root / "shard.00000.mds"
+
+
+@pytest.mark.parametrize("changes", ["inode", "time"])
+def test_data_rewritten_in_place_is_evaluated_again(tmp_path: Path, changes: str) -> None:
+    shard, other = write_sizes(tmp_path / "x", [1, 20, 1, 20]), write_sizes(tmp_path / "other", [20, 1, 20, 1])
+    assert shard.stat().st_size == other.stat().st_size
+    assert read(tmp_path / "x", where="size > 10") == [1, 3]
+    accessed, modified = shard.stat().st_atime_ns, shard.stat().st_mtime_ns
+    if changes == "inode":
+        os.replace(other, shard)
+        os.utime(shard, ns=(accessed, modified))
+    else:
+        shard.write_bytes(other.read_bytes())
+        os.utime(shard, ns=(accessed, modified + 10**9))
+    assert read(tmp_path / "x", where="size > 10") == [0, 2]
+
+
+def test_data_with_hashes_is_evaluated_once_whatever_the_times_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_dataset(tmp_path / "x", 20, hashes=["sha1"])
+    expected = read(root, where="id > 10")
+    for path in root.iterdir():
+        os.utime(path, (0, 0))
+    monkeypatch.setattr(scanning, "read_columns", None)
+    assert read(root, where="id > 10") == expected
+
+
 @pytest.mark.parametrize("spoil", [b"", b"no array", b"\x93NUMPY", bytes(8)])
 def test_a_kept_outcome_that_is_damaged_is_made_anew(tmp_path: Path, spoil: bytes) -> None:
     root = write_dataset(tmp_path / "x", 60)
@@ -416,7 +450,7 @@ def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.M
 
 def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "SHARDS_AT_ONCE", 1)
-    root = write_dataset(tmp_path / "x", 60)
+    root = write_dataset(tmp_path / "x", 60, hashes=["sha1"])
     path, whole = root / "shard.00007.mds", (root / "shard.00007.mds").read_bytes()
     path.write_bytes(whole[:-3])
     with pytest.raises(StreamingError, match=r"stream '0'.*shard\.00007\.mds"):
@@ -452,7 +486,7 @@ def test_a_shard_that_is_damaged_on_this_node_is_fetched_again(http_store: HttpS
 
 def test_a_part_that_is_damaged_is_evaluated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "SHARDS_AT_ONCE", 1)
-    root = write_dataset(tmp_path / "x", 60)
+    root = write_dataset(tmp_path / "x", 60, hashes=["sha1"])
     path, whole = root / "shard.00007.mds", (root / "shard.00007.mds").read_bytes()
     path.write_bytes(whole[:-3])
     dataset = make_dataset(root, where="id > 3")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 from pyarrow import parquet
+from pyarrow.parquet import encryption
 
 from lightning_streaming import StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE
@@ -259,6 +262,53 @@ def test_a_block_length_needs_a_format(tmp_path: Path) -> None:
 
 
 # --- verify ---
+
+
+def encrypted(path: Path) -> None:
+    """Write a Parquet file whose footer is plain, and one column of which is encrypted."""
+
+    class Keys(encryption.KmsClient):  # type: ignore[misc]  # pyarrow has no types for it
+        def __init__(self, _: object) -> None:
+            super().__init__()
+
+        def wrap_key(self, key_bytes: bytes, _: str) -> bytes:
+            return b64encode(key_bytes)
+
+    table = pa.table({"id": [1, 2], "secret": [3, 4]})
+    how = encryption.EncryptionConfiguration(footer_key="a", column_keys={"b": ["secret"]}, plaintext_footer=True)
+    made = encryption.CryptoFactory(Keys).file_encryption_properties(encryption.KmsConnectionConfig(), how)
+    with parquet.ParquetWriter(path, table.schema, encryption_properties=made) as writer:
+        writer.write_table(table)
+
+
+def of_later_version(path: Path, before: bytes, after: bytes) -> None:
+    """Write a Parquet file with another value in its footer."""
+    parquet.write_table(pa.table({"s": ["a", "b"]}), path, store_schema=False)
+    data = path.read_bytes()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    assert data[start:].count(before) == 1
+    path.write_bytes(data[:start] + data[start:].replace(before, after))
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (encrypted, "ecrypt"),
+        # A list of one column name, then the codec, in Thrift's compact protocol.
+        (partial(of_later_version, before=b"\x19\x18\x01s\x15\x02", after=b"\x19\x18\x01s\x15\x28"), "codec"),
+        # The type of the only column in the schema.
+        (partial(of_later_version, before=b"\x15\x0c%\x02", after=b"\x15\x12%\x02"), "physical column type"),
+    ],
+)
+def test_what_pyarrow_does_not_read_is_not_called_damaged(
+    write: Callable[[Path], None], words: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "a.parquet")
+    found = run("verify", tmp_path, "--format", "parquet")
+    assert found.code == 2, found
+    assert "is not read by pyarrow" in found.err
+    assert words in found.err
+    assert "damaged" not in found.err
 
 
 @pytest.mark.parametrize(

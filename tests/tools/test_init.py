@@ -21,6 +21,7 @@ from PIL import Image
 
 import lightning_streaming.trainer.cli  # noqa: F401  what a fork of this process need not import again
 from lightning_streaming import MDSWriter
+from tests.golden import golden_path
 from tests.servers import http_server
 from tests.tools.forked import command_line
 from tests.tools.running import Outcome, run
@@ -158,6 +159,17 @@ def test_data_of_other_formats_is_named_so(tmp_path: Path) -> None:
     train = config["data"]["init_args"]["train"]
     assert (train["format"], train["block_length"]) == ("npy", 33)
     assert config["model"]["class_path"] == "module.LanguageModel"
+
+
+def test_tokens_of_litdata_are_tokens_whatever_their_block_length(tmp_path: Path) -> None:
+    data = golden_path("litdata_0_2_76", "tokens")
+    made = run("init", data, "--format", "litdata", "--block-length", 5, "--out", tmp_path / "run")
+    assert (made.code, made.err) == (0, "")
+    config = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    train = config["data"]["init_args"]["train"]
+    assert (train["format"], train["block_length"]) == ("litdata", 5)
+    assert config["model"]["class_path"] == "module.LanguageModel"
+    assert config["model"]["init_args"]["vocabulary"] == 120
 
 
 def _init(tmp_path: Path, url: str, *options: str) -> tuple[Any, dict[str, Any], str]:

@@ -5,6 +5,7 @@ Of a dataset on a store only the index is read, and what the first samples of a 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -64,7 +65,7 @@ class Look:
 
     def values(self, column: str) -> list[Any]:
         """What was seen of a column."""
-        return [sample[column] for sample in self.seen if sample.get(column) is not None]
+        return [_as_row(sample[column]) for sample in self.seen if sample.get(column) is not None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,7 +222,15 @@ def _all_of(look: Look, column: str) -> Iterator[Any]:
     for shard in look.index.shards:
         if shard.samples:
             with opened(cache, shard, [column]) as reader:
-                yield from (reader[sample][column] for sample in range(shard.samples))
+                yield from (_as_row(reader[sample][column]) for sample in range(shard.samples))
+
+
+def _as_row(value: Any) -> Any:
+    """Return a tensor of one dimension, as litData gives rows of tokens, as an array; other values as they are."""
+    torch: Any = sys.modules.get("torch")  # imported by whoever makes a tensor, and not for init alone
+    if torch is not None and isinstance(value, torch.Tensor) and value.ndim == 1 and value.dtype != torch.bfloat16:
+        return value.numpy()
+    return value
 
 
 def _above(largest: int, looks: Sequence[Look]) -> int:
@@ -230,7 +239,12 @@ def _above(largest: int, looks: Sequence[Look]) -> int:
 
 
 def _of_tokens(looks: Sequence[Look], values: Mapping[str, list[Any]]) -> Task | None:
-    found = [name for name, seen in values.items() if seen and all(_is_tokens(one, name in _TOKENS) for one in seen)]
+    are_blocks = all(look.place.block_length is not None for look in looks)
+    found = [
+        name
+        for name, seen in values.items()
+        if seen and all(_is_tokens(one, are_blocks or name in _TOKENS) for one in seen)
+    ]
     named = [name for name in _TOKENS if name in found] or found
     if not named:
         return None

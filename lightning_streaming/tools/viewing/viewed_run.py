@@ -200,12 +200,12 @@ class ViewedRun:
         cache = ShardCache(stream.cache_config())
         if cache.reads_in_place or (stream.selection.is_all and packing is None):
             return True
-        index, directory = cache.read_index(), cache.directory.path
-        if not is_known(stream.selection, index, directory):
+        index = cache.read_index()
+        if not is_known(stream.selection, index, cache):
             return False
         if packing is None:
             return True
-        path = selection_path(directory, packing.request().key(index.data_digest))
+        path = selection_path(cache.directory.path, packing.request().key(cache.data_version(index)))
         return map_lengths(path, index.num_samples) is not None
 
     def stage(self, stage: str) -> Mapping[str, Any]:
