@@ -617,6 +617,8 @@ def test_a_function_may_say_none_of_samples_that_are_not_wanted(data: Path, func
         ({"where": 'lang == "en"'}, r"column 'en', which is not there; .*text stands in single quotes in SQL: 'en'"),
         ({"where": lambda lang: lang}, r"<lambda> returned the text 'en' for sample 0; return whether"),
         ({"where": _forgets}, "_forgets returns None whatever the sample; is a return missing"),
+        ({"where": str.upper}, "where must be a plain Python function, .* but is a method_descriptor"),
+        ({"where": print}, "where must be a plain Python function, .* but is a builtin_function_or_method"),
         ({"split": "[:5%]", "split_by": "score"}, r"split_by='score' is a column of float32"),
         ({"split": "[:5%]", "split_by": "exact"}, r"split_by='exact' is a column of str_decimal"),
         ({"split": "[:5%]", "split_by": "dok"}, r"looks at column 'dok'.*did you mean 'doc'\?"),
