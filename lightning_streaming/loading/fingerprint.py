@@ -84,6 +84,7 @@ class Fingerprint:
             "batching_method": settings.batching_method,
             **({"pack": dict(pack)} if pack else {}),
         }
+        self._catalog = catalog
         self._indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
         stream_of = {name: stream for stream, name in enumerate(catalog.stream_names)}
         drawn = dict(zip(catalog.stream_names, weights.choose, strict=True))
@@ -134,7 +135,7 @@ class Fingerprint:
         if any(one.setting.startswith("phases") for one in found):
             return found  # which streams were read, and how much of them, follows from them
         if is_listed(streams):
-            for one in differences({"streams": streams}, {"streams": self._described}):
+            for one in differences({"streams": streams}, {"streams": self._described_as(streams)}):
                 found += self._with_hashes(one, streams, listed)
             return found
         if streams == self.saved["streams"]:
@@ -151,10 +152,19 @@ class Fingerprint:
         if any(one.setting.startswith("phases") for one in found):
             return found  # which streams were read follows from them
         both = [name for name in saved["streams"] if name in self._described]
-        streams, here = ({name: _undrawn(of[name]) for name in both} for of in (saved["streams"], self._described))
+        described = self._described_as(saved["streams"])
+        streams, here = ({name: _undrawn(of[name]) for name in both} for of in (saved["streams"], described))
         for one in differences({"streams": streams}, {"streams": here}):
             found += self._with_hashes(one, saved["streams"], listed)
         return found
+
+    def _described_as(self, saved: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return what a state says of each stream, joined datasets that have only become longer as they were saved."""
+        stream_of = {name: stream for stream, name in enumerate(self._catalog.stream_names)}
+        return {
+            name: {**one, **_joins_of(self._catalog, stream_of[name], saved.get(name))}
+            for name, one in self._described.items()
+        }
 
     def _facts(self) -> dict[str, _StreamFacts]:
         return {name: self._facts_of(name) for name in self._described}
@@ -234,10 +244,26 @@ def _selection_of(catalog: Extent, stream: int) -> dict[str, str]:
     return {} if selection is None or len(selection) == selection.num_stored else {"selection": selection.digest}
 
 
-def _joins_of(catalog: Extent, stream: int) -> dict[str, Any]:
-    """What a state says of the datasets that are joined with a stream, if any are."""
+def _joins_of(catalog: Extent, stream: int, saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what a state says of the datasets that are joined with a stream, if any are.
+
+    Args:
+        catalog: The data.
+        stream: Which stream, by its place.
+        saved: What a state said of the stream before. Joined datasets that have only become longer since are described
+            as they were then: what belongs to the samples that they had is the same.
+    """
     joins = None if catalog.joins is None else catalog.joins.streams.get(stream)
-    return {} if joins is None else {"joins": {one.name: one.facts() for one in joins.all}}
+    if joins is None:
+        return {}
+    then = {} if saved is None else saved.get("joins")
+    known = then if isinstance(then, Mapping) else {}
+    return {
+        "joins": {
+            one.name: known[one.name] if one.name in known and one.began_as(known[one.name]) else one.facts()
+            for one in joins.all
+        }
+    }
 
 
 def _in_short(hashes: tuple[str, ...]) -> str:
@@ -251,7 +277,7 @@ def _in_short(hashes: tuple[str, ...]) -> str:
 
 def is_same_data(saved: Mapping[str, Any], catalog: Extent, stream: int) -> bool:
     """Whether a stream is what a saved fingerprint says of it, wherever it stands and however much is drawn of it."""
-    return _undrawn(saved) == _undrawn(_description(catalog, stream, 0, 0))
+    return _undrawn(saved) == _undrawn(_description(catalog, stream, 0, 0) | _joins_of(catalog, stream, saved))
 
 
 def is_listed(streams: Mapping[str, Mapping[str, Any]]) -> bool:
