@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,13 +248,9 @@ def joined_loader(
     place = root / f"{samples} {per_shard}"
     if not place.exists():
         write_shards(place / "stream", [5] * (samples // 5))
-        for name, size in (("by_id", 15), ("by_position", per_shard)):
-            write_shards(
-                place / name,
-                [min(size, samples - at) for at in range(0, samples, size)],
-                {"id": "int", name: "int"} if name == "by_id" else {name: "int"},
-                lambda number, name=name: {**({"id": number} if name == "by_id" else {}), name: number},
-            )
+        for columns, size in ((("id", "by_id"), 15), (("by_position",), per_shard)):
+            sizes = [min(size, samples - at) for at in range(0, samples, size)]
+            write_shards(place / columns[-1], sizes, dict.fromkeys(columns, "int"), partial(dict.fromkeys, columns))
     join = {"by_id": {"remote": str(place / "by_id"), "on": "id"}, "by_position": str(place / "by_position")}
     stream = {"a": Stream(remote=str(place / "stream"), join=join, follow=how.pop("follow", None))}
     if phases:
