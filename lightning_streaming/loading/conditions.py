@@ -146,8 +146,11 @@ def _duckdb() -> Any:
 def _connected(duckdb: Any) -> Any:
     """Open an empty database in memory that reads neither files nor the network, nor settings of this machine."""
     database = duckdb.connect(config={"enable_external_access": False, "threads": 1})
+    # A build without ICU has neither time zones nor these settings.
+    known = {name for (name,) in database.execute("SELECT name FROM duckdb_settings()").fetchall()}
     for setting, value in (("TimeZone", "UTC"), ("Calendar", "gregorian"), ("lock_configuration", "true")):
-        database.execute(f"SET GLOBAL {setting} = '{value}'")  # for all its cursors
+        if setting in known:
+            database.execute(f"SET GLOBAL {setting} = '{value}'")  # for all its cursors
     return database
 
 
