@@ -85,8 +85,7 @@ class Fingerprint:
             **({"pack": dict(pack)} if pack else {}),
         }
         self._catalog = catalog
-        self._indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
-        stream_of = {name: stream for stream, name in enumerate(catalog.stream_names)}
+        stream_of = self._stream_of = {name: stream for stream, name in enumerate(catalog.stream_names)}
         drawn = dict(zip(catalog.stream_names, weights.choose, strict=True))
         if plan is not None:
             drawn = plan.drawn_by(phases_begun - 1) if phases_begun else {}
@@ -160,9 +159,8 @@ class Fingerprint:
 
     def _described_as(self, saved: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return what a state says of each stream, joined datasets that have only become longer as they were saved."""
-        stream_of = {name: stream for stream, name in enumerate(self._catalog.stream_names)}
         return {
-            name: {**one, **_joins_of(self._catalog, stream_of[name], saved.get(name))}
+            name: {**one, **_joins_of(self._catalog, self._stream_of[name], saved.get(name))}
             for name, one in self._described.items()
         }
 
@@ -170,7 +168,7 @@ class Fingerprint:
         return {name: self._facts_of(name) for name in self._described}
 
     def _facts_of(self, name: str) -> _StreamFacts:
-        one, table = self._described[name], self._indexes[name].shards
+        one, table = self._described[name], self._catalog.indexes[self._stream_of[name]].shards
         more = f"{one.get('selection', '')}{one.get('joins', '')}"
         return _StreamFacts(
             outline=f"{one['shards']} {one['samples drawn']} {table.outline()}{more}",
@@ -188,10 +186,10 @@ class Fingerprint:
     ) -> Iterator[Difference]:
         """A difference, and where it is one of digests what of it is due to other hashes in the index."""
         name = one.setting.removeprefix("streams.").removesuffix(".digest")
-        if not one.setting.endswith(".digest") or name not in self._indexes:
+        if not one.setting.endswith(".digest") or name not in self._stream_of:
             yield one
             return
-        table, facts = self._indexes[name].shards, self._facts_of(name)
+        table, facts = self._catalog.indexes[self._stream_of[name]].shards, self._facts_of(name)
         # What was saved may be today's data with fewer hashes, or as the list tells with others.
         fewer = [kinds for kinds in ((), *((kind,) for kind in facts.hashes)) if kinds != facts.hashes]
         alike = next((kinds for kinds in fewer if one.saved == repr(table.digest(kinds))), None)
