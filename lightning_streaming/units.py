@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from math import ceil
-from numbers import Integral
+from fractions import Fraction
+from math import ceil, isfinite
+from numbers import Integral, Real
 
 from lightning_streaming.errors import ConfigError
 
@@ -12,56 +13,64 @@ _BYTE_UNITS = {unit: 1024**power for power, unit in enumerate(["b", "kb", "mb", 
 _COUNT_UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _LONGEST_TEXT = 64
 """Characters; no size or count that means anything is longer."""
+LARGEST_COUNT = 2**62 - 1
+"""The largest count that has room in 64 bits for what is added to it."""
 _NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)")
 
 
 def parse_bytes(value: int | float | str, name: str = "size") -> int:
     """Turn ``"64mb"``, ``"1.5 gb"``, ``"100"`` or a number into bytes.
 
-    Units are powers of 1024, in either case; a fractional product is truncated.
+    Units are powers of 1024, in either case; a part of a byte is truncated.
 
     Args:
         value: The size as the user wrote it.
         name: What to call it in an error.
 
     Raises:
-        ConfigError: The text is not a size, or the size is negative.
+        ConfigError: The value is not a size, or the size is negative.
     """
-    return _parse(value, name, _BYTE_UNITS, example='"64mb"')
+    return int(_parse(value, name, _BYTE_UNITS, example='"64mb"'))
 
 
 def parse_count(value: int | float | str, name: str = "count") -> int:
-    """Turn ``"100k"``, ``"1.5m"``, ``"2b"``, ``"1t"`` or a number into a count of samples.
+    """Turn ``"100k"``, ``"1.5m"``, ``"2b"``, ``"1t"`` or a whole number into a count of samples.
 
-    Units are powers of 1000, in either case; a fractional product is truncated.
+    Units are powers of 1000, in either case.
 
     Args:
         value: The count as the user wrote it.
         name: What to call it in an error.
 
     Raises:
-        ConfigError: The text is not a count, or the count is negative.
+        ConfigError: The value is not a count, or the count is negative, too large or not whole.
     """
-    return _parse(value, name, _COUNT_UNITS, example='"100k"')
+    count = _parse(value, name, _COUNT_UNITS, example='"100k"')
+    if count % 1:
+        raise ConfigError(f"{name} must be a whole number, but got {value!r}")
+    if count > LARGEST_COUNT:
+        raise ConfigError(f"{name} must be at most {LARGEST_COUNT}, but got {value!r}")
+    return int(count)
 
 
-def _parse(value: int | float | str, name: str, units: dict[str, int], example: str) -> int:
+def _parse(value: int | float | str, name: str, units: dict[str, int], example: str) -> int | float | Fraction:
     if not isinstance(value, str):
-        if not value >= 0 or value == float("inf"):
-            raise ConfigError(f"{name} must be a finite number that is not negative, but got {value}")
-        return int(value)
+        plain = plain_number(value)
+        if plain is None or plain < 0:
+            raise ConfigError(
+                f"{name} must be a finite number that is not negative, or a text like {example}, but got {value!r}"
+            )
+        return plain
     match = _NUMBER_AND_UNIT.fullmatch(value.strip().lower()) if len(value) <= _LONGEST_TEXT else None
     if match is None or (match[2] and match[2] not in units):
         raise ConfigError(
             f"{name} must be a number, or a number followed by one of {', '.join(units)} (like {example}), "
             f"but got {value!r}"
         )
-    number, unit = match[1], match[2]
-    if number.isdigit():
-        return int(number) * units.get(unit, 1)
-    if units.get(unit, 1) == 1:
+    number, unit = match[1], units.get(match[2], 1)
+    if unit == 1 and not number.isdigit():
         raise ConfigError(f"{name} must be a whole number where its unit is 1, but got {value!r}")
-    return int(float(number) * units[unit])
+    return Fraction(number) * unit
 
 
 def format_bytes(size: float) -> str:
@@ -84,11 +93,54 @@ def bytes_as_written(size: int) -> str:
     return f"{ceil(size / unit)}{name}"
 
 
-def check_at_least(name: str, value: int | None, least: int) -> None:
-    """Refuse what is neither None nor a whole number of at least ``least``.
+def plain_number(value: object) -> int | float | None:
+    """Return a finite number of Python or NumPy as one of Python; None for anything else, such as True or a text."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    if not isfinite(number):
+        return None
+    return int(value) if isinstance(value, Integral) else number
+
+
+def check_whole(name: str, value: object, least: int, most: int | None = None) -> int:
+    """Return a whole number of Python or NumPy as one of Python.
+
+    Args:
+        name: What to call it in an error.
+        value: As the user wrote it.
+        least: The smallest that is allowed.
+        most: The largest that is allowed. None: any that counts samples.
 
     Raises:
-        ConfigError: This is.
+        ConfigError: ``value`` is not a whole number in this range.
     """
-    if value is not None and not (isinstance(value, Integral) and not isinstance(value, bool) and value >= least):
-        raise ConfigError(f"{name} must be a whole number of at least {least}, but got {value!r}")
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if number is None or not least <= number <= (LARGEST_COUNT if most is None else most):
+        allowed = f"of at least {least}" if most is None else f"in [{least}, {most}]"
+        raise ConfigError(f"{name} must be a whole number {allowed}, but got {value!r}")
+    return number
+
+
+def store_whole(
+    options: object, field: str, least: int, most: int | None = None, *, or_none: bool = False, name: str | None = None
+) -> None:
+    """Check a whole number among some options, and store it there as a number of Python.
+
+    Args:
+        options: A dataclass, frozen or not.
+        field: Which of its fields.
+        least: The smallest that is allowed.
+        most: The largest that is allowed. None: any that counts samples.
+        or_none: Whether None is allowed, too.
+        name: What to call it in an error. None: as the field.
+
+    Raises:
+        ConfigError: It is not a whole number in this range.
+    """
+    value = getattr(options, field)
+    if value is not None or not or_none:
+        object.__setattr__(options, field, check_whole(name or field, value, least, most))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,6 +48,9 @@ class World:
     positions as every rank does."""
 
     def __post_init__(self) -> None:
+        counts = (self.num_nodes, self.ranks_per_node, self.rank)
+        if not all(isinstance(one, Integral) and not isinstance(one, bool) for one in counts):
+            raise ConfigError(f"num_nodes, ranks_per_node and rank must be whole numbers, but got {counts}")
         if self.num_nodes < 1 or self.ranks_per_node < 1:
             raise ConfigError(
                 f"a world needs at least one node and one rank per node, but got {self.num_nodes} and "

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +33,17 @@ def test_sizes_are_read_in_powers_of_1024(text: str | float, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("11k", 11_000), ("1.5M", 1_500_000), ("2b", 2 * 10**9), ("1t", 10**12), ("53", 53), (10**6, 10**6), (2.5, 2)],
+    [
+        ("11k", 11_000),
+        ("1.5M", 1_500_000),
+        ("2b", 2 * 10**9),
+        ("1t", 10**12),
+        ("53", 53),
+        (10**6, 10**6),
+        (1e6, 10**6),
+        (np.int32(7), 7),
+        ("1.001k", 1001),
+    ],
 )
 def test_counts_are_read_in_powers_of_1000(text: str | float, count: int) -> None:
     assert parse_count(text) == count
@@ -44,10 +57,20 @@ def test_what_is_no_size_is_refused(value: str | float) -> None:
         parse_bytes(value, "cache_limit")
 
 
-@pytest.mark.parametrize("value", ["1kb", "1.5", "-5", -5])
-def test_what_is_no_count_is_refused(value: str | int) -> None:
+@pytest.mark.parametrize(
+    "value",
+    ["1kb", "1.5", "-5", -5, 12.5, "1.0005k", True, [5], None, np.float32(0.5), 2**62, "9999999999t",
+     pytest.param(10**400, id="10**400")],
+)  # fmt: skip
+def test_what_is_no_count_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="epoch_size must be"):
         parse_count(value, "epoch_size")
+
+
+@pytest.mark.parametrize("value", [True, [5], None, pytest.param(10**400, id="10**400"), b"64mb"])
+def test_sizes_are_numbers_or_texts(value: Any) -> None:
+    with pytest.raises(ConfigError, match="cache_limit must be"):
+        parse_bytes(value, "cache_limit")
 
 
 @given(number=st.integers(0, 10**18))

@@ -177,9 +177,10 @@ def test_a_rank_knows_its_node_and_its_place_there() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [{"num_nodes": 0}, {"ranks_per_node": 0}, {"rank": 1}, {"rank": -1}, {"num_nodes": 2, "rank": 2}, {"reads": 0}],
+    [{"num_nodes": 0}, {"ranks_per_node": 0}, {"rank": 1}, {"rank": -1}, {"num_nodes": 2, "rank": 2}, {"reads": 0},
+     {"num_nodes": 1.5}, {"ranks_per_node": True}],
     ids=str,
-)
+)  # fmt: skip
 def test_a_world_that_cannot_be_is_refused(said: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         World(**said)

@@ -22,6 +22,7 @@ from lightning_streaming.formats.images import IMAGE_SUFFIXES
 from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS, format_told_by
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
 from lightning_streaming.storage.file_patterns import is_one_name, split_location, without_query
+from lightning_streaming.units import store_whole
 
 CACHE_VARIABLE = "LIGHTNING_STREAMING_CACHE"
 """Environment variable that moves the root of all default cache directories."""
@@ -91,11 +92,7 @@ class CacheConfig:
             raise ConfigError(
                 f"local of stream {self.name!r} must be a directory of this machine, but is {mask_url(str(self.local))}"
             )
-        if self.download_retry < 0:
-            raise ConfigError(
-                f"download_retry of stream {self.name!r} counts attempts after the first and must not be negative, "
-                f"but is {self.download_retry}"
-            )
+        store_whole(self, "download_retry", 0, name=f"download_retry of stream {self.name!r}")
         if not 0 < self.download_timeout < math.inf:
             raise ConfigError(
                 f"download_timeout of stream {self.name!r} must be a positive number of seconds, "
@@ -114,13 +111,9 @@ class CacheConfig:
                 f"format of stream {self.name!r} must be one of {', '.join(OTHER_FORMATS)}, but is {self.format!r}; "
                 "leave it out for a dataset with an index.json"
             )
-        length = self.block_length
-        if length is None:
+        if self.block_length is None:
             return
-        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise ConfigError(
-                f"block_length of stream {self.name!r} must be a positive whole number, but is {length!r}"
-            )
+        store_whole(self, "block_length", 1, name=f"block_length of stream {self.name!r}")
         if self.format is None:
             raise ConfigError(
                 f"block_length of stream {self.name!r} cuts tokens of another format into samples; give format= too, "

@@ -21,6 +21,16 @@ _TABLE = "samples"
 _HASH_BYTES = 8
 _MOST_DIGITS = 38
 """Of a decimal in SQL."""
+_VOLATILE = """
+SELECT function_name FROM duckdb_functions() GROUP BY function_name
+HAVING bool_or(stability = 'VOLATILE')
+    OR bool_and(stability <> 'CONSISTENT')
+    OR bool_or(regexp_matches(macro_definition, 'current_(date|time)|localtime'))
+"""
+"""Functions of the clock, of chance and of the process. Where only some overloads are not consistent, those depend on
+the time zone, which is pinned."""
+_VOLATILE_TOO = frozenset({"current_localtime", "current_localtimestamp", "current_setting"})
+"""The same, called consistent by some versions of DuckDB."""
 
 
 class Condition(Protocol):
@@ -134,8 +144,14 @@ def _duckdb() -> Any:
 
 
 def _connected(duckdb: Any) -> Any:
-    """An empty database of its own, in memory, that reads no files and no network."""
-    return duckdb.connect(config={"enable_external_access": False, "threads": 1, "lock_configuration": True})
+    """Open an empty database in memory that reads neither files nor the network, nor settings of this machine."""
+    database = duckdb.connect(config={"enable_external_access": False, "threads": 1})
+    # A build without ICU has neither time zones nor these settings.
+    known = {name for (name,) in database.execute("SELECT name FROM duckdb_settings()").fetchall()}
+    for setting, value in (("TimeZone", "UTC"), ("Calendar", "gregorian"), ("lock_configuration", "true")):
+        if setting in known:
+            database.execute(f"SET GLOBAL {setting} = '{value}'")  # for all its cursors
+    return database
 
 
 def _columns_of(database: Any, expression: str) -> tuple[str, ...]:
@@ -146,20 +162,18 @@ def _columns_of(database: Any, expression: str) -> tuple[str, ...]:
         )
         if parsed.get("error"):
             raise ConfigError(f"where={expression!r} cannot be read as a condition in SQL: {parsed['error_message']}")
-        volatile = {
-            name
-            for (name,) in connection.execute(
-                "SELECT DISTINCT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'"
-            ).fetchall()
-        }
+        volatile = _VOLATILE_TOO.union(*connection.execute(_VOLATILE).fetchall())
     found: dict[str, None] = {}
     for node in _nodes(parsed["statements"][0]["node"].get("where_clause")):
         if node.get("class") == "SUBQUERY":
             raise ConfigError(f"where={expression!r} asks another table; it may look at a sample's columns alone")
-        if node.get("function_name") in volatile:
+        name = node.get("function_name")
+        is_age = name == "age" and len(node.get("children") or node.get("arguments") or ()) == 1  # until today
+        if name in volatile or is_age:
             raise ConfigError(
-                f"where={expression!r} uses {node['function_name']}(), whose outcome is not the same each time; a "
-                "selection must be. Take a part by hash instead, like split='[:10%]'"
+                f"where={expression!r} uses {name}(){' of one date' if is_age else ''}, whose outcome is not the same "
+                "each time; a selection must be. Compare with a fixed date, or take a part by hash, like "
+                "split='[:10%]'"
             )
         if node.get("type") == "COLUMN_REF":
             found[node["column_names"][0]] = None

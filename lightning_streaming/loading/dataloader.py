@@ -40,6 +40,7 @@ from lightning_streaming.loading.shared_memory import make_slots
 from lightning_streaming.loading.state import Cursor, PassStart
 from lightning_streaming.order.partition import Partition
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
+from lightning_streaming.units import check_whole
 
 _log = logging.getLogger(__name__)
 _MOST_UNCLAIMED = 1024
@@ -126,6 +127,7 @@ class StreamingDataLoader(AcceleratedLoader):
             batch_size = dataset.batch_size
         if batch_size is None:
             raise ConfigError("pass batch_size= to the dataset or to the loader")
+        batch_size = check_whole("batch_size", batch_size, 1)
         packing = passes_of(dataset).run.asked.pack
         if isinstance(packing, Budget):
             check_batch_of_budget(batch_size)

@@ -30,7 +30,7 @@ from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of, takes_options_of
 from lightning_streaming.storage import mask_url
-from lightning_streaming.units import check_at_least
+from lightning_streaming.units import check_whole
 from lightning_streaming.world import World
 
 _MOST_STREAMS = 4
@@ -122,8 +122,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
-        check_at_least("next_epoch", epoch, 0)
-        self.seek(Cursor(epoch, 0))
+        self.seek(Cursor(check_whole("next_epoch", epoch, 0), 0))
 
     def next_cursor(self) -> Cursor:
         """Where the next pass begins."""

@@ -24,7 +24,7 @@ from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.settings import OrderSettings, stretched_seed
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.storage import StorageOptions, mask_url
-from lightning_streaming.units import check_at_least, parse_bytes, parse_count
+from lightning_streaming.units import parse_bytes, parse_count, store_whole
 from lightning_streaming.world import World
 
 _Part = TypeVar("_Part", OrderSettings, StreamDefaults, BadSampleOptions)
@@ -111,8 +111,8 @@ class DataOptions(OrderSettings, BadSampleOptions, DecodeOptions, StreamDefaults
         BadSampleOptions.__post_init__(self)
         DecodeOptions.__post_init__(self)
         self._check_decoding()
-        check_at_least("predownload", self.predownload, 1)
-        check_at_least("replication", self.replication, 1)
+        store_whole(self, "predownload", 1, or_none=True)
+        store_whole(self, "replication", 1, or_none=True)
         parse_batch_ranges(self.skip, "skip")
         object.__setattr__(self, "phases", listed_phases(self.phases))
         object.__setattr__(self, "pack", parse_packing(Pack, self.pack))
@@ -159,13 +159,17 @@ class DataOptions(OrderSettings, BadSampleOptions, DecodeOptions, StreamDefaults
             )
 
     def samples_per_epoch(self) -> int | None:
-        """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""
-        if not self.epoch_size:
+        """Return the epoch size as a number; None for None, 0 and "", as in MosaicML Streaming.
+
+        Raises:
+            ConfigError: It is not a count of samples.
+        """
+        if self.epoch_size is None or self.epoch_size == "":
             return None
         samples = parse_count(self.epoch_size, "epoch_size")
-        if samples == 0:
+        if samples == 0 and isinstance(self.epoch_size, str):
             raise ConfigError(f"epoch_size must be at least one sample, but got {self.epoch_size!r}")
-        return samples
+        return samples or None
 
     def settled_phases(self) -> tuple[SettledPhase, ...]:
         """The phases as order takes them, checked.
@@ -187,7 +191,14 @@ class DataOptions(OrderSettings, BadSampleOptions, DecodeOptions, StreamDefaults
                 "or choose; leave these, or phases, out"
             )
         check_all_streams_are_read(phases, self.streams)
-        return settled_phases(phases, self.samples_per_epoch())
+        size = self.samples_per_epoch()
+        if size is None and self.epoch_size is not None:
+            raise ConfigError(
+                f"epoch_size={self.epoch_size!r} means all samples of the streams, but with phases the weights decide "
+                "what an epoch reads; give its samples, like 800m, or leave epoch_size out and end the last phase with "
+                "until"
+            )
+        return settled_phases(phases, size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +224,7 @@ class DatasetOptions(DataOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("batch_size", self.batch_size, 1)
+        store_whole(self, "batch_size", 1, or_none=True)
         if self.budget is not None:
             check_batch_of_budget(1 if self.batch_size is None else self.batch_size)
             object.__setattr__(self, "batch_size", 1)
@@ -332,5 +343,5 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(one) for name, one in value.items()}
     if value is None or isinstance(value, (str, int, float)):
         return value
-    named = value if hasattr(value, "__qualname__") else type(value)
+    named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.pictures import KINDS
-from lightning_streaming.units import check_at_least
+from lightning_streaming.units import store_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class DecodeOptions:
     decode_threads: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least("decode_threads", self.decode_threads, 0)
+        store_whole(self, "decode_threads", 0)
         if self.decode is None:
             return
         if not isinstance(self.decode, Mapping) or not all(isinstance(name, str) for name in self.decode):

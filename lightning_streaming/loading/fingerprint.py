@@ -84,8 +84,8 @@ class Fingerprint:
             "batching_method": settings.batching_method,
             **({"pack": dict(pack)} if pack else {}),
         }
-        self._indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
-        stream_of = {name: stream for stream, name in enumerate(catalog.stream_names)}
+        self._catalog = catalog
+        stream_of = self._stream_of = {name: stream for stream, name in enumerate(catalog.stream_names)}
         drawn = dict(zip(catalog.stream_names, weights.choose, strict=True))
         if plan is not None:
             drawn = plan.drawn_by(phases_begun - 1) if phases_begun else {}
@@ -134,7 +134,7 @@ class Fingerprint:
         if any(one.setting.startswith("phases") for one in found):
             return found  # which streams were read, and how much of them, follows from them
         if is_listed(streams):
-            for one in differences({"streams": streams}, {"streams": self._described}):
+            for one in differences({"streams": streams}, {"streams": self._described_as(streams)}):
                 found += self._with_hashes(one, streams, listed)
             return found
         if streams == self.saved["streams"]:
@@ -151,16 +151,24 @@ class Fingerprint:
         if any(one.setting.startswith("phases") for one in found):
             return found  # which streams were read follows from them
         both = [name for name in saved["streams"] if name in self._described]
-        streams, here = ({name: _undrawn(of[name]) for name in both} for of in (saved["streams"], self._described))
+        described = self._described_as(saved["streams"])
+        streams, here = ({name: _undrawn(of[name]) for name in both} for of in (saved["streams"], described))
         for one in differences({"streams": streams}, {"streams": here}):
             found += self._with_hashes(one, saved["streams"], listed)
         return found
+
+    def _described_as(self, saved: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return what a state says of each stream, joined datasets that have only become longer as they were saved."""
+        return {
+            name: {**one, **_joins_of(self._catalog, self._stream_of[name], saved.get(name))}
+            for name, one in self._described.items()
+        }
 
     def _facts(self) -> dict[str, _StreamFacts]:
         return {name: self._facts_of(name) for name in self._described}
 
     def _facts_of(self, name: str) -> _StreamFacts:
-        one, table = self._described[name], self._indexes[name].shards
+        one, table = self._described[name], self._catalog.indexes[self._stream_of[name]].shards
         more = f"{one.get('selection', '')}{one.get('joins', '')}"
         return _StreamFacts(
             outline=f"{one['shards']} {one['samples drawn']} {table.outline()}{more}",
@@ -178,10 +186,10 @@ class Fingerprint:
     ) -> Iterator[Difference]:
         """A difference, and where it is one of digests what of it is due to other hashes in the index."""
         name = one.setting.removeprefix("streams.").removesuffix(".digest")
-        if not one.setting.endswith(".digest") or name not in self._indexes:
+        if not one.setting.endswith(".digest") or name not in self._stream_of:
             yield one
             return
-        table, facts = self._indexes[name].shards, self._facts_of(name)
+        table, facts = self._catalog.indexes[self._stream_of[name]].shards, self._facts_of(name)
         # What was saved may be today's data with fewer hashes, or as the list tells with others.
         fewer = [kinds for kinds in ((), *((kind,) for kind in facts.hashes)) if kinds != facts.hashes]
         alike = next((kinds for kinds in fewer if one.saved == repr(table.digest(kinds))), None)
@@ -234,10 +242,26 @@ def _selection_of(catalog: Extent, stream: int) -> dict[str, str]:
     return {} if selection is None or len(selection) == selection.num_stored else {"selection": selection.digest}
 
 
-def _joins_of(catalog: Extent, stream: int) -> dict[str, Any]:
-    """What a state says of the datasets that are joined with a stream, if any are."""
+def _joins_of(catalog: Extent, stream: int, saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what a state says of the datasets that are joined with a stream, if any are.
+
+    Args:
+        catalog: The data.
+        stream: Which stream, by its place.
+        saved: What a state said of the stream before. Joined datasets that have only become longer since are described
+            as they were then: what belongs to the samples that they had is the same.
+    """
     joins = None if catalog.joins is None else catalog.joins.streams.get(stream)
-    return {} if joins is None else {"joins": {one.name: one.facts() for one in joins.all}}
+    if joins is None:
+        return {}
+    then = {} if saved is None else saved.get("joins")
+    known = then if isinstance(then, Mapping) else {}
+    return {
+        "joins": {
+            one.name: known[one.name] if one.name in known and one.began_as(known[one.name]) else one.facts()
+            for one in joins.all
+        }
+    }
 
 
 def _in_short(hashes: tuple[str, ...]) -> str:
@@ -251,7 +275,7 @@ def _in_short(hashes: tuple[str, ...]) -> str:
 
 def is_same_data(saved: Mapping[str, Any], catalog: Extent, stream: int) -> bool:
     """Whether a stream is what a saved fingerprint says of it, wherever it stands and however much is drawn of it."""
-    return _undrawn(saved) == _undrawn(_description(catalog, stream, 0, 0))
+    return _undrawn(saved) == _undrawn(_description(catalog, stream, 0, 0) | _joins_of(catalog, stream, saved))
 
 
 def is_listed(streams: Mapping[str, Mapping[str, Any]]) -> bool:

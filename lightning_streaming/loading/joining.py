@@ -81,7 +81,21 @@ class JoinedDataset:
     def facts(self) -> dict[str, Any]:
         """What a saved position depends on: which data it is, and which samples of it belong to the stream's."""
         on = {} if self.asked.on is None else {"on": self.asked.on}
-        return {"samples": self.index.num_samples, "digest": self.index.data_digest, **on}
+        return {**_size_of(self.index), **on}
+
+    def began_as(self, saved: object) -> bool:
+        """Return whether the dataset is what a saved position depends on, or has only become longer since.
+
+        Args:
+            saved: What :meth:`facts` returned then, as it was read from a state.
+        """
+        if not isinstance(saved, Mapping) or type(saved.get("samples")) is not int:
+            return False
+        counted = np.cumsum(self.index.samples_per_shard())
+        # Shards without samples may follow; how many there were, a state does not hold.
+        ends = {int(np.searchsorted(counted, saved["samples"], side)) + (side == "left") for side in ("left", "right")}
+        heads = (self.index.head(shards) for shards in ends if 0 < shards <= len(counted))
+        return any(dict(saved) == {**self.facts(), **_size_of(head)} for head in heads)
 
     def shards_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """The shards of its samples with these numbers."""
@@ -138,6 +152,11 @@ class JoinedDataset:
         """
         if self.ids is not None and not self.ids.is_whole():
             raise StorageError(f"{self.cache.label}: {self.ids.kept_at} is damaged; remove it, and start again")
+
+
+def _size_of(index: DatasetIndex) -> dict[str, Any]:
+    """Return what a saved position holds of a joined dataset's shards."""
+    return {"samples": index.num_samples, "digest": index.data_digest}
 
 
 def _final_names(asked: Join, index: DatasetIndex, label: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.state import Cursor
-from lightning_streaming.units import check_at_least
+from lightning_streaming.units import check_whole
 from lightning_streaming.world import World
 
 _WAY_OUT = "Give Accelerate, or Trainer.get_train_dataloader, a StreamingDataLoader; see docs/other-trainers.md"
@@ -142,7 +142,7 @@ class AcceleratedDataset(ABC):
         Raises:
             ConfigError: A state was loaded that says another place; ``next_epoch`` is the way to leave it.
         """
-        check_at_least("epoch", epoch, 0)
+        epoch = check_whole("epoch", epoch, 0)
         place = self.next_cursor()
         if place == self._loaded and place != (epoch, 0):
             raise ConfigError(

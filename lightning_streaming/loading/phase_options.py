@@ -6,12 +6,14 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from numbers import Real
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, UnknownArgumentError
 from lightning_streaming.order.phases import Mix, SettledPhase
 from lightning_streaming.replaced_names import tells_unknown_arguments
-from lightning_streaming.units import check_at_least, parse_count
+from lightning_streaming.units import parse_count, plain_number, store_whole
 
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
@@ -65,13 +67,13 @@ class Phase:
                 raise ConfigError(f"{self._told('mix')} has no weight above 0 at its {where}; give one to a stream")
             if not math.isfinite(total):
                 raise ConfigError(f"{self._told('mix')} has weights that are too large at its {where}; scale them down")
-        if self.until is not None and not isinstance(self.until, int | float | str):
+        if self.until is not None and (isinstance(self.until, bool) or not isinstance(self.until, Real | str)):
             raise ConfigError(
                 f'{self._told("until")} must be samples, like 800000 or "800m", or a part like "90%", but is '
                 f"{self.until!r}"
             )
-        check_at_least(self._told("steps"), self.steps, 1)
-        check_at_least(self._told("cut"), self.cut, 1)
+        store_whole(self, "steps", 1, name=self._told("steps"))
+        store_whole(self, "cut", 1, or_none=True, name=self._told("cut"))
         if not isinstance(self.max_repeats, Mapping):
             raise ConfigError(
                 f"{self._told('max_repeats')} must map names of streams to numbers, like {{math: 4}}, but is "
@@ -80,7 +82,7 @@ class Phase:
         for stream, most in self.max_repeats.items():
             if stream not in self.mix:
                 raise ConfigError(f"{self._told('max_repeats')} names {stream!r}, which is not in its mix")
-            if not _is_number(most) or most <= 0:
+            if (plain_number(most) or 0) <= 0:
                 raise ConfigError(f"{self._told('max_repeats')} must be numbers above 0, but {stream!r} has {most!r}")
 
     def settled(self, planned_stop: int) -> SettledPhase:
@@ -104,7 +106,7 @@ class Phase:
         if self.until is None:
             return None
         part = _PERCENT.fullmatch(self.until) if isinstance(self.until, str) else None
-        if part is None and isinstance(self.until, float) and math.isfinite(self.until) and self.until % 1:
+        if part is None and (number := plain_number(self.until)) is not None and number % 1:
             raise ConfigError(
                 f'{self._told("until")} must be whole samples, or a part like "90%", but is {self.until!r}'
             )
@@ -127,22 +129,20 @@ class Phase:
         pair: tuple[Any, ...] = (
             tuple(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else (given, given)
         )
-        if len(pair) != 2 or not all(_is_number(one) and one >= 0 for one in pair):
+        weights = [plain_number(one) for one in pair]
+        if len(weights) != 2 or any(one is None or one < 0 for one in weights):
             raise ConfigError(
                 f"{self._told(f'mix.{stream}')} must be a weight above 0, or two for a ramp like [0.9, 0.5], but is "
                 f"{given!r}"
             )
-        if not any(pair):
+        if not any(weights):
             raise ConfigError(f"{self._told(f'mix.{stream}')} is {given!r}; leave {stream!r} out of the mix")
-        return float(pair[0]), float(pair[1])
+        begin, end = (float(one or 0) for one in weights)
+        return begin, end
 
     def _told(self, setting: str) -> str:
         """How a message calls one of its settings."""
         return f"phases.{self.name}.{setting}"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _by_name(values: Mapping[str, float]) -> Mix:
@@ -230,12 +230,12 @@ def settled_phases(phases: Sequence[Phase], epoch_size: int | None) -> tuple[Set
 
 
 def check_all_streams_are_read(phases: Sequence[Phase], streams: Collection[str]) -> None:
-    """Refuse streams that no phase reads.
-
-    Raises:
-        ConfigError: There is one.
-    """
-    read = {name for phase in phases for name in phase.mix}
+    """Raise ConfigError for a stream that no phase reads, with what may be its name misspelt."""
+    phase_of = {name: phase.name for phase in phases for name in phase.mix}
     for name in streams:
-        if name not in read:
-            raise ConfigError(f"stream {name!r} is in the mix of no phase; put it into one, or leave the stream out")
+        if name not in phase_of:
+            close = get_close_matches(name, [str(other) for other in phase_of if other not in streams], 1)
+            hint = f"; phases.{phase_of[close[0]]}.mix names {close[0]!r}, which is no stream" if close else ""
+            raise ConfigError(
+                f"stream {name!r} is in the mix of no phase; put it into one, or leave the stream out{hint}"
+            )

@@ -487,7 +487,14 @@ def resume(
     then = None  # as it was read, where the data has grown
     if growth.shards:
         then = order_of(asked, settings.settled(initial_nodes), catalog.head(dict(growth.shards)), growth)
-        before = Run(order=then, machines=machines, skip=(), initial_nodes=initial_nodes, composed=composed)
+        before = Run(
+            order=then,
+            machines=machines,
+            skip=(),
+            initial_nodes=initial_nodes,
+            resumed_from_nodes=saved.initial_physical_nodes,
+            composed=composed,
+        )
         growth = before.growth_in_passes(saved.cursor)
     order = settled_order(asked, settings.settled(initial_nodes), catalog, growth)
     if saved.num_canonical_nodes == asked.settings.num_canonical_nodes:

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import StateError
+from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.catalog import Catalog, Extent
 from lightning_streaming.loading.fingerprint import Fingerprint
 from lightning_streaming.loading.growth import NO_GROWTH, Growth
@@ -103,7 +103,17 @@ class RunRequest:
         mixture = self.mixture(settled, catalog, growth)
         if mixture is not None:
             return mixture.plan.weights(catalog.stream_names, mixture.passes)
+        self._check_repeats(catalog)
         return _weights(self.weights, tuple(catalog.samples_per_stream), self.epoch_size, settings.shuffle_seed)
+
+    def _check_repeats(self, catalog: Extent) -> None:
+        """Raise ConfigError where a stream is repeated so rarely that no epoch reads a sample of it."""
+        for name, weight, samples in zip(catalog.stream_names, self.weights, catalog.samples_per_stream, strict=True):
+            if weight.repeat and int(weight.repeat * samples) < 1:
+                raise ConfigError(
+                    f"repeat of stream {name!r} is {weight.repeat}, and the stream has {samples} samples, so an epoch "
+                    "would read none of them; raise it, pass choose=1 in its place, or leave the stream out"
+                )
 
     def of_order(self) -> RunRequest:
         """Only what is about order."""

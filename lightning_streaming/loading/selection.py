@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.column_functions import WHERE, function_name
+from lightning_streaming.units import store_whole
 
 Where = str | Callable[..., Any]
 """A condition: SQL over the columns, or a function whose parameters are named like columns."""
@@ -33,7 +34,7 @@ Select = Sequence[int] | Sequence[bool] | str | os.PathLike[str] | NDArray[Any]
 """Numbers of samples of a stream, or a truth value for each; or the ``.npy`` file that holds them."""
 
 _SPLIT = re.compile(r"(?P<name>[^\[\]]*)(\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
-_PERCENT = re.compile(r"(\d+(\.\d+)?)%")
+_PERCENT = re.compile(r"(\d{1,9}(\.\d{1,99})?)%")
 _BARE_SLICE = re.compile(r"(?P<slice>[\d.]+%:[\d.%]*|:[\d.]+%|[\d.]+%|^[\d.]*:[\d.]*)$")
 """What a slice without its brackets ends with; names of directories may have colons and percent signs elsewhere."""
 _BLOCK_WORDS = 8
@@ -68,6 +69,8 @@ def parse_split(split: str | None) -> tuple[str | None, SplitSlice | None]:
     Raises:
         ConfigError: It is written in another way.
     """
+    if split is not None:
+        _check_text("split", split, "a subdirectory like 'train', or a slice like '[:98%]'")
     if split is None or "[" not in split:
         if split is not None and (bare := _BARE_SLICE.search(split)):
             slice_of = bare["slice"] if ":" in bare["slice"] else f":{bare['slice']}"
@@ -90,6 +93,16 @@ def parse_split(split: str | None) -> tuple[str | None, SplitSlice | None]:
             "between 0% and 100%"
         )
     return found["name"] or None, SplitSlice(start, stop)
+
+
+def _check_text(option: str, value: object, expected: str) -> None:
+    """Raise ConfigError for anything that is not a text, or that no file name and no program could hold."""
+    try:
+        is_text = isinstance(value, str) and b"\0" not in value.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        is_text = False
+    if not is_text:
+        raise ConfigError(f"{option} must be {expected}, but got {value!r}")
 
 
 def _border(text: str, default: int) -> Fraction | None:
@@ -146,15 +159,11 @@ class SelectionRequest:
             raise ConfigError(
                 'where is empty; give a condition over columns, like where="score >= 0.8", or leave it out'
             )
-        if self.where is not None and not isinstance(self.where, str) and not callable(self.where):
-            raise ConfigError(
-                'where must be a condition in SQL, like "score >= 0.8", or a function of columns, but is '
-                f"{self.where!r}"
-            )
+        if self.where is not None and not callable(self.where):
+            _check_text("where", self.where, 'a condition in SQL, like "score >= 0.8", or a function of columns')
         if self.split_by is not None and (not isinstance(self.split_by, str) or not self.split_by):
             raise ConfigError(f"split_by must be the name of a column, but is {self.split_by!r}")
-        if type(self.split_seed) is not int or not -(2**63) <= self.split_seed < 2**63:
-            raise ConfigError(f"split_seed must be a whole number of 64 bits, but is {self.split_seed!r}")
+        store_whole(self, "split_seed", -(2**63), 2**63 - 1)
         if self.select is not None and not isinstance(self.select, str):
             as_numbers(self.select)
 

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.settings import require_known
+from lightning_streaming.units import store_whole
 
 PackMethod = Literal["concat", "best_fit"]
 LongerThanPack = Literal["split", "truncate", "drop", "error"]
@@ -49,9 +50,9 @@ class PackSettings:
     longer: LongerThanPack = "split"
 
     def __post_init__(self) -> None:
-        _check_count("capacity", self.capacity, LARGEST_CAPACITY)
+        store_whole(self, "capacity", 1, LARGEST_CAPACITY)
         require_known("method", self.method, get_args(PackMethod))
-        _check_count("window", self.window, LARGEST_WINDOW)
+        store_whole(self, "window", 1, LARGEST_WINDOW)
         require_known("longer", self.longer, get_args(LongerThanPack))
         if self.method == "concat" and self.longer != "split":
             raise ConfigError(
@@ -92,9 +93,9 @@ class BudgetSettings:
     longer: LongerThanBudget = "error"
 
     def __post_init__(self) -> None:
-        _check_count("tokens", self.tokens, LARGEST_BUDGET)
-        _check_count("buckets", self.buckets, MOST_BUCKETS)
-        _check_count("window", self.window, LARGEST_WINDOW)
+        store_whole(self, "tokens", 1, LARGEST_BUDGET)
+        store_whole(self, "buckets", 1, MOST_BUCKETS)
+        store_whole(self, "window", 1, LARGEST_WINDOW)
         require_known("longer", self.longer, get_args(LongerThanBudget))
 
     @property
@@ -122,8 +123,3 @@ def named_facts(facts: Sequence[str | int]) -> dict[str, str | int]:
     """
     method, *rest = facts
     return {"method": method, **dict(zip(_OF_BUDGET if method == "budget" else _OF_PACK, rest, strict=False))}
-
-
-def _check_count(name: str, value: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ConfigError(f"{name} must be a whole number in [1, {most}], but got {value!r}")

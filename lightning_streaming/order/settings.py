@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.units import store_whole
 
 ShuffleAlgo = Literal["blockwise", "naive", "py1b", "py1br", "py1e", "py1s", "py2s"]
 PartitionAlgo = Literal["orig", "relaxed"]
@@ -87,12 +88,10 @@ class OrderSettings:
         require_known("sampling_method", self.sampling_method, SAMPLING_METHODS)
         require_known("partition_algo", self.partition_algo, PARTITION_ALGOS)
         require_known("batching_method", self.batching_method, BATCHING_METHODS)
-        _check_whole("shuffle_seed", self.shuffle_seed, least=0)
-        _check_whole("sampling_granularity", self.sampling_granularity, least=1)
-        if self.shuffle_block_size is not None:
-            _check_whole("shuffle_block_size", self.shuffle_block_size, least=1)
-        if self.num_canonical_nodes is not None:
-            _check_whole("num_canonical_nodes", self.num_canonical_nodes, least=0, most=MOST_CANONICAL_NODES)
+        store_whole(self, "shuffle_seed", 0, LARGEST_SEED)
+        store_whole(self, "sampling_granularity", 1, LARGEST_SEED)
+        store_whole(self, "shuffle_block_size", 1, LARGEST_SEED, or_none=True)
+        store_whole(self, "num_canonical_nodes", 0, MOST_CANONICAL_NODES, or_none=True)
 
     @property
     def redraws_shards(self) -> bool:
@@ -127,11 +126,6 @@ class SettledOrder(OrderSettings):
 
     num_canonical_nodes: int = field()
     shuffle_block_size: int = field()
-
-
-def _check_whole(name: str, value: int, least: int, most: int = LARGEST_SEED) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ConfigError(f"{name} must be a whole number in [{least}, {most}], but got {value!r}")
 
 
 def stretched_seed(shuffle_seed: int) -> int:

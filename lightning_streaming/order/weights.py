@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.sequence import SampleSequence, digest_of
 from lightning_streaming.order.stretches import StreamPasses, Stretch, StretchUnits, stretch_units
+from lightning_streaming.units import plain_number, store_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,11 +36,13 @@ class StreamWeight:
         if len(said) > 1:
             raise ConfigError(f"a stream takes one of proportion, repeat and choose, but got {said}")
         for name, value in said.items():
-            kinds = int if name == "choose" else (int, float)
-            if isinstance(value, bool) or not isinstance(value, kinds):
-                raise ConfigError(f"{name} must be a {'whole ' if name == 'choose' else ''}number, but got {value!r}")
-            if not 0 <= value < float("inf"):
-                raise ConfigError(f"{name} must be a finite number that is not negative, but got {value}")
+            if name == "choose":
+                store_whole(self, name, 0)
+                continue
+            number = plain_number(value)
+            if number is None or number < 0:
+                raise ConfigError(f"{name} must be a finite number that is not negative, but got {value!r}")
+            object.__setattr__(self, name, number)
 
     @property
     def is_unsaid(self) -> bool:
@@ -108,8 +111,10 @@ def resolve_weights(
 def _relative(
     shares: NDArray[np.float64], totals: NDArray[np.int64], epoch_size: int | None, seed: int
 ) -> ResolvedWeights:
-    if not shares.sum() > 0:
+    if not shares.any():
         raise ConfigError("at least one stream needs a proportion above 0")
+    if not np.isfinite(sum(shares.tolist())):
+        raise ConfigError("the proportions are too large to be added; scale them down")
     size = epoch_size or int(totals.sum())
     proportion = shares / shares.sum()
     choose = (size * proportion).astype(np.int64)

@@ -21,7 +21,7 @@ from lightning_streaming.signatures import explains_options_of, takes_options_of
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
 from lightning_streaming.trainer.first_download import first_download, shown_by
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
-from lightning_streaming.units import check_at_least
+from lightning_streaming.units import store_whole
 from lightning_streaming.world import DATA_PARALLEL, World, readers_of_mesh
 
 Stage = Literal["train", "val", "test", "predict"]
@@ -96,8 +96,10 @@ class ModuleOptions(LoaderOptions, StageOptions):
             if isinstance(stages, str) or any(one not in STAGES for one in stages):
                 raise ConfigError(f"{name} must be a list of stages ({', '.join(STAGES)}), but got {stages!r}")
         self.with_keys, self.with_valid = tuple(self.with_keys), tuple(self.with_valid)
-        for name, least in (("batch_size", 1), ("eval_batch_size", 1), ("num_workers", 0), ("prefetch_factor", 1)):
-            check_at_least(name, getattr(self, name), least)
+        store_whole(self, "batch_size", 1)
+        store_whole(self, "eval_batch_size", 1, or_none=True)
+        store_whole(self, "num_workers", 0)
+        store_whole(self, "prefetch_factor", 1, or_none=True)
 
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.workers import SHIELDED_SIGNALS
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.lightning_internals import save_whole
+from lightning_streaming.units import check_whole
 
 DEFAULT_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
@@ -66,9 +67,7 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
                 f"signals must be some of {', '.join(one.name for one in SHIELDED_SIGNALS)}, "
                 f"but got {', '.join(one.name for one in self._signals) or 'none'}"
             )
-        if every_n_steps < 1:
-            raise ConfigError(f"every_n_steps must be at least 1, but got {every_n_steps}")
-        self._every_n_steps = every_n_steps
+        self._every_n_steps = check_whole("every_n_steps", every_n_steps, 1)
         self._received: list[signal.Signals] = []
         self._batches = 0
         self._validation_steps_left = 0.0

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.storage import StorageOptions
+from lightning_streaming.units import store_whole
 from lightning_streaming.writing.shard_encoders import ShardSettings, parse_settings
 
 Input = TypeVar("Input")
@@ -90,9 +90,8 @@ class WriterOptions(ShardOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_count("retry", self.retry)
-        if self.max_workers is not None:
-            _check_count("max_workers", self.max_workers)
+        store_whole(self, "retry", 1)
+        store_whole(self, "max_workers", 1, or_none=True)
         if self.mode not in get_args(Mode):
             raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, but got {self.mode!r}")
         if self.exist_ok and self.mode != "create":
@@ -186,10 +185,4 @@ class ParallelOptions(_PartsOptions, Generic[Input]):
         super().__post_init__()
         if self.engine not in _ENGINES:
             raise ConfigError(f"engine must be one of {', '.join(_ENGINES)}, but got {self.engine!r}")
-        if self.num_workers is not None:
-            _check_count("num_workers", self.num_workers)
-
-
-def _check_count(name: str, count: object) -> None:
-    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-        raise ConfigError(f"{name} must be a whole number from 1, but got {count!r}")
+        store_whole(self, "num_workers", 1, or_none=True)

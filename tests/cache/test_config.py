@@ -27,7 +27,14 @@ def config(**settings: Any) -> CacheConfig:
         ({}, "needs remote, local or both"),
         ({"remote": "", "local": ""}, "needs remote, local or both"),
         ({"local": "s3://key:secret@bucket/x"}, "must be a directory of this machine, but is s3://bucket/x"),
-        ({"remote": "/x", "download_retry": -1}, "download_retry of stream 'code' .* must not be negative"),
+        (
+            {"remote": "/x", "download_retry": -1},
+            "download_retry of stream 'code' must be a whole number",
+        ),
+        (
+            {"remote": "/x", "download_retry": 2.5},
+            "download_retry of stream 'code' must be a whole number",
+        ),
         ({"remote": "/x", "download_timeout": 0}, "download_timeout of stream 'code' .* positive"),
         ({"remote": "/x", "download_timeout": float("nan")}, "download_timeout of stream 'code' .* positive"),
         ({"remote": "/x", "validate_hash": "crc"}, "validate_hash of stream 'code' .* xxh64.* but is 'crc'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_streaming import Stream, StreamingDataLoader
+from lightning_streaming import Phase, Stream, StreamingDataLoader
 from lightning_streaming.errors import ConfigError, StateMismatchError
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS
@@ -238,6 +239,79 @@ def test_an_append_is_taken_though_the_last_shard_was_not_full(tmp_path: Path, f
         assert sorted(second) == list(range(41))
     else:
         assert second == whole[1]
+
+
+def joined_loader(
+    root: Path, samples: int, *, per_shard: int = 3, phases: bool = False, **how: Any
+) -> StreamingDataLoader:
+    """Read a stream that has so many samples by now, with a dataset joined by position and one by id."""
+    place = root / f"{samples} {per_shard}"
+    if not place.exists():
+        write_shards(place / "stream", [5] * (samples // 5))
+        for columns, size in ((("id", "by_id"), 15), (("by_position",), per_shard)):
+            sizes = [min(size, samples - at) for at in range(0, samples, size)]
+            write_shards(place / columns[-1], sizes, dict.fromkeys(columns, "int"), partial(dict.fromkeys, columns))
+    join = {"by_id": {"remote": str(place / "by_id"), "on": "id"}, "by_position": str(place / "by_position")}
+    stream = {"a": Stream(remote=str(place / "stream"), join=join, follow=how.pop("follow", None))}
+    if phases:
+        how |= {"phases": [Phase(name="one", mix={"a": 1})], "epoch_size": 90}
+    return make_loader(streams=stream, **how)
+
+
+@pytest.mark.parametrize("phases", [False, True])
+@pytest.mark.parametrize("follow", [False, True])
+def test_joined_datasets_grow_with_their_stream(tmp_path: Path, follow: bool, phases: bool) -> None:
+    """30 samples: shards of joined datasets end where the stream's do, so what is appended is new shards alone."""
+
+    def loader(samples: int, **how: Any) -> StreamingDataLoader:
+        return joined_loader(tmp_path, samples, phases=phases, follow=follow, **how)
+
+    whole = read(loader(30), 1)[0]
+    seen, state = stopped(loader(30), 3)
+    for samples in (45, 60):  # resumed with the data longer than before, twice
+        at = loader(samples)
+        at.load_state_dict(state)
+        under_way = iter(at)
+        batch = next(under_way)
+        assert batch["by_id"].tolist() == batch["by_position"].tolist() == batch["id"].tolist()
+        seen += batch["id"].tolist()
+        state = json_copy(at.state_dict())
+        at.close()
+    at = loader(60)
+    at.load_state_dict(state)
+    left, after = read(at, 2)
+    if not phases:
+        assert seen + left == whole
+        assert sorted(after) == [*range(60 if follow else 30)]
+    else:
+        assert (seen + left)[:30] == whole[:30]
+        assert (max(seen + left + after) >= 30) == follow
+    other = loader(60, per_shard=4)
+    other.load_state_dict(state)
+    with raises(StateMismatchError, "streams.a.joins.by_position.digest"):
+        len(other)
+
+
+def test_a_joined_dataset_may_grow_alone_where_it_is_joined_by_id(tmp_path: Path) -> None:
+    stream = write_dataset(tmp_path / "stream", 20)
+
+    def loader(samples: int) -> StreamingDataLoader:
+        joined = tmp_path / f"joined {samples}"
+        if not joined.exists():
+            write_shards(
+                joined, [5] * (samples // 5), {"id": "int", "x": "int"}, lambda number: {"id": number, "x": number}
+            )
+        return make_loader(stream, join={"more": {"remote": str(joined), "on": "id"}})
+
+    whole = read(loader(20), 1)[0]
+    seen, state = stopped(loader(20), 2)
+    longer, shorter = loader(30), loader(20)
+    longer.load_state_dict(state)
+    rest, state = stopped(longer, 1)
+    assert seen + rest == whole[: len(seen + rest)]
+    shorter.load_state_dict(state)
+    with raises(StateMismatchError, "streams.0.joins.more.samples  30                  20"):
+        len(shorter)
 
 
 def test_a_run_goes_on_while_data_is_appended(roots: dict[str, Path]) -> None:

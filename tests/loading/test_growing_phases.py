@@ -160,6 +160,19 @@ def test_any_number_of_appends_at_any_places(
         check_passes(seen, first_id, sizes, then=sum(shards[: described.get("shards")]))
 
 
+@pytest.mark.parametrize("follow", [False, True])
+def test_nodes_that_do_not_divide_the_canonical_nodes_go_on_with_grown_data(place: Path, follow: bool) -> None:
+    how: dict[str, Any] = {"num_canonical_nodes": 4, "shuffle_algo": "blockwise"}
+    roots, longer = roots_of(place, {}), roots_of(place, MORE)
+    began = [loader(roots, **how, batch_size=2, world=one) for one in worlds(2, 1)]
+    steps = read_together(began)
+    state = json_copy([next(steps) for _ in range(5)][-1][1])
+    elsewhere = [resumed(state, longer, **how, batch_size=2, world=one, follow=follow) for one in worlds(3, 1)]
+    same = [resumed(state, longer, **how, batch_size=3, world=one, follow=follow) for one in worlds(2, 1)]
+    left, expected = ([one for batch, _ in read_together(ranks) for one in batch] for ranks in (elsewhere, same))
+    assert Counter(left[:96]) == Counter(expected[:96])
+
+
 def test_workers_and_copies_are_told(place: Path) -> None:
     _, state = read(loader(roots_of(place, {})), 7)
     longer = roots_of(place, MORE)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_streaming import Phase, Stream
@@ -24,8 +25,9 @@ def phase(name: str = "one", mix: Any = ANY, **said: Any) -> Phase:
 
 @pytest.mark.parametrize(
     "weight",
-    [-1, float("nan"), float("inf"), "1", None, True, [1], [1, 2, 3], [1, -1], [1, "a"], {}, b"12", [[1, 2], 1]],
-)
+    [-1, float("nan"), float("inf"), "1", None, True, [1], [1, 2, 3], [1, -1], [1, "a"], {}, b"12", [[1, 2], 1],
+     pytest.param(10**400, id="10**400"), [1, 10**400]],
+)  # fmt: skip
 def test_a_weight_is_a_number_or_two(weight: Any) -> None:
     with raises(ConfigError, "phases.one.mix.web must be a weight above 0, or two for a ramp", repr(weight)):
         phase(mix={"web": weight, "code": 1})
@@ -51,6 +53,10 @@ def test_a_weight_of_0_is_no_weight(weight: Any) -> None:
         ({"steps": 0}, ["phases.one.steps", "at least 1"]),
         ({"steps": 1.5}, ["phases.one.steps", "whole number"]),
         ({"steps": "8"}, ["phases.one.steps", "whole number"]),
+        ({"steps": None}, ["phases.one.steps", "whole number", "None"]),
+        ({"steps": True}, ["phases.one.steps", "whole number"]),
+        ({"until": True}, ["phases.one.until must be samples", "True"]),
+        ({"max_repeats": {"web": 10**400}}, ["phases.one.max_repeats must be numbers above 0"]),
         ({"max_repeats": {"web": 0}}, ["phases.one.max_repeats must be numbers above 0", "'web' has 0"]),
         ({"max_repeats": {"web": float("nan")}}, ["phases.one.max_repeats must be numbers above 0"]),
         ({"max_repeats": {"web": "2"}}, ["phases.one.max_repeats must be numbers above 0"]),
@@ -109,6 +115,14 @@ def test_borders_are_samples_or_parts_of_the_epoch(
 ) -> None:
     phases = [phase(str(number), until=until) for number, until in enumerate(borders)]
     assert [one.planned_stop for one in settled_phases(phases, epoch_size)] == stops
+
+
+def test_numbers_of_numpy_are_taken() -> None:
+    written = phase(mix={"web": np.float32(0.5), "code": [np.int64(1), 2]}, until=np.int64(80), steps=np.uint8(2))
+    (settled,) = settled_phases([written], None)
+    assert settled == settled_phases([phase(mix={"web": 0.5, "code": [1, 2]}, until=80, steps=2)], None)[0]
+    assert {type(weight) for _, weight in settled.begin + settled.end} == {float}
+    assert type(settled.planned_stop) is type(settled.steps) is int
 
 
 def test_two_phases_have_two_names() -> None:
@@ -177,6 +191,16 @@ def test_what_no_mapping_of_a_phase_can_be(root: Path, said: dict[Any, Any], wor
 def test_a_stream_that_no_phase_reads_is_refused(root: Path) -> None:
     with raises(ConfigError, "stream 'code' is in the mix of no phase", "leave the stream out"):
         make_dataset(streams=streams(root), phases=[phase()], epoch_size=160)
+    with raises(
+        ConfigError, "stream 'code' is in the mix of no phase", "phases.one.mix names 'cod', which is no stream"
+    ):
+        make_dataset(streams=streams(root), phases=[phase(mix={"web": 1, "cod": 1})], epoch_size=160)
+
+
+@pytest.mark.parametrize("epoch_size", [0, ""])
+def test_an_epoch_of_all_samples_goes_with_no_phases(root: Path, epoch_size: Any) -> None:
+    with raises(ConfigError, f"epoch_size={epoch_size!r} means all samples", "end the last phase with until"):
+        make_dataset(streams=streams(root), phases=[phase(mix=BOTH)], epoch_size=epoch_size)
 
 
 LATE: dict[str, tuple[list[Phase], dict[str, Any], list[str]]] = {

@@ -7,6 +7,8 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
@@ -145,6 +147,36 @@ def test_a_function_selects_what_it_says(data: Path, function: Callable[..., boo
 def test_numbers_beyond_64_bits_are_numbers_to_sql_too(data: Path) -> None:
     assert read(data, where="big >= 100000000000000000295") == [295, 296, 297, 298, 299]
     assert read(data, where="big - 100000000000000000000 = 7") == [7]
+
+
+def test_sql_computes_with_numbers_and_dates(data: Path) -> None:
+    for where, expected in (
+        ("abs(id - doc) < 9 and -id + 3 < 0", lambda of: abs(of["id"] - int(of["doc"])) < 9 and of["id"] > 3),
+        (
+            "day(date '2024-01-01' + cast(id as int)) = 2",
+            lambda of: of["id"] in (1, 32, 61, 92, 122, 153, 183, 214, 245, 275),
+        ),
+        ("date_diff('day', date '2024-01-01', date '2024-01-01' + cast(id as int)) = 7", lambda of: of["id"] == 7),
+        (
+            "strftime(make_timestamp(id * 86400000000), '%d') = '03'",
+            lambda of: of["id"] in (2, 33, 61, 92, 122, 153, 183, 214, 245, 275),
+        ),
+        ("age(timestamp '2024-01-03', date '2024-01-01' + cast(id as int)) = interval 1 day", lambda of: of["id"] == 1),
+        ("hour(make_timestamptz(2024, 1, 1, id % 24, 0, 0)) = 7", lambda of: of["id"] % 24 == 7),
+    ):
+        assert read(data, where=where) == met(expected), where
+
+
+def test_sql_does_not_depend_on_time_zone_and_locale_of_the_machine() -> None:
+    code = (
+        "import numpy as np\n"
+        "from lightning_streaming.loading.conditions import SqlCondition\n"
+        "for where in ({where!r}, 'year(to_timestamp(id)) = 1971'):\n"
+        "    print(SqlCondition(where).met({{'id': np.arange(0, 10**8, 10**6)}}, np.arange(100)).sum())\n"
+    ).format(where="to_timestamp(id) > '1971-11-26 10:40:50'")
+    asked = os.environ | {"TZ": "Asia/Tokyo", "LC_ALL": "th_TH.UTF-8"}
+    told = subprocess.run([sys.executable, "-c", code], env=asked, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["39", "32"]
 
 
 def test_numbers_of_several_widths_are_not_rounded(tmp_path: Path) -> None:
@@ -605,6 +637,12 @@ def test_a_function_may_say_none_of_samples_that_are_not_wanted(data: Path, func
         ({"where": "sum(score) > 1"}, "cannot be evaluated"),
         ({"where": "score > 'x'"}, "cannot be evaluated"),
         ({"where": "random() > score"}, r"uses random\(\), whose outcome is not the same each time"),
+        ({"where": "id > year(now())"}, r"uses now\(\), whose outcome is not the same each time"),
+        ({"where": "year(make_timestamp(id)) = year(today())"}, r"uses today\(\), whose outcome"),
+        ({"where": "age(make_timestamp(id)) > interval 1 day"}, r"uses age\(\) of one date, whose outcome"),
+        ({"where": "current_localtimestamp() > make_timestamp(id)"}, r"uses current_localtimestamp\(\), whose outcome"),
+        ({"where": "make_timestamp(id) > pg_conf_load_time()"}, r"uses pg_conf_load_time\(\), whose outcome"),
+        ({"where": "current_setting('memory_limit') > lang"}, r"uses current_setting\(\), whose outcome"),
         ({"where": "id in (select 1)"}, "asks another table"),
         ({"where": "lang = getenv('HOME')"}, "where="),
         ({"where": "score > 2"}, r"has 300 samples, of which where='score > 2' selects none; mend the condition"),
@@ -613,6 +651,8 @@ def test_a_function_may_say_none_of_samples_that_are_not_wanted(data: Path, func
         ({"where": 'lang == "en"'}, r"column 'en', which is not there; .*text stands in single quotes in SQL: 'en'"),
         ({"where": lambda lang: lang}, r"<lambda> returned the text 'en' for sample 0; return whether"),
         ({"where": _forgets}, "_forgets returns None whatever the sample; is a return missing"),
+        ({"where": str.upper}, "where must be a plain Python function, .* but is a method_descriptor"),
+        ({"where": print}, "where must be a plain Python function, .* but is a builtin_function_or_method"),
         ({"split": "[:5%]", "split_by": "score"}, r"split_by='score' is a column of float32"),
         ({"split": "[:5%]", "split_by": "exact"}, r"split_by='exact' is a column of str_decimal"),
         ({"split": "[:5%]", "split_by": "dok"}, r"looks at column 'dok'.*did you mean 'doc'\?"),

@@ -118,10 +118,35 @@ def test_a_directory_may_have_signs_of_a_slice_in_its_name(split: str) -> None:
     assert parse_split(split) == (split, None)
 
 
-@pytest.mark.parametrize("split", ["[:5]", "[0.1:]", "train[", "[%:]", "[-1%:]", "[5%]", "[:5%]train", "[a:b]"])
+@pytest.mark.parametrize(
+    "split",
+    [
+        "[:5]",
+        "[0.1:]",
+        "train[",
+        "[%:]",
+        "[-1%:]",
+        "[5%]",
+        "[:5%]train",
+        "[a:b]",
+        pytest.param(f"[:{'9' * 5000}%]", id="long"),
+    ],
+)
 def test_a_split_that_is_none_is_told_how_to_be_written(split: str) -> None:
     with pytest.raises(ConfigError, match=r"like 'train', '\[:98%\]' or 'train\[10%:20%\]'"):
         parse_split(split)
+
+
+@pytest.mark.parametrize("split", [5, True, ["train"], b"train", "\ud800", "a\0b"])
+def test_a_split_is_a_text(split: Any) -> None:
+    with pytest.raises(ConfigError, match="split must be a subdirectory like 'train', or a slice like"):
+        parse_split(split)
+
+
+@pytest.mark.parametrize("where", [5, b"a > 1", "a = '\ud800'"])
+def test_a_condition_is_a_text_or_a_function(where: Any) -> None:
+    with pytest.raises(ConfigError, match="where must be a condition in SQL"):
+        SelectionRequest(where=where)
 
 
 @given(cut=st.integers(1, 9999))

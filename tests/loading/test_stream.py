@@ -192,6 +192,20 @@ def test_a_stream_has_one_sound_weight(root: Path, weights: dict[str, Any]) -> N
         Stream(remote=str(root), **weights)
 
 
+def test_a_stream_of_which_no_sample_would_be_read_is_refused(root: Path) -> None:
+    streams = {"all": Stream(remote=str(root)), "few": Stream(remote=str(root), repeat=0.001)}
+    with pytest.raises(ConfigError, match=r"repeat of stream 'few' is 0.001, and the stream has \d+ samples"):
+        len(make_dataset(streams=streams))
+    streams["few"] = Stream(remote=str(root), repeat=0)
+    assert len(make_dataset(streams=streams)) == len(make_dataset(root))
+
+
+@pytest.mark.parametrize("epoch_size", [12.5, True, False, [5], "12.5"])
+def test_an_epoch_is_of_whole_samples(root: Path, epoch_size: Any) -> None:
+    with pytest.raises(ConfigError, match="epoch_size must be"):
+        StreamingDataset(remote=str(root), epoch_size=epoch_size)
+
+
 @pytest.mark.parametrize(
     ("weights", "settings"),
     [
@@ -277,7 +291,7 @@ def test_keep_zip_keeps_compressed_files(tmp_path: Path, keep: bool) -> None:
 
 @pytest.mark.parametrize(
     ("value", "samples"),
-    [(None, 29), (0, 29), ("", 29), (10, 10), (40.9, 40), ("0.1k", 100), ("1K", 1000), (np.int64(7), 7)],
+    [(None, 29), (0, 29), ("", 29), (10, 10), (40.0, 40), ("0.1k", 100), ("1K", 1000), (np.int64(7), 7)],
 )
 def test_epoch_size_is_a_count(root: Path, value: Any, samples: int) -> None:
     dataset = make_dataset(root, epoch_size=value)

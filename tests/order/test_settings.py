@@ -53,9 +53,10 @@ def test_every_known_name_goes_with_every_other(algo: ShuffleAlgo, method: Batch
 
 @pytest.mark.parametrize(
     "said",
-    [{"shuffle_seed": -1}, {"shuffle_block_size": 0}, {"num_canonical_nodes": -1}, {"sampling_granularity": 0}],
+    [{"shuffle_seed": -1}, {"shuffle_block_size": 0}, {"num_canonical_nodes": -1}, {"sampling_granularity": 0},
+     {"shuffle_seed": None}, {"shuffle_block_size": 2.0}, {"num_canonical_nodes": True}],
     ids=str,
-)
+)  # fmt: skip
 def test_a_number_that_cannot_work_is_refused_at_birth(said: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(said))):
         OrderSettings(**said)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +52,12 @@ def test_weights_resolve_as_in_the_reference(case: dict[str, Any]) -> None:
         {"choose": -1},
         {"proportion": math.nan},
         {"repeat": math.inf},
+        {"repeat": 10**400},
+        {"repeat": "2"},
+        {"repeat": True},
+        {"choose": 2.0},
+        {"choose": True},
+        {"choose": 10**400},
     ],
     ids=str,
 )
@@ -69,6 +76,7 @@ def test_a_weight_that_makes_no_sense_is_refused_at_birth(said: dict[str, Any]) 
         ([*EVEN, StreamWeight()], [1, 1, 1, 1], None, "for all 4 streams or for none, but 3"),
         ([StreamWeight(choose=2)], [1], 5, "drop epoch_size"),
         ([StreamWeight(proportion=0)], [1], None, "above 0"),
+        ([StreamWeight(proportion=1e308)] * 2, [1, 1], None, "scale them down"),
         ([StreamWeight(repeat=0.5)], [1], None, "no sample at all"),
     ],
 )
@@ -77,6 +85,12 @@ def test_weights_that_cannot_work_are_refused_in_words(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         resolve_weights(weights, sizes, epoch_size, seed=0)
+
+
+def test_weights_may_be_numbers_of_numpy() -> None:
+    given = StreamWeight(proportion=np.float32(0.5)), StreamWeight(repeat=np.int64(2)), StreamWeight(choose=np.uint8(3))
+    assert given == (StreamWeight(proportion=0.5), StreamWeight(repeat=2), StreamWeight(choose=3))
+    assert [type(one.proportion or one.repeat or one.choose) for one in given] == [float, int, int]
 
 
 def test_an_epoch_size_of_zero_counts_as_not_given() -> None:
