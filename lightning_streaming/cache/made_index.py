@@ -113,7 +113,7 @@ class FilesAt:
         listed = self._files.get(file.basename)
         if listed is None or known.listing == self.digest:
             return False
-        if file.version and listed.version:
+        if file.version and listed.version and (self._location.path is None or file.version != listed.version):
             return file.version != listed.version
         if listed.modified is not None and listed.modified > known.looked_at - _CLOCKS_DIFFER:
             return True
