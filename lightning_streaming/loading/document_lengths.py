@@ -126,6 +126,7 @@ class StreamLengths:
         self.values.setflags(write=False)
         self.key, self.kept_at = key, kept_at
         self._digest, self._num_tokens = digest, num_tokens
+        self._digests_of_first: dict[int, str] = {}
 
     def __len__(self) -> int:
         """Stored samples."""
@@ -137,6 +138,18 @@ class StreamLengths:
         if self._digest is None:
             self._digest = _digest_of(self.values)
         return self._digest
+
+    def digest_of_first(self, num_stored: int) -> str:
+        """Return a name of the first values: 16 hexadecimal digits, of all the same as :attr:`digest`.
+
+        Args:
+            num_stored: How many values; each number is hashed once.
+        """
+        if num_stored == len(self):
+            return self.digest
+        if num_stored not in self._digests_of_first:
+            self._digests_of_first[num_stored] = _digest_of(self.values[:num_stored])
+        return self._digests_of_first[num_stored]
 
     @property
     def num_tokens(self) -> int:

@@ -16,7 +16,16 @@ import torch
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from lightning_streaming import MDSWriter, Pack, Phase, Stream, StreamingDataLoader, StreamingDataset, read_appended
+from lightning_streaming import (
+    Budget,
+    MDSWriter,
+    Pack,
+    Phase,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+    read_appended,
+)
 from lightning_streaming.errors import ConfigError, EncodingError, SampleError, StateMismatchError
 from lightning_streaming.formats.plain_rows import FlatColumn
 from lightning_streaming.loading import order_files
@@ -311,6 +320,85 @@ def test_a_state_is_of_its_packs(root: Path) -> None:
     unpacked.load_state_dict(state)
     with raises(StateMismatchError, "order.pack"):
         len(unpacked)
+
+
+def _counted(shift: int) -> Any:
+    """A function that says lengths; what it encloses is no part of its name."""
+    return lambda size: max(1, size - shift * (size % 3))
+
+
+KINDS: list[tuple[type[Pack] | type[Budget], dict[str, Any]]] = [
+    (Pack, {"column": "tokens", "capacity": CAPACITY, "longer": "truncate"}),
+    (Budget, {"column": "tokens", "tokens": 400, "longer": "truncate"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "told"), KINDS, ids=["pack", "budget"])
+@pytest.mark.parametrize("phases", [(), (Phase(name="one", mix={"a": 1.0, "b": 1.0}),)], ids=["epoch", "phases"])
+def test_a_state_is_of_its_lengths(root: Path, other: Path, kind: Any, told: dict[str, Any], phases: Any) -> None:
+    def at(shift: int) -> StreamingDataLoader:
+        streams = {"a": Stream(remote=str(root)), "b": Stream(remote=str(other))}
+        more = {"phases": phases, "epoch_size": 100} if phases else {}
+        counted = kind(**told, lengths=_counted(shift))
+        dataset = StreamingDataset(streams=streams, shuffle=True, **{kind.option: counted}, **more)
+        return StreamingDataLoader(dataset, collate_fn=len, batch_size=1)
+
+    begun = at(0)
+    for _ in zip(range(3), begun, strict=False):
+        pass
+    state = json_copy(begun.state_dict())
+    begun.close()
+    changed = at(1)
+    changed.load_state_dict(state)
+    with raises(StateMismatchError, "streams.a.lengths", "streams.b.lengths", "lengths of its documents"):
+        len(changed)
+    # What was saved before states knew of lengths has the name of the function alone.
+    for stream in state["fingerprint"]["streams"].values():
+        del stream["lengths"]
+    earlier = at(1)
+    earlier.load_state_dict(state)
+    assert len(earlier)
+
+
+def test_a_state_of_many_streams_is_of_their_lengths(tmp_path: Path) -> None:
+    names = [f"stream-with-a-name-{number:02}" for number in range(30)]
+    for number, name in enumerate(names):
+        write_documents(tmp_path / name, [5, 6, 7], first=number)
+
+    def at(shift: int) -> StreamingDataLoader:
+        streams = {name: Stream(remote=str(tmp_path / name)) for name in names}
+        return loader(None, streams=streams, pack={"longer": "truncate", "lengths": _counted(shift)})
+
+    state = json_copy(at(0).state_dict())
+    (whole,) = state["fingerprint"]["streams"].values()
+    changed, same = at(1), at(0)
+    changed.load_state_dict(state)
+    with raises(StateMismatchError, "streams.all 30 streams.lengths"):
+        len(changed)
+    same.load_state_dict(state)
+    assert len(same)
+    del whole["lengths"]
+    changed = at(1)
+    changed.load_state_dict(state)
+    assert len(changed)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_lengths_of_a_stream_that_has_grown_are_compared_as_far_as_it_was_read(tmp_path: Path, shift: int) -> None:
+    written = write_documents(tmp_path / "grows", LENGTHS[:40])
+    how: dict[str, Any] = {"follow": True}
+    at = loader(written, pack={"longer": "truncate", "lengths": _counted(0)}, **how)
+    next(iter(at))
+    state = json_copy(at.state_dict())
+    at.close()
+    write_documents(written, LENGTHS[40:60], first=40, mode="append")
+    again = loader(written, pack={"longer": "truncate", "lengths": _counted(shift)}, **how)
+    again.load_state_dict(state)
+    if not shift:
+        assert len(again)
+        return
+    with raises(StateMismatchError, "streams.0.lengths: saved"):
+        len(again)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
