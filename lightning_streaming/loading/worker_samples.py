@@ -70,10 +70,11 @@ def _packed(of_pass: WorkerPass, samples: Generator[Any, None, None], pack: Pack
     with closing(samples):
         for window in located(of_pass.make_partition(), of_pass.source.catalog):
             assert window.pieces is not None, "as of packs"
+            assert of_pass.types is not None, "as of packs"
             if isinstance(pack, Pack):
-                yield from packs_of(samples, window.pieces, pack)
+                yield from packs_of(samples, window.pieces, pack, of_pass.types)
             elif isinstance(pack, Budget):
-                yield from groups_of(samples, window.pieces, pack)
+                yield from groups_of(samples, window.pieces, pack, of_pass.types)
 
 
 def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
