@@ -34,6 +34,9 @@ class Packing:
         lengths: Where the lengths of documents are known from: a column of numbers, or a function whose parameters are
             named like columns. None: from where ``column`` lies in the shards. Needed where a transform makes the
             tokens.
+        lengths_version: With a function in ``lengths``, a name of what it depends on, like "gpt2" or a digest of the
+            tokenizer's file: lengths are counted again where it is another one. Needed where the function is an object,
+            a method or a partial, or names an object.
         dtype: Type of the values of columns of bytes, like "uint16"; or one for each such column, like
             ``{"tokens": "uint16", "mask": "uint8"}``.
         along: Other columns of as many values as tokens, such as labels or a mask of the loss, treated like the tokens.
@@ -51,6 +54,7 @@ class Packing:
 
     column: str | None = None
     lengths: str | Callable[..., Any] | None = None
+    lengths_version: str | None = None
     dtype: str | Mapping[str, str] | None = None
     along: Sequence[str] = ()
     pad: int | float | Mapping[str, Any] = 0
@@ -80,8 +84,9 @@ class Packing:
     def request(self) -> LengthsRequest:
         """Where lengths are known from."""
         if self.lengths is not None:
-            return LengthsRequest(lengths=self.lengths)
-        return LengthsRequest(column=self.column, dtype=None if self.column is None else self.dtype_of(self.column))
+            return LengthsRequest(lengths=self.lengths, version=self.lengths_version)
+        dtype = None if self.column is None else self.dtype_of(self.column)
+        return LengthsRequest(column=self.column, dtype=dtype, version=self.lengths_version)
 
     def pad_of(self, column: str) -> Any:
         """What a column is filled up with."""
