@@ -245,7 +245,8 @@ def _of_module(name: str, value: object, code: CodeType) -> Iterator[tuple[str, 
 
 def _attributes_of(code: CodeType, name: str) -> list[tuple[str, ...]]:
     """Return the attributes that are looked up of a name, and of these in turn, each chain once."""
-    found, chain = list[tuple[str, ...]](), None
+    found = list[tuple[str, ...]]()
+    chain: tuple[str, ...] | None = None
     for step in dis.get_instructions(code):
         if chain is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             chain = (*chain, str(step.argval))

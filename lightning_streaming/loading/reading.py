@@ -170,6 +170,11 @@ class Reading:
         self._joined: NDArray[np.int64] | None = None
         """Shards of joined datasets that the samples of the window need, from the first that is not read yet."""
 
+    @property
+    def cuts_documents(self) -> bool:
+        """Whether several packs may have pieces of one document."""
+        return self._pack is not None and self._pack.settings().longer == "split"
+
     def windows(self) -> Iterator[Window]:
         """The worker's samples in order, some batches at a time."""
         # A partition of one batch that is not full has all of its end in sight.

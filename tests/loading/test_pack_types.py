@@ -35,7 +35,7 @@ def write(root: Path, documents: Documents, encodings: Mapping[str, str]) -> Pat
 
 def loader(roots: list[Path], kind: dict[str, Any], workers: int = 0, *, told: Any = None, **how: Any) -> Any:
     streams = {root.name: Stream(remote=str(root)) for root in roots}
-    asked = {option: {"column": "tokens", **own, **(told or {})} for option, own in kind.items()}
+    asked: dict[str, Any] = {option: {"column": "tokens", **own, **(told or {})} for option, own in kind.items()}
     dataset = StreamingDataset(streams=streams, num_canonical_nodes=1, **asked, **how)
     return StreamingDataLoader(dataset, batch_size=1, num_workers=workers)
 
@@ -104,10 +104,10 @@ def test_whole_numbers_of_which_no_type_holds_all_are_refused_before_the_first_b
 
 @kinds
 def test_weights_are_not_cut_to_whole_numbers(tmp_path: Path, kind: dict[str, Any]) -> None:
-    for name, weight in (("whole", np.int64), ("parts", np.float32)):
-        document = {"tokens": np.ones(4, np.uint16), "weights": np.array([1, 1, 2, 2]) / (1 if name == "whole" else 4)}
-        document["weights"] = document["weights"].astype(weight)
-        columns = {"tokens": "ndarray:uint16", "weights": f"ndarray:{np.dtype(weight)}"}
+    for name, weight in (("whole", "int64"), ("parts", "float32")):
+        weights = (np.array([1, 1, 2, 2]) / (1 if name == "whole" else 4)).astype(weight)
+        document: dict[str, NDArray[Any]] = {"tokens": np.ones(4, np.uint16), "weights": weights}
+        columns = {"tokens": "ndarray:uint16", "weights": f"ndarray:{weight}"}
         write(tmp_path / name, [document] * 3, columns)
     for roots in (["whole", "parts"], ["parts", "whole"]):
         batches = list(loader([tmp_path / name for name in roots], kind, told={"along": ["weights"]}))
@@ -164,7 +164,8 @@ def test_each_column_of_bytes_has_a_type(tmp_path: Path, kind: dict[str, Any], h
 
 @pytest.mark.parametrize("option", ["dtype", "as_dtype"])
 def test_types_of_columns_that_are_not_packed_are_refused(option: str) -> None:
-    for kind, more in ((Pack, {"capacity": 4}), (Budget, {"tokens": 4})):
+    asked: list[tuple[Any, dict[str, Any]]] = [(Pack, {"capacity": 4}), (Budget, {"tokens": 4})]
+    for kind, more in asked:
         with raises(ConfigError, f"{kind.option}.{option} may name tokens", "'mask'"):
             kind(column="tokens", **more, **{option: {"mask": "uint8"}})
         with raises(ConfigError, f"{kind.option}.{option}['tokens']", "'text'"):
@@ -188,8 +189,8 @@ def test_a_value_is_refused_exactly_where_it_would_change(data: st.DataObject) -
 
     def is_lost(value: int) -> bool:
         if wanted.kind == "f":
-            return abs(value) > 2 ** (np.finfo(wanted).nmant + 1)
-        return not np.iinfo(wanted).min <= value <= np.iinfo(wanted).max
+            return bool(abs(value) > 2 ** (np.finfo(wanted).nmant + 1))
+        return not int(np.iinfo(wanted).min) <= value <= int(np.iinfo(wanted).max)
 
     assert found == next((place for place, value in enumerate(drawn) if is_lost(value)), None)
 

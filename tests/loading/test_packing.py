@@ -28,7 +28,7 @@ from lightning_streaming import (
 )
 from lightning_streaming.errors import ConfigError, EncodingError, SampleError, StateMismatchError
 from lightning_streaming.formats.plain_rows import FlatColumn
-from lightning_streaming.loading import order_files
+from lightning_streaming.loading import cut_documents, order_files
 from lightning_streaming.world import World
 from tests.helpers import State, json_copy, raises, worlds
 
@@ -620,3 +620,81 @@ def test_columns_that_leave_out_that_of_the_tokens_are_told(tmp_path: Path) -> N
     )
     with raises(EncodingError, "stream '0'", "a.parquet", "column 'tokens' is needed, but columns= leaves it out"):
         next(iter(StreamingDataLoader(dataset, batch_size=1)))
+
+
+class _Counting:
+    """A transform that counts its calls by document, and draws from a generator that has no key."""
+
+    def __init__(self) -> None:
+        self.calls = Counter[int]()
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        self.calls[int(sample["tokens"][0]) // 200] += 1
+        drawn = np.random.randint(1 << 20)  # noqa: NPY002
+        return {"tokens": sample["tokens"], "labels": np.full(len(sample["tokens"]), drawn)}
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of which most are cut."""
+    return write_documents(tmp_path_factory.mktemp("long") / "a", LONG)
+
+
+LONG = [180, 5, 199, 30, 120, 64, 9, 150]
+
+
+CUT: list[dict[str, Any]] = [{"method": "best_fit"}, {"method": "concat"}]
+
+
+@pytest.mark.parametrize("pack", CUT, ids=str)
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_document_is_transformed_once_for_all_of_its_pieces(long: Path, pack: dict[str, Any], threads: int) -> None:
+    counting = _Counting()
+    told = {**pack, "capacity": 8, "along": ["labels"]}
+    at = loader(long, pack=told, transform=counting, decode_threads=threads)
+    drawn: dict[int, set[int]] = {}
+    for one in packs(at):
+        for token, label, of in zip(one["input_ids"], one["labels"], one["document_ids"], strict=True):
+            if of >= 0:
+                drawn.setdefault(token // 200, set()).add(label)
+    assert counting.calls == dict.fromkeys(range(8), 1)
+    assert {len(labels) for labels in drawn.values()} == {1}
+
+
+@pytest.mark.parametrize("pack", CUT, ids=str)
+def test_pieces_that_several_ranks_read_are_of_one_document(long: Path, pack: dict[str, Any]) -> None:
+    drawn: dict[int, set[int]] = {}
+    for world in worlds(1, 3):
+        np.random.seed(world.rank)  # noqa: NPY002
+        at = loader(
+            long, pack={**pack, "capacity": 8, "along": ["labels"]}, transform=_Counting(), world=world, batch_size=1
+        )
+        for one in packs(at):
+            for token, label, of in zip(one["input_ids"], one["labels"], one["document_ids"], strict=True):
+                if of >= 0 and LONG[token // 200] > 8:
+                    drawn.setdefault(token // 200, set()).add(label)
+    assert {len(labels) for labels in drawn.values()} == {1}
+    assert len({label for labels in drawn.values() for label in labels}) == len(drawn) > 5
+
+
+def test_documents_are_kept_up_to_a_number_of_bytes(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut_documents, "KEPT_BYTES", 4000)
+    counting = _Counting()
+    told = {"capacity": 8, "along": ["labels"], "method": "best_fit"}
+    expected = [one["input_ids"] for one in packs(loader(long, pack=told))]
+    assert [one["input_ids"] for one in packs(loader(long, pack=told, transform=counting))] == expected
+    assert max(counting.calls.values()) > 1
+
+
+class _Subclass(StreamingDataset):
+    made = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        type(self).made += 1
+        return super().__getitem__(index)
+
+
+def test_a_subclass_makes_a_document_once(long: Path) -> None:
+    dataset = _Subclass(remote=str(long), num_canonical_nodes=1, pack={"column": "tokens", "capacity": 8})
+    assert len(list(packs(StreamingDataLoader(dataset, batch_size=2)))) > 50
+    assert _Subclass.made == 8
