@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import builtins
 import dis
+import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.util import find_spec
 from itertools import pairwise
-from types import CodeType, FunctionType, MethodType
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,14 +50,14 @@ class FunctionOption:
         Raises:
             ConfigError: It has none, or takes any number.
         """
-        code: CodeType = function.__code__
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        if not names or code.co_flags & 0x0C or code.co_posonlyargcount:  # *args, **kwargs
+        names = _parameters(function)
+        if not names:
             raise ConfigError(
-                f"the parameters of {self.name}={function.__qualname__} must be named like the columns that it looks "
+                f"the parameters of {self.name}={function_name(function)} must be named like the columns that it looks "
                 f"at, as in {self.example}"
             )
-        if _returns_nothing(code):
+        plain = _plain(function)[0]
+        if plain is not None and _returns_nothing(plain.__code__):
             raise ConfigError(
                 f"{self.name}={function_name(function)} returns None whatever the sample; is a return missing? It is "
                 f"to return {self.returned}"
@@ -95,33 +100,48 @@ class FunctionOption:
                 ) from error
             yield said
 
-    def facts(self, function: Callable[..., Any]) -> list[Any]:
+    def facts(self, function: Callable[..., Any], version: str | None = None) -> list[Any]:
         """What a function's outcome depends on, as far as can be told.
 
-        That is its code, its defaults, what it encloses, and the values and functions of its module that it names; and
-        the same of these functions.
+        That is its code, its defaults, what it encloses, and the values and functions of its module, and of the user's
+        other modules, that it names; and the same of these functions.
+
+        Args:
+            function: The function; with a version anything that can be called.
+            version: The user's name of what cannot be compared, such as a tokenizer.
 
         Raises:
-            ConfigError: It is no Python function, or depends on what cannot be compared.
+            ConfigError: It is no Python function, or depends on what cannot be compared, and has no version.
         """
-        if not isinstance(getattr(function, "__code__", None), CodeType) or not hasattr(function, "__globals__"):
+        if version is not None:
+            plain, bound = _plain(function)
+            return ["version", version, bound, [] if plain is None else self._facts(plain, is_checked=False)]
+        if isinstance(function, MethodType) or _plain(function)[0] is not function:
             raise ConfigError(
                 f"{self.name} must be a plain Python function, so that its outcome can be kept under a name, but is a "
-                f"{type(function).__name__}; wrap it in a def or a lambda"
+                f"{type(function).__name__}; wrap it in a def or a lambda, or {self.instead}"
             )
+        return self._facts(function, is_checked=True)
+
+    def _facts(self, function: Any, *, is_checked: bool) -> list[Any]:
         functions: list[Any] = [function]
         facts = []
         for one in functions:  # which grows
-            is_own = _package_of(one) == _package_of(function)
+            is_own = _package_of(one) == _package_of(function) or not _is_installed(one.__module__)
+            if is_checked and is_own and (imported := _imports_of_own(one.__code__)):
+                raise ConfigError(
+                    f"{self.name}={function_name(function)} imports {imported}, which may change without notice (in "
+                    f"{one.__qualname__}); import it at the head of the module, or {self.instead}"
+                )
             named = {}
             for name, value in _values_of(one):
                 called = [of for of in (value, getattr(value, "__wrapped__", None)) if isinstance(of, FunctionType)]
-                if called and name in _names_of(one.__code__):
+                if called and ("." in name or name in _names_of(one.__code__)):
                     functions += [of for of in called if of not in functions]
                     named[name] = [f"function {functions.index(of)}" for of in called]
                 elif _is_constant(value):
                     named[name] = _constant(value)
-                elif is_own and _may_change(value, function):
+                elif is_checked and is_own and _may_change(value, function):
                     raise ConfigError(
                         f"{self.name}={function_name(function)} encloses a {type(value).__name__}, which may change "
                         f"without notice ({name!r} of {one.__qualname__}); let it be numbers or text, or a tuple or "
@@ -140,14 +160,47 @@ WHERE = FunctionOption(
 LENGTHS = FunctionOption(
     "lengths",
     "lambda text: len(text) // 4",
-    "write the lengths as a column of whole numbers and name it",
+    "name its version with lengths_version=, like a digest of the tokenizer's file, or write the lengths as a column "
+    "of whole numbers and name it",
     "the length of the sample",
 )
 
 
 def function_name(function: object) -> str:
     """What errors call a function."""
+    if isinstance(function, partial):
+        return f"partial of {function_name(function.func)}"
     return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a function's parameters; none where they cannot be passed by name, or are any number."""
+    if isinstance(function, FunctionType):
+        code: CodeType = function.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        return () if code.co_flags & 0x0C or code.co_posonlyargcount else names  # *args, **kwargs
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return ()
+    if any(one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in parameters):
+        return ()
+    bound = function.keywords if isinstance(function, partial) else {}
+    return tuple(one.name for one in parameters if one.name not in bound)
+
+
+def _plain(function: Any) -> tuple[Any, list[Any]]:
+    """Return the Python function that a callable calls, None if there is none, and what a partial binds to it."""
+    bound: list[Any] = []
+    while isinstance(function, partial):
+        values = [*enumerate(function.args), *sorted(function.keywords.items())]
+        bound += [[name, _constant(value)] for name, value in values if _is_constant(value)]
+        function = function.func
+    if not isinstance(function, FunctionType | MethodType) and not hasattr(function, "__code__"):
+        function = getattr(type(function), "__call__", None)  # noqa: B004  it is looked for, not called
+    function = getattr(function, "__func__", function)
+    is_plain = isinstance(getattr(function, "__code__", None), CodeType) and hasattr(function, "__globals__")
+    return (function if is_plain else None), bound
 
 
 def _may_change(value: object, function: Callable[..., Any]) -> bool:
@@ -166,10 +219,65 @@ def _values_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         yield f"{name}, enclosed", cell.cell_contents
+        yield from _of_module(name, cell.cell_contents, code)
     yield from ((f"default {place}", value) for place, value in enumerate(function.__defaults__ or ()))
     yield from ((f"default of {name}", value) for name, value in (function.__kwdefaults__ or {}).items())
     known = {**vars(builtins), **function.__globals__}
-    yield from ((name, known[name]) for name in _names_of(code) if name in known)
+    for name in _names_of(code):
+        if name in known:
+            yield name, known[name]
+            yield from _of_module(name, known[name], code)
+
+
+def _of_module(name: str, value: object, code: CodeType) -> Iterator[tuple[str, Any]]:
+    """What a function looks at in a module that it names: of an installed one its version, of others each value."""
+    for chain in _attributes_of(code, name) if isinstance(value, ModuleType) else ():
+        path, found = name, value
+        for attribute in chain:
+            if not isinstance(found, ModuleType) or _is_installed(found.__name__):
+                break
+            path, found = f"{path}.{attribute}", getattr(found, attribute, None)
+        if isinstance(found, ModuleType):
+            yield f"{path}.__version__", str(getattr(found, "__version__", None))
+        else:
+            yield path, found
+
+
+def _attributes_of(code: CodeType, name: str) -> list[tuple[str, ...]]:
+    """Return the attributes that are looked up of a name, and of these in turn, each chain once."""
+    found = list[tuple[str, ...]]()
+    chain: tuple[str, ...] | None = None
+    for step in dis.get_instructions(code):
+        if chain is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain = (*chain, str(step.argval))
+            continue
+        found += [chain] if chain else []
+        is_named = step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") and step.argval == name
+        chain = () if is_named else None
+    inner = [more for one in code.co_consts if isinstance(one, CodeType) for more in _attributes_of(one, name)]
+    return list(dict.fromkeys([*found, *inner]))
+
+
+def _imports_of_own(code: CodeType) -> str | None:
+    """Return the name of a module of the user's that a function imports when it runs, if there is one."""
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME" and not _is_installed(step.argval):
+            return str(step.argval)
+    return next((name for one in code.co_consts if isinstance(one, CodeType) if (name := _imports_of_own(one))), None)
+
+
+@lru_cache(maxsize=256)
+def _is_installed(module: str | None) -> bool:
+    """Whether a module is one of Python's, or of an installed package, rather than the user's own."""
+    top = str(module).partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return True
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError):  # __main__ has none
+        return False
+    places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
+    return any({"site-packages", "dist-packages"} & {*Path(place).parts} for place in places)
 
 
 def _names_of(code: CodeType) -> list[str]:

@@ -25,6 +25,7 @@ from lightning_streaming.loading.dataset_options import check_batch_of_budget, d
 from lightning_streaming.loading.measures import BatchMeasures, LoaderStatistics, StatisticsCollector
 from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass
 from lightning_streaming.loading.pack_options import Budget
+from lightning_streaming.loading.pack_types import alike_batches
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import OnChange, Run
 from lightning_streaming.loading.sample_key import (
@@ -162,6 +163,7 @@ class StreamingDataLoader(AcceleratedLoader):
         self.with_valid = with_valid
         self._tally = StatisticsCollector(list(dataset.streams))
         self._progress = _Progress()
+        self._batch_types = dict[str, torch.dtype]()
 
     def __len__(self) -> int:
         """Batches in a whole epoch on each rank; the same after a resume as before, and whatever is skipped.
@@ -291,6 +293,9 @@ class StreamingDataLoader(AcceleratedLoader):
         groups = workers.start_iterator(self, self._worker_batches(channel))
         replaced = dict[int, Replacement]()
         batches = workers.in_order(groups, channel, self.num_workers, replaced)
+        packing = passes_of(self.dataset).run.asked.pack
+        if packing is not None and self.collate_fn is default_collate:
+            batches = alike_batches(packing, self._batch_types, batches)
         bad = passes_of(self.dataset).bad_tally(start)
         return _UnderWay(start, groups, batches, replaced, bad, channel.arrivals)
 

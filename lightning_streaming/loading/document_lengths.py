@@ -51,6 +51,8 @@ class LengthsRequest:
         dtype: What the tokens are in a column of bytes, like "uint16".
         lengths: Column of whole numbers that says the length; or a function whose parameters are named like columns,
             which is called for each sample and returns its length.
+        version: The user's name of what such a function depends on, such as a tokenizer: lengths are counted again
+            where it is another one. With it anything that can be called may be ``lengths``.
 
     Raises:
         ConfigError: Neither or both are given, or one cannot be what it must be.
@@ -59,6 +61,7 @@ class LengthsRequest:
     column: str | None = None
     dtype: str | None = None
     lengths: str | Callable[..., Any] | None = None
+    version: str | None = None
 
     def __post_init__(self) -> None:
         if (self.column is None) == (self.lengths is None):
@@ -68,13 +71,22 @@ class LengthsRequest:
             )
         if self.column is not None and (not isinstance(self.column, str) or not self.column):
             raise ConfigError(f"column must be the name of a column, but is {self.column!r}")
-        if self.lengths is not None and not callable(self.lengths):
-            if not isinstance(self.lengths, str) or not self.lengths:
-                raise ConfigError(
-                    f"lengths must be the name of a column, or a function of columns, but is {self.lengths!r}"
-                )
-        elif self.lengths is not None:
-            LENGTHS.facts(self.lengths)
+        is_column = isinstance(self.lengths, str) and self.lengths
+        if self.lengths is not None and not callable(self.lengths) and not is_column:
+            raise ConfigError(
+                f"lengths must be the name of a column, or a function of columns, but is {self.lengths!r}"
+            )
+        if self.version is not None and not callable(self.lengths):
+            raise ConfigError(
+                f"lengths_version={self.version!r} is that of a function in lengths=, which is not given; leave it out"
+            )
+        if self.version is not None and (not isinstance(self.version, str) or not self.version):
+            raise ConfigError(
+                "lengths_version must be a text, like 'gpt2' or a digest of the tokenizer's file, but is "
+                f"{self.version!r}"
+            )
+        if callable(self.lengths):
+            LENGTHS.facts(self.lengths, self.version)
             LENGTHS.columns(self.lengths)
         if self.dtype is not None and self.column is None:
             raise ConfigError(f"dtype={self.dtype!r} is that of the tokens in column=, which is not given")
@@ -96,7 +108,7 @@ class LengthsRequest:
             data_version: Of the stream; see :meth:`ShardCache.data_version`.
         """
         element_bytes = None if self.dtype is None else check_dtype(self.dtype)
-        told = self.lengths if self.lengths is None or isinstance(self.lengths, str) else LENGTHS.facts(self.lengths)
+        told = LENGTHS.facts(self.lengths, self.version) if callable(self.lengths) else self.lengths
         facts = json.dumps(["lengths", _VERSION, sys.byteorder, data_version, self.column, element_bytes, told])
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
@@ -126,6 +138,7 @@ class StreamLengths:
         self.values.setflags(write=False)
         self.key, self.kept_at = key, kept_at
         self._digest, self._num_tokens = digest, num_tokens
+        self._digests_of_first: dict[int, str] = {}
 
     def __len__(self) -> int:
         """Stored samples."""
@@ -137,6 +150,18 @@ class StreamLengths:
         if self._digest is None:
             self._digest = _digest_of(self.values)
         return self._digest
+
+    def digest_of_first(self, num_stored: int) -> str:
+        """Return a name of the first values: 16 hexadecimal digits, of all the same as :attr:`digest`.
+
+        Args:
+            num_stored: How many values; each number is hashed once.
+        """
+        if num_stored == len(self):
+            return self.digest
+        if num_stored not in self._digests_of_first:
+            self._digests_of_first[num_stored] = _digest_of(self.values[:num_stored])
+        return self._digests_of_first[num_stored]
 
     @property
     def num_tokens(self) -> int:

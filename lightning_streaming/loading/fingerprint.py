@@ -8,6 +8,9 @@ and "streams" beside it helps to tell which of them has changed:
 "digests" are a few bytes for each stream, in their order, in Base64: of its shards and samples where the names are
 there too, otherwise of its name as well. "names" are a JSON list, compressed. Where there is no room for that they are
 left out, and a change is told by what the stream's neighbours are called.
+
+Of packs each stream has "lengths", a digest of the lengths of its documents, as far as the position reads the stream.
+Packs follow from them, and neither the data nor the name of a function says what they are. Earlier states have none.
 """
 
 from __future__ import annotations
@@ -96,8 +99,7 @@ class Fingerprint:
         }
         streams: dict[str, Any] = self._described
         if plan is None and len(json.dumps(streams)) > _LONGEST_LIST:
-            whole = {"samples": catalog.num_samples, "digest": _digest(streams)}
-            streams = {f"all {len(streams)} streams": whole}
+            streams = _as_a_whole(streams)
         self.saved: dict[str, Any] = {"order": order, "streams": streams}
         """As a state carries it."""
         if plan is not None:
@@ -134,10 +136,10 @@ class Fingerprint:
         if any(one.setting.startswith("phases") for one in found):
             return found  # which streams were read, and how much of them, follows from them
         if is_listed(streams):
-            for one in differences({"streams": streams}, {"streams": self._described_as(streams)}):
+            for one in _differences_of_streams(streams, self._described_as(streams)):
                 found += self._with_hashes(one, streams, listed)
             return found
-        if streams == self.saved["streams"]:
+        if not self._in_all(streams):
             return found
         changes = [] if listed is None else _stream_changes(listed, self._facts())
         return [*found, *(changes or self._in_all(streams))]
@@ -153,7 +155,7 @@ class Fingerprint:
         both = [name for name in saved["streams"] if name in self._described]
         described = self._described_as(saved["streams"])
         streams, here = ({name: _undrawn(of[name]) for name in both} for of in (saved["streams"], described))
-        for one in differences({"streams": streams}, {"streams": here}):
+        for one in _differences_of_streams(streams, here):
             found += self._with_hashes(one, saved["streams"], listed)
         return found
 
@@ -178,8 +180,7 @@ class Fingerprint:
 
     def _in_all(self, streams: Mapping[str, Any]) -> list[Difference]:
         """The difference where the state does not tell one stream from another."""
-        whole = {"samples": sum(one["samples"] for one in self._described.values()), "digest": _digest(self._described)}
-        return differences({"streams": streams}, {"streams": {f"all {len(self._described)} streams": whole}})
+        return _differences_of_streams(streams, _as_a_whole(self._described))
 
     def _with_hashes(
         self, one: Difference, saved: Mapping[str, Any], listed: StreamList | None
@@ -226,6 +227,7 @@ def _description(
         "digest": catalog.indexes[stream].data_digest,
         **_selection_of(catalog, stream),
         **_joins_of(catalog, stream),
+        **_lengths_of(catalog, stream),
         **({"grown": [list(one) for one in grown]} if grown else {}),
     }
 
@@ -264,6 +266,39 @@ def _joins_of(catalog: Extent, stream: int, saved: Mapping[str, Any] | None = No
     }
 
 
+def _lengths_of(catalog: Extent, stream: int) -> dict[str, str]:
+    """Return what a state says of the lengths of a stream's documents, where documents are packed."""
+    if catalog.lengths is None:
+        return {}
+    return {"lengths": catalog.lengths.streams[stream].digest_of_first(catalog.indexes[stream].num_samples)}
+
+
+def _as_a_whole(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Describe all streams by one digest; the lengths of documents by another one."""
+    lengths = [one["lengths"] for one in described.values() if "lengths" in one]
+    whole = {
+        "samples": sum(one["samples"] for one in described.values()),
+        "digest": _digest({name: _without_lengths(one) for name, one in described.items()}),
+        **({"lengths": _digest(lengths)} if lengths else {}),
+    }
+    return {f"all {len(described)} streams": whole}
+
+
+def _without_lengths(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in one.items() if key != "lengths"}
+
+
+def _differences_of_streams(
+    saved: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]
+) -> list[Difference]:
+    """Compare descriptions of streams; lengths of documents only where both say them."""
+    told = {name for name in saved if "lengths" in saved[name] and "lengths" in now.get(name, ())}
+    then, here = (
+        {name: one if name in told else _without_lengths(one) for name, one in of.items()} for of in (saved, now)
+    )
+    return differences({"streams": then}, {"streams": here})
+
+
 def _in_short(hashes: tuple[str, ...]) -> str:
     """Names of hashes as a message shows them.
 
@@ -274,8 +309,12 @@ def _in_short(hashes: tuple[str, ...]) -> str:
 
 
 def is_same_data(saved: Mapping[str, Any], catalog: Extent, stream: int) -> bool:
-    """Whether a stream is what a saved fingerprint says of it, wherever it stands and however much is drawn of it."""
-    return _undrawn(saved) == _undrawn(_description(catalog, stream, 0, 0) | _joins_of(catalog, stream, saved))
+    """Return whether a stream's data is what a saved fingerprint says, wherever it is and however much is drawn of it.
+
+    Lengths of documents are not compared: where they alone differ, that is the difference to report.
+    """
+    now = _description(catalog, stream, 0, 0) | _joins_of(catalog, stream, saved)
+    return _undrawn(_without_lengths(saved)) == _undrawn(_without_lengths(now))
 
 
 def is_listed(streams: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -568,6 +607,12 @@ def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None,
         way_out += (
             " Data may be appended behind the shards that were there, as mode='append' of the writers does it; the "
             "shards before must stay as they are."
+        )
+    if any(one.setting.endswith(".lengths") and one.setting.startswith("streams.") for one in found):
+        way_out += (
+            " Packs follow from the lengths of documents. What says them (lengths= or the transform's tokenizer) "
+            "returns other lengths of its documents than before: put it back, or start a new epoch with the other "
+            "lengths (`lightning-streaming state set CKPT --epoch N --sample 0`)."
         )
     if not hashes and saved is not None and not is_listed(saved["streams"]):
         way_out += " Of so many streams a state does not tell the shards of each: data must not be appended to any."

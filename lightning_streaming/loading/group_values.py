@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_streaming.loading.pack_options import Budget
+from lightning_streaming.loading.pack_types import ColumnTypes
 from lightning_streaming.loading.pack_values import (
     PackBatch,
     PackSpans,
@@ -23,7 +24,6 @@ from lightning_streaming.loading.pack_values import (
     filling,
     missing_of,
     taken_of,
-    typed,
     typed_columns,
     values_of,
 )
@@ -36,20 +36,24 @@ class Group(list[Any]):
     Args:
         samples: One for each row.
         rows: What of them is in the group.
+        types: Of the columns.
     """
 
-    def __init__(self, samples: list[Any], rows: PackRows) -> None:
+    def __init__(self, samples: list[Any], rows: PackRows, types: ColumnTypes) -> None:
         super().__init__(samples)
-        self.rows = rows
+        self.rows, self.types = rows, types
 
 
-def groups_of(samples: Iterator[Any], pieces: PackRows, budget: Budget) -> Generator[Group, None, None]:
+def groups_of(
+    samples: Iterator[Any], pieces: PackRows, budget: Budget, types: ColumnTypes
+) -> Generator[Group, None, None]:
     """Groups of documents that were made one by one.
 
     Args:
         samples: The documents, one for each row; more may follow.
         pieces: What is in the groups.
         budget: How documents are brought together.
+        types: Of the columns.
 
     Raises:
         SampleError: A document that is to be cut does not have the columns to cut.
@@ -57,7 +61,7 @@ def groups_of(samples: Iterator[Any], pieces: PackRows, budget: Budget) -> Gener
     for rows, documents in documents_of(samples, pieces):
         for place in {*np.flatnonzero(~rows.are_ends).tolist()} - {*missing_of(documents)}:
             documents[place] = _shortened(budget, documents[place], int(rows.lengths[place]))
-        yield Group(documents, rows)
+        yield Group(documents, rows, types)
 
 
 def _shortened(budget: Budget, document: Any, length: int) -> Any:
@@ -76,28 +80,32 @@ def padded(budget: Budget, group: Group) -> PackBatch:
     """The batch of a group of documents.
 
     Raises:
-        SampleError: A document is not as it was said to be.
+        SampleError: A document is not as it was said to be, or a type does not hold a value of it.
     """
     spans = spans_of(group.rows).without(missing_of(group))
-    return batch_of_group(budget, {name: _filled(budget, name, group, spans) for name in budget.columns}, spans)
+    columns = {name: _filled(budget, name, group, spans) for name in budget.columns}
+    return batch_of_group(budget, columns, spans, group.types)
 
 
-def batch_of_group(budget: Budget, columns: Mapping[str, NDArray[Any]], spans: PackSpans) -> PackBatch:
+def batch_of_group(
+    budget: Budget, columns: Mapping[str, NDArray[Any]], spans: PackSpans, types: ColumnTypes
+) -> PackBatch:
     """The batch of a group.
 
     Args:
         budget: What is asked for.
         columns: Values by column, each of shape (documents, longest), in memory that is not used otherwise.
         spans: Where documents lie in them.
+        types: What the values become.
     """
     are_there = spans.sources >= 0
     lengths = np.bincount(spans.packs[are_there], spans.lengths[are_there], spans.num_packs).astype(np.int64)
-    return {**typed_columns(budget, columns, spans), "lengths": torch.from_numpy(lengths)}
+    return {**typed_columns(budget, columns, spans, types), "lengths": torch.from_numpy(lengths)}
 
 
 def _filled(budget: Budget, name: str, group: Group, spans: PackSpans) -> NDArray[Any]:
-    values = typed(budget, np.concatenate(taken_of(budget, name, group, spans.rows)))
-    filled = filling(budget, name, spans.num_packs * spans.capacity, values.dtype)
+    values = np.concatenate(taken_of(budget, name, group, spans.rows, group.types))
+    filled = filling(budget, name, spans.num_packs * spans.capacity, values.dtype, group.types)
     are_there = np.repeat(~np.isin(np.arange(len(group)), missing_of(group)), spans.rows.lengths)
     filled[~spans.are_padding().reshape(-1)] = values[are_there]
     return filled.reshape(spans.num_packs, spans.capacity)

@@ -34,11 +34,16 @@ class Packing:
         lengths: Where the lengths of documents are known from: a column of numbers, or a function whose parameters are
             named like columns. None: from where ``column`` lies in the shards. Needed where a transform makes the
             tokens.
-        dtype: Type of the tokens, where the column is of bytes, like "uint16".
+        lengths_version: With a function in ``lengths``, a name of what it depends on, like "gpt2" or a digest of the
+            tokenizer's file: lengths are counted again where it is another one. Needed where the function is an object,
+            a method or a partial, or names an object.
+        dtype: Type of the values of columns of bytes, like "uint16"; or one for each such column, like
+            ``{"tokens": "uint16", "mask": "uint8"}``.
         along: Other columns of as many values as tokens, such as labels or a mask of the loss, treated like the tokens.
         pad: What is filled in where there are no tokens: a number, or one for each column.
         as_dtype: Type of the values in a batch, like "int64" or "int32"; one of whole numbers leaves values of floating
-            point as they are. None: all as they are stored.
+            point as they are. None: all as they are stored. Or one for each column, like ``{"weights": "float32"}``;
+            of columns that it does not name "int64". Values that the type does not hold are refused.
 
     Raises:
         ConfigError: An argument cannot be.
@@ -49,21 +54,22 @@ class Packing:
 
     column: str | None = None
     lengths: str | Callable[..., Any] | None = None
-    dtype: str | None = None
+    lengths_version: str | None = None
+    dtype: str | Mapping[str, str] | None = None
     along: Sequence[str] = ()
     pad: int | float | Mapping[str, Any] = 0
-    as_dtype: str | None = "int64"
+    as_dtype: str | Mapping[str, str | None] | None = "int64"
 
     def __post_init__(self) -> None:
         if self.column is not None and (not isinstance(self.column, str) or not self.column):
             raise ConfigError(f"{self.option}.column must be the name of the column of tokens, but is {self.column!r}")
         self.settings()
-        self.request()
         self._take_names("along")
         if self.column in self.along or len(set(self.along)) < len(self.along):
             raise ConfigError(f"{self.option}.along names each other column once, but is {list(self.along)}")
         for name in ("dtype", "as_dtype"):
-            self._check_dtype(name, getattr(self, name))
+            self._check_dtypes(name, getattr(self, name))
+        self.request()
         self._check_pad()
 
     @property
@@ -78,19 +84,30 @@ class Packing:
     def request(self) -> LengthsRequest:
         """Where lengths are known from."""
         if self.lengths is not None:
-            return LengthsRequest(lengths=self.lengths)
-        return LengthsRequest(column=self.column, dtype=self.dtype)
+            return LengthsRequest(lengths=self.lengths, version=self.lengths_version)
+        dtype = None if self.column is None else self.dtype_of(self.column)
+        return LengthsRequest(column=self.column, dtype=dtype, version=self.lengths_version)
 
     def pad_of(self, column: str) -> Any:
         """What a column is filled up with."""
         return self.pad.get(column, 0) if isinstance(self.pad, Mapping) else self.pad
 
-    def wanted(self, stored: np.dtype[Any]) -> np.dtype[Any]:
-        """The type in a batch of values that are stored in a type."""
-        if self.as_dtype is None:
+    def dtype_of(self, column: str) -> str | None:
+        """Return the type of the values of a column of bytes."""
+        return self.dtype.get(column) if isinstance(self.dtype, Mapping) else self.dtype
+
+    def name_of(self, column: str) -> str:
+        """Return the name of a column in a batch."""
+        return "input_ids" if column == self.column else column
+
+    def wanted(self, column: str, stored: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the type in a batch of values of a column that are stored in a type."""
+        is_named = isinstance(self.as_dtype, Mapping) and column in self.as_dtype
+        given = self.as_dtype.get(column, "int64") if isinstance(self.as_dtype, Mapping) else self.as_dtype
+        if given is None:
             return stored
-        wanted = np.dtype(self.as_dtype)
-        return stored if stored.kind == "f" and wanted.kind != "f" else wanted
+        wanted = np.dtype(given)
+        return stored if stored.kind == "f" and wanted.kind != "f" and not is_named else wanted
 
     def described(self) -> dict[str, Any]:
         """The arguments by name."""
@@ -102,6 +119,15 @@ class Packing:
         if not is_list or not all(isinstance(one, str) for one in given):
             raise ConfigError(f"{self.option}.{name} must be a list of names, but is {given!r}")
         object.__setattr__(self, name, tuple(given))
+
+    def _check_dtypes(self, name: str, given: object) -> None:
+        if not isinstance(given, Mapping):
+            self._check_dtype(name, given)
+            return
+        if more := sorted({*given} - {*self.columns}):
+            raise ConfigError(f"{self.option}.{name} may name {', '.join(self.columns)}, but names {more[0]!r}")
+        for column, dtype in given.items():
+            self._check_dtype(f"{name}[{column!r}]", dtype)
 
     def _check_dtype(self, name: str, dtype: object) -> None:
         if dtype is None:
@@ -123,8 +149,10 @@ class Packing:
 
 def fits(pad: Any, dtype: np.dtype[Any]) -> bool:
     """Whether a type holds a number as it is; numbers of floating point are rounded."""
+    if dtype.kind == "f":
+        return not math.isfinite(pad) or abs(pad) <= float(np.finfo(dtype).max)
     if dtype.kind not in "iu":
-        return dtype.kind == "f" or pad in (0, 1)
+        return pad in (0, 1)
     limits = np.iinfo(dtype)
     return math.isfinite(pad) and int(pad) == pad and limits.min <= pad <= limits.max
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import SampleError
 from lightning_streaming.loading.bad_samples import MISSING
 from lightning_streaming.loading.pack_options import Pack, Packing, fits
+from lightning_streaming.loading.pack_types import ColumnTypes, converted
 from lightning_streaming.order.packs import PackRows
 
 _COUNT = np.dtype(np.int64)
@@ -97,6 +98,11 @@ class PackSpans:
         """Of each token whether it fills a pack up; (packs, capacity)."""
         return np.repeat(self.sources < 0, self.lengths).reshape(self.num_packs, self.capacity)
 
+    def sample_of(self, token: int) -> int:
+        """Return the sample id of the document that a token is of, counted over all packs."""
+        span = int(np.searchsorted(np.cumsum(self.lengths), token, side="right"))
+        return int(self.rows.ids[self.sources[span]])
+
     def between(self, first: int, stop: int) -> PackSpans:
         """The same of some of the packs."""
         begin, end = np.searchsorted(self.packs, [first, stop])
@@ -114,15 +120,19 @@ PackBatch = dict[str, Any]
 """Tensors by name, and the number "max_seqlen"."""
 
 
-def batch_of(pack: Pack, columns: Mapping[str, NDArray[Any]], spans: PackSpans) -> PackBatch:
+def batch_of(pack: Pack, columns: Mapping[str, NDArray[Any]], spans: PackSpans, types: ColumnTypes) -> PackBatch:
     """A batch of packs.
 
     Args:
         pack: What is asked for.
         columns: Packed values by column, each of shape (packs, capacity), in memory that is not used otherwise.
         spans: Where documents lie in them.
+        types: What the values become.
+
+    Raises:
+        SampleError: A type does not hold a value.
     """
-    made = typed_columns(pack, columns, spans)
+    made = typed_columns(pack, columns, spans, types)
     if "position_ids" not in pack.without:
         made["position_ids"] = torch.from_numpy(spans.position_ids())
     if "document_ids" not in pack.without:
@@ -134,20 +144,17 @@ def batch_of(pack: Pack, columns: Mapping[str, NDArray[Any]], spans: PackSpans) 
     return made
 
 
-def typed_columns(pack: Packing, columns: Mapping[str, NDArray[Any]], spans: PackSpans) -> PackBatch:
+def typed_columns(
+    pack: Packing, columns: Mapping[str, NDArray[Any]], spans: PackSpans, types: ColumnTypes
+) -> PackBatch:
     """Values as they are wanted; see :func:`batch_of`."""
     made: PackBatch = {}
     for name, values in columns.items():
-        wanted = typed(pack, values)
+        wanted = converted(pack, name, values, types.unseen(name), spans.sample_of)
         if not fits(pack.pad_of(name), values.dtype):  # so something else was filled in
             wanted[spans.are_padding()] = pack.pad_of(name)
-        made["input_ids" if name == pack.column else name] = torch.from_numpy(wanted)
+        made[pack.name_of(name)] = torch.from_numpy(wanted)
     return made
-
-
-def typed(pack: Packing, values: NDArray[Any]) -> NDArray[Any]:
-    """Values in the type that is wanted."""
-    return values.astype(pack.wanted(values.dtype), copy=False)
 
 
 class BarePack(dict[str, Any]):
@@ -158,6 +165,7 @@ def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
     """Batches of packs as one: what stands beside the batch dimension is put together, and ends count on."""
     first, made = next((one for one in packs if not isinstance(one, BarePack)), packs[0]), PackBatch()
     for name in first:
+        # All are of one type, but for packs that were filled up before there was a document.
         values = [one[name] for one in packs]
         if name == "max_seqlen":
             made[name] = max(values)
@@ -166,7 +174,11 @@ def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
             ends = [one[1:] + start for one, start in zip(values, before, strict=True)]
             made[name] = torch.cat([values[0][:1], *ends])
         else:
-            made[name] = torch.cat([one.to(first[name].dtype) for one in values])
+            # Packs of nothing but missing documents may be older than the first value, and of another type.
+            are_bare = [isinstance(one, BarePack) for one in packs]
+            made[name] = torch.cat(
+                [one.to(first[name].dtype) if bare else one for one, bare in zip(values, are_bare, strict=True)]
+            )
     return made
 
 
@@ -176,21 +188,25 @@ def part_of(rows: PackRows, some: slice, first_pack: int) -> PackRows:
     return PackRows(**{**columns, "packs": columns["packs"] - first_pack})
 
 
-def packs_of(samples: Iterator[Any], pieces: PackRows, pack: Pack) -> Generator[PackBatch, None, None]:
+def packs_of(
+    samples: Iterator[Any], pieces: PackRows, pack: Pack, types: ColumnTypes
+) -> Generator[PackBatch, None, None]:
     """Packs of documents that were made one by one, each as a batch of its own.
 
     Args:
         samples: The documents, one for each row; more may follow.
         pieces: What is in the packs.
         pack: How documents are brought together.
+        types: Of the columns.
 
     Raises:
-        SampleError: A document is not as it was said to be.
+        SampleError: A document is not as it was said to be, or a type does not hold a value of it.
     """
     for rows, documents in documents_of(samples, pieces):
         missing = missing_of(documents)
         spans = PackSpans.of(rows, 1, pack.capacity).without(missing)
-        made = batch_of(pack, {name: _filled(pack, name, documents, rows) for name in pack.columns}, spans)
+        columns = {name: _filled(pack, name, documents, rows, types) for name in pack.columns}
+        made = batch_of(pack, columns, spans, types)
         yield BarePack(made) if len(missing) == len(documents) else made
 
 
@@ -202,20 +218,22 @@ def documents_of(samples: Iterator[Any], pieces: PackRows) -> Iterator[tuple[Pac
         yield part_of(pieces, slice(start, stop), number), list(islice(samples, stop - start))
 
 
-def _filled(pack: Pack, name: str, documents: Sequence[Any], rows: PackRows) -> NDArray[Any]:
+def _filled(pack: Pack, name: str, documents: Sequence[Any], rows: PackRows, types: ColumnTypes) -> NDArray[Any]:
     """The values of a column in one pack, of shape (1, capacity)."""
-    whole = typed(pack, np.concatenate(taken_of(pack, name, documents, rows)))
-    return np.concatenate([whole, filling(pack, name, pack.capacity - len(whole), whole.dtype)])[None]
+    whole = np.concatenate(taken_of(pack, name, documents, rows, types))
+    return np.concatenate([whole, filling(pack, name, pack.capacity - len(whole), whole.dtype, types)])[None]
 
 
-def taken_of(pack: Packing, name: str, documents: Sequence[Any], rows: PackRows) -> list[NDArray[Any]]:
+def taken_of(
+    pack: Packing, name: str, documents: Sequence[Any], rows: PackRows, types: ColumnTypes
+) -> list[NDArray[Any]]:
     """What rows take of a column of their documents.
 
     Returns:
-        Of each row an array; where a document is missing, of what fills it up.
+        Of each row an array, all of the column's type; where a document is missing, of what fills it up.
 
     Raises:
-        SampleError: A document is not as it was said to be.
+        SampleError: A document is not as it was said to be, or the column's type does not hold a value of it.
     """
     taken: dict[int, NDArray[Any]] = {}
     for place, document in enumerate(documents):
@@ -229,11 +247,14 @@ def taken_of(pack: Packing, name: str, documents: Sequence[Any], rows: PackRows)
                 f"{expected(stop, bool(rows.are_ends[place]))} (sample id {int(rows.ids[place])}); give "
                 f"{pack.option}.lengths= what tells how long transform= makes {pack.column!r}"
             )
-        taken[place] = values[begin:stop]
-    dtype = np.result_type(*taken.values()) if taken else np.dtype(pack.dtype or np.int64)
-    lengths = rows.lengths.tolist()
+        try:
+            dtype = types.of(name, values.dtype)
+        except SampleError as error:
+            raise SampleError(f"{error} (sample id {int(rows.ids[place])})") from None
+        taken[place] = converted(pack, name, values[begin:stop], dtype, lambda _, at=place: int(rows.ids[at]))  # type: ignore[misc]
+    dtype, lengths = types.unseen(name), rows.lengths.tolist()
     return [
-        taken[place] if place in taken else filling(pack, name, lengths[place], dtype)
+        taken[place] if place in taken else filling(pack, name, lengths[place], dtype, types)
         for place in range(len(documents))
     ]
 
@@ -248,22 +269,19 @@ def expected(stop: int, is_end: bool) -> str:
     return str(stop) if is_end else f"at least {stop}"
 
 
-def filling(pack: Packing, name: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def filling(pack: Packing, name: str, count: int, dtype: np.dtype[Any], types: ColumnTypes) -> NDArray[Any]:
     """What so many values of a column are filled up with: where the wanted type alone holds that, zeros until then.
 
     Raises:
-        SampleError: The column's type cannot hold it, and no other is wanted.
+        SampleError: The column's type in a batch cannot hold it.
     """
-    pad = pack.pad_of(name)
-    if fits(pad, dtype):
-        return np.full(count, pad, dtype)
-    wanted = pack.wanted(dtype)
+    pad, wanted = pack.pad_of(name), types.unseen(name)
     if not fits(pad, wanted):
         raise SampleError(
             f"{pack.option}.pad={pad!r} does not fit column {name!r}, which is {dtype} and is to be {wanted}; pad with "
             f"another number, or name a wider type with {pack.option}.as_dtype="
         )
-    return np.zeros(count, dtype)
+    return np.full(count, pad if fits(pad, dtype) else 0, dtype)
 
 
 def values_of(pack: Packing, name: str, document: Any) -> NDArray[Any]:
@@ -276,8 +294,12 @@ def values_of(pack: Packing, name: str, document: Any) -> NDArray[Any]:
         kind = sorted(document) if isinstance(document, Mapping) else type(document).__name__
         raise SampleError(f"a document must have column {name!r}, named in {pack.option}=, but there is {kind}")
     value = document[name]
-    if isinstance(value, bytes) and pack.dtype is not None:
-        return np.frombuffer(value, np.dtype(pack.dtype).newbyteorder("<"))
+    of_bytes = pack.dtype_of(name)
+    if isinstance(value, bytes) and of_bytes is not None:
+        dtype = np.dtype(of_bytes).newbyteorder("<")
+        if len(value) % dtype.itemsize:
+            raise SampleError(f"column {name!r} of a document has {len(value)} bytes, not whole {of_bytes} values")
+        return np.frombuffer(value, dtype)
     values = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     if values.ndim != 1 or values.dtype.kind not in "iufb":
         raise SampleError(

@@ -16,7 +16,8 @@ from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import FlatColumn
 from lightning_streaming.loading.batches import GATHERED_BYTES
 from lightning_streaming.loading.group_values import batch_of_group, spans_of
-from lightning_streaming.loading.pack_options import Budget, Pack, Packing
+from lightning_streaming.loading.pack_options import Budget, Pack
+from lightning_streaming.loading.pack_types import converted
 from lightning_streaming.loading.pack_values import (
     PackBatch,
     PackSpans,
@@ -39,11 +40,13 @@ def read_pack_tables(of_pass: WorkerPass, pack: Pack, *, drop_last: bool) -> Gen
         drop_last: Whether to leave out a last batch that is not full.
 
     Raises:
+        ConfigError: A column is stored in types of which no type holds all values.
+        SampleError: A type does not hold a value, or a document has another length than it was said to have.
         FormatError: A shard or a document of the next batch is damaged; names the stream and the shard.
         StorageError: A shard of the next batch could not be fetched.
     """
     with of_pass.begun() as reading:
-        join, together = _Join(of_pass, reading, pack), 1
+        join, together = _Join(of_pass, reading), 1
         for window in reading.windows():
             assert window.pieces is not None, "as of packs"
             packs = _packs_of_batches(window, reading.batch_size)
@@ -62,7 +65,12 @@ def read_pack_tables(of_pass: WorkerPass, pack: Pack, *, drop_last: bool) -> Gen
                 columns = {name: join.packed(name, window, rows, spans) for name in pack.columns}
                 _let_go(reading, window.shards[rows], last - first)
                 yield [
-                    batch_of(pack, {name: of[start:stop] for name, of in columns.items()}, spans.between(start, stop))
+                    batch_of(
+                        pack,
+                        {name: of[start:stop] for name, of in columns.items()},
+                        spans.between(start, stop),
+                        join.types,
+                    )
                     for start, stop in pairwise(one - packs[first] for one in packs[first : last + 1])
                 ]
                 size = sum(of.nbytes for of in columns.values()) // (last - first)
@@ -72,7 +80,7 @@ def read_pack_tables(of_pass: WorkerPass, pack: Pack, *, drop_last: bool) -> Gen
 def read_group_tables(of_pass: WorkerPass, budget: Budget) -> Generator[list[PackBatch], None, None]:
     """The same of groups of a budget, one by one: each is a batch."""
     with of_pass.begun() as reading:
-        join = _Join(of_pass, reading, budget)
+        join = _Join(of_pass, reading)
         for window in reading.windows():
             assert window.pieces is not None, "as of groups"
             for number, (start, stop) in enumerate(pairwise([0, *window.stops.tolist()])):
@@ -81,7 +89,7 @@ def read_group_tables(of_pass: WorkerPass, budget: Budget) -> Generator[list[Pac
                 spans = spans_of(part_of(window.pieces, rows, number))
                 columns = {name: join.packed(name, window, rows, spans) for name in budget.columns}
                 _let_go(reading, window.shards[rows], 1)
-                yield [batch_of_group(budget, columns, spans)]
+                yield [batch_of_group(budget, columns, spans, join.types)]
 
 
 def _packs_of_batches(window: Window, batch_size: int) -> list[int]:
@@ -103,8 +111,13 @@ def _let_go(reading: Reading, shards: NDArray[np.int64], batches: int) -> None:
 class _Join:
     """Brings the values of documents together from their shards."""
 
-    def __init__(self, of_pass: WorkerPass, reading: Reading, pack: Packing) -> None:
-        self._source, self._reading, self._pack = of_pass.source, reading, pack
+    def __init__(self, of_pass: WorkerPass, reading: Reading) -> None:
+        assert of_pass.pack is not None, "as of packs"
+        assert of_pass.types is not None, "as of packs"
+        self._source, self._reading, self._pack, self.types = of_pass.source, reading, of_pass.pack, of_pass.types
+        self.types.check_stored()
+        self._mixed = set[str]()
+        """Columns of which shards have values of several types: these are converted before they are joined."""
         self._columns: dict[tuple[int, str], tuple[ShardReader, FlatColumn]] = {}
 
     def packed(self, name: str, window: Window, rows: slice, spans: PackSpans) -> NDArray[Any]:
@@ -112,7 +125,7 @@ class _Join:
         shards, indexes = window.shards[rows], window.indexes[rows]
         begins, counts = spans.rows.starts, spans.rows.lengths
         parts, sources, places = list[memoryview](), np.empty(len(shards), np.int64), np.empty(len(shards), np.int64)
-        groups, dtype = list(by_shard(shards)), None
+        groups, common = list(by_shard(shards)), None
         stay_open = all(int(shards[ours[0]]) in self._source.readers for ours in groups)
         for ours in groups:
             shard = int(shards[ours[0]])
@@ -121,19 +134,41 @@ class _Join:
             self._check(shard, name, column, indexes[ours], stops, are_ends)
             size = column.dtype.itemsize
             starts, sizes = column.starts[indexes[ours]] + begins[ours] * size, counts[ours] * size
+            if common is None:
+                common = self.types.unseen(name) if name in self._mixed else column.dtype
+            if column.dtype != common and name not in self._mixed:
+                self._mixed.add(name)
+                return self.packed(name, window, rows, spans)
             data = column.data
-            if not stay_open:  # the next shard may take this one's room
-                data, starts = memoryview(b"".join(_slices(data, starts, starts + sizes))), np.cumsum(sizes) - sizes
+            if column.dtype != common or not stay_open:  # the next shard may take this one's room
+                data = memoryview(b"".join(_slices(data, starts, starts + sizes)))
+                if column.dtype != common:
+                    documents = indexes[ours], counts[ours]
+                    data = self._as_type(shard, name, np.frombuffer(data, column.dtype), common, documents)
+                starts = (np.cumsum(counts[ours]) - counts[ours]) * common.itemsize
             parts.append(data)
             sources[ours], places[ours] = len(parts) - 1, starts
-            if dtype not in (None, column.dtype):
-                raise SampleError(
-                    f"column {name!r} is of {dtype} in one shard and of {column.dtype} in another; write all alike, or "
-                    "make them so in transform="
-                )
-            dtype = column.dtype
-        assert dtype is not None, "there is a document"
-        return self._joined(name, parts, (sources, places), spans, dtype)
+        assert common is not None, "there is a document"
+        return self._joined(name, parts, (sources, places), spans, common)
+
+    def _as_type(
+        self,
+        shard: int,
+        name: str,
+        values: NDArray[Any],
+        dtype: np.dtype[Any],
+        documents: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ) -> memoryview:
+        """Return the bytes of a shard's values in another type; ``documents`` has index and length of each."""
+        indexes, counts = documents
+
+        def sample_of(place: int) -> str:
+            return f"{int(indexes[np.searchsorted(np.cumsum(counts), place, side='right')])} of shard {shard}"
+
+        try:
+            return bytes_of(converted(self._pack, name, values, dtype, sample_of))
+        except SampleError as error:
+            raise self._source.named(error, shard) from None
 
     def _joined(
         self,
@@ -146,7 +181,7 @@ class _Join:
         """Documents in the order of packs, with what fills these up; ``found`` has the part and first byte of each."""
         sources, places = found
         longest = int(spans.lengths[spans.sources < 0].max(initial=0))
-        parts = [*parts, bytes_of(filling(self._pack, name, longest, dtype))]
+        parts = [*parts, bytes_of(filling(self._pack, name, longest, dtype, self.types))]
         is_document = spans.sources >= 0
         of = np.where(is_document, sources[spans.sources], len(parts) - 1)
         starts = np.where(is_document, places[spans.sources], 0)
@@ -158,8 +193,9 @@ class _Join:
         known = self._columns.get((shard, name))
         if known is None or known[0] is not reader:
             try:
-                found = flat_column(reader, self._source.info_of(shard), name, self._pack.dtype)
-            except FormatError as error:
+                found = flat_column(reader, self._source.info_of(shard), name, self._pack.dtype_of(name))
+                self.types.of(name, found.dtype)
+            except (FormatError, SampleError) as error:
                 raise self._source.named(error, shard) from error
             # As long as a shard is open: an epoch has many, and a document takes 16 bytes of each column.
             held, readers = self._columns, self._source.readers

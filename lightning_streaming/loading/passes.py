@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+import numpy as np
+
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.shard_cache import Misses
 from lightning_streaming.errors import ConfigError
@@ -22,6 +24,8 @@ from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
 from lightning_streaming.loading.measures import BatchMeter
 from lightning_streaming.loading.missing_ids import MissingIds
 from lightning_streaming.loading.order_files import OrderAhead, shared_order
+from lightning_streaming.loading.pack_options import Packing
+from lightning_streaming.loading.pack_types import ColumnTypes, stored_types
 from lightning_streaming.loading.reading import WorkerPartition, WorkerPass
 from lightning_streaming.loading.run import (
     Epoch,
@@ -333,6 +337,8 @@ class Passes:
         self._assigned: WorkerPass | None = None
         self._reading: WorkerSamples | None = None
         self._told = set[str]()
+        self._settled_types = dict[str, np.dtype[Any]]()
+        """Of packed columns, by name: a pass has those of the passes before."""
 
     @property
     def catalog(self) -> Catalog:
@@ -469,9 +475,16 @@ class Passes:
             meter=meter,
             watch=self._settings.watched.watch(source, start, worker),
             pack=run.asked.pack,
+            types=self._types(run.asked.pack),
             bad=self._bad_samples(start, worker, meter, is_measured),
             threads=self._settings.threads,
         )
+
+    def _types(self, packing: Packing | None) -> ColumnTypes | None:
+        if packing is None:
+            return None
+        source = self._source
+        return ColumnTypes(packing, lambda: stored_types(packing, source.catalog), self._settled_types)
 
     def _bad_samples(self, start: PassStart, worker: int, meter: BatchMeter, is_measured: bool) -> BadSamples | None:
         if self._settings.bad.on_bad_sample == "error":

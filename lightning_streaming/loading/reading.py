@@ -26,6 +26,7 @@ from lightning_streaming.loading.bad_samples import BadSamples
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.measures import BatchMeter
 from lightning_streaming.loading.pack_options import Packing
+from lightning_streaming.loading.pack_types import ColumnTypes
 from lightning_streaming.loading.prefetch import (
     BatchShards,
     LastUses,
@@ -70,6 +71,8 @@ class WorkerPass:
     """Is told of each sample; None for no one."""
     pack: Packing | None = None
     """How samples are brought together; None where they are not."""
+    types: ColumnTypes | None = None
+    """Of what is brought together."""
     bad: BadSamples | None = None
     """Replaces samples that cannot be read; None where they are errors."""
     threads: int = 0
@@ -166,6 +169,11 @@ class Reading:
         self._window = _NO_WINDOW
         self._joined: NDArray[np.int64] | None = None
         """Shards of joined datasets that the samples of the window need, from the first that is not read yet."""
+
+    @property
+    def cuts_documents(self) -> bool:
+        """Whether several packs may have pieces of one document."""
+        return self._pack is not None and self._pack.settings().longer == "split"
 
     def windows(self) -> Iterator[Window]:
         """The worker's samples in order, some batches at a time."""

@@ -23,6 +23,7 @@ import torch
 
 from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.cut_documents import CutDocuments
 from lightning_streaming.loading.group_values import groups_of
 from lightning_streaming.loading.pack_options import Budget, Pack, Packing
 from lightning_streaming.loading.pack_values import packs_of
@@ -31,7 +32,7 @@ from lightning_streaming.loading.sample_key import Row
 from lightning_streaming.loading.sample_source import DecodeSample
 from lightning_streaming.loading.transform import KeyedSample
 
-_LAST_USE, _BATCH_ENDS = 1, 2
+_LAST_USE, _BATCH_ENDS, _IS_PIECE = 1, 2, 4
 _MOST_TOGETHER = 8
 """Samples that a thread is given at once: to give one takes as long as to decode a small picture's tenth."""
 
@@ -70,14 +71,16 @@ def _packed(of_pass: WorkerPass, samples: Generator[Any, None, None], pack: Pack
     with closing(samples):
         for window in located(of_pass.make_partition(), of_pass.source.catalog):
             assert window.pieces is not None, "as of packs"
+            assert of_pass.types is not None, "as of packs"
             if isinstance(pack, Pack):
-                yield from packs_of(samples, window.pieces, pack)
+                yield from packs_of(samples, window.pieces, pack, of_pass.types)
             elif isinstance(pack, Budget):
-                yield from groups_of(samples, window.pieces, pack)
+                yield from groups_of(samples, window.pieces, pack, of_pass.types)
 
 
 def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
     source, transform, watch, bad = of_pass.source, of_pass.making.transform, of_pass.watch, of_pass.bad
+    cut = _cut_documents(of_pass)
     with of_pass.begun() as reading:
         readers, latest, decode = source.readers, -1, source.decoder()
         for window in reading.windows():
@@ -91,17 +94,21 @@ def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
                 try:
                     if bad is not None and bad.known:
                         bad.refuse_known(position, shard, index)
-                    try:
-                        sample = reader[index]
-                        if decode is not None:
-                            sample = decode(sample, shard, index)
-                    except FormatError as error:
-                        raise source.named(error, shard) from error
-                    if transform is not None:
+                    if events & _IS_PIECE:
+                        row = position, shard, index, events
+                        sample = cut.made(row, partial(_one, of_pass, reading, row))
+                    else:
                         try:
-                            sample = transform(sample, position)
-                        except Exception as error:
-                            raise of_pass.failed((position, shard, index, events), error, sample) from error
+                            sample = reader[index]
+                            if decode is not None:
+                                sample = decode(sample, shard, index)
+                        except FormatError as error:
+                            raise source.named(error, shard) from error
+                        if transform is not None:
+                            try:
+                                sample = transform(sample, position)
+                            except Exception as error:
+                                raise of_pass.failed((position, shard, index, events), error, sample) from error
                 except StreamingError as error:
                     if bad is None:
                         raise
@@ -124,7 +131,7 @@ def _one(of_pass: WorkerPass, reading: Reading, row: Row) -> Any:
 
 def _make(of_pass: WorkerPass, make: KeyedSample) -> Generator[Any, None, None]:
     """The samples as a subclass of the dataset makes them, each while its shard is open."""
-    source, watch, bad = of_pass.source, of_pass.watch, of_pass.bad
+    source, watch, bad, cut = of_pass.source, of_pass.watch, of_pass.bad, _cut_documents(of_pass)
     with of_pass.begun() as reading:
 
         def one(row: Row, sample_id: int) -> Any:
@@ -145,12 +152,19 @@ def _make(of_pass: WorkerPass, make: KeyedSample) -> Generator[Any, None, None]:
                 try:
                     if bad is not None and bad.known:
                         bad.refuse_known(*row[:3])
-                    sample = one(row, sample_id)
+                    sample = cut.made(row, partial(one, row, sample_id)) if row[3] & _IS_PIECE else one(row, sample_id)
                 except StreamingError as error:
                     sample = of_pass.instead(row, error, lambda other: one(other, _id_of(source.catalog, other)))
                 if row[3]:
                     _note(row[3], row[1], reading)
                 yield sample
+
+
+def _cut_documents(of_pass: WorkerPass) -> CutDocuments:
+    """Return what keeps documents that are cut between packs, for one pass."""
+    columns = () if of_pass.pack is None else of_pass.pack.columns
+    is_made_by_user = of_pass.making.transform is not None or of_pass.making.make is not None
+    return CutDocuments(columns, of_pass.key if is_made_by_user and not of_pass.threads else None)
 
 
 def _id_of(catalog: Catalog, row: Row) -> int:
@@ -172,6 +186,8 @@ def _rows(window: Window, reading: Reading) -> Iterator[Row]:
     are_last = reading.last_uses(window.shards)
     if are_last is not None:
         events[are_last] |= _LAST_USE
+    if window.pieces is not None and reading.cuts_documents:
+        events[(window.pieces.starts > 0) | ~window.pieces.are_ends] |= _IS_PIECE
     columns = window.positions.tolist(), window.shards.tolist(), window.indexes.tolist(), events.tobytes()
     return zip(*columns, strict=True)
 
@@ -194,7 +210,7 @@ def _read_in_threads(of_pass: WorkerPass) -> Generator[Any, None, None]:
     with of_pass.begun() as reading:
         together = max(1, min(_MOST_TOGETHER, reading.batch_size // (2 * threads)))
         ahead = max(2 * threads, reading.batch_size // together)
-        finish = partial(_whole, of_pass, of_pass.source.decoder())
+        finish = partial(_finished, of_pass, of_pass.source.decoder(), _cut_documents(of_pass))
         for window in reading.windows():
             halves = _halves(of_pass, reading, window)
             groups = iter(lambda halves=halves: list(islice(halves, together)), [])  # type: ignore[misc]
@@ -232,25 +248,30 @@ def _halves(of_pass: WorkerPass, reading: Reading, window: Window) -> Iterator[_
             yield _Half(row, sample)
 
 
-def _whole(of_pass: WorkerPass, decode: DecodeSample | None, half: _Half) -> _Half:
+def _finished(of_pass: WorkerPass, decode: DecodeSample | None, cut: CutDocuments, half: _Half) -> _Half:
     """In a thread: a sample decoded and transformed."""
     row, sample, failed = half
     if failed is not None:
         return half
+    make = partial(_whole, of_pass, decode, row, sample)
     try:
-        if decode is not None:
-            try:
-                sample = decode(sample, row[1], row[2])
-            except FormatError as error:
-                raise of_pass.source.named(error, row[1]) from error
-        if of_pass.making.transform is not None:
-            try:
-                sample = of_pass.making.transform(sample, row[0])
-            except Exception as error:
-                raise of_pass.failed(row, error, sample) from error
+        return _Half(row, cut.made(row, make) if row[3] & _IS_PIECE else make())
     except BaseException as error:  # noqa: BLE001  raised again where it is waited for
         return _Half(row, None, error)
-    return _Half(row, sample)
+
+
+def _whole(of_pass: WorkerPass, decode: DecodeSample | None, row: Row, sample: Any) -> Any:
+    if decode is not None:
+        try:
+            sample = decode(sample, row[1], row[2])
+        except FormatError as error:
+            raise of_pass.source.named(error, row[1]) from error
+    if of_pass.making.transform is None:
+        return sample
+    try:
+        return of_pass.making.transform(sample, row[0])
+    except Exception as error:
+        raise of_pass.failed(row, error, sample) from error
 
 
 def _in_threads(

@@ -366,6 +366,7 @@ def test_what_was_asked_for_is_told_as_plain_values(root: Path) -> None:
     assert told["budget"] == {
         "column": "tokens",
         "lengths": "size",
+        "lengths_version": None,
         "dtype": None,
         "along": [],
         "pad": 0,

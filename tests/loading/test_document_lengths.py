@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import pickle
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +20,11 @@ from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.loading import document_lengths as module
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.column_functions import LENGTHS
 from lightning_streaming.loading.counting import document_lengths
 from lightning_streaming.loading.document_lengths import CatalogLengths, LengthsRequest, StreamLengths
 from lightning_streaming.loading.selection import Selection, pack
-from tests.helpers import write_shards
+from tests.helpers import raises, write_shards
 
 COLUMNS = {"id": "int", "tokens": "ndarray:uint16"}
 SIZES = {"a": [5, 0, 9, 3], "b": [1], "c": [7, 7]}
@@ -185,3 +190,139 @@ def test_a_function_that_may_change_unseen_is_refused() -> None:
     seen = [3]
     with pytest.raises(ConfigError, match=r"encloses a list, .*or write the lengths as a column of whole numbers"):
         LengthsRequest(lengths=lambda text: seen[0])
+
+
+class Tokenizer:
+    """One that splits a text at spaces; it stands for one of a library, whose state nothing says."""
+
+    def __init__(self, per_word: int = 1) -> None:
+        self.per_word = per_word
+
+    def __call__(self, text: str) -> int:
+        return self.per_word * len(text.split())
+
+    def count(self, text: str) -> int:
+        return self(text)
+
+
+TOKENIZER = Tokenizer()
+
+
+def _times(text: str, factor: int) -> int:
+    return factor * len(text)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [TOKENIZER, TOKENIZER.count, partial(_times, factor=2), partial(TOKENIZER.count), lambda text: TOKENIZER(text)],
+    ids=["object", "method", "partial", "partial of a method", "enclosed"],
+)
+def test_whatever_is_called_has_a_name_by_its_version(lengths: Any) -> None:
+    with raises(ConfigError, "lengths_version="):
+        LengthsRequest(lengths=lengths)
+    keys = [LengthsRequest(lengths=lengths, version=version).key("data") for version in ("gpt2", "gpt2", "gpt3")]
+    assert keys[0] == keys[1] != keys[2]
+    assert LENGTHS.columns(lengths) == ("text",)
+    columns = {"text": ["a b c", "a"]}
+    assert list(LENGTHS.called(lengths, columns, np.arange(2), int)) == [lengths(text=text) for text in columns["text"]]
+
+
+def test_what_is_known_of_a_function_with_a_version_counts_too() -> None:
+    told: list[Any] = [
+        partial(_times, factor=2),
+        partial(_times, factor=3),
+        lambda text: TOKENIZER(text),
+        lambda text: TOKENIZER(text) + 1,
+        TOKENIZER,
+    ]
+    assert len({LengthsRequest(lengths=one, version="1").key("data") for one in told}) == len(told)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"lengths": "num_tokens", "version": "1"}, "lengths_version='1' is that of a function"),
+        ({"column": "tokens", "version": "1"}, "lengths_version='1' is that of a function"),
+        ({"lengths": TOKENIZER, "version": ""}, "lengths_version must be a text"),
+        ({"lengths": TOKENIZER, "version": 3}, "lengths_version must be a text"),
+        ({"lengths": lambda **all_: 3, "version": "1"}, "as in lambda text: len(text) // 4"),
+        ({"lengths": print, "version": "1"}, "as in lambda text: len(text) // 4"),
+    ],
+)
+def test_versions_that_say_nothing_are_refused(asked: dict[str, Any], told: str) -> None:
+    with raises(ConfigError, told):
+        LengthsRequest(**asked)
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a module of the user's beside the script, with the source that is passed."""
+
+    def write(source: str) -> Any:
+        (tmp_path / "own_tokens.py").write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "own_tokens", raising=False)
+        importlib.invalidate_caches()
+        sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+        try:
+            return importlib.import_module("own_tokens")
+        finally:
+            sys.dont_write_bytecode = before
+
+    yield write
+    sys.modules.pop("own_tokens", None)
+
+
+def _key_of(module: Any, function: Any) -> str:
+    function.__globals__["own_tokens"] = module
+    try:
+        return LengthsRequest(lengths=function).key("data")
+    finally:
+        del function.__globals__["own_tokens"]
+
+
+def test_what_a_module_holds_counts(own_module: Any) -> None:
+    def by_module(text):  # type: ignore[no-untyped-def]
+        return own_tokens.count(text)  # type: ignore[name-defined]  # noqa: F821
+
+    sources = [
+        "FACTOR = 1\ndef count(text): return FACTOR * len(text)",
+        "FACTOR = 2\ndef count(text): return FACTOR * len(text)",
+        "FACTOR = 2\ndef count(text): return FACTOR * len(text) + 1",
+    ]
+    keys = [_key_of(own_module(source), by_module) for source in [*sources, sources[0]]]
+    assert len({*keys}) == 3
+    assert keys[0] == keys[-1]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class T:\n  def encode(self, text): return text\ncount = T()",
+        "class T:\n  pass\nT = T()\ndef count(text): return T",
+    ],
+    ids=["object", "function that names one"],
+)
+def test_an_object_of_a_module_is_refused_without_a_version(own_module: Any, source: str) -> None:
+    def by_module(text):  # type: ignore[no-untyped-def]
+        return own_tokens.count(text)  # type: ignore[name-defined]  # noqa: F821
+
+    module = own_module(source)
+    with raises(ConfigError, "encloses a T, which may change without notice", "lengths_version="):
+        _key_of(module, by_module)
+
+
+def test_an_import_within_a_function_is_refused_without_a_version(own_module: Any) -> None:
+    def by_import(text):  # type: ignore[no-untyped-def]
+        import own_tokens  # type: ignore[import-not-found]
+
+        return own_tokens.count(text)
+
+    own_module("def count(text): return 3")
+    with raises(ConfigError, "imports own_tokens", "lengths_version="):
+        LengthsRequest(lengths=by_import)
+    assert LengthsRequest(lengths=by_import, version="1")
+
+
+def test_modules_that_are_installed_may_be_named() -> None:
+    assert LengthsRequest(lengths=lambda text: np.array(text.split()).size + len(json.dumps(text)))

@@ -16,10 +16,19 @@ import torch
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from lightning_streaming import MDSWriter, Pack, Phase, Stream, StreamingDataLoader, StreamingDataset, read_appended
+from lightning_streaming import (
+    Budget,
+    MDSWriter,
+    Pack,
+    Phase,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+    read_appended,
+)
 from lightning_streaming.errors import ConfigError, EncodingError, SampleError, StateMismatchError
 from lightning_streaming.formats.plain_rows import FlatColumn
-from lightning_streaming.loading import order_files
+from lightning_streaming.loading import cut_documents, order_files
 from lightning_streaming.world import World
 from tests.helpers import State, json_copy, raises, worlds
 
@@ -313,6 +322,85 @@ def test_a_state_is_of_its_packs(root: Path) -> None:
         len(unpacked)
 
 
+def _counted(shift: int) -> Any:
+    """A function that says lengths; what it encloses is no part of its name."""
+    return lambda size: max(1, size - shift * (size % 3))
+
+
+KINDS: list[tuple[type[Pack] | type[Budget], dict[str, Any]]] = [
+    (Pack, {"column": "tokens", "capacity": CAPACITY, "longer": "truncate"}),
+    (Budget, {"column": "tokens", "tokens": 400, "longer": "truncate"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "told"), KINDS, ids=["pack", "budget"])
+@pytest.mark.parametrize("phases", [(), (Phase(name="one", mix={"a": 1.0, "b": 1.0}),)], ids=["epoch", "phases"])
+def test_a_state_is_of_its_lengths(root: Path, other: Path, kind: Any, told: dict[str, Any], phases: Any) -> None:
+    def at(shift: int) -> StreamingDataLoader:
+        streams = {"a": Stream(remote=str(root)), "b": Stream(remote=str(other))}
+        more = {"phases": phases, "epoch_size": 100} if phases else {}
+        counted = kind(**told, lengths=_counted(shift))
+        dataset = StreamingDataset(streams=streams, shuffle=True, **{kind.option: counted}, **more)
+        return StreamingDataLoader(dataset, collate_fn=len, batch_size=1)
+
+    begun = at(0)
+    for _ in zip(range(3), begun, strict=False):
+        pass
+    state = json_copy(begun.state_dict())
+    begun.close()
+    changed = at(1)
+    changed.load_state_dict(state)
+    with raises(StateMismatchError, "streams.a.lengths", "streams.b.lengths", "lengths of its documents"):
+        len(changed)
+    # What was saved before states knew of lengths has the name of the function alone.
+    for stream in state["fingerprint"]["streams"].values():
+        del stream["lengths"]
+    earlier = at(1)
+    earlier.load_state_dict(state)
+    assert len(earlier)
+
+
+def test_a_state_of_many_streams_is_of_their_lengths(tmp_path: Path) -> None:
+    names = [f"stream-with-a-name-{number:02}" for number in range(30)]
+    for number, name in enumerate(names):
+        write_documents(tmp_path / name, [5, 6, 7], first=number)
+
+    def at(shift: int) -> StreamingDataLoader:
+        streams = {name: Stream(remote=str(tmp_path / name)) for name in names}
+        return loader(None, streams=streams, pack={"longer": "truncate", "lengths": _counted(shift)})
+
+    state = json_copy(at(0).state_dict())
+    (whole,) = state["fingerprint"]["streams"].values()
+    changed, same = at(1), at(0)
+    changed.load_state_dict(state)
+    with raises(StateMismatchError, "streams.all 30 streams.lengths"):
+        len(changed)
+    same.load_state_dict(state)
+    assert len(same)
+    del whole["lengths"]
+    changed = at(1)
+    changed.load_state_dict(state)
+    assert len(changed)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_lengths_of_a_stream_that_has_grown_are_compared_as_far_as_it_was_read(tmp_path: Path, shift: int) -> None:
+    written = write_documents(tmp_path / "grows", LENGTHS[:40])
+    how: dict[str, Any] = {"follow": True}
+    at = loader(written, pack={"longer": "truncate", "lengths": _counted(0)}, **how)
+    next(iter(at))
+    state = json_copy(at.state_dict())
+    at.close()
+    write_documents(written, LENGTHS[40:60], first=40, mode="append")
+    again = loader(written, pack={"longer": "truncate", "lengths": _counted(shift)}, **how)
+    again.load_state_dict(state)
+    if not shift:
+        assert len(again)
+        return
+    with raises(StateMismatchError, "streams.0.lengths: saved"):
+        len(again)
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"pack": {"capacity": 0}}, "capacity"),
     ({"pack": {"method": "first_fit"}}, "method"),
@@ -532,3 +620,81 @@ def test_columns_that_leave_out_that_of_the_tokens_are_told(tmp_path: Path) -> N
     )
     with raises(EncodingError, "stream '0'", "a.parquet", "column 'tokens' is needed, but columns= leaves it out"):
         next(iter(StreamingDataLoader(dataset, batch_size=1)))
+
+
+class _Counting:
+    """A transform that counts its calls by document, and draws from a generator that has no key."""
+
+    def __init__(self) -> None:
+        self.calls = Counter[int]()
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        self.calls[int(sample["tokens"][0]) // 200] += 1
+        drawn = np.random.randint(1 << 20)  # noqa: NPY002
+        return {"tokens": sample["tokens"], "labels": np.full(len(sample["tokens"]), drawn)}
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of which most are cut."""
+    return write_documents(tmp_path_factory.mktemp("long") / "a", LONG)
+
+
+LONG = [180, 5, 199, 30, 120, 64, 9, 150]
+
+
+CUT: list[dict[str, Any]] = [{"method": "best_fit"}, {"method": "concat"}]
+
+
+@pytest.mark.parametrize("pack", CUT, ids=str)
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_document_is_transformed_once_for_all_of_its_pieces(long: Path, pack: dict[str, Any], threads: int) -> None:
+    counting = _Counting()
+    told = {**pack, "capacity": 8, "along": ["labels"]}
+    at = loader(long, pack=told, transform=counting, decode_threads=threads)
+    drawn: dict[int, set[int]] = {}
+    for one in packs(at):
+        for token, label, of in zip(one["input_ids"], one["labels"], one["document_ids"], strict=True):
+            if of >= 0:
+                drawn.setdefault(token // 200, set()).add(label)
+    assert counting.calls == dict.fromkeys(range(8), 1)
+    assert {len(labels) for labels in drawn.values()} == {1}
+
+
+@pytest.mark.parametrize("pack", CUT, ids=str)
+def test_pieces_that_several_ranks_read_are_of_one_document(long: Path, pack: dict[str, Any]) -> None:
+    drawn: dict[int, set[int]] = {}
+    for world in worlds(1, 3):
+        np.random.seed(world.rank)  # noqa: NPY002
+        at = loader(
+            long, pack={**pack, "capacity": 8, "along": ["labels"]}, transform=_Counting(), world=world, batch_size=1
+        )
+        for one in packs(at):
+            for token, label, of in zip(one["input_ids"], one["labels"], one["document_ids"], strict=True):
+                if of >= 0 and LONG[token // 200] > 8:
+                    drawn.setdefault(token // 200, set()).add(label)
+    assert {len(labels) for labels in drawn.values()} == {1}
+    assert len({label for labels in drawn.values() for label in labels}) == len(drawn) > 5
+
+
+def test_documents_are_kept_up_to_a_number_of_bytes(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut_documents, "KEPT_BYTES", 4000)
+    counting = _Counting()
+    told = {"capacity": 8, "along": ["labels"], "method": "best_fit"}
+    expected = [one["input_ids"] for one in packs(loader(long, pack=told))]
+    assert [one["input_ids"] for one in packs(loader(long, pack=told, transform=counting))] == expected
+    assert max(counting.calls.values()) > 1
+
+
+class _Subclass(StreamingDataset):
+    made = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        type(self).made += 1
+        return super().__getitem__(index)
+
+
+def test_a_subclass_makes_a_document_once(long: Path) -> None:
+    dataset = _Subclass(remote=str(long), num_canonical_nodes=1, pack={"column": "tokens", "capacity": 8})
+    assert len(list(packs(StreamingDataLoader(dataset, batch_size=2)))) > 50
+    assert _Subclass.made == 8

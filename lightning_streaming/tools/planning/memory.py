@@ -13,6 +13,7 @@ from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.pack_options import Pack
+from lightning_streaming.loading.pack_types import ColumnTypes, stored_types
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.order.packed import rows_per_entry
 from lightning_streaming.order.phased import Mixture
@@ -97,8 +98,9 @@ def gathered_bytes(run: TracedRun) -> int:
         return round(batch_size * float(np.mean(passes.catalog.mean_sample_bytes))) if passes.may_be_plain() else 0
     if not isinstance(packing, Pack) or not passes.may_be_joined():
         return 0
-    itemsize: int = np.dtype(packing.as_dtype or "int64").itemsize
-    return batch_size * packing.capacity * len(packing.columns) * itemsize
+    types = ColumnTypes(packing, lambda: stored_types(packing, passes.catalog))
+    bytes_of_token = sum(types.unseen(name).itemsize for name in packing.columns)
+    return batch_size * packing.capacity * bytes_of_token
 
 
 def tokens_of_samples(dataset: StreamingDataset) -> NDArray[np.int64]:
