@@ -7,18 +7,24 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := tests/trainer tests/tools/test_trace.py tests/loading tests/cache tests/storage tests/examples
 
 DIST_VENV := .venv-dist
+LOCK_VENV := .venv-lock
+DEMO_VENV := .venv-demo
+# The lock that environments are made of; CONSTRAINTS=/dev/null installs the newest of everything.
+CONSTRAINTS ?= constraints.txt
+COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" UV_PYTHON_DOWNLOADS=never $(LOCK_VENV)/bin/uv pip compile --quiet \
+	--universal --python-version 3.10 --upgrade --no-annotate
 
 PEERS_VENV := .venv-peers
 PEERS ?= $(PEERS_VENV)/bin/python
 PEERS_READY := $(if $(filter $(PEERS_VENV)/%,$(PEERS)),$(PEERS_VENV)/.ready)
 
-.PHONY: help demo docs test test-fast coverage test-lowest test-peers check format bench bench-peers dist clean
+.PHONY: help demo docs test test-fast coverage test-lowest test-peers check format bench bench-peers dist lock clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(READY)  ## Train on two weighted streams, kill -9 mid-epoch, resume, and prove that no sample was lost
-	$(BIN)/python examples/demo.py --out demo_output
+demo: $(DEMO_VENV)/.ready  ## Train on two weighted streams, kill -9 mid-epoch, resume, and prove that no sample was lost
+	@$(DEMO_VENV)/bin/python examples/demo.py --out demo_output
 
 docs: $(READY)  ## Make the documentation site in build/docs; a link that leads nowhere is an error
 	$(BIN)/python -m sphinx -b html -E -W --keep-going -j 2 docs build/docs
@@ -55,33 +61,54 @@ bench-peers: $(READY) $(PEERS_READY)  ## The same beside other libraries, in .ve
 
 dist: $(DIST_VENV)/.ready  ## Make the wheel and the sdist of a release in dist/, and check how an index would show them
 	rm -rf dist
-	$(DIST_VENV)/bin/python -m build
+	PIP_CONSTRAINT=$(abspath $(CONSTRAINTS)) $(DIST_VENV)/bin/python -m build
 	$(DIST_VENV)/bin/twine check --strict dist/*
 
+lock: $(LOCK_VENV)/.ready  ## Renew constraints.txt and constraints-lowest.txt with the newest versions
+	$(COMPILE) --extra check --output-file constraints.txt pyproject.toml constraints.in
+	$(COMPILE) --extra test --constraint constraints.in --constraint constraints-lowest.in \
+		--output-file constraints-lowest.txt pyproject.toml
+
 clean:  ## Remove the environments and everything the targets above made
-	rm -rf $(VENV) $(LOWEST) $(PEERS_VENV) $(DIST_VENV) dist build/docs build/lib build/bdist.* build/bench_reading.json build/reading_*.png
+	rm -rf $(VENV) $(LOWEST) $(PEERS_VENV) $(DIST_VENV) $(LOCK_VENV) $(DEMO_VENV) dist build/docs build/lib build/bdist.* build/bench_reading.json build/reading_*.png
 	rm -rf *.egg-info demo_output .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[check]'
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) torch
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[check]'
 	touch $@
 
-$(LOWEST)/.ready: pyproject.toml constraints.txt constraints-lowest.txt
+$(DEMO_VENV)/.ready: pyproject.toml constraints.txt
+	@echo "Set up $(DEMO_VENV), which the demo runs in (once; 'make clean' removes it)"
+	@echo "[1/3] Create the environment"
+	@$(PYTHON) -m venv $(DEMO_VENV)
+	@echo "[2/3] Install PyTorch: 200 MB to download as a CPU build, 3 GB with CUDA"
+	@$(DEMO_VENV)/bin/pip install --constraint $(CONSTRAINTS) torch
+	@echo "[3/3] Install lightning_streaming with what the demo needs: 100 MB to download"
+	@$(DEMO_VENV)/bin/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[zstd,plot]'
+	@touch $@
+
+$(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/pip install --quiet --constraint constraints.txt torch
-	$(LOWEST)/bin/pip install --quiet --constraint constraints.txt --constraint constraints-lowest.txt --editable '.[test]'
+	$(LOWEST)/bin/pip install --quiet --constraint constraints-lowest.txt torch
+	$(LOWEST)/bin/pip install --quiet --constraint constraints-lowest.txt --editable '.[test]'
 	touch $@
 
-$(PEERS_VENV)/.ready: constraints.txt benchmarks/reading/peers.txt
+# The peers need older releases of much, so only the pins with a reason hold.
+$(PEERS_VENV)/.ready: constraints.in benchmarks/reading/peers.txt
 	$(PYTHON) -m venv $(PEERS_VENV)
-	$(PEERS_VENV)/bin/pip install --quiet --constraint constraints.txt torch
-	$(PEERS_VENV)/bin/pip install --quiet --constraint constraints.txt --requirement benchmarks/reading/peers.txt
+	$(PEERS_VENV)/bin/pip install --quiet --constraint constraints.in torch
+	$(PEERS_VENV)/bin/pip install --quiet --constraint constraints.in --requirement benchmarks/reading/peers.txt
 	$(PEERS_VENV)/bin/pip uninstall --quiet --yes torchvision  # benchmarks/reading/stubs stands in
 	touch $@
 
-$(DIST_VENV)/.ready:
+$(DIST_VENV)/.ready: constraints.txt
 	$(PYTHON) -m venv $(DIST_VENV)
-	$(DIST_VENV)/bin/pip install --quiet build twine
+	$(DIST_VENV)/bin/pip install --quiet --constraint $(CONSTRAINTS) build twine
+	touch $@
+
+$(LOCK_VENV)/.ready:
+	$(PYTHON) -m venv $(LOCK_VENV)
+	$(LOCK_VENV)/bin/pip install --quiet uv
 	touch $@

@@ -38,7 +38,7 @@ MARK = ".lightning_streaming_demo"
 CLEAR = "\r\x1b[K" if sys.stdout.isatty() else ""
 """Takes back the line on a terminal; where output goes to a file, no line is shown twice."""
 PATIENCE = 120.0
-"""Seconds that the training may take to its first step, or from one to the next."""
+"""Seconds without any progress of the training after which the demo gives up; see :func:`progress`."""
 
 
 def main() -> None:
@@ -146,15 +146,19 @@ def train(command: list[str], directory: Path, name: str, steps: int, kill_after
     log = directory / f"{name}.log"
     with log.open("w") as output:
         process = start(command, output)
-    logged, deadline = steps_logged(directory), time.monotonic() + PATIENCE
+    logged, known, waited_from = steps_logged(directory), progress(process, directory, log), time.monotonic()
     show_step(directory, steps)
     while process.poll() is None and (kill_after is None or logged < kill_after):
-        if time.monotonic() > deadline:
-            process.kill()
-            sys.exit(f"the training has stood still at step {logged} for {PATIENCE:g} seconds; its output is in {log}")
+        if time.monotonic() > waited_from + PATIENCE:
+            before, known = known, progress(process, directory, log)
+            if known == before:
+                process.kill()
+                process.wait()
+                sys.exit(f"no progress after step {last_step(directory)} in {PATIENCE:g} seconds; output: {log}")
+            waited_from = time.monotonic()
         time.sleep(0.02)
         if steps_logged(directory) > logged:
-            logged, deadline = steps_logged(directory), time.monotonic() + PATIENCE
+            logged = steps_logged(directory)
             show_step(directory, steps)
     if kill_after is not None:
         process.kill()
@@ -165,6 +169,24 @@ def train(command: list[str], directory: Path, name: str, steps: int, kill_after
     if kill_after is None and status != 0:
         sys.exit(f"{log.read_text()}\nthe training ended with {status}")
     return log
+
+
+def progress(process: subprocess.Popen[bytes], directory: Path, log: Path) -> tuple[object, ...]:
+    """Return values of which at least one changes while a training makes progress, however slow the machine is.
+
+    They are the number of its steps, the size of its output, and the seconds that it has used the processor: before the
+    first step, while it imports its libraries, nothing else changes. A process that only waits uses next to none.
+    """
+    return steps_logged(directory), log.stat().st_size, processor_seconds(process.pid)
+
+
+def processor_seconds(pid: int) -> str:
+    """Return how long a process has used the processor, in whole seconds: a number, or as `ps` writes it."""
+    stat = Path(f"/proc/{pid}/stat")  # Linux, where `ps` may not be installed
+    if not stat.exists():
+        return subprocess.check_output(["ps", "-o", "time=", "-p", str(pid)], text=True).partition(".")[0]
+    user, system = stat.read_text().rpartition(")")[2].split()[11:13]
+    return str((int(user) + int(system)) // os.sysconf("SC_CLK_TCK"))
 
 
 def show_step(directory: Path, steps: int) -> None:

@@ -37,6 +37,7 @@ from tests.servers import (
     hub_server,
     s3_server,
 )
+from tests.signals import pytest_sessionstart  # noqa: F401 hook
 
 # Set when this file is imported, which is before any library that reads them.
 _SET = {

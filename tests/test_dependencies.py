@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 import lightning_streaming
 from tests.declared import PROJECT, closure, project_requires
+from tests.pins import read_pins
 
 PACKAGE = Path(lightning_streaming.__file__).parent
 ROOT = PACKAGE.parent
@@ -83,11 +84,11 @@ def test_every_lower_bound_has_its_reason_and_those_of_every_install_are_run() -
     for names, bounds in re.findall(r"^\| ([^|]+) \| ([^|]+) \|", reasons, re.MULTILINE):
         several, one = names.split(", "), bounds.split(", ")
         told.update(zip(map(canonicalize_name, several), one if len(one) > 1 else one * len(several), strict=True))
-    lowest = dict(re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "constraints-lowest.txt").read_text(), re.MULTILINE))
+    lowest = read_pins(ROOT / "constraints-lowest.in")
     for asked in map(Requirement, project_requires()):
         name, bound = canonicalize_name(asked.name), str(asked.specifier).removeprefix(">=")
         if name == PROJECT or (asked.marker and re.search("test|check", str(asked.marker))):
             continue
         assert told.get(name) == bound, f"{name}>={bound} in pyproject.toml"
         if asked.marker is None and name != "torch":
-            assert lowest[name].startswith(bound), f"{name}=={lowest[name]} in constraints-lowest.txt"
+            assert lowest[name].startswith(bound), f"{name}=={lowest[name]} in constraints-lowest.in"

@@ -22,7 +22,8 @@ def workflow(name: str) -> tuple[dict[str, Any], str]:
 def test_every_kind_of_test_is_run_on_every_python_with_all_it_needs() -> None:
     check, run = workflow("check")
     kinds = set(re.findall(r"^(test(?:-\w+)?|check):", MAKEFILE, re.MULTILINE)) - {"test-fast"}  # part of `test`
-    assert kinds == set(re.findall(r"make ([\w-]+)", run))
+    nightly = workflow("nightly")[1]
+    assert kinds | {"test-all"} == set(re.findall(r"make ([\w-]+)", f"{run}\n{nightly}"))
     assert check["jobs"]["test"]["strategy"]["matrix"]["python"] == [f"3.{minor}" for minor in range(10, 15)]
     assert "npm install --global azurite" in run
     peers = (ROOT / "benchmarks" / "reading" / "peers.txt").read_text()
@@ -38,6 +39,17 @@ def test_pins_that_change_make_a_new_cache() -> None:
         assert all("constraints*.txt" in path for path in paths)
 
 
+def test_every_night_everything_is_tried_on_the_newest_versions_and_what_changed_is_reported() -> None:
+    nightly, run = workflow("nightly")
+    job = nightly["jobs"]["newest"]
+    assert "schedule" in nightly[True]  # YAML reads `on` as a boolean
+    assert job["env"] == {"CONSTRAINTS": "/dev/null"}
+    assert re.search(r"^CONSTRAINTS \?= constraints.txt$", MAKEFILE, re.MULTILINE)
+    assert [one for one in run.splitlines() if "make" in one] == ["make .venv/.ready", "make test-all", "make check"]
+    assert 'python -m tests.pins | tee -a "$GITHUB_STEP_SUMMARY"' in run
+    assert all("cache" not in step.get("with", {}) for step in job["steps"])
+
+
 def test_a_site_that_is_being_published_is_not_cancelled() -> None:
     cancelled = workflow("docs")[0]["concurrency"]["cancel-in-progress"]
     assert cancelled == "${{ github.event_name == 'pull_request' }}"
@@ -49,5 +61,5 @@ def test_a_release_is_built_with_nothing_else_installed_and_clean_removes_all_th
     assert needs == "$(DIST_VENV)/.ready"
     done = subprocess.run(["make", "-n", "clean"], cwd=ROOT, capture_output=True, text=True, check=True)
     made = set(re.findall(r"^\w+ := (\.venv[\w-]*)$", MAKEFILE, re.MULTILINE))
-    assert len(made) == 4
+    assert len(made) == 6
     assert {*made, "dist", "demo_output", "build/docs"} <= set(done.stdout.split())

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
 
+from examples import demo
 from examples.compare_runs import read_history
-from examples.demo import MARK, ROOT, clear
+from examples.demo import MARK, ROOT, clear, progress, train
+from tests.loading.processes import wait_until
 
 pytestmark = pytest.mark.timeout(300)  # six processes that import torch, on a busy machine
 
@@ -35,6 +38,40 @@ def test_demo_proves_the_resume_exact_and_leaves_logs_and_a_picture(tmp_path: Pa
     assert interrupted.samples == whole.samples
     assert (out / "losses.png").read_bytes().startswith(b"\x89PNG")
     assert str(out / "losses.png") in ended.stdout
+
+
+def test_a_training_without_progress_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "PATIENCE", 0.2)
+    with pytest.raises(SystemExit, match=r"no progress after step 0 in 0\.2 seconds"):
+        train(["sleep", "60"], tmp_path, "idle", 1)
+
+
+def test_a_training_that_makes_progress_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released, looks = tmp_path / "released", count()
+
+    def changing(*_: object) -> tuple[object, ...]:
+        look = next(looks)
+        if look == 20:
+            released.touch()
+        return (look,)
+
+    monkeypatch.setattr(demo, "PATIENCE", 0.01)
+    monkeypatch.setattr(demo, "progress", changing)
+    command = ["sh", "-c", 'until [ -e "$1" ]; do sleep 0.01; done; echo done', "sh", str(released)]
+    assert train(command, tmp_path, "slow", 1).read_text() == "done\n"
+    assert next(looks) > 20
+
+
+def test_steps_output_and_work_are_progress(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        first = progress(process, tmp_path, log)
+        assert wait_until(lambda: progress(process, tmp_path, log)[2] != first[2])
+        log.write_text("starting")
+        (tmp_path / "steps.jsonl").write_text('{"step": 1}\n')
+        assert progress(process, tmp_path, log)[:2] == (1, 8) != first[:2]
+        process.kill()
 
 
 def test_only_what_a_demo_wrote_is_removed(tmp_path: Path) -> None:

@@ -213,17 +213,18 @@ def viewer(
 ) -> Iterator[Viewer]:
     """A viewer in a process of its own, which is told to end as the signal says."""
     command = [sys.executable, "-m", "lightning_streaming", "view", *map(str, args)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", cwd=cwd, env=env
-    )
     notes = list[str]()
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        assert url, process.communicate()[1]
-        yield Viewer(process=process, url=url, notes=notes)
-    finally:
-        process.send_signal(ends)
-        _, told = process.communicate(timeout=_SECONDS)
-        notes.append(told)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", cwd=cwd, env=env
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            assert url, process.communicate()[1]
+            yield Viewer(process=process, url=url, notes=notes)
+            process.send_signal(ends)
+            _, told = process.communicate(timeout=_SECONDS)
+            notes.append(told)
+        finally:
+            process.kill()
     assert "Traceback" not in told, told
