@@ -18,7 +18,7 @@ PEERS_VENV := .venv-peers
 PEERS ?= $(PEERS_VENV)/bin/python
 PEERS_READY := $(if $(filter $(PEERS_VENV)/%,$(PEERS)),$(PEERS_VENV)/.ready)
 
-.PHONY: help demo docs test test-fast coverage test-lowest test-peers check format bench bench-peers dist lock clean
+.PHONY: help demo docs test test-all test-fast coverage test-lowest test-peers check format bench bench-peers dist lock clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,8 +29,11 @@ demo: $(DEMO_VENV)/.ready  ## Train on two weighted streams, kill -9 mid-epoch, 
 docs: $(READY)  ## Make the documentation site in build/docs; a link that leads nowhere is an error
 	$(BIN)/python -m sphinx -b html -E -W --keep-going -j 2 docs build/docs
 
-test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: $(READY)  ## Run the tests: every behaviour, and a rotation of the slow cases
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 --durations-min 5
+
+test-all: $(READY)  ## Run every case of every test, as before a release
+	$(BIN)/python -m pytest -n 2 --dist worksteal --all
 
 test-fast: $(READY)  ## Run those that start no process, no trainer and no store
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m fast

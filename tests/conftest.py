@@ -14,7 +14,6 @@ from typing import Any
 import docstring_parser
 import pytest
 import torch.distributed as dist
-from hypothesis import settings as hypothesis_settings
 
 from tests.fast import pytest_ignore_collect, pytest_itemcollected  # noqa: F401 hooks
 from tests.leftovers import forget_accelerate, restore_loader_classes
@@ -38,6 +37,7 @@ from tests.servers import (
     s3_server,
 )
 from tests.signals import pytest_sessionstart  # noqa: F401 hook
+from tests.tiers import deselect_nightly, load_profile, pytest_addoption  # noqa: F401 a hook
 
 # Set when this file is imported, which is before any library that reads them.
 _SET = {
@@ -106,10 +106,8 @@ def _lightnings_docstrings_parsed_once() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep caches and locks of this run in a directory that goes away with it; hold no example to a time."""
-    hypothesis_settings.register_profile("untimed", deadline=None)
-    hypothesis_settings.register_profile("fast", deadline=None, max_examples=20)
-    hypothesis_settings.load_profile("fast" if config.option.markexpr == "fast" else "untimed")
+    """Keep caches and locks of this run in a directory that goes away with it; settle how many examples are tried."""
+    load_profile(config)
     directory = Path(tempfile.mkdtemp(prefix="lightning-streaming-tests-"))
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
     os.environ["XDG_CACHE_HOME"] = str(directory / "cache")
@@ -119,6 +117,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection() -> None:
     """Look for no garbage while tests are collected: next to nothing of what is imported goes away again."""
     gc.disable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only ``make test-all`` runs."""
+    deselect_nightly(config, items)
 
 
 def pytest_collection_finish() -> None:

@@ -40,7 +40,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark a fast test."""
     workers = [item.callspec.params.get(name) for name in _WORKERS] if hasattr(item, "callspec") else []
-    if getattr(item, "originalname", item.name) in _fast_tests(item.path) and not any(workers):
+    name = getattr(item, "originalname", item.name)
+    of_class = getattr(item, "cls", None)
+    if (f"{of_class.__name__}.{name}" if of_class else name) in _fast_tests(item.path) and not any(workers):
         item.add_marker(pytest.mark.fast)
 
 
@@ -52,7 +54,7 @@ def _fast_tests(path: Path) -> set[str]:
     module = ".".join(parts)
     if any(_is_slow_import(one) for one, _ in _module(module).imports.values()):
         return set()
-    return {name for name in _module(module).functions if name.startswith("test_") and not _is_slow(module, name)}
+    return {name for name in _module(module).tests() if not _is_slow(module, name)}
 
 
 def _is_slow_import(module: str) -> bool:
@@ -66,12 +68,21 @@ class _Module:
         self.functions: Mapping[str, ast.AST] = dict(_defined(tree))
         self.imports = dict(_imports(tree))
 
+    def tests(self) -> Iterator[str]:
+        """Yield names of tests; those in a class follow its name and a dot."""
+        return (name for name in self.functions if name.rpartition(".")[2].startswith("test_"))
+
 
 def _defined(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
-    """Functions, classes and values."""
+    """Functions, classes and values; a method of a class of tests with all else that this class holds but its tests."""
     for node in tree.body:
         if isinstance(node, _Function | ast.ClassDef):
             yield node.name, node
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+            tests = {one for one in node.body if isinstance(one, _Function) and one.name.startswith("test_")}
+            shared = [*node.bases, *node.decorator_list, *(one for one in node.body if one not in tests)]
+            for test in tests:
+                yield f"{node.name}.{test.name}", ast.Module([*shared, test], [])  # type: ignore[list-item]
         elif isinstance(node, ast.Assign):
             yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:

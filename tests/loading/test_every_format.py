@@ -40,6 +40,7 @@ from tests.helpers import (
     worlds,
 )
 from tests.servers import S3Bucket
+from tests.tiers import rotation, some
 from tests.tools.running import contents, run
 
 pytestmark = [
@@ -114,16 +115,14 @@ ORDERS: Mapping[str, dict[str, Any]] = {
 }
 
 
-@EVERY
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("name", "order"), rotation(FORMS, ORDERS))
 def test_samples_and_order_are_those_of_mds(written: Write, name: str, order: str) -> None:
     found = epochs(loader_of(name, written(name), **ORDERS[order]))
     assert same(found, epochs(mds_loader(name, written(f"mds of {name}"), **ORDERS[order])))
     assert sorted(numbers(name, found)) == sorted(2 * list(range(COUNT)))
 
 
-@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.plain])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("name", "workers"), rotation([name for name, form in FORMS.items() if form.plain], [0, 2]))
 def test_batches_of_numbers_are_those_of_mds(written: Write, name: str, workers: int) -> None:
     how: dict[str, Any] = {"columns": list(FORMS[name].plain), "workers": workers}
     found = epochs(make_loader(written(name), **FORMS[name].options, **how))
@@ -152,15 +151,19 @@ def put(bucket: S3Bucket, root: Path, prefix: str = "") -> None:
 # --- resumes ---
 
 
-@EVERY
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 0)])
+@pytest.mark.parametrize(
+    ("name", "before", "after"), rotation(FORMS, [pytest.param(0, 0, id="0-0"), pytest.param(2, 0, id="2-0")])
+)
 def test_a_run_resumes_at_every_step(written: Write, name: str, before: int, after: int) -> None:
     make = partial(make_loader, written(name), batch_size=6, **numbered(name), **FORMS[name].options)
     assert_resumes_at_every_step(partial(make, workers=before), partial(make, workers=after), epochs=1 if before else 2)
 
 
-@EVERY
-@pytest.mark.parametrize(("before", "after"), [((1, 2, 3), (2, 1, 4)), ((2, 1, 4), (1, 1, 5))])
+WORLDS = (pytest.param((1, 2, 3), (2, 1, 4), id="123-214"), pytest.param((2, 1, 4), (1, 1, 5), id="214-115"))
+"""Nodes, ranks of each and batch size, before and after."""
+
+
+@pytest.mark.parametrize(("name", "before", "after"), rotation(FORMS, WORLDS))
 def test_other_ranks_and_batch_sizes_go_on(
     written: Write, name: str, before: tuple[int, int, int], after: tuple[int, int, int]
 ) -> None:
@@ -193,8 +196,7 @@ FAMILIES: Mapping[str, list[dict[str, Any]]] = {
 }
 
 
-@EVERY
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("name", "family"), rotation(FORMS, FAMILIES))
 def test_an_epoch_is_right_if_every_file_fails_once(
     written: Write, s3_bucket: S3Bucket, tmp_path: Path, name: str, family: str
 ) -> None:
@@ -217,8 +219,7 @@ def test_an_epoch_is_right_if_every_file_fails_once(
     assert not parts(tmp_path / "cache")
 
 
-@EVERY
-@pytest.mark.parametrize("fault", ["status", "short"])
+@pytest.mark.parametrize(("name", "fault"), rotation(FORMS, ["status", "short"]))
 def test_a_file_that_cannot_be_had_is_named(
     written: Write, s3_bucket: S3Bucket, tmp_path: Path, name: str, fault: str
 ) -> None:
@@ -293,7 +294,7 @@ def kill_after(process: Any, told: Any, wanted: int, seconds: float) -> None:
 @EVERY
 def test_after_a_reader_was_killed_the_next_reads_all(written: Write, tmp_path: Path, name: str) -> None:
     moment, cache = random.Random(name), tmp_path / "cache"
-    for _ in range(3):
+    for _ in some(range(3), 1):
         told, wanted = _FORK.Value("i"), moment.randrange(COUNT)
         with forked(read_in_turn, name, written(name), cache, told) as process:
             kill_after(process, told, wanted, moment.random() / 100)
@@ -314,7 +315,7 @@ def test_an_index_whose_maker_was_killed_is_made_right(
     root, moment = copied(name), random.Random(name)
     assert run(*index_command(name, root)).code == 0
     whole = (root / INDEX_BASENAME).read_bytes()
-    for _ in range(3):
+    for _ in some(range(3), 1):
         (root / INDEX_BASENAME).unlink(missing_ok=True)
         told = _FORK.Value("i")
         with forked(make_index, name, root, told) as process:
@@ -330,8 +331,7 @@ def test_an_index_whose_maker_was_killed_is_made_right(
 # --- limits ---
 
 
-@EVERY
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("name", "workers"), rotation(FORMS, [0, 2]))
 def test_a_cache_of_two_shards_is_enough(written: Write, tmp_path: Path, name: str, workers: int) -> None:
     cache = tmp_path / "cache"
     how: dict[str, Any] = {"local": str(cache), "workers": workers, "batch_size": 3}
@@ -361,8 +361,15 @@ def test_a_part_is_that_of_mds(written: Write, name: str) -> None:
     assert COUNT / 4 < len(set(numbers(name, found))) < COUNT
 
 
-@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if "id" in form.columns])
-@pytest.mark.parametrize("where", ["id % 3 = 1 and text <> ''", lambda id, text: id % 3 == 1 and text != ""])  # noqa: A006
+CONDITIONS = (
+    pytest.param("id % 3 = 1 and text <> ''", id="sql"),
+    pytest.param(lambda id, text: id % 3 == 1 and text != "", id="function"),  # noqa: A006
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), rotation([name for name, form in FORMS.items() if "id" in form.columns], CONDITIONS)
+)
 def test_a_condition_selects_what_it_does_of_mds(written: Write, name: str, where: Any) -> None:
     found = epochs(loader_of(name, written(name), where=where))
     assert same(found, epochs(mds_loader(name, written(f"mds of {name}"), where=where)))
@@ -376,8 +383,7 @@ PACKINGS: Mapping[str, dict[str, Any]] = {
 }
 
 
-@EVERY
-@pytest.mark.parametrize("way", PACKINGS)
+@pytest.mark.parametrize(("name", "way"), rotation(FORMS, PACKINGS))
 def test_packs_are_those_of_mds(written: Write, name: str, way: str) -> None:
     form = FORMS[name]
     how: dict[str, Any] = {

@@ -6,15 +6,18 @@ import json
 import logging
 import multiprocessing
 import os
+import shlex
 import socket
+import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lightning_streaming.__main__ import main
+from tests.tools.running import Outcome
 
 _FORK = multiprocessing.get_context("fork")
 _ASK = """
@@ -41,6 +44,20 @@ def command_line() -> Iterator[str]:
         finally:
             server.kill()
             server.join()
+
+
+def run_forked(program: str, *args: object, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Outcome:
+    """Run ``lightning-streaming`` with these arguments in a process of its own, in which nothing is imported again.
+
+    Args:
+        program: What :func:`command_line` gives.
+        *args: Arguments of the command.
+        cwd: Where to run it.
+        env: Its environment.
+    """
+    script = ["bash", "-c", f"{program}lightning-streaming {shlex.join(map(str, args))}"]
+    done = subprocess.run(script, capture_output=True, text=True, encoding="utf-8", cwd=cwd, env=env, check=False)
+    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def run_program(text: str, directory: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
 from tests.helpers import write_dataset
+from tests.tiers import rotation
 from tests.tools.running import edit_state as edit
 from tests.tools.running import run
 from tests.tools.running import run as command
@@ -81,11 +83,53 @@ def test_names_are_those_of_the_callback() -> None:
     assert (callback.state_key, callback.state_dict()["version"]) == (CALLBACK_KEY, RUN_VERSION)
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.fixture(scope="module")
+def saved_by(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Path]:
+    """Copy into a directory the checkpoint that a run has saved in some way; one run for each way."""
+    saved: dict[str, Path] = {}
+
+    def copy(by: str, directory: Path) -> Path:
+        if by not in saved:
+            run = Run(data=data, directory=tmp_path_factory.mktemp("saved_by"))
+            saved[by] = SAVED_BY[by](run, None, run.directory / "run.ckpt", 0)
+        return Path(shutil.copy(saved[by], directory / "run.ckpt"))
+
+    return copy
+
+
 @pytest.mark.parametrize("by", SAVED_BY)
-def test_fit_goes_on_where_it_was_set(a_run: Run, whole: Recorder, by: str, target: tuple[int, int]) -> None:
+def test_what_is_set_is_the_place_alone_however_it_was_saved(
+    saved_by: Callable[[str, Path], Path], by: str, tmp_path: Path
+) -> None:
+    for target in TARGETS:
+        checkpoint = saved_by(by, tmp_path)
+        before = torch.load(checkpoint)
+        told = edit("set", checkpoint, "--epoch", target[0], "--sample", target[1])
+        epoch, sample = (target[0] + 1, 0) if target[1] == SAMPLES else target
+        step = before["global_step"]
+        assert told["loaders"]["train"]["to"] == {"epoch": epoch, "sample_in_epoch": sample}, target
+        assert told["trainer"] == {
+            "epoch": epoch, "batches": sample // 4, "batches_in_epoch": STEPS, "global_step": step
+        }, target  # fmt: skip
+        assert cursor(checkpoint) == (epoch, sample), target
+        after = torch.load(checkpoint)
+        loop = after["loops"]["fit_loop"]
+        batches = loop["epoch_loop.batch_progress"]
+        assert set(batches["current"].values()) == {sample // 4}, target
+        assert batches["is_last_batch"] is False
+        assert batches["total"]["completed"] == step == after["global_step"], target
+        begun = epoch + (sample > 0)
+        in_epoch = {"ready": begun, "started": begun, "processed": epoch, "completed": epoch}
+        assert loop["epoch_progress"]["current"] == in_epoch, target
+        assert (after["epoch"], after["seen"]) == (epoch, before["seen"]), target
+
+
+@pytest.mark.parametrize(("by", "target"), rotation(SAVED_BY, TARGETS))
+def test_fit_goes_on_where_it_was_set(
+    a_run: Run, saved_by: Callable[[str, Path], Path], whole: Recorder, by: str, target: tuple[int, int]
+) -> None:
     epoch, sample = target
-    checkpoint = SAVED_BY[by](a_run, None, a_run.directory / "run.ckpt", 0)
+    checkpoint = saved_by(by, a_run.directory)
     steps_before = torch.load(checkpoint)["global_step"]
     edit("set", checkpoint, "--epoch", epoch, "--sample", sample)
     resumed, trainer = a_run.fit(ckpt_path=checkpoint)

@@ -31,6 +31,7 @@ from lightning_streaming import (
 from lightning_streaming.trainer.datamodule import Stage
 from lightning_streaming.trainer.lightning_internals import named_loaders, streaming_loaders
 from lightning_streaming.world import World
+from tests.tiers import some
 
 TRAIN_SAMPLES = {"a": 17, "b": 12}
 VAL_SAMPLES = 6
@@ -470,7 +471,10 @@ def counters(trainer: Trainer) -> dict[str, int]:
 
 
 def check_resume_at_every_step(new_model: Callable[[], Reader], directory: Path, **settings: Any) -> Reader:
-    """Train, resume from after every step of that, and compare; gives the model that was trained in one go."""
+    """Train, resume from after every step of that, and compare; gives the model that was trained in one go.
+
+    ``make test`` resumes after three of the steps, which differ between cases.
+    """
 
     def fit(ckpt_path: Path | None, *callbacks: Callback) -> tuple[Reader, Trainer]:
         model, trainer = new_model(), trainer_for(directory, StreamingStateCallback(), *callbacks, **settings)
@@ -480,7 +484,7 @@ def check_resume_at_every_step(new_model: Callable[[], Reader], directory: Path,
     saver = SaveAtEveryStep(directory)
     whole, whole_trainer = fit(None, saver)
     assert len(saver.saved) > 2
-    for path in saver.saved:
+    for path in some(saver.saved, 3):
         resumed, trainer = fit(path)
         assert resumed.seen == whole.seen, path.name
         assert resumed.steps_per_epoch == whole.steps_per_epoch, path.name

@@ -7,16 +7,21 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
 
+import lightning_streaming.trainer.cli  # noqa: F401  what a fork of this process need not import again
 from lightning_streaming.errors import ObjectNotFoundError, SampleError
-from tests.tools.running import Outcome, flip_byte, run, run_process, write_texts
+from tests.tools.forked import command_line, run_forked
+from tests.tools.running import Outcome, flip_byte, run, write_texts
 
-pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Checkpoint directory .* exists and is not empty", "ignore:.*use of fork.*:DeprecationWarning"
+)
 
 MODELS = """
 import os
@@ -227,11 +232,27 @@ def checkpoints(class_name: str, **settings: object) -> str:
     return f"--trainer.callbacks+={json.dumps(callback)}"
 
 
-def trained(*args: str) -> Outcome:
-    """How ``fit`` of five steps ends in a process of its own, which Ctrl-C may interrupt."""
-    path = os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])
-    environment = {**os.environ, "PYTHONPATH": path}
-    return run_process("fit", "--config", "run.yaml", "--trainer.max_steps=5", *args, env=environment)
+Train = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[str]:
+    """Shell that defines our command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in sys.modules if name.startswith("failing_")]:
+            patch.delitem(sys.modules, name)
+        with command_line() as defined:
+            yield defined
+
+
+@pytest.fixture
+def trained(program: str) -> Train:
+    """Train five steps in a process of its own, which Ctrl-C may interrupt."""
+
+    def train(*args: str) -> Outcome:
+        return run_forked(program, "fit", "--config", "run.yaml", "--trainer.max_steps=5", *args, env=os.environ)
+
+    return train
 
 
 @pytest.mark.parametrize(
@@ -249,7 +270,7 @@ def trained(*args: str) -> Outcome:
         ),
     ],
 )
-def test_ctrl_c_ends_training_with_130_and_says_where_to_go_on(saves: str, told: str) -> None:
+def test_ctrl_c_ends_training_with_130_and_says_where_to_go_on(trained: Train, saves: str, told: str) -> None:
     ended = trained("--model=failing_models.Interrupted", saves)
     assert ended.code == 130
     assert "Traceback" not in ended.err
@@ -257,7 +278,7 @@ def test_ctrl_c_ends_training_with_130_and_says_where_to_go_on(saves: str, told:
     assert line == f"lightning-streaming fit: interrupted in step 2; {told.format(here=Path.cwd())}"
 
 
-def test_the_arguments_that_are_told_where_nothing_was_saved_save_some() -> None:
+def test_the_arguments_that_are_told_where_nothing_was_saved_save_some(trained: Train) -> None:
     interrupted = trained("--model=failing_models.Interrupted", checkpoints("ModelCheckpoint", every_n_train_steps=5))
     told = interrupted.err.partition("on this machine; ")[2].partition(" saves some")[0]
     ended = trained("--model=failing_models.Interrupted", *told.replace("steps=100", "steps=1").split())
@@ -267,7 +288,7 @@ def test_the_arguments_that_are_told_where_nothing_was_saved_save_some() -> None
 ANEW = "This run begins anew, beside a checkpoint of step {}: --ckpt_path {} goes on from there. Once "
 
 
-def test_a_run_beside_checkpoints_says_that_it_begins_anew_and_how_to_go_on() -> None:
+def test_a_run_beside_checkpoints_says_that_it_begins_anew_and_how_to_go_on(trained: Train) -> None:
     saves = checkpoints("ModelCheckpoint", every_n_train_steps=2, save_last=True)
     first = trained(saves, "--trainer.max_steps=2")
     assert "begins anew" not in first.err
@@ -282,7 +303,7 @@ def test_a_run_beside_checkpoints_says_that_it_begins_anew_and_how_to_go_on() ->
     assert "begins anew" not in went_on.err
 
 
-def test_it_does_not_where_slurm_has_put_a_job_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_not_where_slurm_has_put_a_job_back(trained: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     saves = checkpoints("ModelCheckpoint", every_n_train_steps=2, save_last=True)
     assert trained(saves, "--trainer.max_steps=2").code == 0
     Path("out").mkdir(exist_ok=True)
@@ -295,13 +316,13 @@ def test_it_does_not_where_slurm_has_put_a_job_back(monkeypatch: pytest.MonkeyPa
     assert "begins anew" not in went_on.err
 
 
-def test_so_it_does_where_no_directory_was_named() -> None:
+def test_so_it_does_where_no_directory_was_named(trained: Train) -> None:
     assert trained("--trainer.max_steps=2").code == 0
     (saved,) = Path("out", "checkpoints").glob("*.ckpt")
     assert ANEW.format(2, saved) in trained("--trainer.max_steps=2").err
 
 
-def test_what_is_saved_on_ctrl_c_goes_on() -> None:
+def test_what_is_saved_on_ctrl_c_goes_on(trained: Train) -> None:
     saves = checkpoints("OnExceptionCheckpoint")
     assert trained("--model=failing_models.Interrupted", saves).code == 130
     resumed = trained(saves, "--ckpt_path=saved/on_exception.ckpt")

@@ -2,15 +2,14 @@
 
 The same ways to save on one and two nodes in turn, of connected ranks: all together go on as one run.
 
-Some ways are tried on one node of as many ranks too; all of them, which takes minutes, with
-LIGHTNING_STREAMING_ALL_RANKS=1.
+``make test-all`` tries every way with every number of workers, with other batch sizes, and on one node of as many
+ranks too; ``make test`` rotates through these.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
-from itertools import chain, cycle
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_streaming import StreamingDataModule
 from tests.forked_ranks import on_ranks
+from tests.tiers import every_nth, rotation
 from tests.trainer.harness import (
     Diary,
     NodesOfOneRank,
@@ -161,10 +161,14 @@ def uninterrupted_on_ranks() -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.parametrize(
-    ("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["no workers", "2 workers", "2 persistent"]
+WORKERS = (
+    pytest.param(0, False, id="no workers"),
+    pytest.param(2, False, id="2 workers"),
+    pytest.param(2, True, id="2 persistent"),
 )
-@pytest.mark.parametrize("name", IN_EVERY_WAY)
+
+
+@pytest.mark.parametrize(("name", "workers", "persistent"), rotation(IN_EVERY_WAY, WORKERS))
 def test_resuming_twice_shows_the_weights_the_same(
     name: str,
     workers: int,
@@ -214,7 +218,7 @@ BY_BATCHES = (
 """Where a number of batches, or what is in a batch, decides what is read: with other batches it is something else."""
 
 
-@pytest.mark.parametrize("name", IN_EVERY_WAY)
+@pytest.mark.parametrize("name", every_nth(2, IN_EVERY_WAY))
 def test_resuming_twice_with_other_batch_sizes_shows_the_weights_the_same(
     name: str, data: Path, uninterrupted: dict[str, tuple[Recorder, Trainer]], tmp_path: Path
 ) -> None:
@@ -242,16 +246,24 @@ OF_ONE_TOPOLOGY = ("batches of one stream, epoch end", "batches of one stream pe
 """Batches that are composed for as many ranks as read them, so other ranks compose other ones in later epochs."""
 
 
-def cases() -> list[Any]:
-    """Names of cases, with the ranks of three runs, and whether each is a node by itself."""
-    on_nodes = [(name, counts, True) for name, counts in zip(IN_EVERY_WAY, cycle(NODES_IN_TURN))]
-    on_ranks = [(name, counts, False) for name, counts in zip(list(IN_EVERY_WAY)[::5], cycle(RANKS_IN_TURN))]
-    if os.environ.get("LIGHTNING_STREAMING_ALL_RANKS"):
-        on_ranks = [(name, counts, False) for name in IN_EVERY_WAY for counts in RANKS_IN_TURN]
-    named = [*on_nodes, *on_ranks]
-    return list(
-        dict.fromkeys((name, (2, 2, 2) if name in OF_ONE_TOPOLOGY else counts, nodes) for name, counts, nodes in named)
-    )
+def on_nodes_and_ranks() -> list[Any]:
+    """Return names of cases, with the ranks of three runs, and whether each is a node by itself."""
+    found: list[Any] = []
+    for number, name in enumerate(IN_EVERY_WAY):
+        if name in OF_ONE_TOPOLOGY:
+            counts = {True: [(2, 2, 2)], False: [(2, 2, 2)]}
+            daily = {True: (2, 2, 2), False: (2, 2, 2)}
+        else:
+            counts = {True: list(NODES_IN_TURN), False: list(RANKS_IN_TURN)}
+            daily = {True: NODES_IN_TURN[number // 2 % 2], False: RANKS_IN_TURN[number % 3]}
+        for nodes, all_counts in counts.items():
+            # Every second way is tried with other batch sizes, and the ways between on nodes.
+            is_daily = number % 2 == 1 if nodes else number % 5 == 0
+            for of_runs in all_counts:
+                marks = () if is_daily and of_runs == daily[nodes] else (pytest.mark.nightly,)
+                where = f"{'-'.join(map(str, of_runs))} {'nodes' if nodes else 'ranks'}"
+                found.append(pytest.param(name, of_runs, nodes, marks=marks, id=f"{name}, {where}"))
+    return found
 
 
 class RecorderOfAll(Recorder):
@@ -297,7 +309,7 @@ def to_the_end(run: RunOfAll, ckpt_path: Path | None) -> tuple[Any, Any]:
     "ignore:.*use of fork.*:DeprecationWarning",
     "ignore:It is recommended to use .*sync_dist=True",
 )
-@pytest.mark.parametrize(("name", "counts", "are_nodes"), cases())
+@pytest.mark.parametrize(("name", "counts", "are_nodes"), on_nodes_and_ranks())
 def test_resuming_twice_shows_all_ranks_together_the_same(
     name: str,
     counts: tuple[int, int, int],
