@@ -379,7 +379,7 @@ def validate_first(trainer: Trainer, epoch: int, batches_then: int, batches: int
     loop.val_loop.batch_progress.total.reset_on_restart()
     loop.val_loop.batch_progress.reset_on_run()
     # The interval of this run may count other batches, or time.
-    loop._should_check_val_fx = lambda data_fetcher: True  # type: ignore[method-assign]
+    loop._should_check_val_fx = lambda data_fetcher: True  # type: ignore[method-assign]  # noqa: ARG005
     _keep_loaders(trainer)
 
 
