@@ -327,24 +327,14 @@ class StreamingStateCallback(Callback):
         if place.is_finished or 0 < in_epoch <= batches:
             place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}
             self._note_beginnings()
-            if self._validation.is_due:
-                lightning_internals.validate_first(trainer, place.epoch, place.batches, in_epoch)
-                place.batches = place.batches_in_epoch = in_epoch
-            if self._validation.is_due or lightning_internals.lightning_closes_the_epoch(trainer):
-                self._batches_not_shown = in_epoch
+            if self._still_ends_epoch(trainer, place, in_epoch):
                 self._seek(trainer, loaders)
                 return
             place.epoch, batches = place.epoch + 1, 0
-            self._validation = SavedValidation()
         finished: list[StreamingDataLoader] = []
         # An epoch that was begun with smaller batches may have as many left as it would have had in these.
         if batches or any(cursor.sample_in_epoch for cursor in place.cursors.values()):
-            if self._validation.is_due:
-                lightning_internals.validate_first(trainer, place.epoch, place.batches, batches)
-            else:
-                lightning_internals.resume_epoch(trainer, place.epoch, place.batches, batches)
-            if batches != place.batches:  # of another size
-                self._validation = replace(self._validation, done_after=0)
+            self._resume_epoch(trainer, place, batches)
             if lightning_internals.combination_mode(trainer) == "max_size":
                 finished = [loaders[name] for name, cursor in place.cursors.items() if cursor.sample_in_epoch == 0]
         else:
@@ -355,6 +345,26 @@ class StreamingStateCallback(Callback):
         self._seek(trainer, loaders)
         place.batches_in_epoch = lightning_internals.batches_in_epoch(trainer)
         lightning_internals.fetch_anew(trainer, finished)
+
+    def _still_ends_epoch(self, trainer: Trainer, place: _TrainedSoFar, in_epoch: int) -> bool:
+        """Return whether the trainer has a validation or hooks of the finished epoch's end left; prepare it for them."""
+        if self._validation.is_due:
+            lightning_internals.validate_first(trainer, place.epoch, place.batches, in_epoch)
+            place.batches = place.batches_in_epoch = in_epoch
+        elif not lightning_internals.lightning_closes_the_epoch(trainer):
+            self._validation = SavedValidation()
+            return False
+        self._batches_not_shown = in_epoch
+        return True
+
+    def _resume_epoch(self, trainer: Trainer, place: _TrainedSoFar, batches: int) -> None:
+        """Continue in mid-epoch, after ``batches`` batches of this run; first with the validation that is due."""
+        if self._validation.is_due:
+            lightning_internals.validate_first(trainer, place.epoch, place.batches, batches)
+        else:
+            lightning_internals.resume_epoch(trainer, place.epoch, place.batches, batches)
+        if batches != place.batches:  # batches of another size
+            self._validation = replace(self._validation, done_after=0)
 
     def _read_appended(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> bool:
         """Before an epoch: read what was appended to streams that are followed; whether anything was."""
