@@ -347,7 +347,7 @@ class StreamingStateCallback(Callback):
         lightning_internals.fetch_anew(trainer, finished)
 
     def _still_ends_epoch(self, trainer: Trainer, place: _TrainedSoFar, in_epoch: int) -> bool:
-        """Return whether the trainer has a validation or hooks of the finished epoch's end left; prepare it for them."""
+        """Return whether a validation or hooks of the finished epoch's end are left; prepare the trainer for them."""
         if self._validation.is_due:
             lightning_internals.validate_first(trainer, place.epoch, place.batches, in_epoch)
             place.batches = place.batches_in_epoch = in_epoch
