@@ -157,6 +157,11 @@ def batches_in_epoch(trainer: Trainer) -> int:
     return 0 if batches == float("inf") else int(batches)
 
 
+def batches_completed(trainer: Trainer) -> int:
+    """In hooks of a training batch: return the batches over all epochs that are complete, without this one."""
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.completed)
+
+
 def leads_to_another_epoch(trainer: Trainer, epoch: int, batches: int) -> bool:
     """Whether ``max_epochs`` and ``max_steps`` let a run begin an epoch after the one under way.
 
