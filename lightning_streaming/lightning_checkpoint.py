@@ -18,7 +18,6 @@ from zipfile import ZipFile
 from lightning_streaming.errors import StateError
 
 _EPOCHS, _BATCHES, _EPOCH_STATE = "epoch_progress", "epoch_loop.batch_progress", "epoch_loop.state_dict"
-_VALIDATION = "epoch_loop.val_loop.batch_progress"
 _STATES, _OF_LOADERS = "state_dict", "combined_loader"
 SHARDED_META = "meta.pt"
 """What Lightning calls the part of a sharded checkpoint that is no tensor."""
@@ -104,14 +103,6 @@ def reopen_epoch(checkpoint: Mapping[str, Any], epoch: int) -> None:
     for tracker in (progress["current"], progress["total"]):
         if tracker["processed"] > epoch:
             tracker.update(ready=epoch + 1, started=epoch + 1, processed=epoch, completed=epoch)
-
-
-def repeat_validation(checkpoint: Mapping[str, Any]) -> None:
-    """Let a checkpoint saved in mid-validation say so, in the shape from which Lightning begins it again."""
-    progress = checkpoint["loops"]["fit_loop"][_VALIDATION]
-    for tracker in (progress["total"], progress["current"]):
-        tracker.update(ready=1, started=1, processed=0, completed=0)
-    progress["is_last_batch"] = False
 
 
 def has_loader_states(checkpoint: Mapping[str, Any]) -> bool:

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
+from lightning_streaming.errors import ConfigError
+
 _Options = ParamSpec("_Options")
 _Config = TypeVar("_Config")
 _Object = TypeVar("_Object")
@@ -72,6 +74,48 @@ def explains_options_of(config: type) -> Callable[[_Documented], _Documented]:
         return cls
 
     return decorate
+
+
+def has_keyword(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function has a parameter of this name; False if Python cannot read its signature."""
+    signature = _signature_of(function)
+    return signature is not None and name in signature.parameters
+
+
+def accepts_keyword(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function has a parameter of this name, or takes any keyword."""
+    signature = _signature_of(function)
+    kinds = () if signature is None else [one.kind for one in signature.parameters.values()]
+    return has_keyword(function, name) or inspect.Parameter.VAR_KEYWORD in kinds
+
+
+def check_accepts(function: Callable[..., Any], name: str, form: str, *args: Any, **kwargs: Any) -> None:
+    """Raise if a function cannot be called with these arguments; pass one whose signature Python cannot read.
+
+    Args:
+        function: A user's own.
+        name: What the message calls it.
+        form: What the message says of the arguments, such as ``(sample)``.
+        *args: Arguments of the call; their values do not matter.
+        **kwargs: As well.
+
+    Raises:
+        ConfigError: It accepts other arguments.
+    """
+    signature = _signature_of(function)
+    if signature is None:
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"{name} must accept {form}; its signature is {signature}: {error}") from None
+
+
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin such as dict
+        return None
 
 
 def explanations_of(config: type) -> dict[str, str]:

@@ -41,6 +41,7 @@ from lightning_streaming.loading.shared_memory import make_slots
 from lightning_streaming.loading.state import Cursor, PassStart
 from lightning_streaming.order.partition import Partition
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
+from lightning_streaming.signatures import check_accepts
 from lightning_streaming.units import check_whole
 
 _log = logging.getLogger(__name__)
@@ -149,6 +150,8 @@ class StreamingDataLoader(AcceleratedLoader):
                 f"with_valid is for reading every sample once, but batching_method={method!r} leaves out what fills no "
                 "batch; use batching_method='random'"
             )
+        if kwargs.get("collate_fn") is not None:
+            check_accepts(kwargs["collate_fn"], "collate_fn", "(samples)", [])
         super().__init__(dataset, batch_size=batch_size, **kwargs)
         if isinstance(packing, Budget) and packing.column is None and self.collate_fn is default_collate:
             raise ConfigError(

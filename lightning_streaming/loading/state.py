@@ -16,6 +16,9 @@ None and "loaders" is empty:
      "trainer": {"epoch": 3, "batches": 100, "batches_in_epoch": 400},
      "loaders": {"train": {...}},
      "samples_per_global_batch": {"train": 512}}
+
+Where a validation is due before the next batch, or one has run after batches that are trained again, "validation" says
+so: {"is_due": True, "done_after": 0}.
 """
 
 from __future__ import annotations
@@ -354,6 +357,16 @@ class SavedTrainer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SavedValidation:
+    """Validations of an epoch under way."""
+
+    is_due: bool = False
+    """Whether one is due, or was under way, before the trainer's next batch."""
+    done_after: int = 0
+    """Batches of the epoch after which the last finished one ran."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SavedRun:
     """The state of a run that has been read and found sound."""
 
@@ -363,6 +376,7 @@ class SavedRun:
     """The place of each train loader, by name."""
     samples_per_global_batch: Mapping[str, int]
     """Of some of the loaders: samples of one batch over all ranks."""
+    validation: SavedValidation = field(default_factory=SavedValidation)
 
 
 def read_run(state: object) -> SavedRun:
@@ -383,6 +397,7 @@ def read_run(state: object) -> SavedRun:
         trainer=None if fields.is_none("trainer") else _read_trainer(fields.fields("trainer")),
         loaders=positions,
         samples_per_global_batch={name: batches.whole_number(name, least=1) for name in batches},
+        validation=_read_validation(fields.fields("validation")) if "validation" in fields else SavedValidation(),
     )
     if run.trainer is None and positions:
         raise fields.contradicts(f"'trainer' is None, as before the first batch, but there are {sorted(positions)}")
@@ -400,3 +415,7 @@ def _read_trainer(fields: Fields) -> SavedTrainer:
     if 0 < trainer.batches_in_epoch < trainer.batches:
         raise fields.contradicts(f"'batches' is {trainer.batches} of an epoch of {trainer.batches_in_epoch}")
     return trainer
+
+
+def _read_validation(fields: Fields) -> SavedValidation:
+    return SavedValidation(is_due=fields.one_of("is_due", (False, True)), done_after=fields.whole_number("done_after"))

@@ -6,7 +6,6 @@ any number of workers or ranks, and for one sample made again alone.
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from torch.utils.data import get_worker_info
 from lightning_streaming.errors import ConfigError, SampleError, StreamingError
 from lightning_streaming.loading.collation import is_image
 from lightning_streaming.loading.sample_key import SampleKey
+from lightning_streaming.signatures import check_accepts, has_keyword
 
 _TRANSFORM_KEY = 0x7472616E  # keeps these streams apart from those that shuffle, which are keyed by seed + epoch
 _WORKER_KEY = 0x776F726B
@@ -89,7 +89,7 @@ class SampleTransform:
             have nothing else to draw, they are put back after it.
 
     Raises:
-        ConfigError: ``function`` is no function.
+        ConfigError: ``function`` is no function, or accepts other arguments.
     """
 
     def __init__(self, function: Callable[..., Any] | None, seed_global_rng: bool) -> None:
@@ -97,7 +97,10 @@ class SampleTransform:
             raise ConfigError(f"transform must be a function of a sample, but got {function!r}")
         self.function = function
         self._seeds = seed_global_rng
-        self._wants_rng = function is not None and _wants_rng(function)
+        self._wants_rng = function is not None and has_keyword(function, "rng")
+        if function is not None:
+            rng = {"rng": None} if self._wants_rng else {}
+            check_accepts(function, "transform", "(sample), optionally with rng=...", {}, **rng)
 
     def replaced(self, function: Callable[..., Any] | None) -> SampleTransform:
         """The same with another function."""
@@ -185,13 +188,6 @@ _under_way: ContextVar[_Draws | None] = ContextVar("sample under way", default=N
 
 def _kept() -> Callable[[], AbstractContextManager[None]]:
     return nullcontext if get_worker_info() is not None else global_generators_kept
-
-
-def _wants_rng(transform: Callable[..., Any]) -> bool:
-    try:
-        return "rng" in inspect.signature(transform).parameters
-    except ValueError:  # a builtin like dict, which does not tell
-        return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.join_options import Join
+from lightning_streaming.loading.pack_options import Budget, Pack
 from lightning_streaming.loading.phase_options import Phase
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
@@ -49,6 +51,17 @@ from lightning_streaming.trainer.config import StreamingConfig, shown
 from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
 from lightning_streaming.trainer.where_to_go_on import tell_after_ctrl_c, tell_of_earlier_run
 
+_EXPLAINED: Mapping[str, type] = {
+    "": StreamingConfig,
+    ".streams": Stream,
+    ".phases": Phase,
+    ".join": Join,
+    ".pack": Pack,
+    ".budget": Budget,
+}
+"""Fields of a stage's data that ``--data.train.FIELD.help`` explains, and their classes."""
+_NAMED = (Stream, Join)
+"""Classes of which a field has several, by name."""
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _PRINT = "--print_config"
 _DEBUG = "--debug"
@@ -98,7 +111,7 @@ class StreamingCLI(LightningCLI):
         super().add_core_arguments_to_parser(parser)
         parser.set_defaults({"data": {"class_path": "lightning_streaming.StreamingDataModule"}})
         parser.add_argument(_DEBUG, action=_KeepTracebacks, dest="debug")
-        for below, explains in (("", StreamingConfig), (".streams", Stream), (".phases", Phase)):
+        for below, explains in _EXPLAINED.items():
             options = [f"--data.{stage}{below}.help" for stage in STAGES]
             parser.add_argument(*options, action=_ExplainFields, dest=f"data.explain{below}", explains=explains)
 
@@ -265,7 +278,7 @@ class _ExplainFields(Action):
         assert option_string is not None, "it has no positional form"
         key = option_string.removeprefix("--").removesuffix(".help")
         explanation = jsonargparse.ArgumentParser(usage=SUPPRESS, add_help=False)
-        explanation.add_class_arguments(self._explains, f"{key}.NAME" if self._explains is Stream else key)
+        explanation.add_class_arguments(self._explains, f"{key}.NAME" if self._explains in _NAMED else key)
         explanation.print_help()
         parser.exit()
 

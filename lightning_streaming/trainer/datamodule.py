@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,7 +17,7 @@ from lightning_streaming.loading.dataloader import StreamingDataLoader, watch_fi
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.replaced_names import tells_unknown_arguments
-from lightning_streaming.signatures import explains_options_of, takes_options_of
+from lightning_streaming.signatures import accepts_keyword, check_accepts, explains_options_of, takes_options_of
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
 from lightning_streaming.trainer.first_download import first_download, shown_by
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
@@ -130,6 +130,7 @@ class StreamingDataModule(_WithOptions):
             setattr(self, name, value)  # which a subclass may have a property for
         self.datasets: dict[Stage, StreamingDataset] = {}
         self._leave_out_loaders()
+        self._check_hooks()
 
     # Override these -----------------------------------------------------------------------------------------------
 
@@ -139,7 +140,8 @@ class StreamingDataModule(_WithOptions):
         Args:
             sample: Column name to value.
             stage: "train", "val", "test" or "predict"; augment in "train" only.
-            rng: The sample's own generator: drawing from it gives the same augmentation after any resume.
+            rng: The sample's own generator: drawing from it gives the same augmentation after any resume. An override
+                that draws nothing may leave this parameter out.
         """
         return sample
 
@@ -155,7 +157,7 @@ class StreamingDataModule(_WithOptions):
             world, arguments["replication"] = readers_of(self.trainer)
         return StreamingDataset(
             **arguments,
-            transform=_Transform(self, stage) if self._overrides("transform") else None,
+            transform=self._transform_of(stage) if self._overrides("transform") else None,
             world=world,
         )
 
@@ -284,6 +286,18 @@ class StreamingDataModule(_WithOptions):
             if config is None and stage != "train" and not self._overrides(_hook_of(stage)):
                 setattr(self, _hook_of(stage), getattr(super(), _hook_of(stage)))
 
+    def _check_hooks(self) -> None:
+        name = type(self).__name__
+        if self._overrides("transform"):
+            rng = {"rng": None} if accepts_keyword(self.transform, "rng") else {}
+            form = "(sample, stage=...), optionally with rng=..."
+            check_accepts(self.transform, f"{name}.transform", form, {}, stage="train", **rng)
+        if self._overrides("collate"):
+            check_accepts(self.collate, f"{name}.collate", "(samples)", [])
+
+    def _transform_of(self, stage: Stage) -> Callable[..., Any]:
+        return (_TransformWithRng if accepts_keyword(self.transform, "rng") else _Transform)(self, stage)
+
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(StreamingDataModule, name)
 
@@ -321,6 +335,11 @@ class _Collate(_OfModule):
 
 
 class _Transform(_OfModule):
+    def __call__(self, sample: dict[str, Any]) -> Any:
+        return self._module.transform(sample, stage=self._stage)  # type: ignore[call-arg]  # an override without rng
+
+
+class _TransformWithRng(_OfModule):
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> Any:
         return self._module.transform(sample, stage=self._stage, rng=rng)
 

@@ -24,10 +24,13 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.loops.evaluation_loop import RestartStage as EvaluationRestartStage
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import RestartStage
+from lightning.pytorch.loops.training_epoch_loop import RestartStage as EpochRestartStage
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
 
 from lightning_streaming.errors import ConfigError
@@ -152,6 +155,11 @@ def batches_in_epoch(trainer: Trainer) -> int:
     """Batches of an epoch on each rank, as the trainer is limited to; 0 where some other loader has no length."""
     batches = trainer.num_training_batches
     return 0 if batches == float("inf") else int(batches)
+
+
+def batches_completed(trainer: Trainer) -> int:
+    """In hooks of a training batch: return the batches over all epochs that are complete, without this one."""
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.completed)
 
 
 def leads_to_another_epoch(trainer: Trainer, epoch: int, batches: int) -> bool:
@@ -331,6 +339,61 @@ def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) 
     epoch_loop.batch_progress.is_last_batch = False
     fit_loop._restarting = epoch_loop._restarting = True
     _keep_loaders(trainer)
+
+
+# Validations during training ----------------------------------------------------------------------------------------
+
+
+def is_validation_of_fit(trainer: Trainer) -> bool:
+    """Return whether the validation under way belongs to training, and is not the sanity check."""
+    return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+
+
+def is_validation_due(trainer: Trainer) -> bool:
+    """In ``on_train_batch_end``: return whether the trainer validates before the next batch."""
+    return trainer.fit_loop.epoch_loop._should_check_val_fx(_reading(trainer)[0])
+
+
+def skip_validation(trainer: Trainer) -> None:
+    """In ``on_train_batch_end``: leave out the validation that may be due after this batch."""
+    trainer.fit_loop.epoch_loop._skip_next_val = True
+
+
+def validate_first(trainer: Trainer, epoch: int, batches_then: int, batches: int) -> None:
+    """In ``on_train_start``: make the trainer validate, in the middle or at the end of ``epoch``, before it continues.
+
+    Lightning continues a validation at the batch at which it was saved, but its loaders start over, so the last batches
+    are left out. And it skips a validation that was due but had not begun. So the counters of the validation are set to
+    its beginning, and those of the epoch to what they are after a training batch.
+
+    Args:
+        trainer: The trainer.
+        epoch: The epoch under way.
+        batches_then: Batches done of it, in those of the run that saved.
+        batches: The same position in batches of this run; all of them at the epoch's end.
+    """
+    fit_loop, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    _settle_total(trainer, batches_then)
+    _set_counters(loop.batch_progress.current, batches)
+    loop.batch_progress.is_last_batch = 0 < batches_in_epoch(trainer) <= batches
+    _set_epochs(trainer, begun=epoch + 1, done=epoch)
+    fit_loop._restart_stage = RestartStage.RESTARTED_MID_EPOCH
+    loop._restart_stage = EpochRestartStage.RESTARTED_ON_LAST
+    loop.val_loop._restart_stage = EvaluationRestartStage.RESTARTED_MID_EVALUATION
+    fit_loop._restarting, loop._restarting, loop.val_loop._restarting = False, True, False
+    loop.val_loop.batch_progress.total.reset_on_restart()
+    loop.val_loop.batch_progress.reset_on_run()
+    # The interval of this run may count other batches, or time.
+    loop._should_check_val_fx = lambda data_fetcher: True  # type: ignore[method-assign]  # noqa: ARG005
+    _keep_loaders(trainer)
+
+
+def validate_when_due(trainer: Trainer) -> None:
+    """Let Lightning decide again when to validate, after :func:`validate_first`."""
+    trainer.fit_loop.epoch_loop.__dict__.pop("_should_check_val_fx", None)
+
+
+# Parts of the counters -----------------------------------------------------------------------------------------------
 
 
 def _settle_steps_of_loggers(trainer: Trainer) -> None:

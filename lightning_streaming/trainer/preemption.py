@@ -16,7 +16,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.workers import SHIELDED_SIGNALS
 from lightning_streaming.trainer import lightning_internals
@@ -72,7 +71,6 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
         self._batches = 0
         self._validation_steps_left = 0.0
         self._validating = False
-        self._saving = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Come last, so that all others have had the step that is saved; listen from when Lightning does."""
@@ -80,7 +78,7 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
             return
         if threading.current_thread() is not threading.main_thread():
             rank_zero_warn("PreemptionCheckpoint hears no signal: only a process's main thread can handle them.")
-        self._received, self._batches, self._validating, self._saving = [], 0, False, False
+        self._received, self._batches, self._validating = [], 0, False
         lightning_internals.put_last(trainer, self)
         lightning_internals.take_over(
             trainer, self._signals, lightning_internals.in_this_process_alone(self._received.append)
@@ -122,11 +120,6 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
             self._validating = False
             self._stop_if_told(trainer)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Have a validation that is cut short begin again; checkpoints of others are theirs."""
-        if self._saving and self._validating:
-            lightning_checkpoint.repeat_validation(checkpoint)
-
     def on_exception(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Save nothing: an exception is not a preemption."""
         lightning_internals.give_back(trainer)
@@ -143,7 +136,6 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
         if not signals:
             return
         rank_zero_info(f"{' and '.join(one.name for one in signals)} received: saving {self.ckpt_path}.")
-        self._saving = True
         save_whole(trainer, self.ckpt_path)
         if lightning_internals.asks_for_requeue(trainer, signals) and trainer.is_global_zero:
             lightning_internals.requeue()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from lightning_streaming.loading.other_trainers import datasets_within
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.ranks import can_ask_others
 from lightning_streaming.loading.run import OnChange
-from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION, Cursor, read_run
+from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION, Cursor, SavedValidation, read_run
 from lightning_streaming.order.skips import TrainProgress
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.config import shown
@@ -62,6 +62,7 @@ class StreamingStateCallback(Callback):
         self._pass_epochs: dict[str, int] = {}
         self._known: dict[str, _Known] = {}
         self._batches_not_shown: int | None = None
+        self._validation = SavedValidation()
 
     @property
     def state_key(self) -> str:
@@ -85,6 +86,7 @@ class StreamingStateCallback(Callback):
             },
             "loaders": loaders,
             "samples_per_global_batch": {name: self._known[name].global_batch for name in loaders},
+            **({"validation": asdict(self._validation)} if self._has_validation_to_save(place) else {}),
         }
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -95,8 +97,9 @@ class StreamingStateCallback(Callback):
         lightning_internals.put_first(trainer, self)
         if stage == "fit":
             self._restored, self._put_back = None, {}
+            lightning_internals.validate_when_due(trainer)
             if lightning_internals.is_untouched(trainer):  # a callback may serve one trainer after another
-                self._place = None
+                self._place, self._validation = None, SavedValidation()
             elif self._place is not None and not self._place.is_finished:
                 lightning_internals.count_as_under_way(trainer, self._place.epoch)
             lightning_internals.when_loaders_are_made(trainer, partial(self._put_loaders_back, trainer))
@@ -123,6 +126,7 @@ class StreamingStateCallback(Callback):
                 )
             return
         run = read_run(state)
+        self._validation = run.validation
         lightning_checkpoint.drop_loader_states(checkpoint)
         if run.trainer is None:  # saved before the first batch, as Lightning's tuners do
             self._place, self._begins_again = None, True
@@ -140,7 +144,7 @@ class StreamingStateCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put trainer and loaders at the saved place, or note where they begin."""
         if lightning_internals.is_untouched(trainer):  # Lightning's tuners try steps and take them back
-            self._place = None
+            self._place, self._validation = None, SavedValidation()
         loaders = lightning_internals.streaming_loaders(trainer)
         _check_loaders(trainer, loaders)
         self._put_loaders_back(trainer, loaders)
@@ -185,6 +189,7 @@ class StreamingStateCallback(Callback):
         place = self._place
         place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}
         place.epoch, place.batches = trainer.current_epoch, 0
+        self._validation = SavedValidation()
         self._note_beginnings()
         self._seek(trainer, loaders)
         if self._read_appended(trainer, loaders):
@@ -194,10 +199,20 @@ class StreamingStateCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         """Let the progress bar know the epoch that goes on."""
         self._show_place(trainer, pl_module)
+        if self._validation.is_due:  # there was nothing to validate on
+            lightning_internals.validate_when_due(trainer)
+            self._validation = replace(self._validation, is_due=False)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The same, where it goes on with a validation."""
         self._show_place(trainer, pl_module)
+        if lightning_internals.is_validation_of_fit(trainer):
+            lightning_internals.validate_when_due(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the validation is done; until here a checkpoint says that it is due."""
+        if lightning_internals.is_validation_of_fit(trainer):
+            self._validation = SavedValidation(done_after=self._batches_trained)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Count a batch; everything up to it is safe to save if the weights have seen it."""
@@ -212,6 +227,10 @@ class StreamingStateCallback(Callback):
         if lightning_internals.weights_have_seen_the_batch(trainer):
             self._place.batches = self._batches_trained
             self._place.cursors = dict(self._ends)
+        if self._batches_trained <= self._validation.done_after:  # trained again, and validated before
+            lightning_internals.skip_validation(trainer)
+        elif self._place.batches == self._batches_trained and lightning_internals.is_validation_due(trainer):
+            self._validation = replace(self._validation, is_due=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the epoch, unless it was only cut short by a limit on steps or an early stop."""
@@ -221,6 +240,7 @@ class StreamingStateCallback(Callback):
             return
         place.cursors = {name: self._next_beginning(trainer, name) for name in place.cursors}
         place.epoch, place.batches = trainer.current_epoch + 1, 0
+        self._validation = SavedValidation()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say so where no epoch has a batch."""
@@ -307,15 +327,14 @@ class StreamingStateCallback(Callback):
         if place.is_finished or 0 < in_epoch <= batches:
             place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}
             self._note_beginnings()
-            if lightning_internals.lightning_closes_the_epoch(trainer):
-                self._batches_not_shown = in_epoch
+            if self._still_ends_epoch(trainer, place, in_epoch):
                 self._seek(trainer, loaders)
                 return
             place.epoch, batches = place.epoch + 1, 0
         finished: list[StreamingDataLoader] = []
         # An epoch that was begun with smaller batches may have as many left as it would have had in these.
         if batches or any(cursor.sample_in_epoch for cursor in place.cursors.values()):
-            lightning_internals.resume_epoch(trainer, place.epoch, place.batches, batches)
+            self._resume_epoch(trainer, place, batches)
             if lightning_internals.combination_mode(trainer) == "max_size":
                 finished = [loaders[name] for name, cursor in place.cursors.items() if cursor.sample_in_epoch == 0]
         else:
@@ -326,6 +345,26 @@ class StreamingStateCallback(Callback):
         self._seek(trainer, loaders)
         place.batches_in_epoch = lightning_internals.batches_in_epoch(trainer)
         lightning_internals.fetch_anew(trainer, finished)
+
+    def _still_ends_epoch(self, trainer: Trainer, place: _TrainedSoFar, in_epoch: int) -> bool:
+        """Return whether a validation or hooks of the finished epoch's end are left; prepare the trainer for them."""
+        if self._validation.is_due:
+            lightning_internals.validate_first(trainer, place.epoch, place.batches, in_epoch)
+            place.batches = place.batches_in_epoch = in_epoch
+        elif not lightning_internals.lightning_closes_the_epoch(trainer):
+            self._validation = SavedValidation()
+            return False
+        self._batches_not_shown = in_epoch
+        return True
+
+    def _resume_epoch(self, trainer: Trainer, place: _TrainedSoFar, batches: int) -> None:
+        """Continue in mid-epoch, after ``batches`` batches of this run; first with the validation that is due."""
+        if self._validation.is_due:
+            lightning_internals.validate_first(trainer, place.epoch, place.batches, batches)
+        else:
+            lightning_internals.resume_epoch(trainer, place.epoch, place.batches, batches)
+        if batches != place.batches:  # batches of another size
+            self._validation = replace(self._validation, done_after=0)
 
     def _read_appended(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> bool:
         """Before an epoch: read what was appended to streams that are followed; whether anything was."""
@@ -361,6 +400,9 @@ class StreamingStateCallback(Callback):
         if lightning_internals.is_overfitting(trainer):
             return Cursor(self._pass_epochs.get(name, cursor.epoch), 0)
         return cursor if cursor.sample_in_epoch == 0 else Cursor(cursor.epoch + 1, 0)
+
+    def _has_validation_to_save(self, place: _TrainedSoFar) -> bool:
+        return self._validation.is_due or self._validation.done_after > place.batches
 
     def _show_place(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._batches_not_shown is not None:

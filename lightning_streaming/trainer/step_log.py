@@ -22,11 +22,15 @@ from lightning_streaming.trainer import lightning_internals
 class StepLog(Callback):
     """Logs the samples of each step, so that runs can be compared by :func:`read_step_log`.
 
-    The log has a line for each batch that is trained on: the step, which is ``trainer.global_step`` as the batch
-    begins, and the keys of its samples. It is written before ``backward``, so before the batch is in any weights; at
-    the batch's end where Lightning is not told of a ``backward``. Every global rank writes a file of its own,
-    ``rank0.jsonl``, ...; a run that goes on adds to what is there. Batches stay as they are, and nothing is saved in
-    checkpoints.
+    The log has a line for each batch that is trained on: the number of batches before it, over all epochs;
+    ``trainer.global_step`` as the batch begins; and the keys of its samples. The line is written before ``backward``,
+    so before the batch is in any weights. A second line follows when an optimizer step has taken the batch. Every
+    global rank writes a file of its own, ``rank0.jsonl``, ...; a run that resumes adds to the files. Batches stay as
+    they are, and nothing is saved in checkpoints.
+
+    The log leaves out batches for which ``training_step`` returns None, and samples that a rank reads a second time
+    only to fill the last batch of an epoch. With manual optimization every batch counts as taken when it ends; its line
+    is written then, unless the model calls ``manual_backward``.
 
     Args:
         dirpath: Directory for the log, the same on all ranks; it is made where there is none. A run and those that go
@@ -65,8 +69,9 @@ class StepLog(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Make a line for each loader that gave something for this batch, which the model may yet leave out."""
+        number = {"batch": lightning_internals.batches_completed(trainer), "step": trainer.global_step}
         self._under_way = [
-            _line(self._run, trainer.global_step, name, waiting.popleft())
+            {"run": self._run, **number, "loader": name, **_samples(waiting.popleft())}
             for name, (_loader, waiting) in self._loaders.items()
             if waiting
         ]
@@ -75,9 +80,13 @@ class StepLog(Callback):
         """Write the lines: from here on ranks wait for each other, and none has the batch in its weights yet."""
         self._write()
 
-    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """Write the lines of a batch without a ``backward`` that Lightning is told of."""
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
+        """Write that the weights have the batch, before other callbacks save them."""
+        if pl_module.automatic_optimization:
+            self._under_way = []  # without a backward there was no loss
         self._write()
+        if self._log is not None and lightning_internals.weights_have_seen_the_batch(trainer):
+            self._log.write({"run": self._run, "taken": lightning_internals.batches_completed(trainer) + 1})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the log."""
@@ -109,13 +118,13 @@ class StepLog(Callback):
             self._log = None
 
 
-def _line(run: int, step: int, loader: str, keys: SampleKeys) -> dict[str, Any]:
+def _samples(keys: SampleKeys) -> dict[str, Any]:
     names, epoch, seed = keys.of_pass
     samples = [
         (position, names[stream], shard, index, first_token)
         for position, stream, shard, index, first_token in keys.rows[keys.valid.numpy()].tolist()
     ]
-    return {"run": run, "step": step, "loader": loader, "epoch": epoch, "shuffle_seed": seed, "samples": samples}
+    return {"epoch": epoch, "shuffle_seed": seed, "samples": samples}
 
 
 def _latest_run(directory: Path) -> int:
@@ -136,20 +145,30 @@ class PartKey(SampleKey):
     """The token of the document with which it begins."""
 
 
-class _Line(NamedTuple):
+class _Batch(NamedTuple):
+    """A batch of one loader on one rank."""
+
     run: int
-    step: int
+    batch: int
     loader: str
     keys: tuple[SampleKey, ...]
 
 
-def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> list[SampleKey]:
-    """The samples in the weights that a run ended with, by the log that :class:`StepLog` wrote of it.
+class _Taken(NamedTuple):
+    """An optimizer step that took all batches before the ``batch``-th."""
 
-    A run that went on from a checkpoint began with a step; what an earlier one had read in that step and after it is in
-    no weights any more, and is left out. Two runs have trained on the same samples in the same order if these lists are
-    equal, whatever the number of ranks and the batch size. A sample that was read twice in an epoch is there twice; a
-    document that was cut between packs, once for each part: all but the first are a :class:`PartKey`.
+    run: int
+    batch: int
+
+
+def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> list[SampleKey]:
+    """Return the samples in the weights that a run ended with, by the log that :class:`StepLog` wrote of it.
+
+    A run that resumed from a checkpoint began with some batch; what an earlier run had read from that batch on is in no
+    weights any more, and is left out. So are batches at the end that no optimizer step took. Two runs have trained on
+    the same samples in the same order if these lists are equal, whatever the number of ranks and the batch size. A
+    sample that was read twice in an epoch is there twice, but not if the second time only filled the epoch's last
+    batch. A document that was cut between packs is there once for each part: all but the first are a :class:`PartKey`.
 
     Args:
         dirpath: Directory of the log, with the files of all ranks.
@@ -162,22 +181,28 @@ def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> lis
         ConfigError: No log is there, or none of that loader.
         FormatError: A whole line is not one of a step log.
     """
-    runs: dict[int, list[_Line]] = {}
+    runs: dict[int, list[_Batch]] = {}
+    taken: dict[int, int] = {}
     for path in _files(Path(dirpath)):
         for text, where in whole_lines(path):
             line = _parsed(text, where)
-            runs.setdefault(line.run, []).append(line)
-    kept: list[_Line] = []
+            if isinstance(line, _Taken):
+                taken[line.run] = max(line.batch, taken.get(line.run, 0))
+            else:
+                runs.setdefault(line.run, []).append(line)
+    kept: list[_Batch] = []
     for _, lines in sorted(runs.items()):
-        begins = min(line.step for line in lines)
-        kept = [line for line in kept if line.step < begins] + lines
+        begins = min(line.batch for line in lines)
+        kept = [line for line in kept if line.batch < begins] + lines  # in the checkpoint that this run resumed from
+    last = max(runs, default=0)
+    kept = [line for line in kept if line.run != last or line.batch < taken.get(last, 0)]
     if not any(line.loader == loader for line in kept):
         found = ", ".join(sorted({line.loader for line in kept})) or "none"
         raise ConfigError(
             f"{os.fspath(dirpath)} has no log of steps of the train loader {loader!r}; loaders in it: {found}. It is "
             "written by lightning_streaming.StepLog, a callback of the trainer"
         )
-    read = {(line.run, line.step, key) for line in kept if line.loader == loader for key in line.keys}
+    read = {(line.run, line.batch, key) for line in kept if line.loader == loader for key in line.keys}
     return sorted((key for *_, key in read), key=_place)
 
 
@@ -191,11 +216,13 @@ def _key(common: Mapping[str, Any], position: int, stream: str, shard: int, inde
     return PartKey.from_dict({**values, "first_token": first_token}) if first_token else SampleKey.from_dict(values)
 
 
-def _parsed(text: bytes, where: str) -> _Line:
+def _parsed(text: bytes, where: str) -> _Batch | _Taken:
     try:
         values: Mapping[str, Any] = json.loads(text)
+        if "taken" in values:
+            return _Taken(int(values["run"]), int(values["taken"]))
         common = {"epoch": values["epoch"], "shuffle_seed": values["shuffle_seed"]}
         keys = tuple(_key(common, *sample) for sample in values["samples"])
-        return _Line(int(values["run"]), int(values["step"]), str(values["loader"]), keys)
+        return _Batch(int(values["run"]), int(values["batch"]), str(values["loader"]), keys)
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{where} is not one of a log of steps, but {text[:200]!r}") from error

@@ -21,7 +21,7 @@ import torch
 
 from lightning_streaming import Stream, StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
-from lightning_streaming.loading.state import RUN_VERSION, SavedTrainer, read_run, read_state
+from lightning_streaming.loading.state import RUN_VERSION, SavedTrainer, SavedValidation, read_run, read_state
 from tests.helpers import State, ids, json_copy, make_dataset, make_loader, read_epochs, write_dataset, write_shards
 from tests.loading.mutated import mutations
 from tests.loading.processes import wait_until
@@ -439,6 +439,15 @@ def test_a_trainer_may_stand_anywhere_in_its_epoch_and_at_its_end(data: Path, ba
 def test_a_trainer_beyond_the_end_of_its_epoch_is_refused(data: Path) -> None:
     with pytest.raises(StateError, match="'batches' is 9 of an epoch of 8"):
         read_run(run_state(data, 9, 8))
+
+
+def test_a_validation_that_was_due_is_read_and_checked(data: Path) -> None:
+    state = run_state(data, 7, 8)
+    assert read_run(state).validation == SavedValidation()
+    assert read_run({**state, "validation": {"is_due": True, "done_after": 6}}).validation.is_due
+    for wrong, of in (({"is_due": 1, "done_after": 0}, "'is_due' of"), ({"is_due": True, "done_after": -1}, "'done_")):
+        with pytest.raises(StateError, match=of):
+            read_run({**state, "validation": wrong})
 
 
 def run_state(data: Path, batches: int, in_epoch: int) -> State:

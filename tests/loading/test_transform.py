@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from lightning_streaming import MDSWriter, World, rng_for
-from lightning_streaming.errors import SampleError
+from lightning_streaming.errors import ConfigError, SampleError
 from lightning_streaming.loading.transform import rng_of_worker, seed_global_generators
 from tests.helpers import make_dataset, make_loader, write_dataset
 
@@ -169,6 +169,19 @@ def test_the_users_own_seeds_of_workers_stand(root: Path) -> None:
     _seed_all(7)
     expected = _draw()
     assert _first_draws(root, 0, worker_init_fn=lambda worker: _seed_all(7)) == [expected, expected]
+
+
+@pytest.mark.parametrize("transform", [lambda: None, lambda sample, stage: sample, lambda sample, stage, rng: sample])
+def test_a_transform_with_other_arguments_is_refused_at_construction(transform: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"transform must accept \(sample\), optionally with rng="):
+        make_dataset(tmp_path, transform=transform)
+    for taken in (dict, lambda sample, rng, more=0: sample, lambda *samples, **_: samples):
+        make_dataset(tmp_path, transform=taken)
+
+
+def test_a_collate_fn_with_other_arguments_is_refused_at_construction(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"collate_fn must accept \(samples\); .*'stage'"):
+        make_loader(tmp_path, loader={"collate_fn": lambda samples, stage: samples})
 
 
 def _refuse(sample: dict[str, Any]) -> None:

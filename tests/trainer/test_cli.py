@@ -1,21 +1,34 @@
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import docstring_parser
 import pytest
 import torch
 from lightning.pytorch import LightningModule
 
-from lightning_streaming import MDSWriter, Phase, Stream, StreamingConfig, StreamingDataModule, read_step_log
+from lightning_streaming import (
+    Budget,
+    Join,
+    MDSWriter,
+    Pack,
+    Phase,
+    Stream,
+    StreamingConfig,
+    StreamingDataModule,
+    read_step_log,
+)
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.trainer.cli import StreamingCLI, main
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 
+ROOT = Path(__file__).parents[2]
 RUN = """
 seed_everything: 1
 model:
@@ -100,17 +113,39 @@ def test_help_keeps_the_lines_of_its_examples(capsys: pytest.CaptureFixture[str]
         ("data.test", StreamingConfig),
         ("data.val.streams", Stream),
         ("data.train.phases", Phase),
+        ("data.train.pack", Pack),
+        ("data.val.budget", Budget),
+        ("data.train.join", Join),
     ],
 )
 def test_help_of_nested_data_explains_every_field(
-    key: str, explained: type[StreamingConfig] | type[Stream] | type[Phase], capsys: pytest.CaptureFixture[str]
+    key: str, explained: type[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = " ".join(output_of("fit", f"--{key}.help", capsys=capsys).split())
-    prefix = f"--{key}.NAME" if explained is Stream else f"--{key}"
+    prefix = f"--{key}.NAME" if explained in (Stream, Join) else f"--{key}"
     texts = {param.arg_name: param.description for param in docstring_parser.parse(explained.__doc__ or "").params}
     for field in fields(explained):
         assert f"{prefix}.{field.name} " in shown
         assert " ".join((texts[field.name] or "undocumented").split()) in shown
+
+
+HELP_OF_FIELDS = re.compile(r"--(?:data|model|trainer)\b[\w.]*\.help\b(?:=[\w.]+)?")
+OF_NO_CLASS = "=my_project."
+"""What pages call classes that readers are to write."""
+
+
+def test_every_help_that_a_page_or_a_help_text_names_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/*"), *ROOT.glob("examples/*.*")]
+    code = [path for path in ROOT.glob("lightning_streaming/**/*.py") if path.name != "cli.py"]
+    named = {option for path in [*pages, *code] for option in HELP_OF_FIELDS.findall(path.read_text())}
+    assert {"--data.help", "--data.train.help", "--data.train.pack.help", "--data.train.budget.help"} <= named
+    listed = output_of("fit", "--help", capsys=capsys)
+    options = {*re.findall(r"--[\w.]+", listed)}
+    of_classes = {option for option in named if "=" in option}
+    assert named - of_classes <= options
+    for option in of_classes:
+        if OF_NO_CLASS not in option:
+            assert "  --" in output_of("fit", option, capsys=capsys), option
 
 
 def test_help_lists_the_explanations(capsys: pytest.CaptureFixture[str]) -> None:

@@ -178,6 +178,46 @@ class Augmenting(StreamingDataModule):
         }
 
 
+class WithoutRng(StreamingDataModule):
+    """Has a transform that draws nothing."""
+
+    def transform(self, sample: dict[str, Any], stage: str) -> Any:  # type: ignore[override]
+        return {"id": sample["id"], "is_train": stage == "train"}
+
+
+class WithKeywords(StreamingDataModule):
+    """Takes whatever else a transform gets."""
+
+    def transform(self, sample: dict[str, Any], **others: Any) -> Any:  # type: ignore[override]
+        return {"id": sample["id"], "is_train": others["stage"] == "train" and others["rng"].random() < 1}
+
+
+@pytest.mark.parametrize("kind", [WithoutRng, WithKeywords])
+def test_a_transform_takes_a_generator_if_it_wants_one(kind: type[StreamingDataModule], data: Path) -> None:
+    module = kind(train=config(data), val=config(data, "val"), batch_size=4)
+    module.setup("fit")
+    for loader, is_train in ((module.train_dataloader(), True), (module.val_dataloader(), False)):
+        assert next(iter(loader))["is_train"].tolist() == [is_train] * 4
+
+
+def test_hooks_that_take_other_arguments_are_refused_when_the_module_is_built(data: Path) -> None:
+    def build(**hooks: Any) -> StreamingDataModule:
+        kind: Any = type("Mine", (StreamingDataModule,), hooks)
+        built: StreamingDataModule = kind(train=config(data))
+        return built
+
+    no_stage = (
+        r"Mine.transform must accept \(sample, stage=\.\.\.\), optionally with rng=\.\.\.; .*keyword argument 'stage'"
+    )
+    with pytest.raises(ConfigError, match=no_stage):
+        build(transform=lambda self, sample: sample)
+    with pytest.raises(ConfigError, match=r"missing a required argument: 'other'"):
+        build(transform=lambda self, sample, stage, rng, other: sample)
+    with pytest.raises(ConfigError, match=r"Mine.collate must accept \(samples\); .*: 'stage'"):
+        build(collate=lambda self, samples, stage: samples)
+    build(transform=lambda self, sample, stage, extra=1: sample, collate=staticmethod(list))
+
+
 def drawn_noise(data: Path, **settings: Any) -> dict[int, float]:
     module = Augmenting(train=config(data), **settings)
     module.setup("fit")

@@ -196,14 +196,7 @@ def test_resuming_twice_shows_the_weights_the_same(
     assert resumed_trainer.num_training_batches == whole_trainer.num_training_batches
     assert resumed.diary.batches == whole.diary.batches
     assert resumed.diary.estimates == whole.diary.estimates
-    assert resumed.diary.validations <= whole.diary.validations
-    left_out = {step for _, step in whole.diary.validations - resumed.diary.validations}
-    assert left_out <= saved_steps(tmp_path), "only what was due right after a save is left out"
-
-
-def saved_steps(directory: Path) -> set[int]:
-    """Optimizer steps after which a run has saved."""
-    return {torch.load(path, weights_only=True)["global_step"] for path in directory.rglob("*.ckpt")}
+    assert resumed.diary.validations == whole.diary.validations
 
 
 BY_BATCHES = (

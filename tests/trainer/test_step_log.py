@@ -130,6 +130,25 @@ class _Manual(Recorder):
         optimizer.step()
 
 
+class _ManualWithOwnOptimizer(_Manual):
+    """Steps an optimizer that Lightning does not wrap, so its global step stays 0."""
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        Recorder.training_step(self, batch, batch_idx).backward()  # type: ignore[no-untyped-call]
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        optimizer.step()
+        self.seen += self.pending
+        self.pending = []
+
+
+class _LeavesOutLosses(Recorder):
+    """Returns no loss for the second batch of each epoch."""
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> Any:
+        return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+
+
 class _Fetches(Recorder):
     def training_step(self, dataloader_iter: Iterator[Any]) -> torch.Tensor:  # type: ignore[override]
         batch, batch_idx, _ = next(dataloader_iter)
@@ -142,7 +161,26 @@ def test_what_the_model_leaves_out_is_not_in_the_log(data: Path, tmp_path: Path)
     assert len(model.seen) == 3 * 2 * 4
 
 
-@pytest.mark.parametrize("model", [Recorder, _Manual])
+@pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_batch_without_a_loss_is_not_in_the_log(data: Path, tmp_path: Path, accumulate: int) -> None:
+    run = with_trainer(Run(data=data, directory=tmp_path), accumulate_grad_batches=accumulate, max_epochs=1)
+    model, _ = run.fit(callbacks=[StepLog(tmp_path / "log")], model=_LeavesOutLosses)
+    assert _seen(tmp_path / "log", data) == model.seen
+    assert len(model.seen) == 29 - 4
+
+
+def test_what_no_optimizer_step_took_is_left_out(data: Path, tmp_path: Path) -> None:
+    run = with_trainer(Run(data=data, directory=tmp_path), accumulate_grad_batches=3)
+    stop = SaveThenStop("on_train_batch_end", 5, tmp_path / "saved.ckpt")
+    model, _ = run.fit(callbacks=[stop, StepLog(tmp_path / "log")])
+    assert len(model.seen) == 12
+    assert _seen(tmp_path / "log", data) == model.seen
+    resumed, _ = run.fit(callbacks=[StepLog(tmp_path / "log")], ckpt_path=tmp_path / "saved.ckpt")
+    assert _seen(tmp_path / "log", data) == resumed.seen
+
+
+@pytest.mark.parametrize("model", [Recorder, _Manual, _ManualWithOwnOptimizer])
 def test_whoever_saves_at_a_batchs_end_finds_it_in_the_log(data: Path, tmp_path: Path, model: type[Recorder]) -> None:
     run, ckpt_path = Run(data=data, directory=tmp_path), tmp_path / "saved.ckpt"
     run.fit(callbacks=[SaveThenStop("on_train_batch_end", 3, ckpt_path), StepLog(tmp_path / "parts")], model=model)
@@ -173,13 +211,14 @@ def test_runs_are_in_turn_whatever_the_clocks_say(data: Path, tmp_path: Path, mo
 
 
 def _write(directory: Path, *lines: tuple[int, int, int, Sequence[int]], loader: str = "train") -> Path:
-    """Lines of rank, run, step, and positions."""
+    """Lines of rank, run, batch, and positions; all of them are in the weights."""
     directory.mkdir(exist_ok=True)
     for rank, run, step, positions in lines:
-        values: dict[str, Any] = {"run": run, "step": step, "loader": loader, "epoch": 0, "shuffle_seed": 9}
+        values: dict[str, Any] = {"run": run, "batch": step, "step": step, "loader": loader}
+        values |= {"epoch": 0, "shuffle_seed": 9}
         values["samples"] = [[position, "a", 0, 10 * position, 0] for position in positions]
         with (directory / f"rank{rank}.jsonl").open("a") as file:
-            file.write(json.dumps(values) + "\n")
+            file.write(json.dumps(values) + "\n" + json.dumps({"run": run, "taken": step + 1}) + "\n")
     return directory
 
 
@@ -190,6 +229,9 @@ def _positions(directory: Path, loader: str = "train") -> list[int]:
 def test_what_is_in_no_weights_any_more_is_left_out_on_all_ranks(tmp_path: Path) -> None:
     log = _write(tmp_path / "a", (0, 1, 0, [0]), (1, 1, 0, [1]), (0, 1, 1, [2]), (1, 1, 1, [3]), (1, 1, 2, [5]))
     assert _positions(log) == [0, 1, 2, 3, 5]
+    with (log / "rank1.jsonl").open("a") as file:  # the rank that was ended last
+        file.write((log / "rank1.jsonl").read_text().splitlines()[-2].replace('"batch": 2', '"batch": 3') + "\n")
+    assert _positions(log) == [0, 1, 2, 3, 5], "no optimizer step is known to have taken batch 3"
     _write(log, (0, 2, 1, [2, 3]), (0, 2, 2, [4, 5]))
     assert _positions(log) == [0, 1, 2, 3, 4, 5]
     assert read_step_log(log)[4] == SampleKey(stream="a", shard=0, index=40, epoch=0, position=4, shuffle_seed=9)

@@ -202,6 +202,7 @@ def move_trainer(checkpoint: MutableMapping[str, Any], epoch: int, batches: int)
     lightning_checkpoint.move_counters(checkpoint, batches_trained(checkpoint), epoch, batches)
     trainer = checkpoint["callbacks"][CALLBACK_KEY]["trainer"]
     trainer.update(epoch=epoch, batches=batches)
+    checkpoint["callbacks"][CALLBACK_KEY].pop("validation", None)  # belongs to the position before
     if batches >= trainer["batches_in_epoch"]:
         trainer["batches_in_epoch"] = 0  # the epoch is to go on: how long it is will be seen
 
