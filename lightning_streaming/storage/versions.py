@@ -74,7 +74,7 @@ def listed_version(entry: Mapping[str, Any]) -> str:
     if etag := entry.get("ETag") or entry.get("etag"):
         return f"etag:{bare_etag(str(etag))}"
     if isinstance(entry.get("mtime"), (int, float)):  # of a local file
-        return f"file:{entry.get('ino', 0)}-{entry['mtime']!r}"
+        return f"mtime:{entry['mtime']!r}"  # no inode: some filesystems in user space give a file another one
     modified = next((entry[key] for key in _MODIFIED_KEYS if entry.get(key)), "")
     text = modified.isoformat() if isinstance(modified, datetime) else str(modified)
     return text and f"modified:{text}"
@@ -123,7 +123,7 @@ def check_local(pin: Pin, shown: str, found: os.stat_result) -> None:
 
 
 def _local_version(found: os.stat_result) -> dict[str, str]:
-    return {"file": f"{found.st_ino}-{found.st_mtime!r}"}
+    return {"mtime": repr(found.st_mtime)}
 
 
 def bare_etag(etag: str) -> str:
