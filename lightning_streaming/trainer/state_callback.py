@@ -62,7 +62,6 @@ class StreamingStateCallback(Callback):
         self._pass_epochs: dict[str, int] = {}
         self._known: dict[str, _Known] = {}
         self._batches_not_shown: int | None = None
-        self._validation = SavedValidation()
 
     @property
     def state_key(self) -> str:
@@ -86,7 +85,7 @@ class StreamingStateCallback(Callback):
             },
             "loaders": loaders,
             "samples_per_global_batch": {name: self._known[name].global_batch for name in loaders},
-            **({"validation": asdict(self._validation)} if self._has_validation_to_save(place) else {}),
+            **({"validation": asdict(place.validation)} if place.validation_matters else {}),
         }
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -99,7 +98,7 @@ class StreamingStateCallback(Callback):
             self._restored, self._put_back = None, {}
             lightning_internals.validate_when_due(trainer)
             if lightning_internals.is_untouched(trainer):  # a callback may serve one trainer after another
-                self._place, self._validation = None, SavedValidation()
+                self._place = None
             elif self._place is not None and not self._place.is_finished:
                 lightning_internals.count_as_under_way(trainer, self._place.epoch)
             lightning_internals.when_loaders_are_made(trainer, partial(self._put_loaders_back, trainer))
@@ -126,7 +125,6 @@ class StreamingStateCallback(Callback):
                 )
             return
         run = read_run(state)
-        self._validation = run.validation
         lightning_checkpoint.drop_loader_states(checkpoint)
         if run.trainer is None:  # saved before the first batch, as Lightning's tuners do
             self._place, self._begins_again = None, True
@@ -144,7 +142,7 @@ class StreamingStateCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put trainer and loaders at the saved place, or note where they begin."""
         if lightning_internals.is_untouched(trainer):  # Lightning's tuners try steps and take them back
-            self._place, self._validation = None, SavedValidation()
+            self._place = None
         loaders = lightning_internals.streaming_loaders(trainer)
         _check_loaders(trainer, loaders)
         self._put_loaders_back(trainer, loaders)
@@ -153,7 +151,8 @@ class StreamingStateCallback(Callback):
         if self._restored is not None:
             restored, self._restored = self._restored, None
             cursors = {name: self._put_back[name][1] for name in loaders}
-            self._place = _TrainedSoFar(**restored["trainer"], cursors=cursors)
+            validation = SavedValidation(**restored.get("validation", {}))
+            self._place = _TrainedSoFar(**restored["trainer"], cursors=cursors, validation=validation)
             self._go_to_place(trainer, loaders)
             _report_resume(trainer, self._place.cursors, loaders, restored.get("samples_per_global_batch", {}))
             _check_cut_is_read_once(trainer, self._place, loaders)
@@ -188,8 +187,7 @@ class StreamingStateCallback(Callback):
             return
         place = self._place
         place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}
-        place.epoch, place.batches = trainer.current_epoch, 0
-        self._validation = SavedValidation()
+        place.begin(trainer.current_epoch)
         self._note_beginnings()
         self._seek(trainer, loaders)
         if self._read_appended(trainer, loaders):
@@ -199,9 +197,9 @@ class StreamingStateCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         """Let the progress bar know the epoch that goes on."""
         self._show_place(trainer, pl_module)
-        if self._validation.is_due:  # there was nothing to validate on
+        if self._place is not None and self._place.validation.is_due:  # there was nothing to validate on
             lightning_internals.validate_when_due(trainer)
-            self._validation = replace(self._validation, is_due=False)
+            self._place.validation = replace(self._place.validation, is_due=False)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The same, where it goes on with a validation."""
@@ -211,8 +209,8 @@ class StreamingStateCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note that the validation is done; until here a checkpoint says that it is due."""
-        if lightning_internals.is_validation_of_fit(trainer):
-            self._validation = SavedValidation(done_after=self._batches_trained)
+        if self._place is not None and lightning_internals.is_validation_of_fit(trainer):
+            self._place.validation = SavedValidation(done_after=self._batches_trained)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Count a batch; everything up to it is safe to save if the weights have seen it."""
@@ -227,10 +225,10 @@ class StreamingStateCallback(Callback):
         if lightning_internals.weights_have_seen_the_batch(trainer):
             self._place.batches = self._batches_trained
             self._place.cursors = dict(self._ends)
-        if self._batches_trained <= self._validation.done_after:  # trained again, and validated before
+        if self._batches_trained <= self._place.validation.done_after:  # trained again, and validated before
             lightning_internals.skip_validation(trainer)
         elif self._place.batches == self._batches_trained and lightning_internals.is_validation_due(trainer):
-            self._validation = replace(self._validation, is_due=True)
+            self._place.validation = replace(self._place.validation, is_due=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the epoch, unless it was only cut short by a limit on steps or an early stop."""
@@ -239,8 +237,7 @@ class StreamingStateCallback(Callback):
         if place is None or not trainer.is_last_batch:
             return
         place.cursors = {name: self._next_beginning(trainer, name) for name in place.cursors}
-        place.epoch, place.batches = trainer.current_epoch + 1, 0
-        self._validation = SavedValidation()
+        place.begin(trainer.current_epoch + 1)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say so where no epoch has a batch."""
@@ -330,7 +327,7 @@ class StreamingStateCallback(Callback):
             if self._still_ends_epoch(trainer, place, in_epoch):
                 self._seek(trainer, loaders)
                 return
-            place.epoch, batches = place.epoch + 1, 0
+            place.epoch, place.validation, batches = place.epoch + 1, SavedValidation(), 0
         finished: list[StreamingDataLoader] = []
         # An epoch that was begun with smaller batches may have as many left as it would have had in these.
         if batches or any(cursor.sample_in_epoch for cursor in place.cursors.values()):
@@ -348,23 +345,22 @@ class StreamingStateCallback(Callback):
 
     def _still_ends_epoch(self, trainer: Trainer, place: _TrainedSoFar, in_epoch: int) -> bool:
         """Return whether a validation or hooks of the finished epoch's end are left; prepare the trainer for them."""
-        if self._validation.is_due:
+        if place.validation.is_due:
             lightning_internals.validate_first(trainer, place.epoch, place.batches, in_epoch)
             place.batches = place.batches_in_epoch = in_epoch
         elif not lightning_internals.lightning_closes_the_epoch(trainer):
-            self._validation = SavedValidation()
             return False
         self._batches_not_shown = in_epoch
         return True
 
     def _resume_epoch(self, trainer: Trainer, place: _TrainedSoFar, batches: int) -> None:
         """Continue in mid-epoch, after ``batches`` batches of this run; first with the validation that is due."""
-        if self._validation.is_due:
+        if place.validation.is_due:
             lightning_internals.validate_first(trainer, place.epoch, place.batches, batches)
         else:
             lightning_internals.resume_epoch(trainer, place.epoch, place.batches, batches)
         if batches != place.batches:  # batches of another size
-            self._validation = replace(self._validation, done_after=0)
+            place.validation = replace(place.validation, done_after=0)
 
     def _read_appended(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> bool:
         """Before an epoch: read what was appended to streams that are followed; whether anything was."""
@@ -401,9 +397,6 @@ class StreamingStateCallback(Callback):
             return Cursor(self._pass_epochs.get(name, cursor.epoch), 0)
         return cursor if cursor.sample_in_epoch == 0 else Cursor(cursor.epoch + 1, 0)
 
-    def _has_validation_to_save(self, place: _TrainedSoFar) -> bool:
-        return self._validation.is_due or self._validation.done_after > place.batches
-
     def _show_place(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._batches_not_shown is not None:
             lightning_internals.show_epoch_from(trainer, pl_module, self._batches_not_shown)
@@ -430,6 +423,16 @@ class _TrainedSoFar:
     """Batches that this epoch has for the trainer, on each rank."""
     cursors: dict[str, Cursor] = field(default_factory=dict)
     """For each loader, the end of what the weights have seen."""
+    validation: SavedValidation = field(default_factory=SavedValidation)
+
+    def begin(self, epoch: int) -> None:
+        """Move to the beginning of an epoch."""
+        self.epoch, self.batches, self.validation = epoch, 0, SavedValidation()
+
+    @property
+    def validation_matters(self) -> bool:
+        """Whether a resumed run must know of validations: one is due, or one ran after batches that it trains again."""
+        return self.validation.is_due or self.validation.done_after > self.batches
 
     @property
     def is_finished(self) -> bool:
