@@ -31,7 +31,9 @@ from lightning_streaming.errors import (
 from lightning_streaming.formats.array_lengths import column_lengths
 from lightning_streaming.formats.columns import encodings_of, flat_column, read_columns
 from lightning_streaming.formats.index import dump_index, parse_index
-from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.other_formats import RangedFile, ShardReader
+from lightning_streaming.formats.parquet import ParquetFormat
+from lightning_streaming.formats.parquet_footers import Footer
 from lightning_streaming.formats.shard import check_shard, may_be_flat, narrowed, open_shard, other_format, plain_kind
 from lightning_streaming.formats.shard_table import PART, ShardInfo, column_names
 from tests.formats.stored import Folder, arrays_in, describe
@@ -387,6 +389,24 @@ def test_a_file_that_has_changed_is_told_or_read_rightly(tmp_path: Path) -> None
     mixed = replace(infos[1], zip_data=other[0].zip_data)
     with raises(ShardCorruptError, "has changed since its index was made", "row group 1"):
         unpacked(mixed, tmp_path, parts=parts)
+
+
+def test_what_is_known_of_a_file_is_not_used_for_another_version_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, footers = describe(write(tmp_path), "parquet")[0], list[str]()
+    assert info.zip_data is not None
+    stored, parts = StoredInPlace(tmp_path / "a.parquet", info.zip_data.bytes), PartsOfFiles()
+    look = ParquetFormat.look
+
+    def noted(self: ParquetFormat, stored: RangedFile) -> Footer:
+        footers.append(stored.shown)
+        return look(self, stored)
+
+    monkeypatch.setattr(ParquetFormat, "look", noted)
+    for version, read_before in ((1, 1), (1, 1), (2, 2), (1, 2)):
+        parts.unpack(info, stored, tmp_path / "raw", version=version)
+        assert len(footers) == read_before
 
 
 def test_a_value_that_cannot_be_read_is_told_with_its_row_group(tmp_path: Path) -> None:
