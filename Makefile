@@ -39,7 +39,7 @@ test-lowest: $(LOWEST)/.ready  ## Run the tests that depend on Lightning and sto
 	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal $(LOWEST_TESTS)
 
 test-peers: $(READY) $(PEERS_READY)  ## Run the guides from other libraries with these, in .venv-peers or with PEERS=/path/to/python
-	PEERS=$(abspath $(PEERS)) $(BIN)/python -m pytest -rs tests/docs/test_migration_guides.py
+	PEERS=$(abspath $(PEERS)) $(BIN)/python -m pytest --all -rs tests/docs/test_migration_guides.py
 
 check: $(READY)  ## Lint, format and type checks
 	$(BIN)/ruff check .

@@ -141,6 +141,7 @@ def test_workers_that_are_killed_in_mid_part_are_replaced(cluster: None, tmp_pat
     assert shards(out) == shards(write_here(tmp_path / "here", inputs=numbers))
 
 
+@pytest.mark.nightly
 def test_a_program_without_a_cluster_gets_one_and_a_clean_stdout(tmp_path: Path) -> None:
     script = (
         "from tests.writing import part_functions as make\n"
