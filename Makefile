@@ -27,7 +27,7 @@ test: $(READY)  ## Run the tests: every behaviour, and a rotation of the slow ca
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 --durations-min 5
 
 test-all: $(READY)  ## Run every case of every test, as before a release
-	$(BIN)/python -m pytest -n 2 --dist worksteal --all
+	$(BIN)/python -m pytest -n 2 --dist worksteal --all -o timeout=900
 
 test-fast: $(READY)  ## Run those that start no process, no trainer and no store
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m fast

@@ -74,6 +74,11 @@ def some(values: Sequence[Any], most: int) -> list[Any]:
     return [values[index] for index in indexes]
 
 
+def kills(by_day: int, at_night: int) -> int:
+    """Return how many processes a test kills; LIGHTNING_STREAMING_KILLS says another number."""
+    return int(os.environ.get("LIGHTNING_STREAMING_KILLS", at_night if _tier == "all" else by_day))
+
+
 def deselect_nightly(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what ``make test`` does not run, unless the run has ``--all`` or names a test."""
     if tier(config) == "all" or any("::" in name for name in config.args):

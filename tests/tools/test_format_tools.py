@@ -112,6 +112,7 @@ def unpacked(root: Path) -> list[Path]:
 # --- convert ---
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("kind", LARGE)
 def test_what_was_converted_is_read_in_the_same_order(kind: str, tmp_path: Path) -> None:
     source, told = make(tmp_path, kind)
@@ -261,6 +262,7 @@ def test_a_block_length_needs_a_format(tmp_path: Path) -> None:
 # --- verify ---
 
 
+@pytest.mark.rotate(8)
 @pytest.mark.parametrize(
     ("kind", "workers"), [*((kind, 1) for kind in KINDS), ("npy", 2), ("webdataset gz", 2), ("mixed_chunk", 2)]
 )
@@ -390,6 +392,7 @@ def below(tmp_path: Path, kind: str) -> tuple[Path, list[Any]]:
     return tmp_path / "all", told
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("kind", ["npy", "megatron", "webdataset gz", "mixed", "mixed_chunk", "tokens"])
 @pytest.mark.parametrize("indexed", ["", "a", "ab"])
 def test_parts_become_one_dataset_with_or_without_indexes(kind: str, indexed: str, tmp_path: Path) -> None:

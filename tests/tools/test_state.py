@@ -187,6 +187,7 @@ def test_another_batch_size_goes_on_at_the_same_sample(a_run: Run, whole: Record
     assert replace(a_run, batch_size=3).fit(ckpt_path=saved)[0].seen_here == whole.seen[7:]
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize(
     ("amount", "expected"),
     [

@@ -280,6 +280,7 @@ def test_other_machines_have_epochs_of_their_own_length(name: str, data: Path, t
     assert_goes_on_as_a_plain_loader_does(CASES[name], data, tmp_path)
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("canonical", [None, 16])
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
 def test_an_epoch_composed_elsewhere_keeps_its_length(
