@@ -33,7 +33,7 @@ test: $(READY)  ## Run the tests: every behaviour, and a rotation of the slow ca
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 --durations-min 5
 
 test-all: $(READY)  ## Run every case of every test, as before a release
-	$(BIN)/python -m pytest -n 2 --dist worksteal --all
+	$(BIN)/python -m pytest -n 2 --dist worksteal --all -o timeout=900
 
 test-fast: $(READY)  ## Run those that start no process, no trainer and no store
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m fast
@@ -45,7 +45,7 @@ test-lowest: $(LOWEST)/.ready  ## Run the tests that depend on Lightning and sto
 	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal $(LOWEST_TESTS)
 
 test-peers: $(READY) $(PEERS_READY)  ## Run the guides from other libraries with these, in .venv-peers or with PEERS=/path/to/python
-	PEERS=$(abspath $(PEERS)) $(BIN)/python -m pytest -rs tests/docs/test_migration_guides.py
+	PEERS=$(abspath $(PEERS)) $(BIN)/python -m pytest --all -rs tests/docs/test_migration_guides.py
 
 check: $(READY)  ## Lint, format and type checks
 	$(BIN)/ruff check .

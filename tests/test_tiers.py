@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections import Counter
+from itertools import combinations, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,48 +11,42 @@ import pytest
 
 from tests import tiers
 
-FACTORS: list[tuple[list[Any], ...]] = [
-    (list("abcdefg"), [0, 2]),
-    (list("ab"), [0, 2], ["x", "y"]),
-    (list("abcdefg"), [0, 2], ["x", "y", "z"]),
+PRODUCTS: list[list[Any]] = [
+    list(product("abcdefg", [0, 2])),
+    list(product([0, 2], "abcdefg", "xyz")),
+    list(product("ab", [0, 2], "xy")),
+    list(zip("aabbc", [0, 2, 0, 2, 0], strict=True)),
 ]
 
 
-def daily(parameters: list[Any]) -> list[tuple[Any, ...]]:
-    return [one.values for one in parameters if not one.marks]
+def chosen_of(cases: list[Any], *count: int) -> list[Any]:
+    return [cases[number] for number in sorted(tiers.rotation(cases, *count))]
 
 
-@pytest.mark.parametrize("factors", FACTORS, ids=str)
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_rotation_has_each_value_and_keeps_the_whole_product(factors: tuple[list[Any], ...], times: int) -> None:
-    parameters = tiers.rotation(*factors, times=times)
-    assert [one.values for one in parameters] == list(product(*factors))
-    chosen = daily(parameters)
-    assert len(chosen) == times * len(factors[0])
-    for number, factor in enumerate(factors):
-        counts = [sum(one[number] == value for one in chosen) for value in factor]
-        assert min(counts) > 0
+@pytest.mark.parametrize("cases", PRODUCTS, ids=["two", "three", "small", "no product"])
+def test_a_rotation_has_each_value_of_each_factor(cases: list[Any]) -> None:
+    chosen = chosen_of(cases)
+    assert len(chosen) == max(len(set(values)) for values in zip(*cases, strict=True))
+    assert [set(values) for values in zip(*chosen, strict=True)] == [set(values) for values in zip(*cases, strict=True)]
+    assert chosen == chosen_of(cases)
+
+
+def test_of_a_product_each_value_occurs_equally_often() -> None:
+    for values in zip(*chosen_of(list(product(range(44), range(3)))), strict=True):
+        counts = Counter(values).values()
         assert max(counts) - min(counts) <= 1
 
 
-def test_a_rotation_of_many_rows_has_each_pair_of_the_other_factors() -> None:
-    chosen = daily(tiers.rotation(range(12), "ab", "xy", [True, False]))
-    for first, second in ((1, 2), (1, 3), (2, 3)):
+def test_a_rotation_of_many_cases_has_each_pair_of_values() -> None:
+    chosen = chosen_of(list(product(range(12), "ab", "xy", [True, False])))
+    for first, second in combinations((1, 2, 3), 2):
         assert len({(one[first], one[second]) for one in chosen}) == 4
 
 
-def test_every_nth_and_chosen_values_keep_the_others_for_the_night() -> None:
-    parameters = tiers.every_nth(3, range(7), offset=1)
-    assert [one.values[0] for one in parameters] == list(range(7))
-    assert daily(parameters) == [(1,), (4,)]
-    assert daily(tiers.nightly_unless(lambda value: value > 4, range(7))) == [(5,), (6,)]
-
-
-def test_names_and_marks_of_parameters_are_kept() -> None:
-    given = pytest.param(2, True, id="two")
-    (first, second) = tiers.rotation(["a"], [given, pytest.param(0, False, id="none")])
-    assert [(one.values, one.id) for one in (first, second)] == [(("a", 2, True), "a-two"), (("a", 0, False), "a-none")]
-    assert [mark.name for one in (first, second) for mark in one.marks] == ["nightly"]
+def test_a_number_of_cases_is_evenly_spaced() -> None:
+    assert chosen_of([(number,) for number in range(10)], 4) == [(0,), (2,), (5,), (7,)]
+    assert chosen_of([(1,), (2,)], 4) == [(1,), (2,)]
+    assert chosen_of([]) == []
 
 
 def test_some_places_are_tried_by_day_and_all_at_night(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,14 +70,26 @@ class _Hook:
         self.deselected += items
 
 
+class _Item(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+def item(name: str, mark: str, *fixtures: str) -> Any:
+    marks = {mark: getattr(pytest.mark, mark)}
+    return _Item(path="", name=name, fixturenames=fixtures, get_closest_marker=marks.get)
+
+
 @pytest.mark.parametrize(
     ("everything", "args", "left"),
-    [(False, ["tests"], ["b"]), (True, ["tests"], ["a", "b"]), (False, ["tests/test_x.py::test_a"], ["a", "b"])],
+    [
+        (False, ["tests"], ["b"]),
+        (True, ["tests"], ["a", "b", "c"]),
+        (False, ["tests/test_x.py::test_a"], ["a", "b", "c"]),
+    ],
 )
 def test_the_nightly_cases_run_with_all_or_by_name(everything: bool, args: list[str], left: list[str]) -> None:
     config: Any = SimpleNamespace(option=SimpleNamespace(all=everything, markexpr=""), args=args, hook=_Hook())
-    items: list[Any] = [SimpleNamespace(name="a", get_closest_marker="nightly".__eq__)]
-    items.append(SimpleNamespace(name="b", get_closest_marker="fast".__eq__))
+    items: list[Any] = [item("a", "nightly"), item("b", "fast"), item("c", "fast", "tmp_path", "site")]
     tiers.deselect_nightly(config, items)
     assert [item.name for item in items] == left
-    assert len(config.hook.deselected) == 2 - len(left)
+    assert [item.name for item in config.hook.deselected] == sorted({"a", "b", "c"} - set(left))

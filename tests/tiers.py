@@ -1,33 +1,41 @@
-"""The two tiers of the suite: ``make test`` runs a sample of the slow cases, ``make test-all`` runs every case.
+"""The two tiers of the suite: ``make test`` runs each behaviour, ``make test-all`` every case of it.
 
-A case with the mark ``nightly`` runs only with ``--all``. These set the mark or scale the work:
+``make test`` leaves out:
 
-    rotation(...)   a product of factors; ``make test`` runs each value, not each combination
-    every_nth(...)  a list of cases; ``make test`` runs some of them
-    some(...)       places within one test; ``make test`` tries a few
-    examples(...)   how many examples hypothesis tries: a share of the tier's number
+* what has the mark ``nightly``, or needs a fixture of :data:`NIGHTLY_FIXTURES`;
+* of a test with the mark ``rotate`` all cases but a rotation: each value of each of its parameters occurs, not each
+  combination. ``rotate(5)`` keeps 5 cases;
+* of places within one test all but :func:`some`, and of the examples of a property three quarters (:func:`examples`).
+
+A test that is named on the command line (``FILE::TEST``) runs with all its cases.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 from zlib import crc32
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 from hypothesis import settings
 
+NIGHTLY_FIXTURES = {
+    "cluster",  # of Ray
+    "release",  # wheel and sdist
+    "site",  # of the documentation
+    *("chromium", "opened", "window"),  # of a browser
+}
+"""What takes long to start or build: a test that asks for one of these is nightly."""
 EXAMPLES = {"fast": 20, "test": 25, "all": 300}
 """Examples of a property that says no number of its own, by tier."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--all``."""
-    parser.addoption("--all", action="store_true", help="run the cases marked nightly too, and more examples")
+    parser.addoption("--all", action="store_true", help="run every case of every test, and more examples")
 
 
 def tier(config: pytest.Config) -> str:
@@ -47,60 +55,9 @@ def load_profile(config: pytest.Config) -> None:
     settings.load_profile(name)
 
 
-def deselect_nightly(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the nightly cases unless the run has ``--all`` or names a test."""
-    if tier(config) == "all" or any("::" in name for name in config.args):
-        return
-    nightly = [item for item in items if item.get_closest_marker("nightly")]
-    if nightly:
-        config.hook.pytest_deselected(items=nightly)
-        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
-
-
 def examples(percent: int) -> int:
     """Return a share of the tier's examples, at least 5; for ``max_examples`` of a property that is dear or cheap."""
     return max(5, settings().max_examples * percent // 100)
-
-
-def rotation(*factors: Iterable[Any], times: int = 1) -> list[ParameterSet]:
-    """Return the product of some factors as parameters, all but a rotation of it marked nightly.
-
-    The rotation has each value of the first factor ``times``, and with each the combination of the other factors
-    that has occurred least so far: first by its pairs, then by its values. So each value of each factor occurs where
-    the first factor has as many values as any other.
-
-    Args:
-        *factors: Values, or ``pytest.param`` of one or several values.
-        times: How many combinations of the other factors each value of the first factor gets.
-    """
-    first, *others = [[_parameter(value) for value in factor] for factor in factors]
-    rest = list(product(*others))
-    seen = Counter[Any]()
-    chosen = set[tuple[int, int]]()
-    for turn in range(times):
-        for row in range(len(first)):
-            left = [number for number in range(len(rest)) if (row, number) not in chosen]
-            if not left:
-                continue
-            # A later turn begins elsewhere, or equal counts would always fall to the same combinations.
-            number = min(left, key=lambda one: (_uses(rest[one], seen), (one - turn) % len(rest)))
-            chosen.add((row, number))
-            seen.update(_features(rest[number]))
-    return [
-        _joined((value, *combination), nightly=(row, number) not in chosen)
-        for row, value in enumerate(first)
-        for number, combination in enumerate(rest)
-    ]
-
-
-def every_nth(step: int, values: Iterable[Any], offset: int = 0) -> list[ParameterSet]:
-    """Return values as parameters, all but each n-th marked nightly."""
-    return [_joined((_parameter(value),), nightly=number % step != offset) for number, value in enumerate(values)]
-
-
-def nightly_unless(is_daily: Any, values: Iterable[Any]) -> list[ParameterSet]:
-    """Return values as parameters, marked nightly unless ``is_daily(value)``."""
-    return [_joined((_parameter(value),), nightly=not is_daily(value)) for value in values]
 
 
 def some(values: Sequence[Any], most: int) -> list[Any]:
@@ -117,25 +74,69 @@ def some(values: Sequence[Any], most: int) -> list[Any]:
     return [values[index] for index in indexes]
 
 
-def _parameter(value: Any) -> ParameterSet:
-    return value if isinstance(value, ParameterSet) else pytest.param(value)
+def kills(by_day: int, at_night: int) -> int:
+    """Return how many processes a test kills; LIGHTNING_STREAMING_KILLS says another number."""
+    return int(os.environ.get("LIGHTNING_STREAMING_KILLS", at_night if _tier == "all" else by_day))
 
 
-def _features(combination: Sequence[ParameterSet]) -> Iterable[Any]:
-    """Values with their factors, and pairs of these."""
-    values = list(enumerate(map(repr, (one.values for one in combination))))
-    return [tuple(values), *values, *combinations(values, 2)]
+def deselect_nightly(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what ``make test`` does not run, unless the run has ``--all`` or names a test."""
+    if tier(config) == "all" or any("::" in name for name in config.args):
+        return
+    rotated = defaultdict[Any, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("rotate"):
+            rotated[item.path, getattr(item, "cls", None), getattr(item, "originalname", item.name)].append(item)
+    nightly = {item for item in items if _is_nightly(item)}
+    for cases in rotated.values():
+        left = [item for item in cases if item not in nightly]
+        marker = left[0].get_closest_marker("rotate") if left else None
+        chosen = rotation([_values(item) for item in left], *(marker.args if marker else ()))
+        nightly.update(item for number, item in enumerate(left) if number not in chosen)
+    if nightly:
+        config.hook.pytest_deselected(items=[item for item in items if item in nightly])
+        items[:] = [item for item in items if item not in nightly]
 
 
-def _uses(combination: Sequence[ParameterSet], seen: Counter[Any]) -> int:
-    return sum(seen[feature] for feature in _features(combination))
+def rotation(cases: Sequence[Sequence[Any]], count: int | None = None) -> set[int]:
+    """Choose cases that differ as much as they can: first in the values of their factors, then in pairs of these.
+
+    Args:
+        cases: The value of each factor, for each case.
+        count: How many to choose; None for as many as the factor of most values has.
+
+    Returns:
+        Indexes of the chosen cases.
+    """
+    if count is None:
+        count = max((len(set(values)) for values in zip(*cases, strict=True)), default=1)
+    chosen, used = set[int](), Counter[Any]()
+    for turn in range(min(count, len(cases))):
+        start = turn * len(cases) // count  # so that cases of one factor are evenly spaced
+        left = [number for number in range(len(cases)) if number not in chosen]
+        best = min(left, key=lambda number: (_uses(cases[number], used), (number - start) % len(cases)))
+        chosen.add(best)
+        used.update(_features(cases[best]))
+    return chosen
 
 
-def _joined(parts: Sequence[ParameterSet], nightly: bool) -> ParameterSet:
-    """One parameter set of the values of several."""
-    marks = [mark for part in parts for mark in part.marks] + ([pytest.mark.nightly] if nightly else [])
-    ids = [part.id for part in parts]
-    named = "-".join(one or "-".join(map(str, part.values)) for one, part in zip(ids, parts, strict=True))
-    return pytest.param(
-        *(value for part in parts for value in part.values), marks=marks, id=named if any(ids) else None
-    )
+def _is_nightly(item: pytest.Item) -> bool:
+    needs = NIGHTLY_FIXTURES & set(getattr(item, "fixturenames", ()))
+    return bool(needs) or item.get_closest_marker("nightly") is not None
+
+
+def _values(item: pytest.Item) -> tuple[int, ...]:
+    """Return the identity of each value of a case: the cases of a product share the objects."""
+    return tuple(map(id, item.callspec.params.values())) if hasattr(item, "callspec") else ()
+
+
+def _features(case: Sequence[Any]) -> Iterable[Any]:
+    """Return values and pairs of values, each with its factors."""
+    values = list(enumerate(case))
+    return [*values, *combinations(values, 2)]
+
+
+def _uses(case: Sequence[Any], used: Counter[Any]) -> tuple[int, int]:
+    """Count how often values and pairs of values of a case have been chosen."""
+    values = list(enumerate(case))
+    return sum(used[one] for one in values), sum(used[pair] for pair in combinations(values, 2))

@@ -16,6 +16,7 @@ from tests.tools.running import run
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly
 def test_it_measures_and_prints_tables(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     words = ["--documents", "3k", "--directory", str(tmp_path), "--json", str(out)]

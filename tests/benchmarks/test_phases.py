@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.phases import ALGOS
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly
 def test_it_measures_and_prints_a_table(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     words = ["--samples", "300k", "--streams", "4", "--phases", "3", "--json", str(out)]

@@ -42,6 +42,7 @@ def test_rows_are_the_samples(work: str) -> None:
             assert np.array_equal(value, np.frombuffer(stored, np.uint8) if isinstance(stored, bytes) else stored)
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("system", ["ours", "plain", "copying"])
 @pytest.mark.parametrize("work", WITH_ROWS)
 def test_an_epoch_has_every_sample(tmp_path: Path, work: str, system: str) -> None:
@@ -96,6 +97,7 @@ def test_a_system_that_fails_drops_out_and_is_shown_as_failed(tmp_path: Path) ->
             measure(crew, measurement, _case(tmp_path, "text", size=-1), ["ours"], rounds=1)
 
 
+@pytest.mark.nightly
 def test_a_run_prints_tables_and_writes_json_and_plots(tmp_path: Path) -> None:
     options = ["--only", "records", "memory", "--rounds", "2", "--epochs", "3", "--seconds", "0.01", "--workers", "1"]
     sizes = ["--samples", f"tokens={SAMPLES}", f"records={SAMPLES}", "--size", "tokens=5", "--batch-sizes", "8"]

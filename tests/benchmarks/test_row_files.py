@@ -16,6 +16,7 @@ from lightning_streaming import StreamingDataset
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly
 def test_it_measures_and_prints_a_table(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     words = ["--samples", "2k", "--rounds", "1", "--directory", str(tmp_path), "--json", str(out)]

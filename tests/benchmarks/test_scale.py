@@ -60,6 +60,7 @@ def read_really(url: str, node: int, cache: Path, limit: int | None, options: di
     loader.close()
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     ("order", "part"),
     [
@@ -132,6 +133,7 @@ def test_a_store_that_puts_requests_off_is_outlasted(monkeypatch: pytest.MonkeyP
     assert counted.gave_up > 500
 
 
+@pytest.mark.nightly
 def test_it_works_out_and_prints_tables(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     words = "--samples 40k --shards 400 --nodes 4 --ranks 2 --workers 2 --drawn-nodes 2 --sampled-nodes 2 --limits 0.6"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks.selecting import WAYS, write_records
 from lightning_streaming import StreamingDataset
@@ -16,6 +17,7 @@ from tests.tools.running import run
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly
 def test_it_measures_and_prints_tables(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     words = ["--samples", "3k", "--held", "100k", "--function", "--directory", str(tmp_path), "--json", str(out)]

@@ -464,6 +464,7 @@ def test_without_a_hash_files_of_an_earlier_dataset_are_not_taken_for_ours(
     assert http_store.requests().count(stored) == 1, "what was fetched is known again"
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("hashes", [(), ("sha1",)])
 @pytest.mark.parametrize("seeds", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("compressions", [(None, None), (None, "gz"), ("gz", None), ("gz", "gz")])

@@ -32,6 +32,7 @@ from lightning_streaming.storage import prepare
 from tests.cache.helpers import Watcher, cached, fetch_shard, measured, parts, raw_data, write_dataset
 from tests.loading.processes import children, is_alive, shared_memory_of, wait_until
 from tests.servers import HttpStore
+from tests.tiers import kills
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -47,6 +48,7 @@ def _ensure_all(cache: ShardCache, start: Any = None) -> None:
         fetch_shard(cache, shard)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(("method", "compression"), [("fork", None), ("fork", "zstd"), ("spawn", None)])
 def test_eight_processes_fetch_each_file_once(
     http_store: HttpStore, tmp_path: Path, method: str, compression: str | None
@@ -172,7 +174,7 @@ def test_a_crowd_reads_right_bytes_within_the_limit(http_store: HttpStore, tmp_p
     assert measured(root) <= limit
 
 
-KILLS = int(os.environ.get("LIGHTNING_STREAMING_KILLS", "3"))
+KILLS = kills(1, 3)
 _FORK: Any = multiprocessing.get_context("fork")
 
 
@@ -260,6 +262,7 @@ def kill_at_random(process: Any, steps: Any, victim: str, moment: random.Random)
     return pids
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("victim", ["main", "worker"])
 def test_after_a_kill_the_next_start_completes_and_other_jobs_go_on(
     http_store: HttpStore, tmp_path: Path, victim: str

@@ -132,6 +132,7 @@ def run_before(python: str, code: str, directory: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)  # other libraries take their time to import
 @pytest.mark.parametrize("name", GUIDES)
 def test_what_was_before_prints_what_the_guide_says(
@@ -149,6 +150,7 @@ def test_what_was_before_prints_what_the_guide_says(
         raise AssertionError("nothing was before")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_scripts_of_mosaicml_streaming_run_there_but_for_one_line(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "migrate-from-mosaicml.md").read_text()
@@ -193,6 +195,7 @@ def test_each_argument_has_one_row(heading: str) -> None:
     assert sorted(named) == sorted(ARGUMENTS[heading])
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("package", sorted({heading.rpartition(".")[0] for heading in ARGUMENTS}))
 def test_arguments_are_those_of_the_installed_package(package: str) -> None:

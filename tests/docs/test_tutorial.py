@@ -31,6 +31,7 @@ def pattern(shown: str) -> re.Pattern[str]:
     return re.compile(".*".join(map(re.escape, re.split(r"\n\.\.\.\n|\.\.\.", shown))), re.DOTALL)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)  # seven programs that import what training needs
 def test_each_step_prints_what_the_tutorial_shows(tmp_path: Path) -> None:
     commands = 0

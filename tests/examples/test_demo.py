@@ -18,6 +18,7 @@ from tests.loading.processes import wait_until
 pytestmark = pytest.mark.timeout(300)  # six processes that import torch, on a busy machine
 
 
+@pytest.mark.nightly
 def test_demo_proves_the_resume_exact_and_leaves_logs_and_a_picture(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "examples/demo.py", "--out", str(out), "--steps", "32", "--samples", "500"]

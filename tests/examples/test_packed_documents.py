@@ -112,6 +112,7 @@ class Losses(Callback):
         self.all.append(float(trainer.callback_metrics["loss"]))
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "one a row"])
 def test_training_lowers_the_loss(
     is_packed: bool, documents: Path, model: PackedByteTransformer, tmp_path: Path

@@ -51,6 +51,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("module", PROGRAMS)
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules after import of package")
 def test_every_program_explains_itself(
@@ -106,6 +107,7 @@ def _on_one_rank(train: Callable[..., tuple[list[int], float]], stop_after: int)
     return [train(), train(stop_after=stop_after)[0], train(resume=True)]
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("module", ["accelerate_loop", "fabric_loop", "huggingface_trainer"])
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:OMP_NUM_THREADS/MKL_NUM_THREADS unset:UserWarning")

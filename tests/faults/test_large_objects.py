@@ -71,6 +71,7 @@ def test_a_slow_link_with_faults_is_read(large_sample: Path, tmp_path: Path) -> 
         read(store, tmp_path / "cache", download_timeout=0.7, download_retry=4)
 
 
+@pytest.mark.rotate
 @STORES
 @pytest.mark.parametrize("extra", [-1, 1])
 def test_an_object_of_another_size_is_refused(

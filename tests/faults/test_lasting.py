@@ -39,6 +39,7 @@ HTTP = [("http", fault) for fault in FAULTS]
 OTHERS = [(store, fault) for store in ("s3", "gcs") for fault in SOME]
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize(
     ("empty_store", "fault", "workers"),
     [(*case, workers) for case, workers in zip([*HTTP, *OTHERS], cycle([0, 2]), strict=False)],
@@ -56,6 +57,7 @@ def test_a_shard_that_cannot_be_had_is_named(store: FaultyStore, tmp_path: Path,
             assert store.requests().count("shard.00003.mds") <= 2  # once ahead of the reader, once for it
 
 
+@pytest.mark.rotate
 @STORES
 @pytest.mark.parametrize("extra", [-1, 1, 100_000])
 def test_an_object_of_another_size_is_refused(

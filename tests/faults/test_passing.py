@@ -43,6 +43,7 @@ def _every_shard_fails_once(store: FaultyStore, fault: Fault) -> None:
     store.fail("shard", times=1, each=True, **fault)
 
 
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize("empty_store", ["http"], indirect=True)
 @pytest.mark.parametrize(("fault", "workers"), list(zip(FAULTS, cycle([0, 2]), strict=False)))
 def test_an_epoch_is_right_if_each_shard_fails_once(
@@ -67,6 +68,7 @@ def _every_shard_fails_once_in_turn(store: FaultyStore, faults: list[str]) -> No
         store.fail(f"shard.{shard:05}", times=1, **FAULTS[fault])
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("empty_store", ["s3", "gcs"], indirect=True)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,6 +80,7 @@ def test_an_epoch_through_other_stores_is_right_if_each_shard_fails_once(
     assert len({entry.name for entry in store.log() if entry.fault}) == SHARDS
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("empty_store", ["http", "s3", "gcs"], indirect=True)
 @pytest.mark.parametrize("fault", HARMLESS)
 def test_an_epoch_is_right_if_a_store_is_slow_or_ignores_ranges(store: FaultyStore, tmp_path: Path, fault: str) -> None:
@@ -123,6 +126,7 @@ def test_compressed_shards_heal_too(
     assert_whole_epoch(loader_over(empty_store, tmp_path, download_timeout=_timeout(*FAMILIES[family])))
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("empty_store", ["http", "s3", "gcs"], indirect=True)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_two_epochs_are_right_under_all_faults_at_once(store: FaultyStore, tmp_path: Path, workers: int) -> None:

@@ -22,6 +22,7 @@ from lightning_streaming.formats.index import FileInfo, ShardInfo, parse_index
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.values import NdarrayEncoding
 from tests.helpers import write_shards
+from tests.tiers import examples
 
 DTYPES = ("uint8", "uint16", "int32", "int64", "float16", "float64")
 LENGTHS = st.lists(
@@ -61,7 +62,7 @@ def both(lengths: ArrayLengths, root: Path) -> tuple[list[int], list[int] | None
     return lengths.read_here(root).tolist(), None if found is None else found.tolist(), len(afar.parts)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(lengths=LENGTHS, dtype=st.sampled_from(DTYPES), is_named=st.booleans(), others=st.sampled_from([0, 1, 2]))
 def test_arrays_have_the_lengths_that_samples_have(lengths: list[int], dtype: str, is_named: bool, others: int) -> None:
     values = [np.ones(length, dtype) for length in lengths]
@@ -82,7 +83,7 @@ def test_arrays_have_the_lengths_that_samples_have(lengths: list[int], dtype: st
         assert (afar, parts) == ((lengths, 1) if told.told_by_offsets else (None, 0))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 400), min_size=1, max_size=12), dtype=st.sampled_from(DTYPES), lone=st.booleans()
 )
@@ -154,7 +155,7 @@ def test_arrays_of_several_dimensions_are_refused() -> None:
 
 
 @pytest.mark.parametrize("column", ["ndarray:uint16", "ndarray"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_damage_is_told_or_changes_nothing(column: str, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=9))

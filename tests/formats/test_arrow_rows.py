@@ -24,6 +24,7 @@ from torch.utils.data import default_collate
 from lightning_streaming.errors import EncodingError, SampleIndexError, ShardCorruptError, StreamingError
 from lightning_streaming.formats.arrow_rows import ArrowRows, PlainArrow, plain_arrow, sound_arrow
 from tests.formats.stored import arrays_in, rows_of
+from tests.tiers import examples
 
 
 def streamed(table: Any, rows: int) -> bytes:
@@ -199,7 +200,7 @@ def test_rows_whose_lengths_change_from_batch_to_batch_are_not_plain() -> None:
     assert rows_of(batches, None, "file").plain_rows() is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 5), st.data())
 def test_any_rows_can_be_copied(rows: int, per_batch: int, width: int, data: st.DataObject) -> None:
     values = np.arange(rows * width, dtype=np.uint16).reshape(rows, width)

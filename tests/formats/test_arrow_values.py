@@ -20,6 +20,7 @@ from PIL import Image
 from lightning_streaming.errors import ConfigError, EncodingError, UnsupportedError
 from lightning_streaming.formats.arrow_types import arrow_columns
 from tests.formats.stored import rows_of
+from tests.tiers import examples
 
 
 def column(array: Any, metadata: dict[str, Any] | None = None) -> list[Any]:
@@ -460,7 +461,7 @@ def plainly(value: Any) -> Any:
     return value
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_values_are_those_that_pyarrow_gives(data: st.DataObject) -> None:
     kind = data.draw(KINDS)

@@ -33,6 +33,7 @@ from lightning_streaming.formats.encodings import (
 from lightning_streaming.formats.mds_samples import compile_layout
 from lightning_streaming.formats.shard import check_shard, open_shard
 from tests.formats.small_shards import put_shard
+from tests.tiers import examples
 
 
 @pytest.mark.parametrize(
@@ -425,7 +426,7 @@ def test_every_encoding_has_its_values() -> None:
     assert VALUES.keys() >= {*_ENCODINGS, *_IMAGE_ENCODINGS} - others
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_any_samples_of_any_columns_come_back(data: st.DataObject) -> None:
     columns = data.draw(st.dictionaries(st.text(max_size=5), st.sampled_from(sorted(VALUES)), min_size=1, max_size=4))

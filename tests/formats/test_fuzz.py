@@ -24,11 +24,10 @@ from tests.formats import fuzz
 from tests.formats.golden_datasets import SERVED, SPLIT, read_index
 from tests.formats.small_shards import damaged_bytes
 from tests.golden import golden_path
+from tests.tiers import examples
 
 TYPED = (FormatError, ConfigError, MissingDependencyError, StorageError)
-QUICK = settings(
-    max_examples=3 * settings().max_examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 RAW_SHARD = golden_path("mds", "scalars", "shard.00000.mds").read_bytes()
 ZIP_SHARD = golden_path("mds", "ndarray", "shard.00000.mds.zstd").read_bytes()
 ZIP_RAW_BYTES = read_index(golden_path("mds", "ndarray")).shards[0].raw_data.bytes

@@ -19,6 +19,7 @@ from lightning_streaming.formats.in_order import in_order, known_or_found
 from lightning_streaming.formats.other_formats import StoredFiles
 from lightning_streaming.formats.shard import other_format
 from tests.formats.stored import Folder
+from tests.tiers import examples
 
 THREADS, AHEAD = 16, 32
 
@@ -52,7 +53,7 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 @given(pauses=st.lists(st.sampled_from([0, 0, 0.002, 0.005]), max_size=60))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 def test_results_come_in_the_order_of_the_items_whichever_is_ready_first(pauses: list[float]) -> None:
     def slowly(files: StoredFiles, item: int) -> int:
         Event().wait(pauses[item])

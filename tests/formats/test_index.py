@@ -28,6 +28,7 @@ from lightning_streaming.formats.index import (
     read_index,
 )
 from lightning_streaming.formats.shard import check_shard
+from tests.tiers import examples
 
 NOWHERE = object()
 
@@ -462,7 +463,7 @@ def damage(text: str, generator: random.Random) -> bytes:
     return f"{text[:place]}{generator.choice([*alphabet, ''])}{text[place + length :]}".encode()
 
 
-@settings(max_examples=3 * settings().max_examples)
+@settings(max_examples=examples(300))
 @given(st.integers(0, 2**40), st.sampled_from([_ALIKE, _SPLIT]), st.sampled_from([64, 1 << 20]))
 def test_shards_alike_are_read_as_one_by_one_whatever_is_wrong_with_one(seed: int, text: str, count: int) -> None:
     assert_same(damage(text, random.Random(seed)), count)

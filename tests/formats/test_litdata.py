@@ -38,6 +38,7 @@ from lightning_streaming.formats.shard import check_shard, open_shard, plain_kin
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, column_names
 from tests.golden import golden_path
 from tests.golden.litdata_values import describe
+from tests.tiers import examples
 
 NEW, EARLY = "litdata_0_2_76", "litdata_0_2_17"
 EXPECTED: dict[str, list[Any]] = json.loads(golden_path(NEW, "expected.json").read_bytes())
@@ -313,7 +314,7 @@ def test_serializers_that_are_not_read_are_refused(serializer: str, error: type[
 @pytest.mark.parametrize(
     "name", ["mixed", "mixed_batch", "mixed_sample", "rows", "rows_zstd", "records", "nested", "tokens"]
 )
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_chunks_give_samples_or_errors(name: str, data: st.DataObject, tmp_path: Path) -> None:
     directory, this = golden_path(NEW, name), format_of(name)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
 from tests.formats.golden_datasets import read_index
 from tests.golden import golden_path
+from tests.tiers import examples
 
 _texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"], exclude_characters="./\\\0"), max_size=6)
 _hashes = st.dictionaries(st.sampled_from(["md5", "sha1", 'odd "%s"', "é"]), st.text(max_size=5), max_size=3)
@@ -58,7 +59,7 @@ def shard(number: int, **changes: Any) -> ShardInfo:
     return ShardInfo(**fields, raw_data=file, zip_data=None, schema={"column_names": ("a",)})
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(_shards(), max_size=7))
 def test_every_shard_comes_back(shards: list[ShardInfo]) -> None:
     table = DatasetIndex(shards).shards
@@ -72,7 +73,7 @@ def test_every_shard_comes_back(shards: list[ShardInfo]) -> None:
     assert pickle.loads(pickle.dumps(table)) == shards
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(_shards(), max_size=7))
 def test_the_digest_is_that_of_the_json_of_a_table(shards: list[ShardInfo]) -> None:
     rows = [

@@ -40,9 +40,10 @@ from tests.formats.small_shards import (
 )
 from tests.golden import golden_path
 from tests.helpers import descriptors_under
+from tests.tiers import examples
 
 EXPECTED = expectations()
-QUICK = settings(max_examples=150)
+QUICK = settings(max_examples=examples(150))
 SEPARATED = pytest.mark.parametrize("split_format", FORMATS[1:])
 EVERY = pytest.mark.parametrize("split_format", FORMATS)
 
@@ -524,9 +525,7 @@ class TestDamage:
 
 
 @EVERY
-@settings(
-    max_examples=3 * settings().max_examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_ends_in_samples_or_in_a_typed_error(split_format: str, tmp_path: Path, data: st.DataObject) -> None:
     info = put_split_shard(tmp_path, layout_of(split_format), SAMPLES)

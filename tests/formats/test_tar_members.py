@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming.errors import ShardCorruptError
 from lightning_streaming.formats.tar_members import read_members
+from tests.tiers import examples
 
 Found = list[tuple[str, bytes]]
 
@@ -58,7 +59,7 @@ NAMES = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_chara
 MEMBERS = st.lists(st.tuples(NAMES, st.binary(max_size=1500)), max_size=8)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     members=MEMBERS, tar_format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]), window=st.integers(1, 9999)
 )
@@ -66,7 +67,7 @@ def test_what_tarfile_writes_is_read_in_any_windows(members: Found, tar_format: 
     assert read(made(members, tar_format), window) == members
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(changed=st.integers(0, 2**20), value=st.integers(1, 255), window=st.sampled_from([512, 2**30]))
 def test_no_header_can_change_without_a_word(changed: int, value: int, window: int) -> None:
     data = bytearray(made([(f"{number}.txt", b"x" * 100) for number in range(9)], tarfile.USTAR_FORMAT))

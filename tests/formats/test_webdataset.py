@@ -42,6 +42,7 @@ from tests.formats.tar_data import (
     write_members,
     write_samples,
 )
+from tests.tiers import examples
 
 
 def _same_as_theirs(place: Path) -> None:
@@ -420,7 +421,7 @@ _PLACES = st.one_of(
 """Any, and those of the numbers in headers more often."""
 
 
-@settings(max_examples=300, deadline=5000)
+@settings(max_examples=examples(300), deadline=5000)
 @given(changes=st.lists(st.tuples(_PLACES, st.integers(0, 255)), min_size=1, max_size=3))
 def test_a_file_with_any_bytes_changed_gives_right_values_or_a_typed_error(
     good: Good, changes: list[tuple[int, int]]
@@ -441,7 +442,7 @@ def test_a_file_with_any_bytes_changed_gives_right_values_or_a_typed_error(
         assert one is None or (one["__key__"], sorted(one)) == (two["__key__"], sorted(two))
 
 
-@settings(max_examples=60, deadline=5000)
+@settings(max_examples=examples(60), deadline=5000)
 @given(stop=st.integers(0, 2**16))
 def test_a_file_that_was_cut_off_is_refused(good: Good, stop: int) -> None:
     place, whole = good.place, good.whole

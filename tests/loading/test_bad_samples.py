@@ -368,6 +368,7 @@ def test_randomness_is_that_of_the_place_and_keys_and_logs_name_the_other(root: 
     assert len(logged) == len(keys) + len(list(read_bad_samples(tmp_path / "log")))
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize(("limit", "stops_after"), [(3, 4), (2, 2), ("3", 4), (0, 1), ("0%", 1), ("0.2%", 2)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_end_a_run_at_the_same_batch_whatever_the_workers(

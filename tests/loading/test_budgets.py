@@ -29,6 +29,7 @@ from lightning_streaming.errors import ConfigError, SampleError, StateMismatchEr
 from lightning_streaming.world import World
 from tests.helpers import State, json_copy, raises, worlds
 from tests.loading.test_packing import LENGTHS, write_documents
+from tests.tiers import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -134,7 +135,7 @@ def test_groups_are_the_same_on_any_ranks_and_workers(root: Path, ranks: int) ->
     tokens=st.integers(199, 900),
     longer=st.sampled_from(["truncate", "drop"]),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_budget_is_the_same_on_any_nodes(root: Path, nodes: tuple[int, int], **budget: Any) -> None:
     whole = groups(loader(root, budget=budget, num_canonical_nodes=4))
     ranks = [groups(loader(root, budget=budget, num_canonical_nodes=4, world=one)) for one in worlds(*nodes)]

@@ -25,6 +25,7 @@ from lightning_streaming.loading.document_lengths import LengthsRequest, StreamL
 from lightning_streaming.writing.merge import merge_under
 from tests.helpers import write_shards
 from tests.servers import FaultyStore, HttpStore, S3Bucket
+from tests.tiers import examples
 from tests.waits import told_at_once
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -76,7 +77,7 @@ def _by_text(text: str, number: int) -> Any:
     return np.uint16(len(text)) + number
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=5),
     seed=st.integers(0, 99),

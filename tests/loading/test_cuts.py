@@ -21,11 +21,14 @@ from lightning_streaming.order.step_draws import Cuts
 from tests.helpers import State, json_copy, raises
 from tests.loading import phased
 from tests.loading.phased import ANNEAL, BROAD, FIRST_ID, NAMES, SIZES, check_passes, phased_loader, read
+from tests.tiers import examples
 
 BORDERS = (40, 120, 160)
 RAMP = replace(phased.RAMP, until=120)
 PHASES = (BROAD, RAMP, replace(ANNEAL, until=160))
-UNHURRIED = settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+UNHURRIED = settings(
+    deadline=None, max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 OTHERS = (*NAMES, "mid")
 
 

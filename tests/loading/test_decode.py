@@ -102,6 +102,7 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("kind", ["array", "tensor"])
 def test_every_format_gives_pixels(form: str, kind: str, tmp_path: Path) -> None:
     written, name = FORMS[form](tmp_path / "data"), column(form)

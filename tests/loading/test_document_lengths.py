@@ -25,6 +25,7 @@ from lightning_streaming.loading.counting import document_lengths
 from lightning_streaming.loading.document_lengths import CatalogLengths, LengthsRequest, StreamLengths
 from lightning_streaming.loading.selection import Selection, pack
 from tests.helpers import raises, write_shards
+from tests.tiers import examples
 
 COLUMNS = {"id": "int", "tokens": "ndarray:uint16"}
 SIZES = {"a": [5, 0, 9, 3], "b": [1], "c": [7, 7]}
@@ -56,7 +57,7 @@ def lengths_of(caches: dict[str, ShardCache]) -> dict[str, StreamLengths]:
     return {name: document_lengths(asked, cache.read_index(), cache) for name, cache in caches.items()}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_lengths_by_id_are_those_of_the_samples(caches: dict[str, ShardCache], data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(sorted(SIZES)), unique=True, min_size=1))

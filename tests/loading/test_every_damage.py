@@ -59,6 +59,7 @@ def test_a_file_that_is_cut_is_named(written: Write, tmp_path: Path, name: str) 
     assert refused >= 8
 
 
+@pytest.mark.rotate
 @EVERY
 @pytest.mark.parametrize("change", ["longer", "shorter", "noise"])
 def test_a_file_that_changes_under_its_index_is_named(copied: Write, name: str, change: str) -> None:

@@ -40,7 +40,7 @@ from tests.helpers import (
     worlds,
 )
 from tests.servers import S3Bucket
-from tests.tiers import rotation, some
+from tests.tiers import some
 from tests.tools.running import contents, run
 
 pytestmark = [
@@ -115,14 +115,18 @@ ORDERS: Mapping[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "order"), rotation(FORMS, ORDERS))
+@pytest.mark.rotate
+@EVERY
+@pytest.mark.parametrize("order", ORDERS)
 def test_samples_and_order_are_those_of_mds(written: Write, name: str, order: str) -> None:
     found = epochs(loader_of(name, written(name), **ORDERS[order]))
     assert same(found, epochs(mds_loader(name, written(f"mds of {name}"), **ORDERS[order])))
     assert sorted(numbers(name, found)) == sorted(2 * list(range(COUNT)))
 
 
-@pytest.mark.parametrize(("name", "workers"), rotation([name for name, form in FORMS.items() if form.plain], [0, 2]))
+@pytest.mark.rotate
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.plain])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_numbers_are_those_of_mds(written: Write, name: str, workers: int) -> None:
     how: dict[str, Any] = {"columns": list(FORMS[name].plain), "workers": workers}
     found = epochs(make_loader(written(name), **FORMS[name].options, **how))
@@ -151,19 +155,17 @@ def put(bucket: S3Bucket, root: Path, prefix: str = "") -> None:
 # --- resumes ---
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "after"), rotation(FORMS, [pytest.param(0, 0, id="0-0"), pytest.param(2, 0, id="2-0")])
-)
+@pytest.mark.rotate
+@EVERY
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 0)])
 def test_a_run_resumes_at_every_step(written: Write, name: str, before: int, after: int) -> None:
     make = partial(make_loader, written(name), batch_size=6, **numbered(name), **FORMS[name].options)
     assert_resumes_at_every_step(partial(make, workers=before), partial(make, workers=after), epochs=1 if before else 2)
 
 
-WORLDS = (pytest.param((1, 2, 3), (2, 1, 4), id="123-214"), pytest.param((2, 1, 4), (1, 1, 5), id="214-115"))
-"""Nodes, ranks of each and batch size, before and after."""
-
-
-@pytest.mark.parametrize(("name", "before", "after"), rotation(FORMS, WORLDS))
+@pytest.mark.rotate
+@EVERY
+@pytest.mark.parametrize(("before", "after"), [((1, 2, 3), (2, 1, 4)), ((2, 1, 4), (1, 1, 5))])
 def test_other_ranks_and_batch_sizes_go_on(
     written: Write, name: str, before: tuple[int, int, int], after: tuple[int, int, int]
 ) -> None:
@@ -196,7 +198,9 @@ FAMILIES: Mapping[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "family"), rotation(FORMS, FAMILIES))
+@pytest.mark.rotate
+@EVERY
+@pytest.mark.parametrize("family", FAMILIES)
 def test_an_epoch_is_right_if_every_file_fails_once(
     written: Write, s3_bucket: S3Bucket, tmp_path: Path, name: str, family: str
 ) -> None:
@@ -219,7 +223,9 @@ def test_an_epoch_is_right_if_every_file_fails_once(
     assert not parts(tmp_path / "cache")
 
 
-@pytest.mark.parametrize(("name", "fault"), rotation(FORMS, ["status", "short"]))
+@pytest.mark.rotate
+@EVERY
+@pytest.mark.parametrize("fault", ["status", "short"])
 def test_a_file_that_cannot_be_had_is_named(
     written: Write, s3_bucket: S3Bucket, tmp_path: Path, name: str, fault: str
 ) -> None:
@@ -331,7 +337,9 @@ def test_an_index_whose_maker_was_killed_is_made_right(
 # --- limits ---
 
 
-@pytest.mark.parametrize(("name", "workers"), rotation(FORMS, [0, 2]))
+@pytest.mark.rotate
+@EVERY
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_cache_of_two_shards_is_enough(written: Write, tmp_path: Path, name: str, workers: int) -> None:
     cache = tmp_path / "cache"
     how: dict[str, Any] = {"local": str(cache), "workers": workers, "batch_size": 3}
@@ -361,15 +369,9 @@ def test_a_part_is_that_of_mds(written: Write, name: str) -> None:
     assert COUNT / 4 < len(set(numbers(name, found))) < COUNT
 
 
-CONDITIONS = (
-    pytest.param("id % 3 = 1 and text <> ''", id="sql"),
-    pytest.param(lambda id, text: id % 3 == 1 and text != "", id="function"),  # noqa: A006
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "where"), rotation([name for name, form in FORMS.items() if "id" in form.columns], CONDITIONS)
-)
+@pytest.mark.rotate
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if "id" in form.columns])
+@pytest.mark.parametrize("where", ["id % 3 = 1 and text <> ''", lambda id, text: id % 3 == 1 and text != ""])  # noqa: A006
 def test_a_condition_selects_what_it_does_of_mds(written: Write, name: str, where: Any) -> None:
     found = epochs(loader_of(name, written(name), where=where))
     assert same(found, epochs(mds_loader(name, written(f"mds of {name}"), where=where)))
@@ -383,7 +385,9 @@ PACKINGS: Mapping[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "way"), rotation(FORMS, PACKINGS))
+@pytest.mark.rotate
+@EVERY
+@pytest.mark.parametrize("way", PACKINGS)
 def test_packs_are_those_of_mds(written: Write, name: str, way: str) -> None:
     form = FORMS[name]
     how: dict[str, Any] = {

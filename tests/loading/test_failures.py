@@ -87,6 +87,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.rotate
 @WORKERS
 @pytest.mark.parametrize("predownload", [1, None])
 @pytest.mark.parametrize(("fault", "error", "words"), FAULTS)

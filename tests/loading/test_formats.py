@@ -169,6 +169,7 @@ class TestGolden:
     def test_read_in_place(self, name: str) -> None:
         assert read_all(StreamingDataset(local=str(golden_path("mds", name)))) == golden_samples(name)
 
+    @pytest.mark.rotate(5)
     @pytest.mark.parametrize("keep_zip", [True, False])
     @pytest.mark.parametrize("name", [*SPLIT, "merged"])
     def test_read_from_s3(self, s3: S3Store, tmp_path: Path, name: str, keep_zip: bool) -> None:
@@ -200,6 +201,7 @@ class TestGolden:
 
 
 class TestLoader:
+    @pytest.mark.rotate(3)
     @EVERY
     @pytest.mark.parametrize("workers", [0, 2])
     def test_every_sample_of_a_dataset_on_s3_is_read_once(
@@ -255,6 +257,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 class TestDamage:
+    @pytest.mark.rotate
     @COMPRESSIONS
     @SUFFIXES
     @pytest.mark.parametrize("damage", DAMAGES)

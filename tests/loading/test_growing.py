@@ -17,6 +17,7 @@ from lightning_streaming.errors import ConfigError, StateMismatchError
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS
 from tests.helpers import State, ids, json_copy, make_loader, raises, read_together, worlds, write_dataset, write_shards
+from tests.tiers import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -371,7 +372,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     follow=st.booleans(),
     cut=st.integers(0, 8),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_any_append_and_any_cut(
     place: Path, sizes: list[list[int]], data: st.DataObject, how: dict[str, Any], follow: bool, cut: int
 ) -> None:

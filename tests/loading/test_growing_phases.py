@@ -16,6 +16,7 @@ from lightning_streaming.errors import StateError, StateMismatchError
 from lightning_streaming.loading.passes import passes_of
 from tests.helpers import State, json_copy, make_loader, raises, read_together, worlds, write_shards
 from tests.loading.phased import check_passes
+from tests.tiers import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -127,7 +128,7 @@ def test_a_step_under_way_stays_what_it_was_with_composed_batches(place: Path, m
     algo=st.sampled_from(["blockwise", "py1e", "py1s", "naive"]),
     shuffle=st.booleans(),
 )
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_any_number_of_appends_at_any_places(
     place: Path, data: st.DataObject, cuts: list[int], algo: str, shuffle: bool
 ) -> None:

@@ -23,6 +23,7 @@ from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading import id_index, scanning
 from lightning_streaming.loading.id_index import IdIndex, index_ids
 from tests.helpers import write_shards
+from tests.tiers import examples
 from tests.tools.running import run
 from tests.waits import told_at_once
 
@@ -42,7 +43,7 @@ def selections(root: Path) -> Path:
     return root.parent / "local" / "selections"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     ids=st.one_of(
         st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=60),

@@ -45,6 +45,7 @@ from tests.helpers import (
 )
 from tests.loading.processes import wait_until
 from tests.servers import HttpStore
+from tests.tiers import examples
 
 SAMPLES = 53
 IMAGES = {"id": "int", "x": "float32"}
@@ -148,7 +149,7 @@ def sequence(data: Path, **asked: Any) -> list[int]:
 # --- what samples are ---
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     samples=st.integers(1, 60),
     seed=st.integers(0, 10**6),

@@ -133,6 +133,7 @@ def collate_again(samples: list[Any]) -> Any:
     return default_collate(samples)
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("batch_size", [1, 4, 32, 300])
 @pytest.mark.parametrize("more", [{}, {"columns": ["text", "number"]}, {"drop_last": True}], ids=str)
 def test_batches_of_texts_and_numbers_are_those_of_torch(

@@ -148,6 +148,7 @@ def test_the_last_pack_may_be_short_and_no_other_of_concat(root: Path) -> None:
     assert sum(fills) == sum(LENGTHS)
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("pack", METHODS[:2], ids=str)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_packs_are_the_same_on_any_ranks_and_workers(root: Path, pack: dict[str, Any], ranks: int) -> None:
@@ -196,6 +197,7 @@ def assert_resumes(make: Any) -> None:
         assert len(read) > 10
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("pack", METHODS[:2], ids=str)
 @pytest.mark.parametrize("how", WAYS, ids=str)
 def test_resuming_at_every_step(root: Path, pack: dict[str, Any], how: dict[str, Any]) -> None:

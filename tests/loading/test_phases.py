@@ -25,6 +25,7 @@ from tests.loading.phased import (
     read,
     stream_of,
 )
+from tests.tiers import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -48,7 +49,7 @@ MACHINES = st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, 2), st.intege
 
 
 @given(legs=st.lists(st.tuples(MACHINES, st.integers(1, 6)), max_size=3), last=MACHINES)
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 def test_any_machines_read_the_same_global_sequence(
     root: Path, whole: list[int], legs: list[tuple[tuple[int, int, int], int]], last: tuple[int, int, int]
 ) -> None:

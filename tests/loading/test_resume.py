@@ -40,6 +40,7 @@ from tests.helpers import (
     worlds,
     write_dataset,
 )
+from tests.tiers import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -338,7 +339,7 @@ def test_replicated_ranks_read_the_same_and_count_once(elastic_root: Path) -> No
     assert list(chain(*ids(alone))) == first[6:]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     nodes=st.sampled_from([1, 2, 4]),
     ranks=st.integers(1, 4),

@@ -27,6 +27,7 @@ from lightning_streaming.order.skips import TrainProgress, parse_batch_ranges
 from lightning_streaming.order.weights import StreamWeight
 from lightning_streaming.world import World
 from tests.helpers import json_copy, write_dataset
+from tests.tiers import examples
 
 SIZES = {"a": 37, "b": 53}
 
@@ -82,7 +83,7 @@ methods = st.sampled_from(BATCHING_METHODS)
 
 
 @given(method=methods, world=worlds, position=st.integers(0, 90), drop_last=st.booleans(), skips=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_no_question_changes_a_run(
     catalog: Catalog, method: Any, world: tuple[int, int, int], position: int, drop_last: bool, skips: bool
 ) -> None:
@@ -111,7 +112,7 @@ def test_no_question_changes_a_run(
 
 
 @given(method=methods, first=worlds, second=worlds, steps=st.integers(0, 6), data=st.data())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_a_resumed_run_reads_the_rest_of_the_epoch(
     catalog: Catalog,
     method: Any,
@@ -138,7 +139,7 @@ def test_a_resumed_run_reads_the_rest_of_the_epoch(
 
 
 @given(method=methods, world=worlds, first=st.integers(0, 20), then=st.integers(0, 20))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_advancing_twice_is_advancing_by_the_sum(
     catalog: Catalog, method: Any, world: tuple[int, int, int], first: int, then: int
 ) -> None:

@@ -41,6 +41,7 @@ from lightning_streaming.order.settings import SHUFFLE_ALGOS
 from lightning_streaming.writing.merge import merge_under
 from tests.helpers import assert_resumes_at_every_step, ids, json_copy, make_dataset, make_loader, write_dataset
 from tests.servers import HttpStore
+from tests.tiers import examples
 
 COLUMNS = {
     "id": "int",
@@ -707,7 +708,7 @@ def test_a_file_that_holds_no_numbers_is_refused(data: Path, tmp_path: Path) -> 
         read(data, select=str(tmp_path / "x.npy"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(bits=st.lists(st.booleans(), min_size=29, max_size=29).filter(any), batch=st.integers(1, 5), data=st.data())
 def test_any_bits_give_the_dataset_that_has_these_samples_alone(
     selected_root: Path, bits: list[bool], batch: int, data: st.DataObject

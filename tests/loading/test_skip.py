@@ -19,6 +19,7 @@ from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.loading.workers import SharedPassStart
 from tests.helpers import State, ids, json_copy, make_dataset, make_loader, read_together, worlds, write_dataset
+from tests.tiers import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 SAMPLES, EPOCHS = 30, 2
@@ -143,7 +144,7 @@ legs = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(st.lists(legs, min_size=1, max_size=4), st.lists(st.integers(0, 20), min_size=2, max_size=6, unique=True))
 def test_any_machines_leave_out_the_same_samples(even_root: Path, legs: list[Leg], edges: list[int]) -> None:
     edges.sort()

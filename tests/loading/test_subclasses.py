@@ -133,6 +133,7 @@ def test_iterating_hands_out_what_the_subclass_makes(root: Path, kind: type[Stre
     assert dataset[3] == dataset[3 - SAMPLES] == {"id": 3, "token": 103}
 
 
+@pytest.mark.rotate
 @each_kind
 @pytest.mark.parametrize("workers", [0, 2])
 def test_so_does_a_loader(root: Path, kind: type[StreamingDataset], workers: int) -> None:
@@ -155,6 +156,7 @@ def test_what_a_subclass_keeps_reaches_workers_however_they_start(root: Path, me
     assert all((batch["token"] - batch["id"] == 7).all() for batch in batches)
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("kind", [ByItem, ByGetItem])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resuming_is_exact_at_every_step(root: Path, kind: type[StreamingDataset], workers: int) -> None:

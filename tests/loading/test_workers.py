@@ -41,6 +41,7 @@ from lightning_streaming.errors import EncodingError, SampleError, StreamingErro
 from tests.helpers import ids, make_dataset, make_loader, raises, read_epochs, write_dataset
 from tests.loading.processes import children, is_alive, shared_memory_of, wait_until
 from tests.servers import HttpStore
+from tests.tiers import kills
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 looks_into_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -392,7 +393,7 @@ def test_an_error_of_a_users_own_class_travels_as_one_that_is_known(streams: dic
     assert "OwnError" in "".join(traceback.format_exception(error))
 
 
-KILLS = int(os.environ.get("LIGHTNING_STREAMING_KILLS", "20"))
+KILLS = kills(6, 20)
 EPOCHS = max(8, KILLS // 2)
 
 

@@ -33,6 +33,7 @@ from tests.order.legs import (
     read_epoch,
     stretches,
 )
+from tests.tiers import examples
 
 UNHURRIED = settings(deadline=None)
 COMPOSED = ("device_per_stream", "per_stream", "stratified")
@@ -76,7 +77,7 @@ def asked_for(algo: str, **said: object) -> SettledOrder:
 
 
 @pytest.mark.parametrize("algo", ["", *SHUFFLE_ALGOS])
-@settings(UNHURRIED, max_examples=40)
+@settings(UNHURRIED, max_examples=examples(40))
 @given(shape=mixtures(), legs=legs_on(FITTING, FITTING), epoch=epochs, partition=st.sampled_from(["orig", "relaxed"]))
 def test_an_epoch_cut_three_times_reads_what_one_that_was_not_does(
     algo: str, shape: DatasetShape, legs: list[Leg], epoch: int, partition: str

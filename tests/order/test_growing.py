@@ -14,6 +14,7 @@ from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS
 from lightning_streaming.order.weights import DatasetShape
 from tests.order.builders import epoch_of, geometry_of, make_settings, make_shape
+from tests.tiers import examples
 
 streams = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=4)
 
@@ -41,7 +42,7 @@ def renumbered(shape: DatasetShape, grown: DatasetShape) -> dict[int, int]:
     epoch=st.integers(0, 2),
     data=st.data(),
 )
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 def test_an_order_does_not_know_what_was_appended(
     sizes: list[list[int]], algo: Any, method: Any, repeat: float | None, epoch: int, data: st.DataObject
 ) -> None:

@@ -21,6 +21,7 @@ from lightning_streaming.order.length_groups import grouped
 from lightning_streaming.order.pack_plan import PackPlan, plan_packs
 from lightning_streaming.order.packing import AnyPackSettings, BudgetSettings, PackSettings
 from lightning_streaming.order.packs import Packs
+from tests.tiers import examples
 
 Row = tuple[int, int, int]
 """Position of the document, token with which the row begins, tokens."""
@@ -277,7 +278,7 @@ def test_first_and_last_positions_are_bounds_of_what_is_needed(lengths: list[int
 
 @given(lengths=some_lengths, how=all_settings, threads=st.integers(1, 3), at_once=st.integers(1, 300))
 @example(lengths=[5, 30, 7], how=PackSettings(capacity=10, window=2), threads=1, at_once=2)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_plan_is_the_same_however_it_is_made(
     lengths: list[int], how: AnyPackSettings, threads: int, at_once: int
 ) -> None:
@@ -315,7 +316,7 @@ rooms_and_lengths = st.sampled_from([1, 40, 63, 64, 300, 5000, 300_000]).flatmap
 
 
 @given(case=rooms_and_lengths)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_filling_by_lists_is_filling_by_bits(case: tuple[int, list[list[int]]]) -> None:
     capacity, windows = case
     lengths = np.asarray(windows, np.int32)

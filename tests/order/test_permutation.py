@@ -51,6 +51,7 @@ def test_a_size_of_0_permutes_nothing() -> None:
     assert whole(0, 5).size == 0
 
 
+@pytest.mark.rotate(15)
 @pytest.mark.parametrize("size", AROUND)
 def test_sizes_around_powers_of_two_and_squares_are_permuted(size: int) -> None:
     for key in KEYS[:3]:

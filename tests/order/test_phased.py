@@ -19,8 +19,9 @@ from lightning_streaming.order.phased import Mixture, Phased
 from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS, SettledOrder
 from tests.order.builders import geometry_of, ids_of, make_mixture, make_settings, phase, phase_lists
 from tests.order.legs import ALONE, Leg, legs_on, read_epoch, sequence_of
+from tests.tiers import examples
 
-UNHURRIED = settings(deadline=None, max_examples=25)
+UNHURRIED = settings(deadline=None, max_examples=examples(25))
 COMPOSED = ("device_per_stream", "per_stream", "stratified")
 ORDERS = ["", *SHUFFLE_ALGOS]
 epochs = st.integers(0, 2)

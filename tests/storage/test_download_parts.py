@@ -13,6 +13,7 @@ from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.storage import downloads, requests
 from lightning_streaming.storage.downloads import next_ticket, share_connections
 from lightning_streaming.storage.sinks import FileSink, Gate, MemorySink, disk_errors
+from tests.tiers import examples
 
 
 @given(st.integers(0, 1 << 36), st.integers(1 << 20, 1 << 26))
@@ -81,7 +82,7 @@ async def _hold(slots: downloads._ConnectionSlots, turn: int, most: int, order: 
         await asyncio.sleep(0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 4))
 def test_lanes_are_never_more_than_allowed_and_all_get_one(turns: list[int], most: int) -> None:
     async def run() -> None:

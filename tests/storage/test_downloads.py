@@ -240,6 +240,7 @@ def test_the_store_says_when_to_come_back(http_store: HttpStore, object_url: str
     assert second.begun - first.begun >= 0.9  # dates are in whole seconds, and taken by another clock
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("kind", ["http", "s3", "gcs"])
 @pytest.mark.parametrize("fault", ["status", "reset", "truncate", "short", "hang"])
 def test_no_credential_is_in_any_error(
@@ -324,6 +325,7 @@ def test_a_file_that_is_there_is_written_to_in_place_and_stays_after_a_failure(h
     assert target.stat().st_ino == before
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize(
     ("fault", "more"),
     [
@@ -367,6 +369,7 @@ def test_a_part_that_is_slow_is_waited_for(http: HttpStore, tmp_path: Path) -> N
     assert fetch_large(http, tmp_path / "x", timeout=0.7, attempts=1) == LARGE
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [("truncate", DownloadError), ("short", IntegrityError), ("long", IntegrityError), ("stall", DownloadError)],

@@ -183,6 +183,7 @@ def test_without_a_terminal_clearing_must_be_confirmed_beforehand(caches: Path) 
     assert len(shards(caches / "books")) == 3
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(("answer", "left"), [(b"y\n", 0), (b"n\n", 3), (b"\n", 3), (b"\x04", 3)])
 def test_on_a_terminal_clearing_asks(caches: Path, answer: bytes, left: int) -> None:
     keyboard, terminal = pty.openpty()

@@ -32,6 +32,7 @@ from lightning_streaming.tools.console import (
     progress,
     render,
 )
+from tests.tiers import examples
 from tests.tools.running import run_process, write_texts
 
 _MOST_DIMENSIONS = 32 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 63
@@ -188,6 +189,7 @@ def on_terminal(*words: object) -> str:
     return shown.decode()
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("words", "bar"),
     [
@@ -267,7 +269,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(json_values)
 def test_any_value_is_one_printable_line(value: Any) -> None:
     shown = render(value)

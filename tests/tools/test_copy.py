@@ -30,6 +30,7 @@ def on_store(url: str, s3: S3Store) -> dict[str, bytes]:
     return {name: (bucket / name).read() for name in bucket.walk()}
 
 
+@pytest.mark.rotate(9)
 @pytest.mark.parametrize("dataset", GOLDEN)
 def test_golden_datasets_are_copied_byte_for_byte(dataset: str, tmp_path: Path) -> None:
     source = golden_path("mds", dataset)

@@ -115,6 +115,7 @@ def unpacked(root: Path) -> list[Path]:
 # --- convert ---
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("kind", LARGE)
 def test_what_was_converted_is_read_in_the_same_order(kind: str, tmp_path: Path) -> None:
     source, told = make(tmp_path, kind)
@@ -311,6 +312,7 @@ def test_what_pyarrow_does_not_read_is_not_called_damaged(
     assert "damaged" not in found.err
 
 
+@pytest.mark.rotate(8)
 @pytest.mark.parametrize(
     ("kind", "workers"), [*((kind, 1) for kind in KINDS), ("npy", 2), ("webdataset gz", 2), ("mixed_chunk", 2)]
 )
@@ -440,6 +442,7 @@ def below(tmp_path: Path, kind: str) -> tuple[Path, list[Any]]:
     return tmp_path / "all", told
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("kind", ["npy", "megatron", "webdataset gz", "mixed", "mixed_chunk", "tokens"])
 @pytest.mark.parametrize("indexed", ["", "a", "ab"])
 def test_parts_become_one_dataset_with_or_without_indexes(kind: str, indexed: str, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ import lightning_streaming.trainer.cli  # noqa: F401  what a fork of this proces
 from lightning_streaming import MDSWriter
 from tests.golden import golden_path
 from tests.servers import http_server
-from tests.tiers import nightly_unless
 from tests.tools.forked import command_line
 from tests.tools.running import Outcome, run
 
@@ -97,9 +96,10 @@ def fit(program: str, directory: Path, *args: str) -> Any:
     return torch.load(directory / "checkpoints" / "last.ckpt")
 
 
-@pytest.mark.parametrize(
-    "kind", nightly_unless(lambda kind: kind in ("pictures", "files", "tokens", "text", "numbers"), DATA)
-)
+NIGHTLY = ("unlabelled", "pixels", "mapping", "caption", "alone")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind in NIGHTLY)) for kind in DATA])
 def test_what_is_written_trains_and_goes_on(kind: str, tmp_path: Path, program: str) -> None:
     columns, make, told = DATA[kind]
     write(tmp_path / "data", columns, make)

@@ -19,6 +19,7 @@ from lightning_streaming.tools.stored.summary import histogram, summarize
 from lightning_streaming.writing.writers import MDSWriter
 from tests.golden import golden_path
 from tests.servers import HttpStore, S3Store
+from tests.tiers import examples
 from tests.tools.running import options, put, read_index, run, write_texts
 
 GOLDEN = sorted(path.name for path in golden_path("mds").iterdir() if path.is_dir())
@@ -29,6 +30,7 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
 
 
+@pytest.mark.rotate(9)
 @pytest.mark.parametrize("dataset", GOLDEN)
 def test_golden_datasets_are_shown_here_and_from_a_store_alike(dataset: str, s3: S3Store) -> None:
     directory, bucket = golden_path("mds", dataset), s3.make_bucket()
@@ -256,7 +258,7 @@ def test_sizes_are_sorted_into_bins(sizes: list[int], bins: list[tuple[int, int,
     assert [(one["smallest"], one["largest"], one["shards"]) for one in histogram(sizes)] == bins
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.integers(0, 2**33), min_size=1, max_size=50))
 def test_every_shard_is_in_one_bin(sizes: list[int]) -> None:
     bins = histogram(sizes)

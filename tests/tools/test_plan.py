@@ -25,6 +25,7 @@ from lightning_streaming.units import format_bytes
 from tests.helpers import raises
 from tests.packed_data import packed_train, write_documents
 from tests.phased_data import FIRST_ID, PHASES, SIZES, phased_train, write_config, write_streams
+from tests.tiers import examples
 from tests.tools.running import Outcome, run
 
 
@@ -74,7 +75,7 @@ def limit_of(data: Path, shards: int) -> int:
 STREAM_WEIGHTS = st.fixed_dictionaries({name: st.integers(1, 5) for name in SIZES})
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from([None, 30, 77, 240]),
     STREAM_WEIGHTS,
@@ -251,6 +252,7 @@ def test_mixing_is_told_beside_what_chance_gives(
 # --- conditions ---
 
 
+@pytest.mark.rotate(7)
 @pytest.mark.parametrize(
     ("condition", "holds"),
     [

@@ -19,7 +19,6 @@ from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
 from tests.helpers import write_dataset
-from tests.tiers import rotation
 from tests.tools.running import edit_state as edit
 from tests.tools.running import run
 from tests.tools.running import run as command
@@ -124,7 +123,9 @@ def test_what_is_set_is_the_place_alone_however_it_was_saved(
         assert (after["epoch"], after["seen"]) == (epoch, before["seen"]), target
 
 
-@pytest.mark.parametrize(("by", "target"), rotation(SAVED_BY, TARGETS))
+@pytest.mark.rotate
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("by", SAVED_BY)
 def test_fit_goes_on_where_it_was_set(
     a_run: Run, saved_by: Callable[[str, Path], Path], whole: Recorder, by: str, target: tuple[int, int]
 ) -> None:
@@ -186,6 +187,7 @@ def test_another_batch_size_goes_on_at_the_same_sample(a_run: Run, whole: Record
     assert replace(a_run, batch_size=3).fit(ckpt_path=saved)[0].seen_here == whole.seen[7:]
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize(
     ("amount", "expected"),
     [

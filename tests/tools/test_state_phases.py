@@ -56,6 +56,7 @@ def shown(path: Path, *args: object) -> dict[str, Any]:
     return {"place": place, **{one["name"]: one for one in place["streams"]}}
 
 
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize("batches", [0, 1, 5, 13, 14, 20, 21, 22, 29, 30, 35, 60])
 def test_counts_are_right_or_not_told(data: Path, batches: int) -> None:
     train = phased_train(data)

@@ -32,6 +32,7 @@ from lightning_streaming import (
 from lightning_streaming.tools.runs.trace_run import reads_of_key, reads_of_sample, reads_of_step
 from lightning_streaming.tools.runs.traced_run import TracedRun, run_on
 from tests.phased_data import PHASES, phased_train, write_streams
+from tests.tiers import examples
 from tests.tools.running import run
 
 SIZES = {"web": 37, "books": 12}
@@ -119,7 +120,7 @@ def read_by_worlds(make: Callable[[World], StreamingDataLoader], num_nodes: int,
     return keys
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     order=st.sampled_from(ORDERS),
     seed=st.integers(0, 99),
@@ -324,6 +325,7 @@ def mesh(**sizes: Any) -> dict[str, Any]:
     return {"class_path": "lightning.pytorch.strategies.ModelParallelStrategy", "init_args": sizes}
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize(
     ("strategy", "trainer", "replication"),
     [
@@ -499,6 +501,7 @@ def test_what_cannot_be_traced_is_refused(args: list[object], words: str, data: 
     assert words in refused.err
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("batching", ["random", "per_stream"])
 def test_each_read_tells_its_phase(tmp_path: Path, batching: str) -> None:
     phases = [*PHASES[:1], {**PHASES[1], "until": 84, "steps": 1}, PHASES[2]]

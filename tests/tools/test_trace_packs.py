@@ -71,6 +71,7 @@ def traced_run(train: dict[str, Any], batch_size: int, ranks: int, checkpoint: P
     return run_on(module, {}, asked)
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_step_and_every_document_are_traced_as_they_are_read(

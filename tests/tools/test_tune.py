@@ -372,6 +372,7 @@ def test_a_store_that_does_not_answer_is_told(tmp_path: Path, temporary: Path) -
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(("told", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_nothing_is_left_of_a_run_that_is_told_to_end(
     told: signal.Signals, code: int, tmp_path: Path, temporary: Path

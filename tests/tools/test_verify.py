@@ -36,6 +36,7 @@ def problems(directory: Path | str, *args: object) -> dict[int, list[str]]:
     return {bad["shard"]: [one["problem"] for one in bad["problems"]] for bad in found.json["bad_shards"]}
 
 
+@pytest.mark.rotate(9)
 @pytest.mark.parametrize("dataset", GOLDEN)
 def test_golden_datasets_are_sound(dataset: str) -> None:
     args = ["--allow-unsafe-types"] if dataset == "pickle" else []

@@ -165,6 +165,7 @@ def test_help_of_a_class_of_the_user_shows_its_own_arguments(capsys: pytest.Capt
     assert "--data.batch_size" in shown
 
 
+@pytest.mark.rotate(9)
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
@@ -217,6 +218,7 @@ def test_wrong_settings_are_named_and_little_else(
     assert len(error.splitlines()) <= 16
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize(
     ("right", "wrong", "reason"),
     [
@@ -276,6 +278,7 @@ def test_debug_shows_no_secret(arg: str, run_yaml: str) -> None:
     assert "hunter2" not in "".join(traceback.format_exception(raised.value))
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("flag", ["--print_config", "--print_config=comments", "--print_config=skip_default"])
 def test_printed_configuration_explains_its_fields_and_runs(
     flag: str, run_yaml: str, capsys: pytest.CaptureFixture[str]
@@ -491,6 +494,7 @@ def test_phases_are_given_on_the_command_line(phased_yaml: str) -> None:
     assert [one.name for one in cli.datamodule.configs["train"].phases] == ["all", "third"]
 
 
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize(
     ("phases", "reason"),
     [

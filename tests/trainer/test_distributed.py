@@ -51,6 +51,7 @@ def test_ranks_share_each_epoch_and_have_equally_many_batches(data: Path, tmp_pa
         assert counts.total() == ALL_SAMPLES + 1
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize(
     ("then", "now"),
     [((2, 2, 0), (1, 3, 0)), ((2, 2, 0), (2, 3, 2)), ((1, 3, 2), (3, 2, 0))],
@@ -158,6 +159,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[in
     return data, ckpt_path, [sample for _, sample in model.seen]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("strategy", "start"),
     [

@@ -101,6 +101,7 @@ def told(*args: str, code: int = 2) -> str:
     return lines[0].partition("error: ")[2]
 
 
+@pytest.mark.rotate(9)
 @pytest.mark.parametrize(
     ("args", "words"),
     [

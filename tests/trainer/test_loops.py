@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, StreamingStateCallback
 from lightning_streaming.errors import ConfigError
-from tests.tiers import every_nth, rotation, some
+from tests.tiers import some
 from tests.trainer.harness import (
     BATCH_SIZE,
     VAL_SAMPLES,
@@ -296,9 +296,9 @@ def of_epoch(model: Recorder, epoch: int) -> list[int]:
     return [sample for seen_in, sample in model.seen if seen_in == epoch]
 
 
-@pytest.mark.parametrize(
-    ("method", "batch_size"), rotation(["random", "stratified", "per_stream", "device_per_stream"], [3, 8])
-)
+@pytest.mark.rotate
+@pytest.mark.parametrize("batch_size", [3, 8])
+@pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
 def test_another_batch_size_at_every_step(method: str, batch_size: int, data: Path, tmp_path: Path) -> None:
     run = Run(data=data, directory=tmp_path, validate=False, order={"batching_method": method})
     run = with_trainer(run, max_epochs=2)
@@ -340,7 +340,8 @@ def test_another_batch_size_within_limits(
     assert resumed.steps_per_epoch == steps
 
 
-@pytest.mark.parametrize("step", every_nth(2, [1, 2, 4]))
+@pytest.mark.rotate(2)
+@pytest.mark.parametrize("step", [1, 2, 4])
 def test_another_batch_size_of_several_loaders(step: int, data: Path, tmp_path: Path) -> None:
     def fit(batch_size: int, *callbacks: Any, **settings: Any) -> Reader:
         model = Reader(lambda: {"x": streaming(data, "a", batch_size), "y": streaming(data, "b", batch_size)})

@@ -154,6 +154,7 @@ def one_loader(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "saved.ckpt"
 
 
+@pytest.mark.rotate(8)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_fit_and_the_tools_name_the_field(wrong: str, one_loader: Path, data: Path, tmp_path: Path) -> None:
     change, words = WRONG[wrong]

@@ -72,6 +72,7 @@ def assert_goes_on(new: Any, stop_after: int, directory: Path, **settings: Any) 
 
 
 # Before the first optimizer step, right at one, between two, and the same in the second epoch.
+@pytest.mark.rotate(7)
 @pytest.mark.parametrize(
     ("accumulate", "stop_after", "is_limited_by_steps"),
     [
@@ -140,6 +141,7 @@ def test_goes_on_after_what_stops_real_runs(stop: Callback, data: Path, tmp_path
     assert resumed.steps_per_epoch == {0: 2}
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("max_epochs", [1, 2])
 @pytest.mark.parametrize("stop_after", [1, 3])
 def test_one_trainer_fits_again_after_a_stop(stop_after: int, max_epochs: int, data: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from lightning_streaming.errors import StateError
 from lightning_streaming.loading.state import read_run
 from lightning_streaming.order.settings import SHUFFLE_ALGOS
 from lightning_streaming.world import World
-from tests.tiers import examples, rotation, some
+from tests.tiers import examples, some
 from tests.trainer.harness import Reader, SaveAtEveryStep, Stopped, evaluating, ordinary, trainer_for
 
 pytestmark = pytest.mark.filterwarnings(
@@ -162,11 +162,9 @@ LOOPS: dict[str, tuple[dict[str, Any], Callable[[Asked, Path], Any]]] = {
 }
 
 
-CANONICAL_NODES = (pytest.param(16, 4), pytest.param(4, 16), pytest.param(None, 7))
-"""Those of the saved run, and those that the resumed one asks for."""
-
-
-@pytest.mark.parametrize(("name", "saved", "asked"), rotation(LOOPS, CANONICAL_NODES))
+@pytest.mark.rotate
+@pytest.mark.parametrize(("saved", "asked"), [(16, 4), (4, 16), (None, 7)])
+@pytest.mark.parametrize("name", LOOPS)
 def test_canonical_nodes_asked_for_change_nothing(
     name: str, saved: int | None, asked: int, data: Path, tmp_path: Path
 ) -> None:
@@ -282,6 +280,7 @@ def test_other_machines_have_epochs_of_their_own_length(name: str, data: Path, t
     assert_goes_on_as_a_plain_loader_does(CASES[name], data, tmp_path)
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("canonical", [None, 16])
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
 def test_an_epoch_composed_elsewhere_keeps_its_length(
@@ -377,20 +376,13 @@ def steps(model: Reader) -> list[tuple[int, int, list[int]]]:
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from", "ignore:You defined a `validation_step`")
+@pytest.mark.rotate(6)
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
 @pytest.mark.parametrize(
-    ("loop", "left", "saved_after", "beside"),
-    rotation(
-        [
-            pytest.param({}, id="plain"),
-            pytest.param({"limit_train_batches": 0.9}, id="limited"),
-            pytest.param({"accumulate_grad_batches": 2}, id="accumulating"),
-        ],
-        [pytest.param(8, id="exactly to the place"), pytest.param(5, id="to less")],
-        [pytest.param(2, id="first epoch"), pytest.param(BATCHES + 2, id="second epoch")],
-        [pytest.param(False, id="alone"), pytest.param(True, id="beside another")],
-        times=2,
-    ),
+    "loop", [{}, {"limit_train_batches": 0.9}, {"accumulate_grad_batches": 2}], ids=["plain", "limited", "accumulating"]
 )
+@pytest.mark.parametrize("saved_after", [2, BATCHES + 2], ids=["first epoch", "second epoch"])
+@pytest.mark.parametrize("left", [8, 5], ids=["exactly to the place", "to less"])
 def test_an_epoch_whose_data_has_been_read_is_closed(
     left: int, saved_after: int, loop: dict[str, Any], beside: bool, long: Path, tmp_path: Path
 ) -> None:

@@ -21,7 +21,6 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_streaming import StreamingDataModule
 from tests.forked_ranks import on_ranks
-from tests.tiers import every_nth, rotation
 from tests.trainer.harness import (
     Diary,
     NodesOfOneRank,
@@ -168,7 +167,9 @@ WORKERS = (
 )
 
 
-@pytest.mark.parametrize(("name", "workers", "persistent"), rotation(IN_EVERY_WAY, WORKERS))
+@pytest.mark.rotate
+@pytest.mark.parametrize(("workers", "persistent"), WORKERS)
+@pytest.mark.parametrize("name", IN_EVERY_WAY)
 def test_resuming_twice_shows_the_weights_the_same(
     name: str,
     workers: int,
@@ -211,7 +212,8 @@ BY_BATCHES = (
 """Where a number of batches, or what is in a batch, decides what is read: with other batches it is something else."""
 
 
-@pytest.mark.parametrize("name", every_nth(2, IN_EVERY_WAY))
+@pytest.mark.rotate(len(IN_EVERY_WAY) // 2)
+@pytest.mark.parametrize("name", IN_EVERY_WAY)
 def test_resuming_twice_with_other_batch_sizes_shows_the_weights_the_same(
     name: str, data: Path, uninterrupted: dict[str, tuple[Recorder, Trainer]], tmp_path: Path
 ) -> None:

@@ -186,6 +186,7 @@ def test_a_position_of_mosaicml_streaming_is_taken_over(run: Run) -> None:
     assert model.steps_per_epoch == {0: 5, 1: 8, 2: 8}
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")  # it means the loader without a length
 @pytest.mark.parametrize("save_after", [2, 3, 4, 5, 7])
 def test_a_short_loader_that_is_cycled_resumes_at_its_place(save_after: int, data: Path, tmp_path: Path) -> None:
@@ -243,6 +244,7 @@ class SeesTwo(Recorder):
         return self.loss(batch["a"])
 
 
+@pytest.mark.rotate
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")  # it means the ordinary loader
 @pytest.mark.parametrize("ahead", [False, True], ids=["lengths known", "one batch ahead"])
 @pytest.mark.parametrize("save_after", [2, 4, 5, 7])

@@ -29,6 +29,7 @@ from lightning_streaming.writing.destination import Destination
 from lightning_streaming.writing.writers import MDSWriter
 from tests.formats.golden_datasets import read_samples
 from tests.servers import S3Store
+from tests.tiers import kills
 from tests.writing.killed import (
     Conversion,
     contents,
@@ -239,6 +240,7 @@ def with_places(tmp_path: Path, name: str, places: str) -> tuple[Any, dict[str, 
     return (str(here), str(there)), {"keep_local": True}, [here, there]
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("kind", KILLED_SETTINGS)
 @pytest.mark.parametrize("places", ["directory", "pair", "pair kept"])
 def test_a_dataset_is_resumed_after_any_operation(kind: str, places: str, tmp_path: Path) -> None:
@@ -257,6 +259,7 @@ def test_a_dataset_is_resumed_after_any_operation(kind: str, places: str, tmp_pa
     assert operations > 40
 
 
+@pytest.mark.rotate
 @pytest.mark.parametrize("kind", KILLED_SETTINGS)
 @pytest.mark.parametrize("places", ["directory", "pair", "pair kept"])
 @pytest.mark.parametrize("added", [3, 70])
@@ -351,8 +354,11 @@ def test_a_writer_may_be_killed_again_and_again(mode: str, tmp_path: Path) -> No
         assert kills > 0
 
 
+KILLS = kills(10, 30)
+
+
 @pytest.mark.parametrize("mode", ["resume", "append"])
-def test_thirty_writers_are_killed_at_random_moments(mode: str, tmp_path: Path) -> None:
+def test_writers_are_killed_at_random_moments(mode: str, tmp_path: Path) -> None:
     expected = contents(conversion("", mode, "compressed").uninterrupted(tmp_path / "expected"))
     chosen, killed = random.Random(5), 0
     for attempt in count():
@@ -362,10 +368,11 @@ def test_thirty_writers_are_killed_at_random_moments(mode: str, tmp_path: Path) 
         killed += was_killed_after(job, chosen.uniform(0.01, 0.2))
         replace(job, pause=0.0).run()
         assert contents(tmp_path / f"{attempt}") == expected
-        if killed == 30:
+        if killed == KILLS:
             break
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("mode", ["resume", "append"])
 def test_a_writer_to_a_bucket_is_killed_at_random_moments(mode: str, s3: S3Store, tmp_path: Path) -> None:
     expected = contents(conversion("", mode, "compressed").uninterrupted(tmp_path / "expected"))

@@ -42,6 +42,7 @@ from lightning_streaming.writing.shard_encoders import parse_settings
 from lightning_streaming.writing.writers import MDSWriter
 from tests.loading.processes import is_alive, wait_until
 from tests.servers import S3Store
+from tests.tiers import examples
 from tests.writing import part_functions as make
 from tests.writing.test_merge import contents, ids
 
@@ -59,7 +60,7 @@ def plan(*inputs: Any, **changes: Any) -> PartPlan:
 
 
 @given(st.lists(st.text() | st.binary() | st.floats() | st.tuples(st.integers(), st.text()), min_size=1))
-@budget(max_examples=50)
+@budget(max_examples=examples(50))
 def test_a_plan_comes_back_and_is_the_same(inputs: list[Any]) -> None:
     made = make_plan(inputs, None, PLAN_SETTINGS)
     read = parse_plan(dump_plan(made), "plan")
@@ -461,6 +462,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     assert 'must call write_parallel under if __name__ == "__main__":' in done.stderr
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize(
     ("start_method", "kill"),
     [

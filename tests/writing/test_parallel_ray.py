@@ -23,6 +23,7 @@ from lightning_streaming.errors import PartError
 from lightning_streaming.writing.parallel import write_parallel
 from lightning_streaming.writing.parts import plan_parts
 from tests.loading.processes import is_alive
+from tests.tiers import kills
 from tests.writing import part_functions as make
 from tests.writing.test_merge import contents, ids
 
@@ -36,7 +37,7 @@ pytestmark = [
 ]
 
 INPUTS = [range(first, first + 10) for first in range(0, 50, 10)]
-KILLS = int(os.environ.get("LIGHTNING_STREAMING_KILLS", "3"))
+KILLS = kills(3, 3)
 SETTINGS: dict[str, Any] = {"columns": {"id": "int", "text": "str"}, "size_limit": make.SIZE_LIMIT}
 
 
@@ -141,6 +142,7 @@ def test_workers_that_are_killed_in_mid_part_are_replaced(cluster: None, tmp_pat
     assert shards(out) == shards(write_here(tmp_path / "here", inputs=numbers))
 
 
+@pytest.mark.nightly
 def test_a_program_without_a_cluster_gets_one_and_a_clean_stdout(tmp_path: Path) -> None:
     script = (
         "from tests.writing import part_functions as make\n"

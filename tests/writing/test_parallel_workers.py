@@ -24,6 +24,7 @@ from lightning_streaming.errors import PartError
 from lightning_streaming.writing.parallel import _serve, ignore_interrupts, without_interrupts, write_parallel
 from lightning_streaming.writing.parts import plan_parts
 from tests.loading.processes import children, is_alive, state_of, wait_until
+from tests.tiers import kills
 from tests.writing import part_functions as make
 from tests.writing.part_functions import SIZE_LIMIT, count_slowly
 from tests.writing.test_merge import contents, ids
@@ -116,7 +117,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-KILLS = int(os.environ.get("LIGHTNING_STREAMING_KILLS", "10"))
+KILLS = kills(3, 10)
 SAMPLES_PER_PART = 40
 
 

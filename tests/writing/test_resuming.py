@@ -23,6 +23,7 @@ from lightning_streaming.formats.index import parse_index
 from lightning_streaming.writing.writers import CSVWriter, JSONWriter, MDSWriter
 from tests.formats.golden_datasets import read_samples
 from tests.servers import S3Store
+from tests.tiers import examples
 from tests.writing.killed import Conversion, contents, leave_as_earlier, samples, shard_marks
 
 COLUMNS = {"id": "int", "text": "str"}
@@ -241,7 +242,7 @@ def shards_of(out: Path) -> list[tuple[str, int]]:
     return [(shard.raw_data.basename, shard.samples) for shard in index.shards]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     st.lists(st.integers(0, 60), min_size=2, max_size=4),
     st.sampled_from([None, 1, 400, 2000]),

@@ -30,6 +30,7 @@ from tests.formats.golden_datasets import (
     unpack,
 )
 from tests.golden import golden_path
+from tests.tiers import examples
 
 
 def names(directory: Path) -> list[str]:
@@ -361,7 +362,7 @@ COMPRESSIONS = st.sampled_from([None, "zstd"])
 HASHES = st.sampled_from([[], ["sha1", "xxh64"]])
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(datasets(st.text(), VALUES), LIMITS, COMPRESSIONS, HASHES)
 def test_an_mds_dataset_comes_back_as_it_was(
     dataset: Dataset, size_limit: int | None, compression: str | None, hashes: list[str]
@@ -369,7 +370,7 @@ def test_an_mds_dataset_comes_back_as_it_was(
     check_round_trip(MDSWriter, dataset, 1, size_limit=size_limit, compression=compression, hashes=hashes)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.sampled_from(SPLIT_WRITERS), datasets(FIELDS, SPLIT_VALUES), LIMITS, COMPRESSIONS, HASHES)
 def test_a_dataset_of_rows_comes_back_as_it_was(
     writer: tuple[type[ShardWriter], dict[str, Any]],
@@ -383,7 +384,7 @@ def test_a_dataset_of_rows_comes_back_as_it_was(
     check_round_trip(writer[0], dataset, len(dataset[1]), **settings, **writer[1])
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.permutations(range(30)), st.integers(150, 500), st.integers(1, 4))
 def test_samples_stay_in_the_order_they_are_written_in(order: list[int], size_limit: int, workers: int) -> None:
     samples = [{"id": number, "text": "x" * (number * 7 % 50)} for number in order]

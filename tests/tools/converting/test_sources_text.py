@@ -15,6 +15,7 @@ from lightning_streaming.errors import ConfigError, EncodingError, FormatError
 from lightning_streaming.tools.converting.sources.csv_and_json import Delimited, JsonLines
 from lightning_streaming.tools.converting.sources.row_encoding import choose_columns, encoded_rows, parse_columns
 from lightning_streaming.tools.converting.sources.row_source import InputPart, RowSource, put_together
+from tests.tiers import examples
 
 
 def rows(source: RowSource, most: int = 2**30) -> list[Any]:
@@ -49,7 +50,7 @@ _LINES = st.lists(st.sampled_from(["", '{"a": 1}', '{"a": "é"}', '{"b": [1, 2, 
 
 
 @given(lines=_LINES, ends=st.sampled_from(["\n", "\r\n"]), last=st.booleans(), most=st.integers(1, 40))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_file_cut_anywhere_has_the_same_rows_at_the_same_places(
     lines: list[str], ends: str, last: bool, most: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

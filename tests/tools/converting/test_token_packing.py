@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.tools.converting.tokens import Packer, choose_dtype, find_end, fingerprint, load_tokenizer
+from tests.tiers import examples
 from tests.tools.running import run
 
 WORDS = {"the": 0, "cat": 1, "sat": 2, "[UNK]": 3, "<end>": 9}
@@ -28,7 +29,7 @@ def word_tokenizer(path: Path) -> Path:
 
 
 @given(sizes=st.lists(st.integers(0, 30), max_size=20), length=st.integers(1, 12))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_blocks_are_the_documents_end_to_end(sizes: list[int], length: int) -> None:
     stream = np.arange(sum(sizes), dtype=np.uint32)
     documents = np.split(stream, np.cumsum(sizes))[: len(sizes)]

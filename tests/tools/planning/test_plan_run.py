@@ -17,7 +17,6 @@ from lightning_streaming import StreamingDataModule
 from lightning_streaming.trainer.config import config_of
 from tests.packed_data import CAPACITY
 from tests.servers import http_server
-from tests.tiers import nightly_unless
 from tests.tools.really import Really, Watch, forget, read_run, sent, write_config, write_stream
 from tests.tools.running import run
 
@@ -117,12 +116,10 @@ def assert_agree(plan: Mapping[str, Any], really: Really) -> None:
     assert cache["simulated"] == 1
 
 
-@pytest.mark.parametrize(
-    "name",
-    nightly_unless(
-        lambda name: name not in ("blockwise, a limit", "replication over two nodes", "no limit, some steps"), RUNS
-    ),
-)
+NIGHTLY = ("blockwise, a limit", "replication over two nodes", "no limit, some steps")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in RUNS])
 def test_a_run_does_what_was_planned(url: str, tmp_path: Path, name: str) -> None:
     train, trainer, data = RUNS[name]
     config = configured(url, tmp_path, train, trainer, data)

@@ -85,6 +85,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize("name", RUNS)
 def test_steps_are_those_of_the_trainer(data: Path, tmp_path: Path, name: str) -> None:
     of, batch, trainer = RUNS[name]

@@ -23,6 +23,7 @@ from lightning_streaming.tools.viewing.column_statistics import statistics_of
 from lightning_streaming.writing.writers import MDSWriter
 from tests.servers import http_server
 from tests.servers.stores import HttpStore, S3Bucket
+from tests.tiers import examples
 from tests.tools.running import write_texts
 from tests.tools.viewing.asking import html, pages_of
 
@@ -46,7 +47,7 @@ def texts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return directory
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
 @given(numbers=st.sets(st.integers(0, 49)))
 def test_samples_are_those_that_were_written(texts: Path, numbers: set[int]) -> None:
     with reading(texts) as reader:
