@@ -27,42 +27,14 @@ Each takes one argument, the message: so it pickles, and so a DataLoader worker'
 own class, in the training process.
 
 Messages hold names and values of datasets, files and servers, which nobody has checked. So ``str(error)`` escapes
-every character that is not printable, also line breaks. Only a message given as :class:`Lines` has several lines.
+every character that is not printable, also line breaks. Only what is given as ``message=`` has several lines.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-_UNPRINTABLE_IN_LINES = re.compile(r"[^\n\t -~]+")
-
-
-def in_one_line(text: str) -> str:
-    """Return a text with every character escaped that is not printable: line breaks too.
-
-    Those are control characters, with which a text could move a terminal's cursor or add lines, characters that change
-    the direction of a text, and lone surrogates.
-
-    >>> in_one_line("a\x1b[2Jb\u2028c\ud800 é")
-    'a\\x1b[2Jb\\u2028c\\ud800 é'
-    """
-    return text if text.isprintable() else "".join(map(_escaped, text))
-
-
-def in_lines(text: str) -> str:
-    """Return a text escaped like :func:`in_one_line`, but with its line feeds and tabs."""
-    return _UNPRINTABLE_IN_LINES.sub(lambda found: in_one_line(found[0]), text)
-
-
-def _escaped(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
-
-
-class Lines(str):
-    """A message of several lines. Line feeds stay; whoever writes one passes foreign texts to :func:`in_one_line`."""
-
-    __slots__ = ()
+from lightning_streaming.escaping import Lines, in_lines, in_one_line
 
 
 class StreamingError(Exception):

@@ -6,6 +6,8 @@ import shutil
 import sys
 import textwrap
 
+from lightning_streaming.escaping import in_lines
+
 
 def tell_error(program: str, words: str) -> None:
     """Tell an error: in one line, or on a terminal in one block.
@@ -14,7 +16,7 @@ def tell_error(program: str, words: str) -> None:
         program: What failed, as it was typed: ``"lightning-streaming fit"``.
         words: What went wrong, without secrets.
     """
-    message = f"{program}: error: {words}"
+    message = in_lines(f"{program}: error: {words}")
     if sys.stderr.isatty() and "\n" not in message:  # what comes in lines is a table
         width = shutil.get_terminal_size((100, 24)).columns
         message = textwrap.fill(message, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -65,8 +65,8 @@ def test_the_message_of_each_is_one_printable_line_and_its_argument_stays(error:
 
 
 @pytest.mark.parametrize("error", ALL)
-def test_a_message_of_lines_has_its_lines_and_nothing_else(error: type[Exception]) -> None:
-    copied = pickle.loads(pickle.dumps(error(errors.Lines("one\n\ttwo \x1b[2J"))))
+def test_a_message_of_lines_has_its_lines_and_nothing_else(error: type[errors.StreamingError]) -> None:
+    copied = pickle.loads(pickle.dumps(error(message="one\n\ttwo \x1b[2J")))
     assert str(copied) == "one\n\ttwo \\x1b[2J"
 
 

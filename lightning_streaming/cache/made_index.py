@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 from lightning_streaming.cache.config import MANIFEST_BASENAME, CacheConfig
 from lightning_streaming.errors import AccessDeniedError, ConfigError, FormatError, ObjectNotFoundError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.formats.index import (
     INDEX_BASENAME,
     ShardInfo,
@@ -33,7 +33,7 @@ from lightning_streaming.storage.file_patterns import is_one_name, matching
 from lightning_streaming.storage.location import ListedFile
 from lightning_streaming.waits import Tell, progress
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 _CLOCKS_DIFFER = 60.0
 """Seconds by which a store's clock may differ from ours."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from lightning_streaming.errors import (
     ObjectNotFoundError,
     ShardCorruptError,
 )
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.hashing import CHEAPEST_FIRST, hash_bytes, hash_file
@@ -26,7 +26,7 @@ from lightning_streaming.formats.values import shortened
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.sinks import disk_errors, system_errors
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 
 def find_size(path: Path) -> int | None:

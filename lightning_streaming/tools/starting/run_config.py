@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 import yaml  # type: ignore[import-untyped]
 
-from lightning_streaming.errors import ConfigError, in_one_line
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import in_one_line
 from lightning_streaming.storage.secrets import shown_options
 from lightning_streaming.tools.console import printable_name
 from lightning_streaming.tools.starting.look import Kind, Look, Task, told_size
