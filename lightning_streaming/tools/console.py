@@ -18,7 +18,7 @@ from typing import Any
 from lightning_streaming.errors import StreamingError
 from lightning_streaming.escaping import in_one_line
 from lightning_streaming.storage.secrets import redact
-from lightning_streaming.terminal import tell_error
+from lightning_streaming.terminal import tell_error, write_error
 from lightning_streaming.waits import bar
 
 PROGRAM = "lightning-streaming"
@@ -32,8 +32,6 @@ INTERRUPTED = 130
 """Exit code: stopped by the user."""
 UNREAD = 141
 """Exit code: whoever read the output went away before its end, as head does; what shells make of SIGPIPE."""
-TERMINATED = 143
-"""Exit code: told to end by a signal, as schedulers do it."""
 
 
 def print_json(value: Any) -> None:
@@ -61,7 +59,7 @@ def print_error(program: str, error: Exception | str) -> None:
 
 def print_note(tool: str, words: str) -> None:
     """Print something worth knowing that is no result."""
-    print(in_one_line(f"{PROGRAM} {tool}: {words}"), file=sys.stderr)
+    write_error(in_one_line(f"{PROGRAM} {tool}: {words}") + "\n")
 
 
 def counted(number: int, thing: str) -> str:

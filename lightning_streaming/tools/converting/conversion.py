@@ -318,7 +318,7 @@ def _parse(text: bytes, out: StoredDataset) -> dict[str, Any]:
     try:
         root = json.loads(text)
         version, plan = root["version"], dict(root["plan"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{CONVERSION_PLAN} in {out.shown} is damaged ({error}); convert to another place") from None
     if version != _VERSION:
         raise ConfigError(f"{out.shown} was begun by another version of this tool; convert to another place")
