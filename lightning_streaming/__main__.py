@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 
-from lightning_streaming.tools.commands import COMMANDS, GROUPS, run_command
-from lightning_streaming.tools.console import BAD, FINE, INTERRUPTED, PROGRAM, UNUSABLE, print_error
-from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
+try:
+    from lightning_streaming.terminal import open_closed_streams, write_error
+    from lightning_streaming.tools.commands import COMMANDS, GROUPS, run_command
+    from lightning_streaming.tools.console import BAD, FINE, INTERRUPTED, PROGRAM, UNUSABLE, print_error
+    from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
+except KeyboardInterrupt:  # Ctrl-C before there is a main() to catch it
+    sys.exit(130)
 
 _BEGIN = f"""\
 usage: {PROGRAM} {{{",".join(SUBCOMMANDS)}}} [--config FILE] [--FIELD VALUE ...]
@@ -43,6 +47,7 @@ def main(args: Sequence[str] | None = None) -> int:
         SystemExit: The arguments cannot be parsed, or ask for help; or the process was told to end.
     """
     try:
+        open_closed_streams()
         return _run(args)
     except KeyboardInterrupt:  # also while something is imported
         return INTERRUPTED
@@ -51,7 +56,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(args: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     if not given:
-        sys.stderr.write(f"{_BEGIN}\nAll commands: {PROGRAM} --help\nOne of them:  {PROGRAM} COMMAND --help\n")
+        write_error(f"{_BEGIN}\nAll commands: {PROGRAM} --help\nOne of them:  {PROGRAM} COMMAND --help\n")
         return UNUSABLE
     if given[0] in ("-h", "--help"):
         sys.stdout.write(help_text())

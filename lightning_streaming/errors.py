@@ -25,13 +25,34 @@
 
 Each takes one argument, the message: so it pickles, and so a DataLoader worker's error can be raised again, with its
 own class, in the training process.
+
+Messages hold names and values of datasets, files and servers, which nobody has checked. So ``str(error)`` escapes
+every character that is not printable, also line breaks. Only what is given as ``message=`` has several lines.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from lightning_streaming.escaping import Lines, in_lines, in_one_line
+
 
 class StreamingError(Exception):
     """Base of all errors raised on purpose by this package."""
+
+    def __init__(self, *args: Any, message: str | None = None) -> None:
+        # torch raises an error of a DataLoader worker again with message=, if the class has an attribute of this name.
+        # Such a message is a traceback, in which the words of the error are escaped already.
+        super().__init__(*(args if message is None else (Lines(message),)))
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return in_lines(text) if self.args and isinstance(self.args[0], Lines) else in_one_line(text)
+
+    @property
+    def message(self) -> str:
+        """The message, as it is shown."""
+        return str(self)
 
 
 class ConfigError(StreamingError, ValueError):

@@ -1,10 +1,16 @@
-"""What is told on standard error, the same by every command."""
+"""Standard streams of the command line: errors on standard error, and streams that are closed."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
+from contextlib import suppress
+
+from lightning_streaming.escaping import in_lines
+
+_STDERR = 2
 
 
 def tell_error(program: str, words: str) -> None:
@@ -14,8 +20,28 @@ def tell_error(program: str, words: str) -> None:
         program: What failed, as it was typed: ``"lightning-streaming fit"``.
         words: What went wrong, without secrets.
     """
-    message = f"{program}: error: {words}"
+    message = in_lines(f"{program}: error: {words}")
     if sys.stderr.isatty() and "\n" not in message:  # what comes in lines is a table
         width = shutil.get_terminal_size((100, 24)).columns
         message = textwrap.fill(message, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    sys.stderr.write(f"{message}\n")
+    write_error(f"{message}\n")
+
+
+def write_error(text: str) -> None:
+    """Write to standard error. Where nothing can be written, the exit code alone reports the error."""
+    with suppress(OSError, ValueError):  # no reader, a terminal that is closed
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def open_closed_streams() -> None:
+    """Open standard streams that are closed, as in ``command 2>&-``, on the null device.
+
+    Python has None in their place, which cannot be written to. The next file that is opened gets their descriptor,
+    and a C library that reports an error writes into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free one: that of the stream
+            os.set_inheritable(descriptor, descriptor <= _STDERR)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", errors="replace"))

@@ -8,7 +8,6 @@ To tell costs an addition: a thread of the wait's own shows it, also where nothi
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,9 @@ from threading import Event, Lock, Thread
 from time import perf_counter
 from typing import Any
 
-_log = logging.getLogger(__name__)
+from lightning_streaming.escaping import in_one_line, package_logger
+
+_log = package_logger(__name__)
 _FIRST_LINE, _NEXT_LINE = 10.0, 60.0
 """Seconds after which the log is told of a wait, and between two such lines."""
 _FIRST_DRAWN, _DRAWN_AGAIN = 0.5, 0.2
@@ -156,8 +157,11 @@ class _Wait:
     first_drawn = 0.0
 
     def __init__(self, words: Words) -> None:
-        self.words = words
+        self._words = words
         self.began = perf_counter()
+
+    def words(self) -> str:
+        return in_one_line(self._words())
 
     def bar(self) -> Any:
         return bar(self.words())
@@ -176,7 +180,7 @@ class _Counted(_Wait):
 
     def __init__(self, total: int | None, unit: str, what: str) -> None:
         super().__init__(self._in_words)
-        self._total, self._unit, self._what = total, unit, what
+        self._total, self._unit, self._what = total, unit, in_one_line(what)
         self._done, self._lock = 0, Lock()
 
     def tell(self, steps: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+import traceback
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch._utils import ExceptionWrapper
 
 from lightning_streaming import errors
 
-ALL = [one for _, one in inspect.getmembers(errors, inspect.isclass) if one.__module__ == errors.__name__]
+ALL = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, errors.StreamingError)]
 
 
 def test_the_tree_is_as_it_is_drawn() -> None:
@@ -50,6 +51,35 @@ def test_each_is_raised_again_from_a_worker_in_its_own_class(error: type[Excepti
     with pytest.raises(error, match="stream 'code'") as caught:
         carried.reraise()
     assert type(caught.value) is error
+
+
+HOSTILE = "a\x1b[2J\rb\nfake: fine\x85\u2028\u2029\u202e\ud800\x9b"
+SHOWN = r"a\x1b[2J\rb\nfake: fine\x85\u2028\u2029\u202e\ud800\x9b"
+
+
+@pytest.mark.parametrize("error", ALL)
+def test_the_message_of_each_is_one_printable_line_and_its_argument_stays(error: type[Exception]) -> None:
+    copied = pickle.loads(pickle.dumps(error(HOSTILE)))
+    assert (str(copied), copied.args) == (SHOWN, (HOSTILE,))
+    assert traceback.format_exception_only(copied)[-1].endswith(f"{error.__name__}: {SHOWN}\n")
+
+
+@pytest.mark.parametrize("error", ALL)
+def test_a_message_of_lines_has_its_lines_and_nothing_else(error: type[errors.StreamingError]) -> None:
+    copied = pickle.loads(pickle.dumps(error(message="one\n\ttwo \x1b[2J")))
+    assert str(copied) == "one\n\ttwo \\x1b[2J"
+
+
+def test_a_worker_s_traceback_keeps_its_lines_and_what_it_shows_is_escaped() -> None:
+    wrap: Any = ExceptionWrapper
+    try:
+        raise errors.EncodingError(HOSTILE)
+    except errors.EncodingError:
+        carried = wrap(where="in DataLoader worker process 0")
+    with pytest.raises(errors.EncodingError) as caught:
+        carried.reraise()
+    assert "\nOriginal Traceback (most recent call last):\n  File" in str(caught.value)
+    assert str(caught.value).endswith(f"EncodingError: {SHOWN}\n")
 
 
 @pytest.mark.parametrize("error", ALL)

@@ -23,6 +23,7 @@ FLOORS = {
     "storage": 1,
     "order": 1,
     "errors": 0,
+    "escaping": 0,
     "units": 0,
     "world": 0,
     "files": 0,
@@ -154,8 +155,26 @@ def test_modules_are_imported_by_name_only_where_it_takes_lightning() -> None:
     }
 
 
-def test_floor_0_imports_no_room_but_errors() -> None:
-    assert not _told(one for one in IMPORTS if FLOORS[one.room] == 0 and one.target not in ("", "errors"))
+def test_floor_0_imports_no_room_but_errors_and_escaping() -> None:
+    assert not _told(one for one in IMPORTS if FLOORS[one.room] == 0 and one.target not in ("", "errors", "escaping"))
+
+
+def test_tools_print_through_the_console_alone() -> None:
+    """It escapes what is printed: names of files and columns are not checked by anybody."""
+    calls = [
+        (path.relative_to(ROOT).as_posix(), ast.unparse(node))
+        for path in _files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print"
+    ]
+    assert {file for file, _ in calls} == {"tools/console.py", "tools/cache.py", "tools/viewing/server.py"}
+    assert [call for file, call in calls if file == "tools/viewing/server.py"] == ["print(url, flush=True)"]
+    assert all("file=sys.stderr" in call for file, call in calls if file == "tools/cache.py")
+
+
+def test_every_logger_escapes_its_arguments() -> None:
+    files = {path.relative_to(ROOT).as_posix() for path in _files() if "getLogger(__name__)" in path.read_text()}
+    assert not files, "use package_logger"
 
 
 def test_nobody_imports_through_the_front_door() -> None:

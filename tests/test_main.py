@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,20 @@ def test_ctrl_c_is_quiet_also_while_something_is_imported(monkeypatch: pytest.Mo
     monkeypatch.setattr("lightning_streaming.tools.commands.import_module", interrupt)
     monkeypatch.setattr("lightning_streaming.__main__.import_module", interrupt)
     assert run("inspect", "data") == run("fit") == (130, "", "")
+
+
+def test_ctrl_c_is_quiet_also_before_there_is_a_main(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting(MetaPathFinder):
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "lightning_streaming.tools.commands":
+                raise KeyboardInterrupt
+
+    for name in ("lightning_streaming.__main__", "lightning_streaming.tools.commands"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        import_module("lightning_streaming.__main__")
+    assert ended.value.code == 130
 
 
 def test_help_of_no_tool_takes_the_time_that_torch_takes(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ A shard of two files has one claim, that of its raw data file. What goes on betw
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import socket
 import threading
@@ -39,6 +38,7 @@ from lightning_streaming.cache.manifest import OwnTags
 from lightning_streaming.cache.sources import InPlaceSource, RemoteSource
 from lightning_streaming.cache.usage import CacheEntry, UsageCount
 from lightning_streaming.errors import IntegrityError, StorageError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import PARTIAL_SUFFIX, Identity, join_under
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 
@@ -52,7 +52,7 @@ _MOST_TRIES = 100
 _REMOVAL_SECONDS = 5.0
 """More than anybody needs to remove a file that is locked for that."""
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 
 # absent -> claimed

@@ -9,7 +9,6 @@ more. The steps are such that whoever is killed between two of them leaves files
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -36,12 +35,13 @@ from lightning_streaming.cache.manifest import (
 )
 from lightning_streaming.cache.shared_files import StallTimeout, adopt_file, make_cache_directory, pauses
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import Identity, join_under
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, parse_index
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.retries import PageError, longest_series
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 _LISTING = "listing"
 """In what is noted of an index that was made: what the listing of the files was then."""

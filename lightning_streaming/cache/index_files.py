@@ -7,7 +7,6 @@ process. One process of a node fetches and parses an index, while others wait fo
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from lightning_streaming.cache.config import PARSED_INDEX_PREFIX, STAGING_BASENA
 from lightning_streaming.cache.file_states import StagingFile, claim, is_written, staging_path, was_left
 from lightning_streaming.cache.index_form import IndexForm, identity_of, note_identity, read_form, write_form
 from lightning_streaming.cache.usage import staging_files
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import PARTIAL_SUFFIX, Identity
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index, read_index
 
@@ -30,7 +30,7 @@ _BLOCK_BYTES = 2**20
 _DIGEST_DIGITS = 16
 _SCRATCH_SUFFIX = ".scratch"
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 from lightning_streaming.cache.config import MANIFEST_BASENAME, CacheConfig
 from lightning_streaming.errors import AccessDeniedError, ConfigError, FormatError, ObjectNotFoundError, StreamingError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.formats.index import (
     INDEX_BASENAME,
     FileInfo,
@@ -38,7 +38,7 @@ from lightning_streaming.storage.urls import HTTP_SCHEMES, scheme_of
 from lightning_streaming.storage.versions import Pin
 from lightning_streaming.waits import Tell, progress
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 _CLOCKS_DIFFER = 60.0
 """Seconds by which a store's clock may differ from ours."""

@@ -6,7 +6,6 @@ file ``.queue``, whose lock is the queue, also says when somebody last waited in
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,11 +20,12 @@ from lightning_streaming.cache.config import QUEUE_BASENAME
 from lightning_streaming.cache.file_states import CacheDirectory, StagingFile
 from lightning_streaming.cache.usage import CacheEntry, UsageCount, read_number, write_number
 from lightning_streaming.errors import ConfigError, StorageError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.formats.shard import narrowed
 from lightning_streaming.formats.shard_table import PART, ShardTable
 from lightning_streaming.units import format_bytes, unit_as_written
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 _WAIT_SECONDS = 30.0
 """How long a reader waits for others to let go of shards before it exceeds the limit."""

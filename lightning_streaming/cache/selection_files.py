@@ -11,7 +11,6 @@ Names are 32 hexadecimal digits, made of the data and of what is asked for.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -27,6 +26,7 @@ from lightning_streaming.cache import shared_files, usage
 from lightning_streaming.cache.config import SELECTIONS_BASENAME
 from lightning_streaming.cache.index_files import remove_unlocked
 from lightning_streaming.errors import ShardCorruptError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.formats.npy_header import header_of
 from lightning_streaming.waits import waiting
 
@@ -38,7 +38,7 @@ _LONGEST_PAUSE = 0.1
 _TOLD_SECONDS = 3.0
 """After so long whoever waits for that says so: all processes of a node come at once, and most selections are quick."""
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 
 def selection_path(root: Path, key: str) -> Path:

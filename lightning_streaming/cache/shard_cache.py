@@ -13,7 +13,6 @@ The states that this leads through are drawn in :mod:`~lightning_streaming.cache
 from __future__ import annotations
 
 import enum
-import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -39,6 +38,7 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import Identity, join_under
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
@@ -52,7 +52,7 @@ _SPENT_SECONDS = 60.0
 _SWEEP_SECONDS = 5.0
 """More than anybody needs to find out whether a staging file is dead."""
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 
 class Absence(enum.Enum):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from lightning_streaming.errors import (
     ObjectNotFoundError,
     ShardCorruptError,
 )
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import Identity, join_under
 from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.hashing import CHEAPEST_FIRST, hash_bytes, hash_file
@@ -29,7 +29,7 @@ from lightning_streaming.storage import Location
 from lightning_streaming.storage.sinks import disk_errors, system_errors
 from lightning_streaming.storage.versions import Pin, check_local
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 
 def find_size(path: Path) -> int | None:

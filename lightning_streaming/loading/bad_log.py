@@ -102,5 +102,5 @@ def _parsed(line: bytes, where: str) -> BadSample:
         values: dict[str, Any] = json.loads(line)
         told = {name: values.pop(name) for name in ("time", "pid", "attempt", "error")}
         return BadSample(**told, key=SampleKey.from_dict(values))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{where} is not one of a log of bad samples, but {line[:200]!r}") from error

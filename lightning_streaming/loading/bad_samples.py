@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import socket
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -29,13 +28,14 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
+from lightning_streaming.escaping import in_one_line, package_logger
 from lightning_streaming.loading.bad_log import BadSample, bad_log_path, read_bad_samples, write_bad_sample
 from lightning_streaming.loading.bad_options import BadSampleOptions, parse_limit
 from lightning_streaming.loading.sample_key import Replacement, Row, SampleKey, keys_of_rows
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import PassStart
 
-_log = logging.getLogger(__name__)
+_log = package_logger(__name__)
 _MOST_ATTEMPTS = 8
 """Samples that are tried in the place of one."""
 _MOST_TOLD = 3
@@ -224,7 +224,8 @@ class BadSamples:
                 key = self._key((position, shard, other, events))
                 self._replaced.append(Replacement(position, key.shard, other))
                 return sample
-        raise BadSamplesError(self._told_exhausted(self._key(row), len(tried) - (number is None), told)) from told
+        words = self._told_exhausted(self._key(row), len(tried) - (number is None), told)
+        raise BadSamplesError(message=words) from told
 
     def _note(self, row: Row, told: StreamingError, attempt: int) -> None:
         """Write down what is bad; raise what is something else."""
@@ -283,7 +284,7 @@ class BadTally:
         if not bad:
             return
         if self._bad > self._limit.allowed(self._read):
-            raise BadSamplesError(self._told())
+            raise BadSamplesError(message=self._told())
         if "bad samples" not in self._has_warned:
             self._has_warned.add("bad samples")
             words = "rank %d: a sample is bad, and another one of its shard was read, or its place in a pack filled: %s"
@@ -312,7 +313,7 @@ class BadTally:
         )
         keyed = sorted(((one.key.position, one) for one in found), key=lambda pair: pair[0])
         words = (
-            f"sample {one.key.index} of shard {one.key.shard} of stream {one.key.stream!r}: {one.error}"
+            f"sample {one.key.index} of shard {one.key.shard} of stream {one.key.stream!r}: {in_one_line(one.error)}"
             for _, one in islice(keyed, most)
         )
         return "\n".join(f"  {one}" for one in words) if most > 1 else next(words, "found before")

@@ -7,7 +7,6 @@ A stream that has grown keeps what was counted of the shards that it had.
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.selection_files import selection_path
 from lightning_streaming.errors import ConfigError, StreamingError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.formats.array_lengths import column_lengths
 from lightning_streaming.formats.columns import WHOLE_NUMBERS, ColumnValues, check_columns_tell, encodings_of
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
@@ -53,7 +53,7 @@ from lightning_streaming.waits import Tell
 _HEADS_AT_ONCE = 16
 """Heads of shards that are read at the same time from where they are stored: each takes little but a round trip."""
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 
 def document_lengths(

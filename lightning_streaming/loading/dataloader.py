@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.loading import workers
 from lightning_streaming.loading.arrivals import ArrivalCounts, ArrivalWatch, LookOn
 from lightning_streaming.loading.bad_samples import BadTally
@@ -44,7 +44,7 @@ from lightning_streaming.replaced_names import tells_replacements, tells_unknown
 from lightning_streaming.signatures import check_accepts
 from lightning_streaming.units import check_whole
 
-_log = logging.getLogger(__name__)
+_log = package_logger(__name__)
 _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
 _AT_ONCE = 1024

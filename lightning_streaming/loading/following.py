@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.errors import ConfigError, StreamingError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.ranks import can_ask_others, from_all
 from lightning_streaming.order.sequence import digest_of
 
-_log = logging.getLogger(__name__)
+_log = package_logger(__name__)
 
 
 class _Head(NamedTuple):

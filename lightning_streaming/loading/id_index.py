@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.selection_files import map_bits, selection_path
 from lightning_streaming.errors import ConfigError, StreamingError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.formats.columns import WHOLE_NUMBERS, ColumnValues, encodings_of, listed
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import splitmix
@@ -53,7 +53,7 @@ _SIGN_BIT = np.uint64(63)
 _NUMBER_BITS = np.uint64(2**63 - 1)
 _TEXT = ("str", "bytes")
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 
 class IdIndex:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import mmap
 import os
 import threading
@@ -18,10 +17,11 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache.config import RUNTIME_VARIABLE, orders_directory
 from lightning_streaming.errors import LockTimeoutError, StorageError, StreamingError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import appears_whole, hold_lock
 from lightning_streaming.order.draw import Shuffled, drawn_here
 
-_log = logging.getLogger(__name__)
+_log = package_logger(__name__)
 _SMALL_EPOCH = 1 << 16
 """Samples up to which each process makes its own copy: a quarter of a megabyte and some milliseconds."""
 _LOCK_SECONDS = 3600.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.loading.document_lengths import CatalogLengths
 from lightning_streaming.loading.order_files import made_once
 from lightning_streaming.loading.pack_options import Packing
@@ -24,7 +24,7 @@ from lightning_streaming.order.packing import AnyPackSettings
 from lightning_streaming.order.sequence import digest_of
 from lightning_streaming.waits import progress
 
-_log = logging.getLogger(__name__)
+_log = package_logger(__name__)
 _LONG = 1.0
 """Seconds of planning of which the user is told."""
 _SMALL = 1 << 16

@@ -6,7 +6,6 @@ Passes          of a dataset: begins one pass after another, and says how far th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ import numpy as np
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.shard_cache import Misses
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.loading.bad_options import BadSampleOptions
 from lightning_streaming.loading.bad_samples import BadSamples, BadTally
 from lightning_streaming.loading.catalog import Catalog
@@ -58,7 +58,7 @@ from lightning_streaming.world import World
 if TYPE_CHECKING:
     from lightning_streaming.loading.dataset import StreamingDataset
 
-_log = logging.getLogger(__name__)
+_log = package_logger(__name__)
 _MIX_STREAMS = ("random", "stratified")
 """Batching methods by which one rank's batch has samples of several streams."""
 MakingOf = Callable[[int, int], Making]

@@ -6,7 +6,6 @@ workers of the node read: the shard is *finished* once all must have read on bey
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_logger = logging.getLogger(__name__)
+from lightning_streaming.escaping import package_logger
+
+_logger = package_logger(__name__)
 _ROOM_SECONDS = 5.0
 """How often to look for room while the reader stays with its shard: other processes make room too."""
 _BATCHES, _SAMPLES, _SHARDS = 8, 64, 4

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
+from lightning_streaming.escaping import Lines
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.fingerprint import Difference, in_words, refusal
 from lightning_streaming.loading.growth import Growth, growth_since
@@ -429,7 +430,7 @@ class Resumed(NamedTuple):
         """What to tell the user."""
         if self.differences:
             changed = indent(in_words(self.differences), "  ")
-            yield f"{self.run.message_prefix}resuming although data or order have changed:\n{changed}"
+            yield Lines(f"{self.run.message_prefix}resuming although data or order have changed:\n{changed}")
 
 
 def new_run(
@@ -516,7 +517,7 @@ def resume(
     found = replace(run, order=then or order).differences(saved)
     if found and on_change == "error":
         of_phases = ways_out_of_phases(found, saved, asked.phases, checkpoint)
-        raise StateMismatchError(told + refusal(found, saved.fingerprint, of_phases))
+        raise StateMismatchError(message=told + refusal(found, saved.fingerprint, of_phases))
     run.check_phases(saved.cursor)
     return Resumed(run, found, notes)
 

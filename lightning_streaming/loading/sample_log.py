@@ -186,7 +186,7 @@ def _parsed(line: bytes, where: str) -> LoggedSample:
     try:
         values: dict[str, Any] = json.loads(line)
         return LoggedSample(time=values.pop("time"), pid=values.pop("pid"), key=SampleKey.from_dict(values))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{where} is not one of a sample log, but {line[:200]!r}") from error
 
 

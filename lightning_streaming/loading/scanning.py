@@ -5,7 +5,6 @@ Each group of shards has a file of its own while a whole is being made, so that 
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -34,13 +33,14 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
+from lightning_streaming.escaping import in_one_line, package_logger
 from lightning_streaming.files import appears_whole, remove_partials
 from lightning_streaming.formats.columns import ColumnValues, joined, read_columns
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import narrowed
 from lightning_streaming.waits import Tell, progress
 
-_log = logging.getLogger(__name__)
+_log = package_logger(__name__)
 SAMPLES_AT_ONCE = 1 << 20
 SHARDS_AT_ONCE = 32
 """Shards that are looked at, and kept, together."""
@@ -83,7 +83,7 @@ def errors_name(cache: ShardCache, failed: str) -> Iterator[None]:
     except StreamingError as error:
         if str(error).startswith(cache.label):
             raise
-        raise type(error)(f"{cache.label}: {error}") from error
+        raise type(error)(message=f"{in_one_line(cache.label)}: {error}") from error
     except OSError as error:
         raise StorageError(f"{cache.label}: {failed}: {error}") from error
 

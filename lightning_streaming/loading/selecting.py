@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from lightning_streaming.cache.selection_files import selection_path
 from lightning_streaming.errors import (
     ConfigError,
 )
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, encodings_of
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import (
@@ -53,7 +53,7 @@ from lightning_streaming.storage import Location
 from lightning_streaming.storage.sinks import system_errors
 from lightning_streaming.waits import Tell
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 
 def select_samples(

@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from lightning_streaming.errors import ConfigError, SampleError, StreamingError
+from lightning_streaming.escaping import in_one_line
 from lightning_streaming.loading.collation import is_image
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.signatures import check_accepts, has_keyword
@@ -205,17 +206,18 @@ class Making:
 def failed_sample(error: Exception, name: str, key: SampleKey, sample: Any = None) -> StreamingError:
     """What to raise from an error of the user's own code about a sample, which is described if it is given."""
     columns = _told_columns(sample) if isinstance(sample, Mapping) else ""
+    words = in_one_line(str(error) if isinstance(error, StreamingError) else f"{type(error).__name__}: {error}")
     told = (
-        f"{name} failed on sample {key.index} of shard {key.shard} of stream {key.stream!r}: {_in_a_line(error)}\n"
+        f"{name} failed on sample {key.index} of shard {key.shard} of stream {key.stream!r}: {words}\n"
         f"{columns}This sample alone, as it failed: dataset.restore_sample({json.dumps(key.as_dict())})"
     )
-    return kind_of(error)(told)
+    return kind_of(error)(message=told)
 
 
 def _told_columns(sample: Mapping[Any, Any]) -> str:
     """A line with name and kind of each column, without values: they may be long, or nobody else's business."""
     names = list(sample)
-    columns = [f"{name} ({_kind(sample[name])})" for name in names[:_MOST_COLUMNS]]
+    columns = [f"{in_one_line(str(name))} ({_kind(sample[name])})" for name in names[:_MOST_COLUMNS]]
     more = f" and {len(names) - _MOST_COLUMNS} more" if len(names) > _MOST_COLUMNS else ""
     return f"When it failed, the sample had {', '.join(columns) or 'no column'}{more}\n"
 
@@ -236,10 +238,6 @@ def told_keys(keys: Sequence[SampleKey]) -> str:
     shown = "\n".join(f"  {json.dumps(key.as_dict())}" for key in keys[:_MOST_KEYS])
     more = f"\n  and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""
     return f"\nIts samples, by the keys with which dataset.restore_sample(key) gives each alone:\n{shown}{more}"
-
-
-def _in_a_line(error: Exception) -> str:
-    return str(error) if isinstance(error, StreamingError) else f"{type(error).__name__}: {error}"
 
 
 def kind_of(error: Exception) -> type[StreamingError]:

@@ -33,6 +33,7 @@ from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from lightning_streaming.errors import BadSamplesError, ConfigError, SampleError, StreamingError
+from lightning_streaming.escaping import in_one_line
 from lightning_streaming.loading.arrivals import ArrivalCounts
 from lightning_streaming.loading.bad_samples import MISSING
 from lightning_streaming.loading.batches import Batches, read_tables
@@ -255,7 +256,8 @@ class WorkerBatches(IterableDataset[BatchGroup]):
             except GeneratorExit:
                 raise  # maybe as the interpreter ends, when the next name is gone
             except CollateError as error:
-                raise SampleError(f"{error}{self._told_keys(of_pass, made_before, error.places)}") from error.__cause__
+                words = in_one_line(str(error)) + self._told_keys(of_pass, made_before, error.places)
+                raise SampleError(message=words) from error.__cause__
 
     @contextmanager
     def _counted(self, of_pass: WorkerPass, worker: int) -> Iterator[None]:
@@ -376,7 +378,7 @@ class WorkerFailure:
         yield
 
     def _error(self) -> StreamingError:
-        error = self._kind(self._told)
+        error = self._kind(message=self._told)
         cause = None if self._cause is None else _unpickled(self._cause)
         where = None if self._traceback is None else _WorkerError(self._traceback)
         if cause is None:

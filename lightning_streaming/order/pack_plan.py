@@ -16,7 +16,6 @@ planned together makes no difference to the result.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,12 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, FormatError, MissingDependencyError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.order.best_fit import fill_windows_plainly
 from lightning_streaming.order.best_fit_compiled import Fill, compiled_fill, has_compiler
 from lightning_streaming.order.packing import AnyPackSettings, BudgetSettings
 from lightning_streaming.order.windows import WindowPacker
 
-_log = logging.getLogger(__name__)
+_log = package_logger(__name__)
 BLOCK = 256
 """Documents between two entries of ``tokens_before``."""
 _CONCAT = {"tokens_before": np.int64, "totals": np.int64}

@@ -21,6 +21,9 @@ from lightning_streaming.order.canonical import fits
 from lightning_streaming.order.sequence import SampleSequence
 from lightning_streaming.order.settings import SettledOrder
 
+_LARGEST_BATCH = 2**31 - 1
+"""Samples of a global batch, so that its positions fit 64 bits with every number of steps."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchGeometry:
@@ -38,6 +41,11 @@ class BatchGeometry:
             raise ConfigError(
                 f"nodes, ranks per node and batch size must be positive, but got {self.num_nodes}, "
                 f"{self.ranks_per_node} and {self.batch_size}"
+            )
+        if self.global_batch_size > _LARGEST_BATCH:
+            raise ConfigError(
+                f"a global batch has at most {_LARGEST_BATCH:,} samples, but {self.num_ranks} ranks with batch size "
+                f"{self.batch_size} have {self.global_batch_size:,}; choose a smaller batch size"
             )
 
     @property

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from lightning_streaming.errors import IntegrityError
+from lightning_streaming.escaping import in_one_line
 from lightning_streaming.storage.retries import SLOWEST_RATE, headers_of, status_of
 from lightning_streaming.storage.versions import NO_PIN, Pin, answered_versions, bare_etag
 
@@ -250,7 +251,7 @@ class RefusedError(Exception):
     """A store's answer that is not the object."""
 
     def __init__(self, status: int, headers: Mapping[str, str], words: str) -> None:
-        super().__init__(f"status {status}, {words}".rstrip(", "))
+        super().__init__(in_one_line(f"status {status}, {words}".rstrip(", ")))
         self.status = status
         self.headers = headers
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import random
 import re
 import socket
@@ -26,9 +25,10 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.storage.secrets import chain_of, describe, shown_cause
 
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 _Result = TypeVar("_Result")
 # Its own generator: the random numbers of the training program are not ours to draw.

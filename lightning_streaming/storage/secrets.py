@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, unquote_plus, urlsplit
 
 from lightning_streaming.errors import ConfigError, StorageError
+from lightning_streaming.escaping import in_lines
 from lightning_streaming.storage.urls import is_url, mask_url, user_of
 
 _HIDDEN = "***"
@@ -214,12 +215,12 @@ def secrets_of_options(value: object, name: str = "") -> set[str]:
 
 
 def shown_cause(error: BaseException, options: Mapping[str, Any], hidden: tuple[str, ...] = ()) -> BaseException:
-    """The error itself if nothing in its chain needs redacting, else a redacted stand-in without the chain.
+    """The error itself if nothing in its chain needs redacting or escaping, else a stand-in without the chain.
 
     A traceback prints the whole chain, and a DataLoader worker sends it as text: masking our own message is not enough.
     """
     texts = [text for link in chain_of(error) for text in (str(link), repr(link), *getattr(link, "__notes__", ()))]
-    if all(redact(text, options, hidden) == text for text in texts):
+    if all(redact(text, options, hidden) == text == in_lines(text) for text in texts):
         return error
     return StorageError(describe(error, options, hidden))
 

@@ -34,7 +34,7 @@ from lightning_streaming.formats.shard import name_in_index
 from lightning_streaming.storage import mask_url
 from lightning_streaming.tools import console
 from lightning_streaming.tools.commands import add_action, add_json
-from lightning_streaming.tools.console import counted, print_table, printable_name, progress
+from lightning_streaming.tools.console import counted, print_line, print_table, printable_name, progress
 from lightning_streaming.units import format_bytes
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -138,10 +138,10 @@ def _print_outcomes(outcomes: Sequence[Plan], dry_run: bool) -> None:
     for one in outcomes:
         _print_outcome(one, dry_run=dry_run)
     if not outcomes:
-        print(f"nothing is cached in {_default_root()}")
+        print_line(f"nothing is cached in {_default_root()}")
     elif len(outcomes) > 1:
         goes = [judged for one in outcomes for judged in one.goes]
-        print(f"{'would remove' if dry_run else 'removed'} {_said(goes)} in all")
+        print_line(f"{'would remove' if dry_run else 'removed'} {_said(goes)} in all")
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:
@@ -319,7 +319,7 @@ _JUST_NOW = 120
 def _print_surveys(surveys: Sequence[_Survey]) -> None:
     """Print all about one directory, or a line for each of several."""
     if not surveys:
-        print(f"nothing is cached in {_default_root()}")
+        print_line(f"nothing is cached in {_default_root()}")
     elif len(surveys) == 1:
         print_table(surveys[0]["directory"], (), _facts(surveys[0]))
     else:
@@ -334,7 +334,7 @@ def _print_surveys(surveys: Sequence[_Survey]) -> None:
         }
         told = {head: texts for head, texts in columns.items() if head in _ALWAYS or set(texts) != {"-"}}
         print_table("caches", list(told), zip(*told.values(), strict=True), right=list(_AMOUNTS), whole=["directory"])
-        print(f"{format_bytes(sum(one['bytes'] for one in surveys))} in {counted(len(surveys), 'cache')}")
+        print_line(f"{format_bytes(sum(one['bytes'] for one in surveys))} in {counted(len(surveys), 'cache')}")
 
 
 def _print_outcome(plan: Plan, *, dry_run: bool) -> None:
@@ -344,9 +344,9 @@ def _print_outcome(plan: Plan, *, dry_run: bool) -> None:
         reasons.append("the directory, into which nothing was fetched")
     in_all = f"{_said(plan.goes)}: " if len(reasons) > 1 else ""
     what = f"{verb} {in_all}{', '.join(reasons)}" if reasons else "nothing to remove"
-    print(f"{plan.directory}: {what}")
+    print_line(f"{plan.directory}: {what}")
     for line in _by_reason(plan.stays, with_names=True):
-        print(f"  stays: {line}")
+        print_line(f"  stays: {line}")
 
 
 def _said(judged: Sequence[Judged]) -> str:

@@ -19,11 +19,14 @@ from typing import Any, NoReturn
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StreamingError
 from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.storage import StorageOptions
-from lightning_streaming.tools.console import BAD, INTERRUPTED, PROGRAM, TERMINATED, UNREAD, UNUSABLE, print_error
+from lightning_streaming.tools.console import BAD, INTERRUPTED, PROGRAM, UNREAD, UNUSABLE, print_error
 
 _NOT_TEXT = re.compile(r'true|false|null|-?(0|[1-9]\d*)(\.\d+)?|[\[{"].*', re.DOTALL)
 _EXAMPLES = re.compile(r"(^    lightning-streaming .*\n)+\n?", re.MULTILINE)
 _LAYOUT = RawDescriptionHelpFormatter
+_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_LARGEST = 2**31 - 1
+"""The largest number of epochs, steps, batches, nodes and so on that an argument takes: their products fit 64 bits."""
 COMMANDS = {
     "init": "write a first run for a dataset: a configuration, a model, a transform",
     "convert": "make a dataset of JSON lines, CSV, Parquet, tar files, images or texts",
@@ -95,6 +98,9 @@ def run_command(name: str, args: Sequence[str]) -> int:
     except OSError as error:  # the system refused a path, or a disk is full
         print_error(parser.prog, error)
         return UNUSABLE
+    except MemoryError as error:
+        print_error(parser.prog, f"out of memory: {error}".removesuffix(": "))
+        return UNUSABLE
     return code
 
 
@@ -138,15 +144,20 @@ class CommandParser(ArgumentParser):
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Leave all ``with`` blocks when told to end by SIGTERM, so that temporary files and worker processes go away."""
+    """Leave all ``with`` blocks at SIGTERM and SIGHUP, so that temporary files and worker processes are removed.
+
+    A terminal that is closed sends SIGHUP; where it is ignored, as nohup does it, it stays so.
+    """
     if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    signals = [one for one in _ENDING if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {one: signal.signal(one, lambda number, _: sys.exit(128 + number)) for one in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def add_json(parser: ArgumentParser) -> None:
@@ -309,8 +320,10 @@ def usable_cpus() -> int:
 
 
 def _at_least(smallest: int, text: str) -> int:
+    if text.isdecimal() and (len(text) > len(str(_LARGEST)) or int(text) > _LARGEST):
+        raise ArgumentTypeError(f"must be a whole number of at most {_LARGEST}, but got {text!r:.40}")
     if not text.isdecimal() or int(text) < smallest:
-        raise ArgumentTypeError(f"must be a whole number of at least {smallest}, but got {text!r}")
+        raise ArgumentTypeError(f"must be a whole number of at least {smallest}, but got {text!r:.40}")
     return int(text)
 
 
@@ -322,7 +335,7 @@ def _parse_pair(text: str) -> tuple[str, Any]:
         return key, value
     try:
         return key, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ArgumentTypeError(f"the value of {key} starts like JSON, but is not JSON") from None
 
 

@@ -15,8 +15,10 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
+from lightning_streaming.errors import StreamingError
+from lightning_streaming.escaping import in_one_line
 from lightning_streaming.storage.secrets import redact
-from lightning_streaming.terminal import tell_error
+from lightning_streaming.terminal import tell_error, write_error
 from lightning_streaming.waits import bar
 
 PROGRAM = "lightning-streaming"
@@ -30,8 +32,6 @@ INTERRUPTED = 130
 """Exit code: stopped by the user."""
 UNREAD = 141
 """Exit code: whoever read the output went away before its end, as head does; what shells make of SIGPIPE."""
-TERMINATED = 143
-"""Exit code: told to end by a signal, as schedulers do it."""
 
 
 def print_json(value: Any) -> None:
@@ -39,14 +39,27 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
+def print_line(text: str = "") -> None:
+    """Print a text, escaped. Line breaks at its beginning and end stay; what is within it is one line.
+
+    The tools print by this and :func:`print_table` alone: names of files and columns may hold anything.
+    """
+    inner = text.strip("\n")
+    begin, _, end = text.partition(inner) if inner else (text, "", "")
+    print(f"{begin}{in_one_line(inner)}{end}")
+
+
 def print_error(program: str, error: Exception | str) -> None:
     """Print an error: one line, or on a terminal one block."""
-    tell_error(program, redact(str(error), {}))  # an argument may be a URL with a password
+    words = str(error)
+    if isinstance(error, Exception) and not isinstance(error, StreamingError):
+        words = in_one_line(words)
+    tell_error(program, redact(words, {}))  # an argument may be a URL with a password
 
 
 def print_note(tool: str, words: str) -> None:
     """Print something worth knowing that is no result."""
-    print(f"{PROGRAM} {tool}: {words}", file=sys.stderr)
+    write_error(in_one_line(f"{PROGRAM} {tool}: {words}") + "\n")
 
 
 def counted(number: int, thing: str) -> str:
@@ -84,7 +97,7 @@ def print_table(
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
 ) -> None:
-    """Print a table to standard output. Texts are shown as they are.
+    """Print a table to standard output. Texts are not markup, and are escaped, each in one line.
 
     Where it is wider than the terminal, heads are put in more lines, if that is enough; else texts, the widest first,
     between words if that is enough; else both. A table that cannot be as narrow keeps its heads on one line.
@@ -101,7 +114,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    rows = list(rows)
+    title, rows = in_one_line(title), [[*map(in_one_line, row)] for row in rows]
     console = Console(highlight=False)
     columns = list(zip(heads or ("", ""), *rows, strict=True))
     around = _AROUND + len(columns) * _BETWEEN_COLUMNS

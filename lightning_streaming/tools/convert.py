@@ -39,7 +39,7 @@ from urllib.parse import urlsplit
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.storage import Location, local_path, mask_url
 from lightning_streaming.tools import commands
-from lightning_streaming.tools.console import FINE, PROGRAM, counted, print_json, print_note
+from lightning_streaming.tools.console import FINE, PROGRAM, counted, print_json, print_line, print_note
 from lightning_streaming.tools.converting import conversion, tokens
 from lightning_streaming.tools.converting.sources import KINDS, open_source
 from lightning_streaming.tools.converting.sources.csv_and_json import Delimited
@@ -274,9 +274,9 @@ def _check_is_apart(source: str, out: str) -> None:
 def _print(result: Mapping[str, Any]) -> None:
     size = format_bytes(result["stored_bytes"])
     samples, shards = counted(result["samples"], "sample"), counted(result["shards"], "shard")
-    print(f"{result['out']}: {samples} in {shards}, {size}")
+    print_line(f"{result['out']}: {samples} in {shards}, {size}")
     if "tokens" in result:
-        print(
+        print_line(
             f"{counted(result['tokens'], 'token')} of {counted(result['documents'], 'document')}; dropped "
             f"{result['dropped_tokens']:,}, which filled no block at the end of a part"
         )
@@ -349,4 +349,4 @@ def _local_source(location: str, options: Mapping[str, Any]) -> Iterator[_Source
         try:
             yield copy
         except StreamingError as error:
-            raise type(error)(copy.shown_in(str(error))) from error
+            raise type(error)(message=copy.shown_in(str(error))) from error

@@ -33,7 +33,7 @@ from lightning_streaming.formats.shard import raw_forms
 from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.tools import console
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options, add_workers
-from lightning_streaming.tools.console import counted, first_few, print_json, progress
+from lightning_streaming.tools.console import counted, first_few, print_json, print_line, progress
 from lightning_streaming.tools.stored import stored_dataset
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset, check_hashes, find_dataset
 from lightning_streaming.units import format_bytes
@@ -153,7 +153,7 @@ def _take_possession(
     if found_index not in (None, index_text) and not args.exist_ok:
         raise ConfigError(f"{out.shown} holds another dataset; choose another place, or --exist-ok to write over it")
     # A digest of where the dataset is and what its index holds.
-    claim = hashlib.sha256(source.at.key.encode() + b"\n" + index_text).hexdigest().encode()
+    claim = hashlib.sha256(source.at.key.encode(errors="surrogatepass") + b"\n" + index_text).hexdigest().encode()
     found_claim = (out.at / CLAIM_BASENAME).read_if_there() or b""
     trusted = found_index in (None, index_text) and found_claim == claim
     found = set(out.at.walk())
@@ -241,19 +241,21 @@ def _print_report(report: dict[str, Any]) -> None:
         rows = [(bad["file"], bad["problem"]) for bad in report["bad_files"]]
         console.print_table(f"bad files of {report['dataset']}", ("file", "what is wrong"), rows)
     there = f", {report['already_there']:,} were there" if report["already_there"] else ""
-    print(
+    print_line(
         f"{report['dataset']} to {report['out']}: {report['copied']:,} of {counted(report['files'], 'file')} copied "
         f"({format_bytes(report['copied_bytes'])}){there}"
     )
     if report["copied_again_for_want_of_hashes"]:
         again = counted(report["copied_again_for_want_of_hashes"], "file")
-        print(f"{again} copied again, though there: the index records no hashes that would tell what they hold")
+        print_line(f"{again} copied again, though there: the index records no hashes that would tell what they hold")
     if report["removed_files"]:
-        print(f"removed, because they could be taken for shards of this dataset: {first_few(report['removed_files'])}")
+        print_line(
+            f"removed, because they could be taken for shards of this dataset: {first_few(report['removed_files'])}"
+        )
     if report["unnamed_files"]:
-        print(f"of no part of this dataset, and left as they were: {first_few(report['unnamed_files'])}")
+        print_line(f"of no part of this dataset, and left as they were: {first_few(report['unnamed_files'])}")
     if not report["complete"]:
-        print("no index was published; mend the source, for example with verify --repair, and copy again")
+        print_line("no index was published; mend the source, for example with verify --repair, and copy again")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.commands import add_format, add_storage_options
-from lightning_streaming.tools.console import FINE, PROGRAM, printable_name
+from lightning_streaming.tools.console import FINE, PROGRAM, print_line, printable_name
 from lightning_streaming.tools.starting.look import look_at, task_of, told_size
 from lightning_streaming.tools.starting.run_config import RUN, config_text, told_secrets
 from lightning_streaming.tools.starting.run_module import module_text
@@ -61,15 +61,15 @@ def run(args: Namespace) -> int:
         with (out / name).open("x", encoding="utf-8") as file:  # not over one that somebody has just put there
             file.write(text)
     for look in looks:
-        print(f"{look.place.shown}: {told_size(look)}; columns {_listed(look.columns)}")
+        print_line(f"{look.place.shown}: {told_size(look)}; columns {_listed(look.columns)}")
     unread = dict.fromkeys(name for look in looks for name in look.columns if name not in task.columns)
     left_out = f", and leaves out {_listed(unread)}" if unread else ""
-    print(f"Wrote {out / RUN} and {out / MODULE}: {task.kind.value}. It reads {_listed(task.columns)}{left_out}.")
-    print("Train, and go on after any stop, with")
-    print()
+    print_line(f"Wrote {out / RUN} and {out / MODULE}: {task.kind.value}. It reads {_listed(task.columns)}{left_out}.")
+    print_line("Train, and go on after any stop, with")
+    print_line()
     where = "" if out == Path() else f"cd {shlex.quote(str(out))} && "
-    print(f"    {where}{PROGRAM} fit --config {RUN}")
-    print(f"    {where}{PROGRAM} fit --config {RUN} --ckpt_path last")
+    print_line(f"    {where}{PROGRAM} fit --config {RUN}")
+    print_line(f"    {where}{PROGRAM} fit --config {RUN} --ckpt_path last")
     for line in told_secrets(looks):
-        print(f"\n{line}")
+        print_line(f"\n{line}")
     return FINE

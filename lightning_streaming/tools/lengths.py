@@ -42,7 +42,7 @@ from lightning_streaming.loading.counting import document_lengths
 from lightning_streaming.loading.document_lengths import LengthsRequest, StreamLengths
 from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options, of_run
-from lightning_streaming.tools.console import FINE, print_json, print_table, progress
+from lightning_streaming.tools.console import FINE, print_json, print_line, print_table, progress
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 from lightning_streaming.waits import Tell
 
@@ -217,4 +217,6 @@ def _print_report(report: Mapping[str, Any]) -> None:
     ]
     heads = ("length", "documents", "of all tokens", "")
     print_table("by length", heads, rows, right=heads[:3])
-    print(f"kept at {report['kept_at'] or 'nowhere: the cache directory is not writable; give another with --local'}")
+    print_line(
+        f"kept at {report['kept_at'] or 'nowhere: the cache directory is not writable; give another with --local'}"
+    )

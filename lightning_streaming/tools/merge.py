@@ -25,7 +25,7 @@ from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, pars
 from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.storage import Location, is_url, mask_url
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options
-from lightning_streaming.tools.console import FINE, counted, print_json
+from lightning_streaming.tools.console import FINE, counted, print_json, print_line
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset, find_dataset, own_index
 from lightning_streaming.writing.merge import dataset_location, joined, merge, merge_under, path_below, publish
 
@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
         print_json(report)
     else:
         shards, samples = counted(len(index.shards), "shard"), counted(index.num_samples, "sample")
-        print(f"{report['dataset']}: {shards} with {samples}")
+        print_line(f"{report['dataset']}: {shards} with {samples}")
     return FINE
 
 

@@ -51,7 +51,7 @@ from lightning_streaming.tools.commands import (
     check_set_is_of_a_run,
     of_run,
 )
-from lightning_streaming.tools.console import FINE, counted, print_json, print_table, progress
+from lightning_streaming.tools.console import FINE, counted, print_json, print_line, print_table, progress
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 from lightning_streaming.units import format_bytes
 
@@ -241,10 +241,10 @@ def _print_report(report: Mapping[str, Any]) -> None:
     print_table(report["dataset"], (), facts)
     if not report["bad_samples"]:
         nowhere = "nowhere: the cache directory is not writable; give another with --local"
-        print(f"kept at {report['kept_at'] or nowhere}")
-    print("\nto read these, in the settings of the data or of one of its streams:\n")
+        print_line(f"kept at {report['kept_at'] or nowhere}")
+    print_line("\nto read these, in the settings of the data or of one of its streams:\n")
     for name, value in report["stream"].items():
-        print(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
+        print_line(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
 
 
 def _never_fetched(report: Mapping[str, Any]) -> str:

@@ -35,7 +35,15 @@ from lightning_streaming.tools.commands import (
     not_negative,
     positive,
 )
-from lightning_streaming.tools.console import FINE, PROGRAM, counted, print_json, print_table, printable_name
+from lightning_streaming.tools.console import (
+    FINE,
+    PROGRAM,
+    counted,
+    print_json,
+    print_line,
+    print_table,
+    printable_name,
+)
 from lightning_streaming.tools.runs import checkpoints, state_moves
 from lightning_streaming.tools.runs.checkpoints import Places, SavedLoader, find_places, find_state_file, settled
 from lightning_streaming.tools.runs.phase_lines import phase_line
@@ -237,17 +245,19 @@ def branch(args: Namespace) -> int:
         print_json({"file": args.checkpoint, "loader": loader, "phases": list(phases), "cut": cut, "sample": sample})
         return FINE
     if is_at_end:
-        print(f"{args.checkpoint} stands at sample {sample}, where a phase begins: write other phases from there on.")
+        print_line(
+            f"{args.checkpoint} stands at sample {sample}, where a phase begins: write other phases from there on."
+        )
     else:
-        print(
+        print_line(
             f"{args.checkpoint} stands at sample {sample} of phase {running!r}, which was begun to be read until "
             f"{phases[running]['until']}."
         )
-        print(
+        print_line(
             f"To go on with other phases, add `cut: {sample}` to it, leave all else of it as it was, and write them "
             "after."
         )
-        print("The epoch is then the last one of the run, and the streams of this phase stay among its streams.")
+        print_line("The epoch is then the last one of the run, and the streams of this phase stay among its streams.")
     assert position.fingerprint is not None, "it tells phases"
     _print_begun(phases, position.fingerprint["streams"], None if is_at_end else sample)
     return FINE
@@ -296,14 +306,14 @@ def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, Mapp
 def _print_begun(phases: Mapping[str, Mapping[str, Any]], streams: Collection[str], cut: int | None) -> None:
     """Print the phases that have begun, each as a line to paste; the last with its cut, if it is to have one."""
     if phases:
-        print(
+        print_line(
             "Borders that were written in % are numbers from now on, as below. Keep `max_repeats` where it was given; "
             "a state does not tell it."
         )
-    print("\n    phases:")
+    print_line("\n    phases:")
     for number, (name, one) in enumerate(phases.items(), 1):
-        print(f"      - {phase_line(name, one, streams, cut if number == len(phases) else None)}")
-    print("      - {name: ..., until: ..., mix: ...}  # what comes next")
+        print_line(f"      - {phase_line(name, one, streams, cut if number == len(phases) else None)}")
+    print_line("      - {name: ..., until: ..., mix: ...}  # what comes next")
 
 
 _BARE = (".pt", ".json")
@@ -454,11 +464,11 @@ def _print_head(shown: str, places: Places) -> None:
     """Print what the file is of."""
     trainer = places.trainer
     if trainer is None:
-        print(f"{shown}: no checkpoint of StreamingStateCallback, but it holds the place of a dataset\n")
+        print_line(f"{shown}: no checkpoint of StreamingStateCallback, but it holds the place of a dataset\n")
         return
     of = f" of {trainer.batches_in_epoch}" if trainer.batches_in_epoch else ""
     step = "" if places.global_step is None else f", global step {places.global_step}"
-    print(f"{shown}: trainer at epoch {trainer.epoch}, {trainer.batches}{of} batches done{step}\n")
+    print_line(f"{shown}: trainer at epoch {trainer.epoch}, {trainer.batches}{of} batches done{step}\n")
 
 
 def _print_loader(
@@ -486,11 +496,11 @@ def _print_loader(
     if phases:
         _print_phases(name, position, fingerprint)
     if not fingerprint:
-        print("no fingerprint: it is not known to which data and order this place belongs\n")
+        print_line("no fingerprint: it is not known to which data and order this place belongs\n")
     elif not listed:
-        print("no phase had begun, so nothing was read of any stream\n")
+        print_line("no phase had begun, so nothing was read of any stream\n")
     elif not streams:
-        print(f"{', '.join(listed)}: too many for the state to tell each\n")
+        print_line(f"{', '.join(listed)}: too many for the state to tell each\n")
     else:
         heads = ("stream", "samples", "drawn" if phases else "per epoch", "before", "this epoch", "in all", "digest")
         cells = [
@@ -504,7 +514,7 @@ def _print_loader(
         if any(one.this_epoch is None for one in streams):
             needs_config = phases or loader.is_packed or any("selection" in stream for stream in listed.values())
             how = f"by `{by_config}`" if needs_config else "with --data NAME=PLACE for each of them"
-            print(f"what this epoch has read of each stream is told {how}\n")
+            print_line(f"what this epoch has read of each stream is told {how}\n")
 
 
 def _print_phases(name: str, position: SavedPosition, fingerprint: Mapping[str, Any]) -> None:
@@ -546,11 +556,11 @@ def _print_moves(written: Path, backup: Path | None, before: Places | None, afte
         return
     for name, loader in after.loaders.items():
         came = f"from {cursors[name]} " if name in cursors else ""
-        print(f"{written}: {name} {came}to {loader.position.cursor}")
+        print_line(f"{written}: {name} {came}to {loader.position.cursor}")
     if after.trainer is not None:
-        print(f"the trainer goes on in epoch {after.trainer.epoch}, after batch {after.trainer.batches}")
+        print_line(f"the trainer goes on in epoch {after.trainer.epoch}, after batch {after.trainer.batches}")
     if backup is not None:
-        print(f"what was there before: {backup}")
+        print_line(f"what was there before: {backup}")
 
 
 def _ends(start: EpochPosition, stop: EpochPosition, unit: str) -> str:

@@ -49,7 +49,17 @@ from lightning_streaming.tools.commands import (
     add_workers,
     usable_cpus,
 )
-from lightning_streaming.tools.console import BAD, FINE, counted, first_few, is_image, print_json, print_table, progress
+from lightning_streaming.tools.console import (
+    BAD,
+    FINE,
+    counted,
+    first_few,
+    is_image,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+)
 from lightning_streaming.tools.stored import stored_dataset
 from lightning_streaming.tools.stored.held_shards import opened
 from lightning_streaming.tools.stored.stored_dataset import (
@@ -239,9 +249,9 @@ def _print_report(report: Mapping[str, Any]) -> None:
     """Print one line if all is sound; else each bad shard, and what can be done."""
     bad = report["bad_shards"]
     if report["index_repaired"]:
-        print("The index was missing or damaged, and was fetched again.")
+        print_line("The index was missing or damaged, and was fetched again.")
     if not bad:
-        print(
+        print_line(
             f"{report['dataset']}: {counted(report['shards'], 'shard')}, {counted(report['samples'], 'sample')}, "
             f"{format_bytes(report['stored_bytes'])}; {report['checked']} checked, "
             f"{'nothing wrong found' if report['shards_without_hashes'] else 'all sound'}"
@@ -250,9 +260,9 @@ def _print_report(report: Mapping[str, Any]) -> None:
         return
     heads = ("shard", "samples", "file", "what is wrong")
     print_table(f"bad shards of {report['dataset']}", heads, list(_rows(bad)), whole=heads[:2])
-    print(f"{len(bad):,} of {counted(report['shards'], 'shard')} bad; {report['checked']} checked")
+    print_line(f"{len(bad):,} of {counted(report['shards'], 'shard')} bad; {report['checked']} checked")
     for line in _outcome(bad):
-        print(line)
+        print_line(line)
     _print_notes(report)
 
 
@@ -260,11 +270,13 @@ def _print_notes(report: Mapping[str, Any]) -> None:
     unhashed = report["shards_without_hashes"]
     if unhashed:
         which = "" if unhashed == report["shards"] else f" of {unhashed:,} of the {report['shards']:,} shards"
-        print(f"no hashes are recorded{which}, so {_UNSEEN}")
+        print_line(f"no hashes are recorded{which}, so {_UNSEEN}")
     if report["unnamed_files"]:
-        print(f"not named by the index, to be removed when you like: {first_few(report['unnamed_files'])}")
+        print_line(f"not named by the index, to be removed when you like: {first_few(report['unnamed_files'])}")
     if report["not_compared"]:
-        print(f"not compared with the compressed files, as it is without --quick: {first_few(report['not_compared'])}")
+        print_line(
+            f"not compared with the compressed files, as it is without --quick: {first_few(report['not_compared'])}"
+        )
 
 
 def _rows(bad: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str, str]]:

@@ -222,7 +222,7 @@ class _StreamingParser(LightningArgumentParser):
             while error is not None and error.__cause__ is not None:
                 error = error.__cause__
             # Not from the error itself, whose words repeat the configuration, secrets and all.
-            raise ConfigError(words).with_traceback(None if error is None else error.__traceback__) from None
+            raise ConfigError(message=words).with_traceback(None if error is None else error.__traceback__) from None
         tell_error(" ".join([self.prog, *[arg for arg in self.given if arg in SUBCOMMANDS][:1]]), words)
         self.exit(2)
 
@@ -337,7 +337,7 @@ def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> Writt
         words = named_error(parsed.get("data"), cause) if cause else words_of_parsing(str(error), args)
         where = "" if changes else f"{', '.join(files)}: "
         # Not from the error, which repeats parts of the configuration.
-        raise ConfigError(redact(f"{where}{words}", {}, secrets_in(args))) from None
+        raise ConfigError(message=redact(f"{where}{words}", {}, secrets_in(args))) from None
     return WrittenRun(datamodule=datamodule, trainer=trainer)
 
 

@@ -224,5 +224,5 @@ def _parsed(text: bytes, where: str) -> _Batch | _Taken:
         common = {"epoch": values["epoch"], "shuffle_seed": values["shuffle_seed"]}
         keys = tuple(_key(common, *sample) for sample in values["samples"])
         return _Batch(int(values["run"]), int(values["batch"]), str(values["loader"]), keys)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"{where} is not one of a log of steps, but {text[:200]!r}") from error

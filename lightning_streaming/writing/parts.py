@@ -287,7 +287,7 @@ def parse_plan(data: bytes, source: str) -> PartPlan:
     try:
         root = json.loads(data)
         version, settings, inputs = root["version"], dict(root["settings"]), tuple(root["inputs"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{source} is damaged ({error}); write to another place") from None
     if version != _VERSION:
         raise ConfigError(f"{source} has version {version}, but only {_VERSION} can be resumed; write to another place")

@@ -420,3 +420,10 @@ def test_relaxed_goes_on_with_any_machines(
     for made in (geometry, made_for):
         chosen = rank_layout(settings, current, made)
         assert sorted(divided(chosen, current).ravel()) == list(range(current.global_batch_size))
+
+
+def test_a_global_batch_beyond_what_64_bits_can_count_is_refused() -> None:
+    for nodes, ranks, batch in ((1, 1, 2**31), (1, 1, 10**20), (2**16, 2**10, 2**6)):
+        with pytest.raises(ConfigError, match="a global batch has at most 2,147,483,647 samples"):
+            BatchGeometry(num_nodes=nodes, ranks_per_node=ranks, batch_size=batch)
+    assert BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=2**31 - 1).global_batch_size == 2**31 - 1

@@ -33,7 +33,7 @@ from lightning_streaming.tools.commands import (
     usable_cpus,
 )
 from lightning_streaming.writing.writers import MDSWriter
-from tests.tools.running import run, run_process, write_texts
+from tests.tools.running import flip_byte, run, run_process, write_texts
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -90,6 +90,16 @@ def test_errors_end_with_their_words_and_a_code(
         (["verify", "data", "--token=hush", "--secret", "hush"], "unrecognized arguments: --token --secret; see"),
         (["verify", "data", "--storage-options", "key=a", "secret=hush"], "unrecognized arguments: secret; see"),
         (["inspect", "data", "--samples", "x"], "argument --samples: must be a whole number of at least 0"),
+        (
+            ["inspect", "data", "--samples", "9" * 5000],
+            "argument --samples: must be a whole number",
+        ),
+        (["trace", "--config", "c", "--step", "1", "--batch-size", "9" * 20], "argument --batch-size: must be a whole"),
+        (
+            ["plan", "--config", "c", "--epochs", "9" * 12],
+            "argument --epochs: must be a whole number of",
+        ),
+        (["inspect", "data", "--storage-options", "a=" + "[" * 99_999], "argument --storage-options: the value of a"),
     ],
 )
 def test_wrong_arguments_are_answered_in_one_line(args: list[str], words: str) -> None:
@@ -125,21 +135,41 @@ def test_ctrl_c_ends_a_tool_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("merge", "out") == (130, "", "")
 
 
-def test_being_told_to_end_leaves_blocks_and_ends_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_end_leaves_blocks_and_ends_with_its_code(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = []
 
     def be_ended(args: object) -> int:
         try:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
             return 0
         finally:
             left.append("block")
 
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("lightning_streaming.tools.merge.run", be_ended)
-    assert run("merge", "out") == (143, "", "")
-    assert left == ["block"]
-    assert signal.getsignal(signal.SIGTERM) is before
+    def unhandled(*_: object) -> None:
+        raise AssertionError("the signal is not handled")
+
+    before = signal.signal(number, unhandled)
+    try:
+        monkeypatch.setattr("lightning_streaming.tools.merge.run", be_ended)
+        assert run("merge", "out") == (code, "", "")
+        assert left == ["block"]
+        assert signal.getsignal(number) is unhandled
+        signal.signal(number, signal.SIG_IGN)  # as nohup does
+        assert run("merge", "out") == (0, "", "")
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
+def test_memory_that_is_not_there_ends_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: object) -> int:
+        raise MemoryError("Unable to allocate 8 EiB")
+
+    monkeypatch.setattr("lightning_streaming.tools.merge.run", fail)
+    assert run("merge", "out") == (2, "", "lightning-streaming merge: error: out of memory: Unable to allocate 8 EiB\n")
 
 
 def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None:
@@ -154,6 +184,25 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+@pytest.mark.parametrize(
+    ("closed", "words", "code"),
+    [
+        ("2>&-", "data --workers 2", 0),
+        ("1>&-", "data", 0),
+        ("0<&- 1>&- 2>&-", "bad", 1),
+        ("2>/dev/full", "absent", 2),
+    ],
+)
+def test_closed_streams_do_not_change_the_exit_code(closed: str, words: str, code: int, tmp_path: Path) -> None:
+    write_texts(tmp_path / "data", samples=2)
+    write_texts(tmp_path / "bad", samples=2)
+    flip_byte(tmp_path / "bad" / "shard.00000.mds")
+    script = f"{sys.executable} -m lightning_streaming verify {words} {closed}"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert ("all sound" in done.stdout) == (closed == "2>&-")
 
 
 @pytest.mark.parametrize("words", [["inspect", "data"], ["verify", "data", "--json"]])

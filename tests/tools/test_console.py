@@ -138,9 +138,7 @@ def test_of_texts_the_widest_is_put_in_lines_and_words_stay_whole(
 
 
 @given(
-    st.lists(
-        st.tuples(st.text("ab ", min_size=1, max_size=30), st.text("xy é\n", max_size=60)), min_size=1, max_size=5
-    ),
+    st.lists(st.tuples(st.text("ab ", min_size=1, max_size=30), st.text("xy é", max_size=60)), min_size=1, max_size=5),
     st.integers(20, 120),
 )
 def test_a_table_is_as_wide_as_the_terminal_where_it_can_be_and_says_everything(
@@ -152,7 +150,7 @@ def test_a_table_is_as_wide_as_the_terminal_where_it_can_be_and_says_everything(
     lines = out.getvalue().splitlines()
     narrowest = 1 + sum(3 + max(12, len(head)) for head, _ in columns)
     assert max(map(len, lines)) <= max(width, narrowest)
-    letters = sorted("".join(text for pair in columns for text in pair).replace(" ", "").replace("\n", ""))
+    letters = sorted("".join(text for pair in columns for text in pair).replace(" ", ""))
     assert sorted("".join(lines[1:]).replace(" ", "").replace("─", "")) == letters
 
 

@@ -21,6 +21,9 @@ from PIL import Image
 
 import lightning_streaming.trainer.cli  # noqa: F401  what a fork of this process need not import again
 from lightning_streaming import MDSWriter
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.tools.starting.look import Kind, Task
+from lightning_streaming.tools.starting.run_module import module_text
 from tests.golden import golden_path
 from tests.servers import http_server
 from tests.tools.forked import command_line
@@ -286,6 +289,79 @@ def test_names_of_columns_are_quoted(tmp_path: Path) -> None:
     assert name in [node.value for node in ast.walk(module) if isinstance(node, ast.Constant)]
     config = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
     assert config["data"]["init_args"]["train"]["columns"] == [name]
+
+
+COMMAND = "+str(__import__('os').system('touch PWNED'))+"
+HOSTILE_NAMES = [
+    COMMAND,
+    "!a@TARGET@b",
+    "@LABELLED@@INPUTS@@",
+    '\'"""\\',
+    "a\nimport os\ntrain: {remote: /}\n# ",
+    "a\x85b\u2028c\u2029d\u202ee\x7f\x1b[2J\U0001f600",
+    "a: [b], {c}, &d *e !!python/object/apply:os.system [f] # g",
+    "${HOME}",
+    "null",
+]
+
+
+def _literals_of(module: str) -> list[Any]:
+    """The values that a module assigns at its top."""
+    return [ast.literal_eval(one.value) for one in ast.parse(module).body if isinstance(one, ast.Assign)]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_names_of_columns_stay_literals(name: str, tmp_path: Path) -> None:
+    others = [one for one in HOSTILE_NAMES if one != name]
+    kinds: dict[str, tuple[dict[str, str], Callable[[int], dict[str, Any]], Any]] = {
+        "numbers": (
+            {**dict.fromkeys(HOSTILE_NAMES, "float32"), "y": "float32"},
+            lambda n: {**dict.fromkeys(HOSTILE_NAMES, n / 7), "y": 2.0 * n},
+            [tuple(sorted(HOSTILE_NAMES)), "y"],
+        ),
+        "target": (
+            {name: "float32", "z": "ndarray:float32:3"},
+            lambda n: {name: n / 7, "z": np.ones(3, np.float32)},
+            [("z",), name],
+        ),
+        "text": ({name: "str", "id": "int"}, lambda n: {name: "a" * 50, "id": n}, [name, 128, -100]),
+        "pictures": (
+            {name: "uint8", others[0]: "ndarray:uint8:8,8"},
+            lambda n: {name: n % 3, others[0]: pixels(n)},
+            [others[0], name, 64],
+        ),
+    }
+    for kind, (columns, make, expected) in kinds.items():
+        write(tmp_path / kind, columns, make, samples=2)
+        made = run("init", tmp_path / kind, "--out", tmp_path / f"{kind}-run")
+        assert made.code == 0, made.err
+        assert made.out.replace("\n", "").isprintable()
+        assert _literals_of((tmp_path / f"{kind}-run" / "module.py").read_text()) == expected
+        text = (tmp_path / f"{kind}-run" / "run.yaml").read_text()
+        assert text.replace("\n", "").isprintable()
+        config = yaml.safe_load(text)
+        assert set(config) == {"seed_everything", "model", "data", "trainer"}
+        assert set(config["data"]["init_args"]["train"]["columns"]) <= set(columns)
+
+
+def test_a_name_of_a_directory_adds_nothing_to_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "a\nmodel: {class_path: os.system}\n#\u2028\x7f"
+    write(path, {"x": "int"}, lambda n: {"x": n}, samples=2)
+    write(tmp_path / "b", {"x": "int"}, lambda n: {"x": n}, samples=2)
+    assert run("init", path, tmp_path / "b", "--out", tmp_path / "run").code == 0
+    config = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    assert config["model"]["class_path"] == "module.Regression"
+    assert config["data"]["init_args"]["train"]["streams"] == {
+        path.name: {"remote": str(path)},
+        "b": {"remote": str(tmp_path / "b")},
+    }
+
+
+def test_a_module_that_is_not_our_code_and_these_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_streaming.tools.starting.run_module.repr", lambda name: f"'{name}'", raising=False)
+    task = Task(kind=Kind.NUMBERS, inputs=("x",), target="';import os;'", size=1)
+    with pytest.raises(ConfigError, match="cannot be written into a Python module"):
+        module_text(task)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from lightning_streaming.loading.state import CALLBACK_KEY
 from lightning_streaming.order.settings import stretched_seed
 from tests.forked_ranks import on_ranks
 from tests.tools.running import edit_state as edit
-from tests.tools.running import write_texts
+from tests.tools.running import run, write_texts
 from tests.tools.sharded_run import train
 from tests.tools.test_state import SAMPLES, cursor, refused, shown
 from tests.trainer.harness import Recorder, Run, SaveThenStop
@@ -323,3 +323,10 @@ def test_an_imported_epoch_that_is_over_is_the_next_one(
     told = edit("import", write(tmp_path / "source.json", sample_in_epoch=sample), checkpoint)
     assert told["loaders"]["train"]["to"] == {"epoch": 2, "sample_in_epoch": 0}
     assert a_run.fit(ckpt_path=checkpoint)[0].seen_here == whole.seen[2 * SAMPLES :]
+
+
+def test_json_that_is_too_deep_is_no_state(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text("[" * 100_000)
+    told = run("state", "show", tmp_path / "state.json")
+    assert (told.code, told.out) == (2, "")
+    assert told.err.endswith("state.json is neither a checkpoint, nor a file of torch.save, nor JSON\n")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, FormatError, PartError, StreamingError
+from lightning_streaming.escaping import in_one_line
 from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import join_url, local_path
@@ -194,9 +195,10 @@ class Conversion:
         except FormatError as error:
             if _remove_unused(self.out, stays=had_directory):
                 raise
-            where = f"What was written before it is in {self.out.shown}"
+            where = f"What was written before it is in {in_one_line(self.out.shown)}"
             # On a line of its own: an error may end in a command.
-            raise type(error)(f"{error}\n{where}: mend it and add --resume, or remove what is there") from error
+            words = f"{error}\n{where}: mend it and add --resume, or remove what is there"
+            raise type(error)(message=words) from error
 
 
 def _write_several(conversion: Conversion, workers: int, resume: bool) -> None:
@@ -316,7 +318,7 @@ def _parse(text: bytes, out: StoredDataset) -> dict[str, Any]:
     try:
         root = json.loads(text)
         version, plan = root["version"], dict(root["plan"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{CONVERSION_PLAN} in {out.shown} is damaged ({error}); convert to another place") from None
     if version != _VERSION:
         raise ConfigError(f"{out.shown} was begun by another version of this tool; convert to another place")

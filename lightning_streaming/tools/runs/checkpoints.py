@@ -324,7 +324,7 @@ def _save_json(value: Any, path: Path) -> None:
 def _load_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except ValueError as error:  # bytes that are no text are one, too
+    except (ValueError, RecursionError) as error:  # bytes that are no text are a ValueError, too
         raise StateError(f"{path} is neither a checkpoint, nor a file of torch.save, nor JSON") from error
 
 

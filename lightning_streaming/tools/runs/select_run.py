@@ -11,7 +11,16 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.missing_ids import MissingIds
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.tools.commands import read_run_files
-from lightning_streaming.tools.console import BAD, FINE, PROGRAM, print_error, print_json, print_table, progress
+from lightning_streaming.tools.console import (
+    BAD,
+    FINE,
+    PROGRAM,
+    print_error,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+)
 from lightning_streaming.waits import Tell
 
 
@@ -43,7 +52,7 @@ def select_run(files: Sequence[str], changes: Mapping[str, Any], *, as_json: boo
     elif made:
         print_made(made)
     else:
-        print("this run selects nothing and joins nothing by id, so there is nothing to make")
+        print_line("this run selects nothing and joins nothing by id, so there is nothing to make")
     for one in missing:
         print_error(f"{PROGRAM} select", _of_missing(one))
     return BAD if missing else FINE
@@ -112,4 +121,4 @@ def print_made(made: Sequence[Mapping[str, Any]]) -> None:
     print_table("made ahead", ("of", "by", "samples", "took"), rows, right=("samples",))
     nowhere = "kept nowhere: its cache directory is not writable; give another as local:"
     for one in made:
-        print(f"{one['of']}: {one['kept_at'] or nowhere}")
+        print_line(f"{one['of']}: {one['kept_at'] or nowhere}")

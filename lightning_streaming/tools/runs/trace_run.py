@@ -24,7 +24,16 @@ from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.packed import PackedEpoch, Rows, rows_of
 from lightning_streaming.order.packing import BudgetSettings
 from lightning_streaming.order.partition import BatchGeometry, Partition
-from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name, render
+from lightning_streaming.tools.console import (
+    FINE,
+    counted,
+    print_json,
+    print_line,
+    print_note,
+    print_table,
+    printable_name,
+    render,
+)
 from lightning_streaming.tools.runs.traced_run import TracedRun, traced_run
 from lightning_streaming.tools.stored.named_sample import named_sample
 
@@ -72,7 +81,7 @@ def _show(traced: TracedRun, reads: Sequence[Read], args: Namespace) -> None:
     elif reads:
         _print_reads(f"sample {args.sample}, {_topology(traced)}", told, (*_WHEN, *heads))
     else:
-        print(f"{args.sample} is not read in {counted(args.epochs, 'epoch')} from epoch {traced.begins.epoch} on")
+        print_line(f"{args.sample} is not read in {counted(args.epochs, 'epoch')} from epoch {traced.begins.epoch} on")
     if failure is not None:
         raise failure
 

@@ -11,6 +11,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+import yaml  # type: ignore[import-untyped]
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import in_one_line
 from lightning_streaming.storage.secrets import shown_options
 from lightning_streaming.tools.console import printable_name
 from lightning_streaming.tools.starting.look import Kind, Look, Task, told_size
@@ -47,9 +51,27 @@ def config_text(looks: Sequence[Look], task: Task, out: Path) -> str:
         looks: The datasets.
         task: What is trained on them.
         out: The directory that it is written to, in which the run starts.
+
+    Raises:
+        ConfigError: A name of a column or stream cannot be written as YAML.
     """
     lines = (*_head(looks), *_model(task), *_data(looks, task, out), *_trainer(looks))
-    return "".join(f"{line}\n" for line in lines)
+    text = "".join(f"{in_one_line(line)}\n" for line in lines)
+    if not _names(text, looks, task, out):
+        names = ", ".join(map(ascii, [*task.columns, *_named(looks)]))
+        raise ConfigError(f"the columns or streams {names} cannot be written into {RUN}; rename them")
+    return text
+
+
+def _names(text: str, looks: Sequence[Look], task: Task, out: Path) -> bool:
+    """Check that a configuration, once parsed, names these datasets and columns."""
+    try:
+        train = yaml.safe_load(text)["data"]["init_args"]["train"]
+    except (yaml.YAMLError, LookupError, TypeError):
+        return False
+    remotes = {name: one["remote"] for name, one in train.get("streams", {"": train}).items()}
+    expected = {"": looks[0]} if len(looks) == 1 else _named(looks)
+    return train["columns"] == task.columns and remotes == {name: _remote(one, out) for name, one in expected.items()}
 
 
 def _head(looks: Sequence[Look]) -> Iterator[str]:
@@ -140,14 +162,19 @@ def _stage(stage: str, looks: Sequence[Look], task: Task, out: Path, split: str 
 def _place(look: Look, out: Path) -> Iterator[str]:
     """Where a stream is."""
     place = look.place
-    remote = f"remote: {_scalar(place.shown if place.directory is None else _path_from(out, place.directory))}"
+    remote = f"remote: {_scalar(_remote(look, out))}"
     yield _commented(remote, "here without its user, password and query: complete it", 30) if _is_cut(look) else remote
     if place.format is not None:
         yield f"format: {place.format}"
     if place.block_length is not None:
         yield f"block_length: {place.block_length}"
     if place.options:
-        yield f"storage_options: {json.dumps(_named_secrets(place.options)[0])}"
+        yield f"storage_options: {_flow(_named_secrets(place.options)[0])}"
+
+
+def _remote(look: Look, out: Path) -> str:
+    place = look.place
+    return place.shown if place.directory is None else _path_from(out, place.directory)
 
 
 def _path_from(out: Path, directory: Path) -> str:
@@ -255,6 +282,17 @@ def _commented(line: str, words: str, at: int = _COMMENT_AT) -> str:
 
 
 def _scalar(text: str) -> str:
-    """A text as YAML."""
-    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _NOT_TEXT
-    return text if is_plain else json.dumps(text, ensure_ascii=not text.isprintable())
+    """Return a text as YAML: as it is where it is plain, else quoted, in one line of printable characters."""
+    if _PLAIN.fullmatch(text) and text.lower() not in _NOT_TEXT:
+        return text
+    escaped = in_one_line(text.replace("\\", "\\\\").replace('"', '\\"'))
+    return f'"{escaped}"'
+
+
+def _flow(value: Any) -> str:
+    """Return plain values, and mappings and lists of them, as YAML in one line."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_scalar(str(key))}: {_flow(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    return _scalar(value) if isinstance(value, str) else json.dumps(value)

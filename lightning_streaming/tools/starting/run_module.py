@@ -1,18 +1,22 @@
 """The modules that ``init`` writes: for each kind of task a data module with its transform, and a small model.
 
-Words in capitals between ``@`` stand for what is known of the data.
+All that a module takes from the data are literals in assignments at its top. The code below them is text of ours, in
+which words in capitals between ``@`` stand for variants, also of ours.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import ast
+import re
+from collections.abc import Mapping
+from typing import TypeGuard
 
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.starting.look import Kind, Task
 
 _WIDTH = 80
 _HEAD = '''\
-"""{about}
+"""@ABOUT@, and what its samples are made of.
 
 Written by `lightning-streaming init` to start from; all of it is yours to change. run.yaml names the classes.
 """
@@ -24,14 +28,13 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor, nn
+@PIL@from torch import Tensor, nn
 
 from lightning_streaming import StreamingDataModule
 
 '''
 
 _PICTURES = '''\
-IMAGE = @IMAGE@
 PIXELS = 64
 """Width and height that the model sees."""
 
@@ -88,7 +91,7 @@ class Classifier(LightningModule):
         """AdamW."""
         return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
 '''
-_WITH_LABEL = '        return {"pixels": torch.from_numpy(pixels.copy()), "label": int(sample[@LABEL@])}'
+_WITH_LABEL = '        return {"pixels": torch.from_numpy(pixels.copy()), "label": int(sample[LABEL])}'
 _WITHOUT_LABEL = """\
         # The data has no column of labels. So that there is something to learn, pictures are turned by 0 to 3 quarters,
         # and the model tells by how many. Put your own task here.
@@ -96,7 +99,6 @@ _WITHOUT_LABEL = """\
         return {"pixels": torch.from_numpy(np.rot90(pixels, turns, (1, 2)).copy()), "label": turns}"""
 
 _LANGUAGE = '''\
-@COLUMN_NAME@ = @COLUMN@
 CONTEXT = 128
 """Tokens that the model sees at once."""
 NOTHING = -100
@@ -176,11 +178,9 @@ _FROM_TEXT = """\
         # once, in __init__:
         #     tokens = self.tokenizer.encode(sample[TEXT]).ids
         # Large corpora are better tokenized once: lightning-streaming convert --tokenize --help
-        tokens = np.frombuffer(@AS_BYTES@, np.uint8)"""
+        tokens = """
 
 _NUMBERS = '''\
-INPUTS = @INPUTS@
-TARGET = @TARGET@
 
 
 class Data(StreamingDataModule):
@@ -235,43 +235,74 @@ MODEL_OF: Mapping[Kind, tuple[str, str]] = {
 """The class of a module's model, and its argument that depends on the data."""
 
 
+_VARIANT = re.compile(r"@([A-Z]+)@")
+
+
 def module_text(task: Task, holds_text: bool = True) -> str:
-    """The module for a task.
+    """Return the module for a task.
 
     Args:
         task: What is trained.
         holds_text: Of text: whether the column holds text, and not bytes or a mapping.
+
+    Raises:
+        ConfigError: The names of the columns cannot be written as literals.
     """
-    about = f"{task.kind.value.capitalize()}, and what its samples are made of."
-    body, words = _NUMBERS, {"INPUTS": _listed(task.inputs), "TARGET": _quoted(task.target or "")}
-    column = _quoted(task.inputs[0])
+    body, names, variants = _parts(task, holds_text)
+    variants = {"ABOUT": task.kind.value.capitalize(), "PIL": "", **variants}
+
+    def filled(text: str) -> str:
+        return _VARIANT.sub(lambda found: variants[found[1]], text)
+
+    head, code = filled(_HEAD), filled(body)
+    text = head + "".join(f"{name} = {_literal(value)}\n" for name, value in names.items()) + code
+    if not _holds_only(text, names, head, code):
+        raise ConfigError(
+            f"the columns {', '.join(map(ascii, task.columns))} cannot be written into a Python module; rename them"
+        )
+    return text
+
+
+def _parts(task: Task, holds_text: bool) -> tuple[str, Mapping[str, str | tuple[str, ...]], Mapping[str, str]]:
+    """Return the code of a module; what it takes from the data, by name; and the variants of the code."""
+    column, target = task.inputs[0], task.target
     if task.kind is Kind.PICTURES:
         opened = "Image.fromarray(sample[IMAGE])" if task.from_array else "sample[IMAGE]"
-        labelled = _WITHOUT_LABEL if task.target is None else _WITH_LABEL.replace("@LABEL@", _quoted(task.target))
-        body, words = _PICTURES, {"IMAGE": column, "OPENED": opened, "LABELLED": labelled}
-    elif task.kind is Kind.TOKENS:
-        body, words = _LANGUAGE, {"COLUMN_NAME": "TOKENS", "COLUMN": column, "TOKENS": _FROM_TOKENS}
-    elif task.kind is Kind.TEXT:
+        variants = {"OPENED": opened, "LABELLED": _WITHOUT_LABEL if target is None else _WITH_LABEL}
+        if task.from_array:
+            variants["PIL"] = "from PIL import Image\n"
+        return _PICTURES, {"IMAGE": column, **({} if target is None else {"LABEL": target})}, variants
+    if task.kind is Kind.TOKENS:
+        return _LANGUAGE, {"TOKENS": column}, {"TOKENS": _FROM_TOKENS}
+    if task.kind is Kind.TEXT:
         any_value = "value if isinstance(value := sample[TEXT], bytes) else str(value).encode()"
         as_bytes = "sample[TEXT].encode()" if holds_text else f"({any_value})"
-        made = _FROM_TEXT.replace("@AS_BYTES@", as_bytes)
-        body, words = _LANGUAGE, {"COLUMN_NAME": "TEXT", "COLUMN": column, "TOKENS": made}
-    for name, value in words.items():
-        body = body.replace(f"@{name}@", value)
-    head = _HEAD.format(about=about)
-    if task.from_array:
-        head = head.replace("from torch import Tensor, nn\n", "from PIL import Image\nfrom torch import Tensor, nn\n")
-    return head + body
+        return _LANGUAGE, {"TEXT": column}, {"TOKENS": f"{_FROM_TEXT}np.frombuffer({as_bytes}, np.uint8)"}
+    return _NUMBERS, {"INPUTS": task.inputs, "TARGET": target or ""}, {}
 
 
-def _quoted(name: str) -> str:
-    """A column's name as Python writes it, between double quotes."""
-    return json.dumps(name, ensure_ascii=not name.isprintable())
+def _holds_only(text: str, names: Mapping[str, str | tuple[str, ...]], head: str, code: str) -> bool:
+    """Check that a module is head and code, and between them assignments of these literals; nothing else."""
+    try:
+        module, begin = ast.parse(text), len(ast.parse(head).body)
+        assigned = module.body[begin : begin + len(names)]
+        del module.body[begin : begin + len(names)]
+        literals = {ast.unparse(one.targets[0]): ast.literal_eval(one.value) for one in assigned if _is_assignment(one)}
+    except (SyntaxError, ValueError):
+        return False
+    return literals == names and ast.dump(module) == ast.dump(ast.parse(head + code))
 
 
-def _listed(names: Sequence[str]) -> str:
-    """A tuple of names, in lines where they are many."""
-    line = f"({', '.join(map(_quoted, names))}{',' * (len(names) == 1)})"
+def _is_assignment(node: ast.stmt) -> TypeGuard[ast.Assign]:
+    return isinstance(node, ast.Assign) and len(node.targets) == 1
+
+
+def _literal(value: str | tuple[str, ...]) -> str:
+    """Return a text or a tuple of texts as Python writes it, in lines where it is long."""
+    if isinstance(value, str):
+        text = repr(value)
+        return text if '"' in text or "'" in text[1:-1] else f'"{text[1:-1]}"'
+    line = f"({', '.join(map(_literal, value))}{',' * (len(value) == 1)})"
     if len(line) <= _WIDTH:
         return line
-    return "(\n" + "".join(f"    {_quoted(name)},\n" for name in names) + ")"
+    return "(\n" + "".join(f"    {_literal(one)},\n" for one in value) + ")"

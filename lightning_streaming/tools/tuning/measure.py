@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.errors import ConfigError, SampleError, StorageError, StreamingError, UnsupportedError
+from lightning_streaming.escaping import in_one_line
 from lightning_streaming.formats.index import ShardInfo, dump_index
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
@@ -578,7 +579,8 @@ def _reading_failed(workers: int, error: Exception) -> ConfigError:
     else:
         first = traceback.format_exception_only(raised)[0].splitlines()[0]
         lines = lines[max(0, lines.find(_TRACEBACK)) :]
-    return ConfigError(f"reading with {counted(workers, 'worker')} failed: {first}\n{lines.rstrip()}")
+    words = f"reading with {counted(workers, 'worker')} failed: {in_one_line(first)}\n{lines.rstrip()}"
+    return ConfigError(message=words)
 
 
 _GROUPS = Path("/sys/fs/cgroup")

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from lightning_streaming.escaping import in_lines
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.measures import WaitTimes
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.prefetch import default_lookahead
-from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, progress
+from lightning_streaming.tools.console import FINE, counted, print_json, print_line, print_note, print_table, progress
 from lightning_streaming.tools.runs.stage_caches import cache_configs, is_in_place
 from lightning_streaming.tools.tuning import advice as advising
 from lightning_streaming.tools.tuning import measure
@@ -43,7 +44,7 @@ def tune_run(args: Namespace) -> int:
     if args.json:
         print_json(report)
     elif args.yaml:
-        print(_fragment(tuned, report), end="")
+        sys.stdout.write(in_lines(_fragment(tuned, report)))
     else:
         _print_report(tuned, report, caveat=_NO_CONSUMER if args.consumer_ms is None else None)
     return FINE
@@ -194,7 +195,7 @@ def _print_report(run: TunedRun, report: Mapping[str, Any], caveat: str | None) 
     """Print what was measured, how far it holds, what to set and why, and YAML at the end."""
     link, speeds = report["link"], report["measured"]
     if link:
-        print(
+        print_line(
             f"fetched {counted(link['shards'], 'shard')} ({format_bytes(link['bytes'])}) to measure: "
             f"{format_bytes(link['bytes_per_second'])}/s, {link['seconds_per_shard']:.3g} s each; "
             f"the first {link['seconds_of_first_shard']:.3g} s\n"
@@ -206,17 +207,17 @@ def _print_report(run: TunedRun, report: Mapping[str, Any], caveat: str | None) 
     title = f"reading {report['data']} in batches of {batch}, and what is waited for"
     print_table(title, heads, [_row(speed, reasons) for speed in speeds], right=heads)
     if caveat is not None:
-        print(caveat)
+        print_line(caveat)
     worth_setting = _worth_setting(report)
     settings = [[name, _yaml(one["now"]), _yaml(one["better"]), one["why"]] for name, one in worth_setting.items()]
     print_table("recommended", ["setting", "now", "better", "why"], settings)
     for name, one in report["recommended"].items():
         if name not in worth_setting:
-            print(f"{name} may stay at its default: {one['why']}\n")
+            print_line(f"{name} may stay at its default: {one['why']}\n")
     left_out = [name for name in ("predownload", "cache_limit") if name not in report["recommended"]]
     if left_out:
-        print(f"nothing to recommend for {' and '.join(left_out)}, as the data is read in place\n")
-    print(_fragment(run, report), end="")
+        print_line(f"nothing to recommend for {' and '.join(left_out)}, as the data is read in place\n")
+    sys.stdout.write(in_lines(_fragment(run, report)))
 
 
 def _fragment(run: TunedRun, report: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import package_logger
 from lightning_streaming.tools.console import print_note
 from lightning_streaming.tools.viewing.page import Answer, Request
 from lightning_streaming.tools.viewing.view_pages import Pages
@@ -51,7 +52,7 @@ _HEADERS = {
     "Server": "lightning-streaming",  # no versions
 }
 _Result = TypeVar("_Result")
-_logger = logging.getLogger(__name__)
+_logger = package_logger(__name__)
 
 
 def serve(viewed: Viewed, port: int, *, opens_browser: bool) -> None:

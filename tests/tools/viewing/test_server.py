@@ -215,7 +215,7 @@ def test_what_asks_for_no_one_part_is_given_the_whole(shown: Viewer, asked: str)
     assert shown.get(_SOUND, Range="bytes=0-1", **{"If-Range": '"x"'}).data == whole.data
 
 
-@pytest.mark.parametrize(("ends", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("ends", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_it_ends_when_told_and_leaves_nothing(tmp_path: Path, ends: int, code: int) -> None:
     write_texts(tmp_path / "data", compression="zstd")
     scratch = tmp_path / "scratch"

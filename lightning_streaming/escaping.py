@@ -1,0 +1,60 @@
+"""Texts of datasets, files and servers, escaped so that a terminal or a log shows them and does nothing else.
+
+Whatever prints goes through one of these: errors (``StreamingError.__str__``), loggers (:func:`package_logger`), the
+tools (``tools/console.py``), progress bars (``waits.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import PurePath
+
+_UNPRINTABLE_IN_LINES = re.compile(r"[^\n\t -~]+")
+
+
+def in_one_line(text: str) -> str:
+    """Return a text with every character escaped that is not printable: line breaks too.
+
+    Those are control characters, with which a text could move a terminal's cursor or add lines, characters that change
+    the direction of a text, and lone surrogates.
+
+    >>> in_one_line("a\\x1b[2Jb\\u2028c\\ud800 é")
+    'a\\\\x1b[2Jb\\\\u2028c\\\\ud800 é'
+    """
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def in_lines(text: str) -> str:
+    """Return a text escaped like :func:`in_one_line`, but with its line feeds and tabs."""
+    return _UNPRINTABLE_IN_LINES.sub(lambda found: in_one_line(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+class Lines(str):
+    """A text of several lines that are ours: line feeds stay. Foreign parts of it are escaped before."""
+
+    __slots__ = ()
+
+
+def package_logger(name: str) -> logging.Logger:
+    """Return the logger of a module of this package, whose messages have their arguments escaped."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_escape_record)
+    return logger
+
+
+def _escape_record(record: logging.LogRecord) -> bool:
+    record.msg = in_lines(str(record.msg))
+    if isinstance(record.args, tuple):
+        record.args = tuple(map(_escaped_argument, record.args))
+    return True
+
+
+def _escaped_argument(value: object) -> object:
+    if isinstance(value, Lines):
+        return in_lines(value)
+    return in_one_line(str(value)) if isinstance(value, str | PurePath | Exception) else value
