@@ -70,8 +70,9 @@ class _Hook:
         self.deselected += items
 
 
-class _Item(SimpleNamespace):
-    __hash__ = object.__hash__
+class _Item:
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
 
 
 def item(name: str, mark: str, *fixtures: str) -> Any:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-def workflow(name: str) -> tuple[dict[str, Any], str]:
+def workflow(name: str) -> tuple[dict[Any, Any], str]:
     """A workflow, and all that it runs."""
     read = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
     return read, "\n".join(step.get("run", "") for job in read["jobs"].values() for step in job["steps"])

@@ -154,7 +154,7 @@ class _Batch(NamedTuple):
     keys: tuple[SampleKey, ...]
 
 
-class _Taken(NamedTuple):
+class _StepTaken(NamedTuple):
     """An optimizer step that took all batches before the ``batch``-th."""
 
     run: int
@@ -186,7 +186,7 @@ def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> lis
     for path in _files(Path(dirpath)):
         for text, where in whole_lines(path):
             line = _parsed(text, where)
-            if isinstance(line, _Taken):
+            if isinstance(line, _StepTaken):
                 taken[line.run] = max(line.batch, taken.get(line.run, 0))
             else:
                 runs.setdefault(line.run, []).append(line)
@@ -216,11 +216,11 @@ def _key(common: Mapping[str, Any], position: int, stream: str, shard: int, inde
     return PartKey.from_dict({**values, "first_token": first_token}) if first_token else SampleKey.from_dict(values)
 
 
-def _parsed(text: bytes, where: str) -> _Batch | _Taken:
+def _parsed(text: bytes, where: str) -> _Batch | _StepTaken:
     try:
         values: Mapping[str, Any] = json.loads(text)
         if "taken" in values:
-            return _Taken(int(values["run"]), int(values["taken"]))
+            return _StepTaken(int(values["run"]), int(values["taken"]))
         common = {"epoch": values["epoch"], "shuffle_seed": values["shuffle_seed"]}
         keys = tuple(_key(common, *sample) for sample in values["samples"])
         return _Batch(int(values["run"]), int(values["batch"]), str(values["loader"]), keys)

@@ -114,7 +114,7 @@ _WEIGHTS: list[dict[str, dict[str, Any]]] = [
     {"books": {"proportion": 0.5}, "code": {"proportion": 0.2}, "web": {"proportion": 0.3}},
     {"books": {"repeat": 1.5}, "code": {"choose": 25}, "web": {"repeat": 0.5}},
 ]
-_SCHEDULE = [
+_SCHEDULE: list[dict[str, Any]] = [
     {"name": "broad", "end": 80, "mix": {"web": 0.8, "code": 0.2}},
     {"name": "ramp", "end": "70%", "steps": 3, "mix": {"web": [0.8, 0.4], "code": [0.2, 0.3], "books": [0, 0.3]}},
     {"name": "anneal", "mix": {"books": 3, "code": 2}},
@@ -234,7 +234,7 @@ def _selections() -> Iterator[Case]:
         )
 
 
-_SCHEDULE_SHORT = [
+_SCHEDULE_SHORT: list[dict[str, Any]] = [
     {"name": "first", "end": 30, "mix": {"web": 1}},
     {"name": "second", "mix": {"web": 2, "code": 1, "books": 1}},
 ]

@@ -8,7 +8,6 @@ import pytest
 
 from tests.oracle.cases import Case, cases, write_data
 from tests.oracle.record import known, read, resume
-from tests.tiers import every_nth
 
 KNOWN = known()
 
@@ -20,7 +19,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("case", every_nth(4, [pytest.param(case, id=case.name) for case in cases()]))
+@pytest.mark.rotate(63)
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_a_run_and_its_resume_read_what_they_always_did(case: Case, data: Path) -> None:
     golden = KNOWN[case.name]
     found = read(case, data)
