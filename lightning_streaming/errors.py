@@ -23,36 +23,82 @@
     └── StateError (ValueError)                    a saved position that cannot be used
         └── StateMismatchError                         ... because data or order settings changed
 
-Each takes one argument, the message: so it pickles, and so a DataLoader worker's error can be raised again, with its
-own class, in the training process.
+Each has a message and, where they are known, fields for programs: ``option``, ``stream``, ``path``, ``sample`` and
+``hint``. All pickle, and an error of a DataLoader worker is raised again with its own class in the training process.
 
-Messages hold names and values of datasets, files and servers, which nobody has checked. So ``str(error)`` escapes
-every character that is not printable, also line breaks. Only what is given as ``message=`` has several lines.
+Messages hold names and values of datasets, files and servers, which may be hostile. So ``str(error)`` escapes every
+character that is not printable, also line breaks. Only a message given as ``message=`` has several lines.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, TypeVar
 
 from lightning_streaming.escaping import Lines, in_lines, in_one_line
 
+_Error = TypeVar("_Error", bound="StreamingError")
+
 
 class StreamingError(Exception):
-    """Base of all errors raised on purpose by this package."""
+    """Base of all errors that this package raises on purpose.
 
-    def __init__(self, *args: Any, message: str | None = None) -> None:
+    Args:
+        *args: The message: what is wrong, with the value.
+        message: The message, where it has several lines.
+        hint: How to fix it; ``str()`` shows it after the message.
+        option: Name of the option at fault, dotted as in a configuration, like "packing.capacity".
+        stream: Name of the stream.
+        path: File or URL, without secrets.
+        sample: Number of the sample, in its shard or dataset as the message says.
+    """
+
+    hint: str | None = None
+    option: str | None = None
+    stream: str | None = None
+    path: str | None = None
+    sample: int | None = None
+
+    def __init__(
+        self,
+        *args: Any,
+        message: str | None = None,
+        hint: str | None = None,
+        option: str | None = None,
+        stream: str | None = None,
+        path: str | None = None,
+        sample: int | None = None,
+    ) -> None:
         # torch raises an error of a DataLoader worker again with message=, if the class has an attribute of this name.
         # Such a message is a traceback, in which the words of the error are escaped already.
         super().__init__(*(args if message is None else (Lines(message),)))
+        fields = {"hint": hint, "option": option, "stream": stream, "path": path, "sample": sample}
+        self.__dict__.update({name: value for name, value in fields.items() if value is not None})
 
     def __str__(self) -> str:
         text = super().__str__()
-        return in_lines(text) if self.args and isinstance(self.args[0], Lines) else in_one_line(text)
+        text = in_lines(text) if self.args and isinstance(self.args[0], Lines) else in_one_line(text)
+        return text if self.hint is None else f"{text}; {in_one_line(self.hint)}"
 
     @property
     def message(self) -> str:
         """The message, as it is shown."""
         return str(self)
+
+    def with_context(self: _Error, prefix: str = "", **fields: Any) -> _Error:
+        """Return the same error with what a caller knows of it.
+
+        Args:
+            prefix: What the message begins with, before a colon; left out where it begins so already.
+            **fields: ``option``, ``stream``, ``path``, ``sample`` or ``hint``, for those that the error lacks.
+        """
+        error = copy.copy(self).with_traceback(self.__traceback__)
+        text = str(self.args[0]) if self.args else ""
+        if prefix and not text.startswith(prefix):
+            kind = Lines if isinstance(self.args[0] if self.args else "", Lines) else str
+            error.args = (kind(f"{prefix}: {text}"), *self.args[1:])
+        error.__dict__.update({name: value for name, value in fields.items() if getattr(error, name) is None})
+        return error
 
 
 class ConfigError(StreamingError, ValueError):

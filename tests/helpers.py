@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
+from lightning_streaming.errors import StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
 from lightning_streaming.writing.shard_builder import ShardBuffer
 from lightning_streaming.writing.shard_encoders import make_mds_encoder, parse_settings
@@ -127,6 +128,48 @@ def raises(error: type[Exception], *words: str) -> Iterator[None]:
     traceback.clear_frames(caught.tb)
     assert caught.type is error
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+_ANY: Any = object()
+
+
+@contextmanager
+def assert_error(
+    kind: type[StreamingError],
+    *,
+    option: str | None = _ANY,
+    stream: str | None = _ANY,
+    path: str | Path | None = _ANY,
+    sample: int | None = _ANY,
+    hint: str | None = _ANY,
+) -> Iterator[pytest.ExceptionInfo[StreamingError]]:
+    """Check that an error of exactly this kind is raised, with these fields; fields that are left out may be any.
+
+    Args:
+        kind: Its class.
+        option: The option at fault, dotted as in a configuration.
+        stream: Name of the stream.
+        path: File or URL, or what it ends with.
+        sample: Number of the sample.
+        hint: Words of the hint.
+    """
+    with pytest.raises(kind) as caught:
+        yield caught
+    traceback.clear_frames(caught.tb)  # workers end with what they are held by
+    error = caught.value
+    assert type(error) is kind, repr(error)
+    fields = {"option": option, "stream": stream, "sample": sample}
+    expected = {name: value for name, value in fields.items() if value is not _ANY}
+    assert {name: getattr(error, name) for name in expected} == expected, repr(error)
+    for found, wanted in ((error.path, path), (error.hint, hint)):
+        if wanted is None:
+            assert found is None, repr(error)
+    if path is not _ANY and path is not None:
+        assert error.path is not None, repr(error)
+        assert error.path.endswith(str(path)), error.path
+    if hint is not _ANY and hint is not None:
+        assert error.hint is not None, repr(error)
+        assert hint in error.hint, error.hint
 
 
 def worlds(num_nodes: int, ranks_per_node: int) -> list[World]:

@@ -53,6 +53,34 @@ def test_each_is_raised_again_from_a_worker_in_its_own_class(error: type[Excepti
     assert type(caught.value) is error
 
 
+FIELDS: dict[str, Any] = {
+    "hint": "do this",
+    "option": "packing.capacity",
+    "stream": "web",
+    "path": "s3://a/b",
+    "sample": 7,
+}
+
+
+@pytest.mark.parametrize("error", ALL)
+def test_each_pickles_with_its_fields(error: type[errors.StreamingError]) -> None:
+    copied = pickle.loads(pickle.dumps(error("wrong: 5", **FIELDS)))
+    assert {name: getattr(copied, name) for name in FIELDS} == FIELDS
+    assert (copied.args, str(copied)) == (("wrong: 5",), "wrong: 5; do this")
+    bare = error("wrong")
+    assert {name: getattr(bare, name) for name in FIELDS} == dict.fromkeys(FIELDS)
+
+
+@pytest.mark.parametrize("error", ALL)
+def test_a_caller_adds_what_it_knows_once(error: type[errors.StreamingError]) -> None:
+    inner = error("wrong: 5", path="a")
+    told = inner.with_context("stream 'web'", stream="web", path="b").with_context("stream 'web'")
+    assert (type(told), str(told), told.stream, told.path) == (error, "stream 'web': wrong: 5", "web", "a")
+    assert (str(inner), inner.stream) == ("wrong: 5", None)
+    lines = error(message="one\ntwo").with_context("stream 'web'")
+    assert str(lines) == "stream 'web': one\ntwo"
+
+
 HOSTILE = "a\x1b[2J\rb\nfake: fine\x85\u2028\u2029\u202e\ud800\x9b"
 SHOWN = r"a\x1b[2J\rb\nfake: fine\x85\u2028\u2029\u202e\ud800\x9b"
 
@@ -84,4 +112,4 @@ def test_a_worker_s_traceback_keeps_its_lines_and_what_it_shows_is_escaped() -> 
 
 @pytest.mark.parametrize("error", ALL)
 def test_each_says_in_one_sentence_what_it_is(error: type[Exception]) -> None:
-    assert re.fullmatch(r"[A-Z`].*\.", inspect.getdoc(error) or "")
+    assert re.match(r"[A-Z`].*\.(\n\n|$)", inspect.getdoc(error) or "")
