@@ -46,8 +46,6 @@ FLOORS_OF_TOOLS = {
     "console": 0,
 }
 """Of the rooms within ``tools``; the tools themselves stand above them all."""
-LONGEST_FILE, LONGEST_FUNCTION, MOST_FIELDS = 800, 40, 12
-"""Lines; of a function those of its body, without its docstring. Fields of a class: annotated in it, or set on self."""
 FILES_OF_ONE_NAME = {"config.py", "index.py", "merge.py", "state.py"}
 """Each is the same idea in every room: what a user writes, which shards there are, joining datasets, a saved place."""
 
@@ -231,37 +229,14 @@ def test_the_front_door_imports_the_trainer_for_types_only() -> None:
     assert {one.for_types_only for one in imports if one.target == "trainer"} == {True}
 
 
-@pytest.mark.parametrize("path", _files(), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_file_keeps_to_the_rules(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= LONGEST_FILE
-    tree = ast.parse(text)
-    assert ast.get_docstring(tree) or not tree.body
-    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    assert "__del__" not in {function.name for function in functions}
-    long = {one.name for one in functions if _body_lines(one) > LONGEST_FUNCTION}
-    assert not long
-    large = {one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and len(_fields(one)) > MOST_FIELDS}
-    assert not large
-    handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
-    assert all(handler.type is not None for handler in handlers)
-
-
-def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines from the first statement to the last."""
-    statements = function.body[1:] if ast.get_docstring(function) is not None else function.body
-    return 0 if not statements else (function.end_lineno or 0) - statements[0].lineno + 1
-
-
-def _fields(of: ast.ClassDef) -> set[str]:
-    """What each object of a class holds."""
-    annotated = {
-        one.target.id for one in of.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
-    }
-    made = [one for one in of.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
-    set_there = (node for one in made for node in ast.walk(one) if isinstance(node, ast.Attribute))
-    on_self = (one for one in set_there if isinstance(one.ctx, ast.Store) and ast.unparse(one.value) == "self")
-    return annotated | {one.attr for one in on_self}
+def test_each_file_says_what_it_is_and_hides_no_error() -> None:
+    for path in _files():
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree) or not tree.body, path
+        functions = (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+        assert "__del__" not in {function.name for function in functions}, path
+        handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+        assert all(handler.type is not None for handler in handlers), path
 
 
 def test_no_two_classes_have_one_name() -> None:
