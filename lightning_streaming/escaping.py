@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 from pathlib import PurePath
 
 _UNPRINTABLE_IN_LINES = re.compile(r"[^\n\t -~]+")
@@ -32,6 +33,22 @@ def in_lines(text: str) -> str:
 
 def _escaped(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def shell_word(text: str) -> str:
+    """Return a text quoted for a shell, of printable characters in one line: bash and zsh read the same text again."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return f"$'{''.join(map(_in_shell, text))}'"
+
+
+def _in_shell(character: str) -> str:
+    number = ord(character)
+    if 0xDC80 <= number <= 0xDCFF:  # a byte of a path that is not UTF-8, as Python has it
+        return f"\\x{number - 0xDC00:02x}"
+    if 0x80 <= number <= 0xFF and not character.isprintable():  # where \x is a byte to a shell
+        return f"\\u{number:04x}"
+    return f"\\{character}" if character in "\\'" else _escaped(character)
 
 
 class Lines(str):

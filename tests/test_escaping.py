@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import traceback
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import AccessDeniedError, ConfigError, StreamingError
-from lightning_streaming.escaping import Lines, in_lines, in_one_line, package_logger
+from lightning_streaming.escaping import Lines, in_lines, in_one_line, package_logger, shell_word
 from lightning_streaming.storage import Location
 from lightning_streaming.writing.writers import MDSWriter
 from tests.tools.running import run, write_texts
@@ -31,6 +33,15 @@ def test_any_text_becomes_one_printable_line_and_a_printable_one_stays(text: str
     assert not text.isprintable() or in_one_line(text) == text
     assert in_lines(text).replace("\n", "").replace("\t", "").isprintable()
     assert in_lines(text).count("\n") == text.count("\n")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_a_shell_reads_the_same_word_again() -> None:
+    names = [HOSTILE.replace("\ud800", "\udcff"), "it's", "a\nb'c\\d", "é b", "", "\x1b1", "\x7f\U000e0001"]
+    assert all(shell_word(name).isprintable() for name in names)
+    command = f"printf '%s\\0' {' '.join(map(shell_word, names))}"
+    read = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, check=True, env={"LC_ALL": "C.UTF-8"}).stdout
+    assert read.decode(errors="surrogateescape").split("\0")[:-1] == names
 
 
 def test_each_character_that_acts_on_a_terminal_is_escaped() -> None:

@@ -27,7 +27,6 @@ If it is stopped, even killed, run it again with --resume added.
 
 from __future__ import annotations
 
-import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
+from lightning_streaming.escaping import shell_word
 from lightning_streaming.storage import Location, local_path, mask_url
 from lightning_streaming.tools import commands
 from lightning_streaming.tools.console import FINE, PROGRAM, counted, print_json, print_line, print_note
@@ -123,7 +123,7 @@ def run(args: Namespace) -> int:
         try:
             result = _tokenize(args, source, out) if args.tokenize else _convert(args, source, out, location)
         except EncodingError as error:
-            raise EncodingError(_with_room_made(str(error), args, out)) from error
+            raise EncodingError(message=_with_room_made(str(error), args, out)) from error
     result = {"out": mask_url(args.out), **add_up(out.read_index()), **result}
     (print_json if args.json else _print)(result)
     return FINE
@@ -157,7 +157,7 @@ def _with_room_made(words: str, args: Namespace, out: StoredDataset) -> str:
         return words.replace(command, f"remove what is in {out.shown}, and {command}")
     if not (out.directory / CONVERSION_PLAN).is_file():  # nothing is there, or nothing of ours
         return words
-    return words.replace(command, command.replace("run: ", f"run: rm -r {shlex.quote(args.out)} && "))
+    return words.replace(command, command.replace("run: ", f"run: rm -r {shell_word(args.out)} && "))
 
 
 def _why_empty(args: Namespace) -> str:
@@ -289,7 +289,7 @@ _SECRET = ("--storage-options", "--source-options")
 
 def _command_without_columns(given: Sequence[str]) -> str:
     """The ``convert`` that was typed, to be begun anew with other columns."""
-    return shlex.join([PROGRAM, "convert", *_kept(given)])
+    return " ".join(map(shell_word, [PROGRAM, "convert", *_kept(given)]))
 
 
 def _kept(given: Sequence[str]) -> Iterator[str]:

@@ -11,13 +11,13 @@ other numbers a linear regression. Several datasets are read together, as stream
 
 from __future__ import annotations
 
-import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import shell_word
 from lightning_streaming.tools.commands import add_format, add_storage_options
 from lightning_streaming.tools.console import FINE, PROGRAM, print_line, printable_name
 from lightning_streaming.tools.starting.look import look_at, task_of, told_size
@@ -67,7 +67,7 @@ def run(args: Namespace) -> int:
     print_line(f"Wrote {out / RUN} and {out / MODULE}: {task.kind.value}. It reads {_listed(task.columns)}{left_out}.")
     print_line("Train, and go on after any stop, with")
     print_line()
-    where = "" if out == Path() else f"cd {shlex.quote(str(out))} && "
+    where = "" if out == Path() else f"cd {shell_word(str(out))} && "
     print_line(f"    {where}{PROGRAM} fit --config {RUN}")
     print_line(f"    {where}{PROGRAM} fit --config {RUN} --ckpt_path last")
     for line in told_secrets(looks):

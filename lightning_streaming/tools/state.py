@@ -13,7 +13,6 @@ replaces the file in one step, and what was there before stays as CKPT.bak, CKPT
 
 from __future__ import annotations
 
-import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -24,6 +23,7 @@ from typing import Any
 
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, UnsupportedError
+from lightning_streaming.escaping import shell_word
 from lightning_streaming.loading.state import Cursor, SavedPosition
 from lightning_streaming.order.packing import named_facts
 from lightning_streaming.order.skips import EpochPosition
@@ -216,8 +216,8 @@ def _check_data_is_enough(position: SavedPosition, args: Namespace) -> None:
 
 def _show_by_config(checkpoint: str, loader: str | None) -> str:
     """The command that counts by the configuration of a run."""
-    of = "" if loader is None else f" --loader {shlex.quote(loader)}"
-    return f"{PROGRAM} state show {shlex.quote(checkpoint)}{of} --config run.yaml"
+    of = "" if loader is None else f" --loader {shell_word(loader)}"
+    return f"{PROGRAM} state show {shell_word(checkpoint)}{of} --config run.yaml"
 
 
 def _places(data: Sequence[str], names: Sequence[str]) -> dict[str, str]:

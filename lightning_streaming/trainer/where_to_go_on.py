@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import StateError
+from lightning_streaming.escaping import shell_word
 from lightning_streaming.loading.state import CALLBACK_KEY
 from lightning_streaming.trainer.lightning_internals import checkpoints_beside, checkpoints_told
 
@@ -30,7 +30,7 @@ def tell_after_ctrl_c(trainer: Trainer) -> None:
     way_out = f"no checkpoint of it is on this machine; {_SAVE_SOMETIMES} saves some"
     if newest is not None:
         path, step = newest
-        way_out = f"go on from step {step} with --ckpt_path {shlex.quote(str(path))}"
+        way_out = f"go on from step {step} with --ckpt_path {shell_word(str(path))}"
     sys.stderr.write(f"lightning-streaming fit: interrupted in step {trainer.global_step}; {way_out}\n")
 
 
@@ -41,7 +41,7 @@ def tell_of_earlier_run(trainer: Trainer) -> None:
     if newest is not None:
         path, step = newest
         rank_zero_info(
-            f"This run begins anew, beside a checkpoint of step {step}: --ckpt_path {shlex.quote(str(path))} goes on "
+            f"This run begins anew, beside a checkpoint of step {step}: --ckpt_path {shell_word(str(path))} goes on "
             "from there. Once this run saves, --ckpt_path last means this one."
         )
 

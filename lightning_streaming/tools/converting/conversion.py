@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, FormatError, PartError, StreamingError
-from lightning_streaming.escaping import in_one_line
+from lightning_streaming.escaping import in_one_line, shell_word
 from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import join_url, local_path
@@ -370,7 +369,7 @@ def _check_is_new(out: StoredDataset, *, resume: bool) -> None:
             "--resume cannot tell whether it is the same; choose another place, or remove what is there"
         )
     if INDEX_BASENAME in found:
-        way = "remove it first" if directory is None else f"remove it first: rm -r {shlex.quote(str(directory))}"
+        way = "remove it first" if directory is None else f"remove it first: rm -r {shell_word(str(directory))}"
         raise ConfigError(f"{out.shown} is a finished dataset already; choose another place, or {way}")
     if found:
         raise ConfigError(

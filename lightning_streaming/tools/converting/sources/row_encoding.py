@@ -7,7 +7,6 @@ the encoding that was chosen for it, and never to infinity or zero.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError
+from lightning_streaming.escaping import shell_word
 from lightning_streaming.formats.encodings import check_float
 from lightning_streaming.formats.encodings import encoding as find_encoding
 from lightning_streaming.formats.images import BEGINNINGS, check_whole
@@ -67,7 +67,7 @@ def parse_columns(options: Sequence[str], known: Container[str] = ()) -> dict[st
 def _as_options(columns: Mapping[str, str | None]) -> str:
     """Columns as a user would write them in a shell; None for the encoding that follows from the data."""
     written = [f"{name}:{encoding}" if encoding else name for name, encoding in columns.items()]
-    return " ".join(f"--columns{'=' if one.startswith('-') else ' '}{shlex.quote(one)}" for one in written)
+    return " ".join(f"--columns{'=' if one.startswith('-') else ' '}{shell_word(one)}" for one in written)
 
 
 def _rerun(command: str, columns: Mapping[str, str | None]) -> str:
