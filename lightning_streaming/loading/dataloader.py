@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, SampleError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.loading import workers
 from lightning_streaming.loading.arrivals import ArrivalCounts, ArrivalWatch, LookOn
@@ -24,7 +24,7 @@ from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.dataset_options import check_batch_of_budget, describe
 from lightning_streaming.loading.measures import BatchMeasures, LoaderStatistics, StatisticsCollector
 from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass
-from lightning_streaming.loading.pack_options import Budget
+from lightning_streaming.loading.pack_options import Budget, Pack
 from lightning_streaming.loading.pack_types import alike_batches
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import OnChange, Run
@@ -104,7 +104,8 @@ class StreamingDataLoader(AcceleratedLoader):
         repeat_epoch: Let every pass read epoch 0 from its beginning, as evaluation wants.
         with_keys: Hand out each batch as a :class:`KeyedBatch`: the batch and the keys of its samples.
         with_valid: Add a mask ``valid`` to each batch, which must be a dict: False for samples that are read again to
-            have as many batches on every rank. Only with ``batching_method="random"``.
+            have as many batches on every rank; with ``pack``, one entry for each pack. Only with
+            ``batching_method="random"``.
         **kwargs: Passed to ``torch.utils.data.DataLoader``: ``num_workers``, ``persistent_workers``, ``drop_last``,
             ``collate_fn``, ``pin_memory``, ``prefetch_factor``, ``multiprocessing_context``, ...
 
@@ -386,8 +387,11 @@ class LoaderPass(Iterator[Any]):
             made = next(under_way.batches, None)
             if made is not None and under_way.bad is not None:
                 under_way.bad.add(made[1].item(_READ), made[1].item(_BAD))
-        except BaseException:
+        except BaseException as error:
+            dead = workers.dead_worker(under_way.groups) if type(error) is RuntimeError else None  # torch's own
             self._loader._end_workers(under_way.groups)
+            if dead is not None:
+                raise SampleError(f"{dead}; {self._last_sample(under_way.start, dead)}") from error
             raise
         finally:
             if self._watch is not None:
@@ -410,11 +414,16 @@ class LoaderPass(Iterator[Any]):
         self._loader._end_workers(under_way and under_way.groups)
         self._keys = None  # which hold the order, maybe a mapped file
 
+    def _last_sample(self, start: PassStart, dead: workers.DeadWorker) -> str:
+        watched = passes_of(self._loader.dataset).watched
+        return watched.last_sample(start.world.rank, dead.worker, dead.pid)
+
     def _labelled(self, batch: Any, keys: SampleKeys) -> Any:
         told = self._loader._progress.told_keys
         if told is not None:
             told.append(keys)
-        batch = add_valid(batch, keys) if self._with_valid else batch
+        of_packs = isinstance(passes_of(self._loader.dataset).run.asked.pack, Pack)
+        batch = add_valid(batch, keys, of_packs=of_packs) if self._with_valid else batch
         return KeyedBatch(batch, keys) if self._with_keys else batch
 
     def _begin(self) -> None:

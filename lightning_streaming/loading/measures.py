@@ -50,6 +50,7 @@ class LoaderStatistics:
 
     batches: int = 0
     samples: int = 0
+    """With packs: documents, one that is cut between packs once for each part."""
     samples_per_stream: Mapping[str, int] = field(default_factory=dict)
     sample_bytes: int = 0
     """Bytes of these samples as they are stored uncompressed, counted by the mean of each one's shard."""

@@ -345,6 +345,11 @@ class Passes:
         """Every shard and sample of the streams, in one numbering."""
         return self._source.catalog
 
+    @property
+    def watched(self) -> WatchSettings:
+        """Who is told of each sample."""
+        return self._settings.watched
+
     def index_anew(self, stream: str) -> IndexCache:
         """The index of a stream as it is by now; see :meth:`SampleSource.index_anew`."""
         return self._source.index_anew(stream)

@@ -93,12 +93,19 @@ class Pass(NamedTuple):
 class _Table:
     """Keys as columns; empty to all who go through a batch looking for tensors."""
 
-    __slots__ = ("are_first", "of_pass", "rows")
+    __slots__ = ("are_first", "of_pass", "packs_are_first", "rows")
 
-    def __init__(self, of_pass: Pass, rows: NDArray[np.int64], are_first: NDArray[np.bool_]) -> None:
+    def __init__(
+        self,
+        of_pass: Pass,
+        rows: NDArray[np.int64],
+        are_first: NDArray[np.bool_],
+        packs_are_first: NDArray[np.bool_] | None,
+    ) -> None:
         self.of_pass = of_pass
         self.rows = rows
         self.are_first = are_first
+        self.packs_are_first = packs_are_first
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
@@ -116,15 +123,22 @@ class SampleKeys:
     _table: _Table
 
     @classmethod
-    def make(cls, of_pass: Pass, rows: NDArray[np.int64], are_first: NDArray[np.bool_]) -> SampleKeys:
+    def make(
+        cls,
+        of_pass: Pass,
+        rows: NDArray[np.int64],
+        are_first: NDArray[np.bool_],
+        packs_are_first: NDArray[np.bool_] | None = None,
+    ) -> SampleKeys:
         """Keys from columns.
 
         Args:
             of_pass: What they have in common.
             rows: Position, stream by its place, shard, index and first token of each; of shape (samples, 5).
             are_first: Whether no other place in the pass holds the same sample already; of shape (samples,).
+            packs_are_first: The same of the packs, or groups, that the samples are parts of; of shape (packs,).
         """
-        return cls(_Table(of_pass, rows, are_first))
+        return cls(_Table(of_pass, rows, are_first, packs_are_first))
 
     @classmethod
     def joined(cls, parts: Sequence[SampleKeys]) -> SampleKeys:
@@ -154,7 +168,7 @@ class SampleKeys:
         for place, position in enumerate(rows[:, 0].tolist()):
             if position in replaced:
                 rows[place, 2:4] = replaced[position][1:]
-        return SampleKeys.make(table.of_pass, rows, table.are_first)
+        return SampleKeys.make(table.of_pass, rows, table.are_first, table.packs_are_first)
 
     @property
     def of_pass(self) -> Pass:
@@ -175,6 +189,14 @@ class SampleKeys:
         from torch import from_numpy  # not for tools and logs, which know keys too
 
         return from_numpy(self._table.are_first.copy())
+
+    @property
+    def valid_packs(self) -> Tensor:
+        """``valid`` of each pack of a batch of packs; bool of shape (packs,)."""
+        from torch import from_numpy
+
+        packs = self._table.packs_are_first
+        return self.valid if packs is None else from_numpy(packs.copy())
 
     @property
     def positions(self) -> Tensor:
@@ -276,10 +298,12 @@ def keys_of_batches(start: PassStart, plan: Batched, partition: Partition, catal
         tokens = np.zeros_like(indexes) if found.pieces is None else found.pieces.starts
         rows = np.stack([found.positions, streams, shards - first_shards[streams], indexes, tokens], axis=1)
         first_reads, stops = are_first[read], np.cumsum(read.sum(axis=1))
+        packs: list[NDArray[np.bool_] | None] = [None] * len(batches)
         if found.pieces is not None:
+            packs = [*np.split(first_reads, stops[:-1])]
             first_reads, stops = first_reads[found.pieces.packs], found.stops(int(stops[-1]))[stops - 1]
-        for begin, stop in pairwise([0, *stops.tolist()]):
-            yield SampleKeys.make(of_pass, rows[begin:stop], first_reads[begin:stop])
+        for (begin, stop), of_batch in zip(pairwise([0, *stops.tolist()]), packs, strict=True):
+            yield SampleKeys.make(of_pass, rows[begin:stop], first_reads[begin:stop], of_batch)
 
 
 def no_keys(start: PassStart, catalog: Catalog) -> SampleKeys:
@@ -291,8 +315,13 @@ def _of_pass(start: PassStart, catalog: Catalog) -> Pass:
     return Pass(tuple(catalog.stream_names), start.cursor.epoch, start.shuffle_seed)
 
 
-def add_valid(batch: Any, keys: SampleKeys) -> Any:
-    """The batch, a dict, with the mask ``valid`` of those samples that no rank has read before.
+def add_valid(batch: Any, keys: SampleKeys, *, of_packs: bool = False) -> Any:
+    """Return the batch, a dict, with the mask ``valid`` of those samples that no rank has read before.
+
+    Args:
+        batch: It is not changed.
+        keys: Those of its samples.
+        of_packs: Whether a row of the batch is a pack, which has several samples; the mask then has an entry for each.
 
     Raises:
         ConfigError: It is no dict, or has such an entry already.
@@ -308,5 +337,5 @@ def add_valid(batch: Any, keys: SampleKeys) -> Any:
             "with_keys=True and keys.valid"
         )
     batch = copy(batch)  # a collate function may hand out the same dict each time
-    batch[_VALID] = keys.valid
+    batch[_VALID] = keys.valid_packs if of_packs else keys.valid
     return batch

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -52,6 +53,23 @@ class WatchSettings:
         if self.sample_log is None and self.watchdog_seconds is None:
             return None
         return SampleWatch(partial(self._watchers, source, start, worker))
+
+    def last_sample(self, rank: int, worker: int, pid: int) -> str:
+        """Return what an error says of the sample that a worker was reading when it died.
+
+        Args:
+            rank: Among the ranks that read different samples.
+            worker: Among the workers of that rank.
+            pid: The worker's.
+        """
+        if self.sample_log is None:
+            name = _sample_log_path("", rank, worker).name
+            return f"to find the sample, pass sample_log=DIRECTORY to the dataset; the last line of {name} names it"
+        path = _sample_log_path(self.sample_log, rank, worker)
+        lines = deque(read_sample_log(path), maxlen=1) if path.exists() else deque[LoggedSample]()
+        if not lines or lines[0].pid != pid:
+            return "it had read no sample"
+        return f"the last sample it read: dataset.restore_sample({json.dumps(lines[0].key.as_dict())})"
 
     def _watchers(self, source: SampleSource, start: PassStart, worker: int) -> Sequence[Watcher]:
         key = keys_of_rows(source.catalog, start)

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.fingerprint import StreamList, is_listed, read_fingerprint, read_stream_list
 from lightning_streaming.loading.growth import NO_GROWTH, Growth
-from lightning_streaming.order.partition import BatchGeometry
+from lightning_streaming.order.partition import LARGEST_BATCH, BatchGeometry
 from lightning_streaming.order.settings import LARGEST_SEED, MOST_CANONICAL_NODES
 from lightning_streaming.order.skips import NOTHING_SKIPPED, SkippedPositions, SkippedRange, parse_batch_ranges
 from lightning_streaming.world import World
@@ -295,10 +295,11 @@ def _initial_nodes(fields: Fields, is_ours: bool) -> int | None:
 
 
 def _geometry(fields: Fields) -> BatchGeometry:
+    nodes = fields.whole_number("num_nodes", least=1, most=_MOST_NODES)
+    ranks = fields.whole_number("ranks_per_node", least=1, most=_MOST_NODES)
+    most = max(LARGEST_BATCH // (nodes * ranks), 1)
     return BatchGeometry(
-        num_nodes=fields.whole_number("num_nodes", least=1, most=_MOST_NODES),
-        ranks_per_node=fields.whole_number("ranks_per_node", least=1, most=_MOST_NODES),
-        batch_size=fields.whole_number("batch_size", least=1),
+        num_nodes=nodes, ranks_per_node=ranks, batch_size=fields.whole_number("batch_size", least=1, most=most)
     )
 
 

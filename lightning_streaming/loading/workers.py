@@ -406,6 +406,42 @@ def _unpickled(data: bytes) -> BaseException | None:
     return found if isinstance(found, BaseException) else None
 
 
+class DeadWorker(NamedTuple):
+    """A worker process that ended before its loader told it to."""
+
+    worker: int
+    pid: int
+    exit_code: int
+    """The negative number of the signal that killed it, or its exit status."""
+
+    def __str__(self) -> str:
+        said = f"worker process {self.worker} (pid {self.pid})"
+        if self.exit_code >= 0:
+            return f"{said} exited with {self.exit_code}"
+        name = signal.Signals(-self.exit_code).name
+        return f"{said} was killed by {name}{_LIKELY_CAUSES.get(name, '')}"
+
+
+_NATIVE_CODE = " (a crash in native code, such as that of a decoder)"
+_LIKELY_CAUSES = {
+    "SIGKILL": " (often by the system, when memory runs out: use fewer workers or smaller batches)",
+    "SIGBUS": " (often when shared memory runs out, see /dev/shm)",
+    **dict.fromkeys(("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE"), _NATIVE_CODE),
+}
+
+
+def dead_worker(batches: Any) -> DeadWorker | None:
+    """Return the first worker process behind torch's iterator that has died; None if none has.
+
+    Args:
+        batches: What ``iter`` of a torch ``DataLoader`` gave, or None.
+    """
+    for number, process in enumerate(getattr(batches, "_workers", ())):
+        if process.exitcode:
+            return DeadWorker(number, process.pid, process.exitcode)
+    return None
+
+
 def end_workers(batches: Any) -> None:
     """End the worker processes behind torch's iterator over batches; nothing to do where there are none.
 

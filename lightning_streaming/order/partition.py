@@ -21,7 +21,7 @@ from lightning_streaming.order.canonical import fits
 from lightning_streaming.order.sequence import SampleSequence
 from lightning_streaming.order.settings import SettledOrder
 
-_LARGEST_BATCH = 2**31 - 1
+LARGEST_BATCH = 2**31 - 1
 """Samples of a global batch, so that its positions fit 64 bits with every number of steps."""
 
 
@@ -42,9 +42,9 @@ class BatchGeometry:
                 f"nodes, ranks per node and batch size must be positive, but got {self.num_nodes}, "
                 f"{self.ranks_per_node} and {self.batch_size}"
             )
-        if self.global_batch_size > _LARGEST_BATCH:
+        if self.global_batch_size > LARGEST_BATCH:
             raise ConfigError(
-                f"a global batch has at most {_LARGEST_BATCH:,} samples, but {self.num_ranks} ranks with batch size "
+                f"a global batch has at most {LARGEST_BATCH:,} samples, but {self.num_ranks} ranks with batch size "
                 f"{self.batch_size} have {self.global_batch_size:,}; choose a smaller batch size"
             )
 

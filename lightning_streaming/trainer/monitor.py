@@ -22,7 +22,8 @@ class StreamingMonitor(Callback):
 
     Each ``log_every_n_steps`` it gives the trainer's loggers the numbers of the steps since, under names that begin
     with ``data/``, or ``data/<loader>/`` if there are several; docs/monitoring.md lists them. They are those of global
-    rank 0, except ``global_samples_per_s``: ranks do not talk to each other for it. Where a mixture has phases, a line
+    rank 0; those that begin with ``global_`` are estimates, rank 0's times the number of ranks that read different
+    samples. Where a mixture has phases, a line
     tells at each border which one is read from there on. When the fit ends and has waited for data for a tenth of its
     time or more, it says so in one line, with what to do about it.
 

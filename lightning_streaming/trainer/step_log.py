@@ -145,7 +145,7 @@ class PartKey(SampleKey):
     """The token of the document with which it begins."""
 
 
-class _Batch(NamedTuple):
+class _LoggedBatch(NamedTuple):
     """A batch of one loader on one rank."""
 
     run: int
@@ -181,7 +181,7 @@ def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> lis
         ConfigError: No log is there, or none of that loader.
         FormatError: A whole line is not one of a step log.
     """
-    runs: dict[int, list[_Batch]] = {}
+    runs: dict[int, list[_LoggedBatch]] = {}
     taken: dict[int, int] = {}
     for path in _files(Path(dirpath)):
         for text, where in whole_lines(path):
@@ -190,7 +190,7 @@ def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> lis
                 taken[line.run] = max(line.batch, taken.get(line.run, 0))
             else:
                 runs.setdefault(line.run, []).append(line)
-    kept: list[_Batch] = []
+    kept: list[_LoggedBatch] = []
     for _, lines in sorted(runs.items()):
         begins = min(line.batch for line in lines)
         kept = [line for line in kept if line.batch < begins] + lines  # in the checkpoint that this run resumed from
@@ -216,13 +216,13 @@ def _key(common: Mapping[str, Any], position: int, stream: str, shard: int, inde
     return PartKey.from_dict({**values, "first_token": first_token}) if first_token else SampleKey.from_dict(values)
 
 
-def _parsed(text: bytes, where: str) -> _Batch | _StepTaken:
+def _parsed(text: bytes, where: str) -> _LoggedBatch | _StepTaken:
     try:
         values: Mapping[str, Any] = json.loads(text)
         if "taken" in values:
             return _StepTaken(int(values["run"]), int(values["taken"]))
         common = {"epoch": values["epoch"], "shuffle_seed": values["shuffle_seed"]}
         keys = tuple(_key(common, *sample) for sample in values["samples"])
-        return _Batch(int(values["run"]), int(values["batch"]), str(values["loader"]), keys)
+        return _LoggedBatch(int(values["run"]), int(values["batch"]), str(values["loader"]), keys)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"{where} is not one of a log of steps, but {text[:200]!r}") from error

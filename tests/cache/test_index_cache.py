@@ -255,7 +255,7 @@ class TestRemote:
         assert path.read_bytes() == dump_index(index.shards)
 
     def test_one_that_cannot_be_used_is_told_and_not_kept(self, http_store: HttpStore, tmp_path: Path) -> None:
-        (http_store.root / INDEX_BASENAME).write_bytes(b"<html>")
+        (http_store.root / INDEX_BASENAME).write_bytes(b"no index")
         with pytest.raises(IndexFormatError, match=f"{http_store.url}/{INDEX_BASENAME}"):
             over_http(http_store, tmp_path).read()
         assert not (tmp_path / "cache" / INDEX_BASENAME).exists()

@@ -114,6 +114,20 @@ def test_every_token_is_in_one_pack(root: Path, pack: dict[str, Any], algo: str)
                 assert piece[0] // 200 == piece[-1] // 200
 
 
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_with_valid_has_an_entry_for_each_pack(root: Path, method: str) -> None:
+    tokens, repeats = Counter[int](), 0
+    for rank in range(8):
+        world, more = World(ranks_per_node=8, rank=rank), {"with_valid": True, "repeat_epoch": True}
+        for batch in loader(root, world=world, more=more, pack={"method": method}, batch_size=3):
+            assert batch["valid"].shape == batch["input_ids"].shape[:1]
+            for is_valid, pack in zip(batch["valid"].tolist(), packs([batch]), strict=True):
+                repeats += not is_valid
+                tokens.update(token for piece in pieces(pack) for token in piece if is_valid)
+    assert repeats or method == "concat", "ranks have equally many packs; those of concat divide among them"
+    assert tokens == Counter(int(one) for number, size in enumerate(LENGTHS) for one in document(number, size))
+
+
 def test_best_fit_keeps_documents_whole(root: Path) -> None:
     for pack in packs(loader(root)):
         for piece in pieces(pack):

@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -93,6 +95,55 @@ def test_the_last_line_of_a_killed_process_is_the_sample_that_killed_it(root: Pa
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
     *_, last = read_sample_log(tmp_path / "rank0-worker0.jsonl")
     assert make_dataset(root).restore_sample(last.key) == {"id": 17}
+
+
+def _die(sample: dict[str, Any], how: str, may_die: Path) -> dict[str, Any]:
+    if sample["id"] == 2:
+        assert wait_until(may_die.exists)
+        if how == "exit":
+            os._exit(3)
+        os.kill(os.getpid(), getattr(signal, how))
+    return sample
+
+
+def _once_the_main_thread_waits(may_die: Path) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def waits() -> bool:
+        frame: FrameType | None = sys._current_frames().get(main)
+        while frame is not None and frame.f_code.co_name != "_try_get_data":
+            frame = frame.f_back
+        return frame is not None
+
+    if wait_until(waits):
+        may_die.touch()
+
+
+@pytest.mark.parametrize(
+    ("how", "words", "is_logged"),
+    [("SIGKILL", "was killed by SIGKILL", True), ("SIGSEGV", "by SIGSEGV", False), ("exit", "exited with 3", False)],
+)
+def test_the_error_of_a_worker_that_dies_names_how_and_which_sample(
+    root: Path, tmp_path: Path, how: str, words: str, is_logged: bool
+) -> None:
+    # Once the main thread waits for the worker: torch raises the error wherever that thread is.
+    ready, log = tmp_path / "ready", tmp_path / "log" if is_logged else None
+    loader = make_loader(root, workers=1, transform=partial(_die, how=how, may_die=ready), sample_log=log)
+    thread = threading.Thread(target=_once_the_main_thread_waits, args=(ready,))
+    thread.start()
+    with closing(loader), pytest.raises(SampleError) as raised:
+        list(loader)
+    thread.join()
+    told = str(raised.value)
+    assert told.startswith("worker process 0 (pid ")
+    assert words in told
+    if is_logged:
+        key = json.loads(told[told.index("{") : told.index("}") + 1])
+        assert make_dataset(root).restore_sample(key)["id"] == 2
+    else:
+        assert "sample_log=" in told
+        assert "rank0-worker0.jsonl" in told
 
 
 def test_a_line_cut_short_is_left_out_and_another_one_refused(root: Path, tmp_path: Path) -> None:
