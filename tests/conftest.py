@@ -28,13 +28,13 @@ from tests.servers import (
     S3Store,
     azure_server,
     azurite,
+    end_servers,
     fault_proxy,
     fresh_store,
-    gcs_server,
-    http_server,
+    gcs_launch,
     hub_dataset,
-    hub_server,
-    s3_server,
+    python_launch,
+    shared_server,
 )
 from tests.signals import pytest_sessionstart  # noqa: F401 hook
 from tests.tiers import deselect_nightly, load_profile, pytest_addoption  # noqa: F401 a hook
@@ -105,11 +105,18 @@ def _lightnings_docstrings_parsed_once() -> Iterator[None]:
         yield
 
 
+_RUN = "LIGHTNING_STREAMING_TEST_RUN"
+"""Names the directory that all processes of a run share."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Keep caches and locks of this run in a directory that goes away with it; settle how many examples are tried."""
     load_profile(config)
     directory = Path(tempfile.mkdtemp(prefix="lightning-streaming-tests-"))
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
+    if not hasattr(config, "workerinput"):  # the one that outlives the workers of this run, which have its environment
+        os.environ[_RUN] = str(directory)
+        config.add_cleanup(lambda: end_servers(directory))
     os.environ["XDG_CACHE_HOME"] = str(directory / "cache")
     os.environ["LIGHTNING_STREAMING_RUNTIME"] = str(directory / "runtime")
 
@@ -132,16 +139,22 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[S3Store]:
-    """An S3 server; each test makes a bucket of its own."""
-    with s3_server() as store:
-        yield store
+def _run() -> Path:
+    return Path(os.environ[_RUN])
 
 
 @pytest.fixture(scope="session")
-def _http_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    root = tmp_path_factory.mktemp("http")
-    with http_server(root) as url:
+def s3(_run: Path) -> Iterator[S3Store]:
+    """An S3 server; each test makes a bucket of its own."""
+    with shared_server(_run, "s3", lambda: python_launch("s3")) as url:
+        yield S3Store(url=url)
+
+
+@pytest.fixture(scope="session")
+def _http_server(_run: Path) -> Iterator[tuple[str, Path]]:
+    root = _run / "http"
+    root.mkdir(exist_ok=True)
+    with shared_server(_run, "http", lambda: python_launch("http", str(root))) as url:
         yield url, root
 
 
@@ -152,21 +165,21 @@ def http_store(_http_server: tuple[str, Path]) -> HttpStore:
 
 
 @pytest.fixture(scope="session")
-def gcs() -> Iterator[GcsStore]:
+def gcs(_run: Path) -> Iterator[GcsStore]:
     """A server of Google Cloud Storage; each test makes a bucket of its own."""
-    with gcs_server() as store:
-        yield store
+    with shared_server(_run, "gcs", gcs_launch) as url:
+        yield GcsStore(url=url)
 
 
 @pytest.fixture(scope="session")
-def _s3_proxy(s3: S3Store) -> Iterator[str]:
-    with fault_proxy(s3.url) as url:
+def _s3_proxy(_run: Path, s3: S3Store) -> Iterator[str]:
+    with shared_server(_run, "s3_proxy", lambda: python_launch("proxy", s3.url)) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
-def _gcs_proxy(gcs: GcsStore) -> Iterator[str]:
-    with fault_proxy(gcs.url) as url:
+def _gcs_proxy(_run: Path, gcs: GcsStore) -> Iterator[str]:
+    with shared_server(_run, "gcs_proxy", lambda: python_launch("proxy", gcs.url)) as url:
         yield url
 
 
@@ -204,9 +217,10 @@ def azure_container(azure: AzureStore, _azure_proxy: str) -> AzureContainer:
 
 
 @pytest.fixture(scope="session")
-def _hub_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    root = tmp_path_factory.mktemp("hub")
-    with hub_server(root) as url:
+def _hub_server(_run: Path) -> Iterator[tuple[str, Path]]:
+    root = _run / "hub"
+    root.mkdir(exist_ok=True)
+    with shared_server(_run, "hub", lambda: python_launch("hub", str(root))) as url:
         yield url, root
 
 

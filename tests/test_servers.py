@@ -25,9 +25,12 @@ from tests.servers import (
     Logged,
     S3Bucket,
     change_link,
+    end_servers,
     fault_proxy,
     fresh_store,
     http_server,
+    python_launch,
+    shared_server,
 )
 
 REPOSITORY = Path(__file__).parents[1]
@@ -286,6 +289,39 @@ def test_the_emulator_ends_with_the_process_that_started_it() -> None:
         socket.create_connection((host, int(port))).close()
         process.kill()
     assert wait_until(lambda: not is_open(host, int(port)))
+
+
+_JOIN = """
+import sys
+from pathlib import Path
+from tests.servers import python_launch, shared_server
+with shared_server(Path(sys.argv[1]), "http", lambda: python_launch("http", sys.argv[1])) as url:
+    print(url, flush=True)
+    input()
+"""
+
+
+def test_a_shared_server_is_started_once_and_ends_with_the_last_process_that_uses_it(tmp_path: Path) -> None:
+    def start() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", _JOIN, str(tmp_path)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY)
+
+    with start() as first, start() as second:
+        assert first.stdout is not None
+        assert second.stdout is not None
+        urls = {one.readline().decode().strip() for one in (first.stdout, second.stdout)}
+        (url,) = urls
+        host, _, port = url.removeprefix("http://").partition(":")
+        first.kill()
+        first.wait()
+        assert is_open(host, int(port))
+        second.kill()
+    assert wait_until(lambda: not is_open(host, int(port)))
+    with shared_server(tmp_path, "http", lambda: python_launch("http", str(tmp_path))) as again:
+        assert again not in urls
+        end_servers(tmp_path)
+        host, _, port = again.removeprefix("http://").partition(":")
+        assert wait_until(lambda: not is_open(host, int(port)))
 
 
 def is_open(host: str, port: int) -> bool:

@@ -17,7 +17,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers.processes import azure_emulator, azurite, gcs_emulator, python_server, refused_port
+from tests.servers.processes import (
+    azure_emulator,
+    azurite,
+    gcs_command,
+    gcs_emulator,
+    python_command,
+    python_server,
+    refused_port,
+    wait_for_gcs,
+)
+from tests.servers.shared import Launch, end_servers, shared_server
 from tests.servers.stores import (
     AzureContainer,
     AzureStore,
@@ -48,16 +58,36 @@ __all__ = [
     "azure_server",
     "azurite",
     "change_link",
+    "end_servers",
     "fault_proxy",
     "fresh_store",
+    "gcs_launch",
     "gcs_server",
     "http_server",
     "hub_dataset",
     "hub_server",
     "oci_server",
+    "python_launch",
     "refused_port",
     "s3_server",
+    "shared_server",
 ]
+
+
+def python_launch(*arguments: str) -> Launch:
+    """Return how ``python -m tests.servers`` is started for a whole run."""
+    return Launch(python_command(*arguments))
+
+
+def gcs_launch() -> Launch:
+    """Return how the server of Google Cloud Storage is started for a whole run."""
+    command, url = gcs_command()
+
+    def wait() -> str:
+        wait_for_gcs(url)
+        return url
+
+    return Launch(command, wait)
 
 
 @contextmanager

