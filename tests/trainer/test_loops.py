@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
@@ -275,21 +274,6 @@ def test_one_trainer_resumes_again_and_again(data: Path, tmp_path: Path) -> None
         model = new()
         trainer.fit(model, ckpt_path=tmp_path / f"{saved}.ckpt", weights_only=True)
         assert model.seen == whole.seen
-
-
-@pytest.mark.parametrize("step", [2, 5])
-def test_a_validation_that_was_due_after_the_save_is_left_out(step: int, data: Path, tmp_path: Path) -> None:
-    # So it is with ordinary loaders; docs/resume.md says it.
-    def fit(*callbacks: Callback, **settings: Any) -> Reader:
-        model = Reader(lambda: streaming(data), lambda: evaluating(data))
-        trainer = trainer_for(tmp_path, StreamingStateCallback(), *callbacks, val_check_interval=[1.0, 2][step == 2])
-        trainer.fit(model, **settings)
-        return model
-
-    whole = fit(SaveAtEveryStep(tmp_path))
-    resumed = fit(ckpt_path=tmp_path / f"{step}.ckpt", weights_only=True)
-    assert whole.validated_after[0] == step
-    assert resumed.validated_after == whole.validated_after[1:]
 
 
 def of_epoch(model: Recorder, epoch: int) -> list[int]:
