@@ -109,7 +109,6 @@ def test_resumes_with_workers(root: Path, persistent: bool, drop_last: bool, bat
     assert_resumes_at_every_step(partial(make_loader, root, workers=2, **settings))
 
 
-@pytest.mark.rotate(1)
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
 def test_resumes_with_another_number_of_workers(root: Path, before: int, after: int) -> None:
     assert_resumes_at_every_step(

@@ -95,7 +95,6 @@ def test_weights_alone_are_refused_by_lightning_in_words(data: Path, tmp_path: P
         trainer_for(tmp_path, StreamingStateCallback()).fit(two(data), ckpt_path=saver.best_model_path)
 
 
-@pytest.mark.rotate(1)
 @pytest.mark.parametrize("callback", [BatchSizeFinder(max_trials=2), LearningRateFinder(num_training_steps=4)])
 @pytest.mark.filterwarnings("ignore:.*lr_find:", "ignore:The number of training batches")
 def test_tuning_before_the_first_step_takes_no_samples(callback: Callback, data: Path, tmp_path: Path) -> None:
