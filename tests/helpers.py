@@ -20,6 +20,7 @@ from lightning_streaming.errors import StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
 from lightning_streaming.writing.shard_builder import ShardBuffer
 from lightning_streaming.writing.shard_encoders import make_mds_encoder, parse_settings
+from tests.tiers import some
 
 State = dict[str, Any]
 
@@ -103,6 +104,7 @@ def assert_resumes_at_every_step(
     """Stop after every batch of some epochs, and go on in a fresh loader: nothing is repeated, nothing skipped.
 
     The resumed loader must also pass through the same states, so resuming once more from there is exact as well.
+    ``make test`` stops after the last batch of the first epoch and after four others, which differ between tests.
 
     Args:
         make: Makes the loader that is stopped.
@@ -111,9 +113,10 @@ def assert_resumes_at_every_step(
     """
     batches, states = read_epochs(make(), epochs)
     assert len({state["epoch"] for state in states}) == epochs + 1
-    for place, state in enumerate(states):
+    ends = [place for place, state in enumerate(states) if state["epoch"] and not state["sample_in_epoch"]]
+    for place in sorted({*some(range(len(states)), 4), *ends[:1]}):
         loader = (resumed or make)()
-        loader.load_state_dict(json_copy(state))
+        loader.load_state_dict(json_copy(states[place]))
         assert read_epochs(loader, epochs) == (batches[place:], states[place:])
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import combinations, product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from tests import tiers
 
@@ -94,3 +96,27 @@ def test_the_nightly_cases_run_with_all_or_by_name(everything: bool, args: list[
     tiers.deselect_nightly(config, items)
     assert [item.name for item in items] == left
     assert [item.name for item in config.hook.deselected] == sorted({"a", "b", "c"} - set(left))
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def workflow(name: str) -> Any:
+    return yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
+
+
+def test_nothing_is_published_before_every_case_has_passed() -> None:
+    jobs = workflow("publish")["jobs"]
+    assert "make test-all" in [step.get("run") for step in jobs["test"]["steps"]]
+    assert "test" in jobs["publish"]["needs"]
+
+
+def test_what_changes_runs_its_nightly_cases() -> None:
+    affected = workflow("affected")
+    on = affected[True]  # YAML reads `on` as a boolean
+    assert on["push"]["paths"] == on["pull_request"]["paths"]
+    assert [path for path in on["push"]["paths"] if not (ROOT / path.removesuffix("/**")).exists()] == []
+    command = next(step["run"] for step in affected["jobs"]["test"]["steps"] if "pytest" in step.get("run", ""))
+    assert "--all" in command.split()
+    run = [word for word in command.split() if word.startswith("tests/")]
+    assert [word for word in run if word not in {path.removesuffix("/**") for path in on["push"]["paths"]}] == []

@@ -76,7 +76,12 @@ def some(values: Sequence[Any], most: int) -> list[Any]:
 
 def kills(by_day: int, at_night: int) -> int:
     """Return how many processes a test kills; LIGHTNING_STREAMING_KILLS says another number."""
-    return int(os.environ.get("LIGHTNING_STREAMING_KILLS", at_night if _tier == "all" else by_day))
+    return int(os.environ.get("LIGHTNING_STREAMING_KILLS", amount(by_day, at_night)))
+
+
+def amount(by_day: int, at_night: int) -> int:
+    """Return one of two numbers, for what a test does many times."""
+    return at_night if _tier == "all" else by_day
 
 
 def deselect_nightly(config: pytest.Config, items: list[pytest.Item]) -> None:

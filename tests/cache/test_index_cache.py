@@ -118,6 +118,7 @@ class TestInPlace:
 
 
 class TestRemote:
+    @pytest.mark.rotate(1)
     @pytest.mark.parametrize("count", [SMALL, LARGE])
     def test_processes_that_start_one_after_another_fetch_it_once(
         self, http_store: HttpStore, tmp_path: Path, count: int
@@ -298,6 +299,7 @@ class TestRemote:
         over_http(http_store, tmp_path).read()
         assert forms(tmp_path / "cache") == [living]
 
+    @pytest.mark.rotate(1)
     @pytest.mark.parametrize("count", [SMALL, LARGE])
     def test_processes_that_start_together_fetch_it_once(
         self, http_store: HttpStore, tmp_path: Path, count: int

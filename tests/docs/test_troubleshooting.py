@@ -175,6 +175,7 @@ def in_the_table(words: str) -> bool:
     return any(words in row.split(" | ")[0] for row in PAGE.read_text().splitlines() if row.startswith("| "))
 
 
+@pytest.mark.nightly
 def test_workers_that_are_not_forked_need_functions_of_a_module_and_a_guard(two_samples: Path) -> None:
     main, how = 'if __name__ == "__main__":\n    ', "multiprocessing_context='forkserver'"
     found = re.search(r"Can't (?:pickle|get) local object", seen(two_samples, f"{main}read({how}, transform=local())"))
@@ -185,6 +186,7 @@ def test_workers_that_are_not_forked_need_functions_of_a_module_and_a_guard(two_
     assert unguarded in " ".join(seen(two_samples, f"read({how})").split())
 
 
+@pytest.mark.nightly
 def test_only_batches_sent_in_torchs_own_way_need_shared_memory_of_the_container(two_samples: Path) -> None:
     unshare = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && "$@"', "sh")
     try:

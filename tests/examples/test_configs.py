@@ -104,7 +104,7 @@ def test_configuration_opens_with_how_to_launch_it(path: Path) -> None:
     assert f"fit --config configs/{path.name}" in head
 
 
-@pytest.mark.rotate(7)
+@pytest.mark.rotate(5)
 @pytest.mark.usefixtures("in_example_directory")
 @pytest.mark.parametrize("name", sorted(STEPS_PER_EPOCH))
 def test_configuration_trains_and_has_the_steps_it_says(name: str) -> None:
@@ -213,6 +213,7 @@ def test_resume_goes_on_with_the_same_command() -> None:
     assert len(ids) == len(set(ids)) == 5 * 32
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.usefixtures("in_example_directory")
 @pytest.mark.parametrize(("batch_size", "learning_rate"), [(32, 0.006), (8, 0.003)])
 def test_link_tells_the_model_the_batch_size_of_the_data(batch_size: int, learning_rate: float) -> None:

@@ -87,6 +87,7 @@ def test_example_streams_have_no_id_in_common(example_data: Path) -> None:
     assert len(ids) == len(set(ids)) == 8000
 
 
+@pytest.mark.nightly
 def test_plain_pytorch_resumes_exactly(tmp_path: Path) -> None:
     stopped = run("plain_pytorch", "--out", str(tmp_path / "out"), "--stop-after", "77")
     assert "'epoch': 0, 'sample_in_epoch': 616" in stopped.stdout, stopped.stderr
@@ -124,6 +125,7 @@ def test_other_trainers_resume_exactly_on_two_processes(module: str, tmp_path: P
     assert sorted(read) == sorted([*range(accelerate_loop.SAMPLES)] * accelerate_loop.EPOCHS)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules after import of package")
 def test_custom_datamodule_learns_and_resumes(
     tmp_path: Path,

@@ -239,6 +239,7 @@ def test_a_worker_that_is_late_reads_the_pass_of_its_own_loader(root: Path) -> N
     assert read + ids(iterator) == batches[:8]
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_may_be_started_in_any_way(root: Path, method: str) -> None:
     batches, states = read_epochs(make_loader(root), 3)

@@ -21,6 +21,7 @@ from tests.formats.every_format import FORMS, arrow_table, document_of, record_o
 from tests.formats.every_fuzz import make_case, run_forked, run_here, sound, ways_of
 from tests.formats.test_megatron import write as write_megatron
 from tests.helpers import raises
+from tests.tiers import amount
 
 EVERY = pytest.mark.parametrize("name", FORMS)
 Write = Callable[[str], Path]
@@ -217,7 +218,9 @@ def test_encrypted_columns_are_refused(tmp_path: Path, plaintext_footer: bool) -
 
 # --- by the thousand ---
 
-CASES = dict.fromkeys(FORMS, 300) | dict.fromkeys(("datasets", "tar.gz", "npy blocks", "megatron blocks"), 100)
+CASES = dict.fromkeys(FORMS, amount(100, 300)) | dict.fromkeys(
+    ("datasets", "tar.gz", "npy blocks", "megatron blocks"), amount(40, 100)
+)
 """Fewer of a second form of a format."""
 
 

@@ -77,6 +77,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 MORE = {"a": [5, 2], "b": [6]}
 
 
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize("batches", [1, 3, 10, 11, 17, 29])
 @pytest.mark.parametrize("algo", ["blockwise", "py1e", "py1s"])
 def test_streams_that_are_not_followed_stay_what_they_were(place: Path, batches: int, algo: str) -> None:
@@ -106,6 +107,7 @@ def test_the_pass_after_the_one_under_way_reads_all(place: Path) -> None:
     check_passes(seen + rest + first, 1000, [11], then=17)
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("algo", ["blockwise", "py1s"])
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
 def test_a_step_under_way_stays_what_it_was_with_composed_batches(place: Path, method: str, algo: str) -> None:

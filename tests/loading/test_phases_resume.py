@@ -41,6 +41,7 @@ COMPOSED: dict[str, Any] = {"batching_method": "per_stream", "shuffle_algo": "py
 # --- as it was ---
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     "more", [{}, {"shuffle_algo": "blockwise"}, {"batch_size": 7, "workers": 2}, {"shuffle": False}]
 )
@@ -102,6 +103,7 @@ FUTURES: dict[str, tuple[Sequence[Phase], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.rotate(16)
 @pytest.mark.parametrize("method", ["random", "per_stream"])
 @pytest.mark.parametrize("future", FUTURES)
 @pytest.mark.parametrize("steps", [11, 29])

@@ -56,6 +56,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("data") / "b", 9, first_id=100)
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 28])
 def test_resumes_with_any_batch_size(root: Path, batch_size: int, drop_last: bool) -> None:
@@ -95,6 +96,7 @@ def test_resumes_weighted_streams(
     assert_resumes_at_every_step(partial(make_loader, streams=streams, **settings))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("persistent", "drop_last", "batch_size"), [(False, False, 5), (True, True, 5), (True, False, 4)]
 )

@@ -81,6 +81,7 @@ def _flat(batches: list[list[int]]) -> list[int]:
     return [one for batch in batches for one in batch]
 
 
+@pytest.mark.nightly
 def test_one_process_reads_each_sample_once_and_resumes_exactly(data: Path, tmp_path: Path) -> None:
     for settings, whole, resumed, weight, weight_again in _whole_and_resumed(data, tmp_path, None):
         half = len(whole) // 2
@@ -112,6 +113,7 @@ def _refused(data: Path, directory: Path) -> list[str]:
     return said
 
 
+@pytest.mark.nightly
 def test_a_dataset_that_shares_out_its_samples_itself_is_refused_on_all_ranks(data: Path, tmp_path: Path) -> None:
     for said in on_ranks(_refused, data, tmp_path, meeting=tmp_path / "ranks"):
         for words in said:

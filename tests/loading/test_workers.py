@@ -141,6 +141,7 @@ def _signal_all(processes: set[int]) -> None:
             os.kill(process, signum)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @looks_into_proc
 def test_workers_live_through_signals_to_the_process_group_and_end_as_always(root: Path, method: str) -> None:
@@ -178,6 +179,7 @@ def test_a_worker_that_its_parent_terminates_ends(root: Path, method: str) -> No
     loader.close()
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @looks_into_proc
 def test_a_trainer_that_exits_in_mid_epoch_is_not_held_up(root: Path, method: str) -> None:
@@ -196,6 +198,7 @@ def test_a_killed_worker_is_an_error_and_not_a_hang(root: Path) -> None:
     assert trainer.returncode == 1
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @looks_into_proc
 def test_workers_end_at_once_when_their_parent_is_killed(root: Path, method: str) -> None:
@@ -230,6 +233,7 @@ def _after_two_batches(sample: dict[str, Any], do: Callable[[], None], going: Pa
     return sample
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("do", [_stand_still, _hold_the_interpreter])
 @looks_into_proc

@@ -56,6 +56,7 @@ def _module(directory: Path, **settings: Any) -> StreamingDataModule:
     return StreamingDataModule(train=train, batch_size=4, num_workers=2)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("steps", [1, 5])
 def test_a_run_that_goes_on_sees_what_one_that_was_not_stopped_sees(tmp_path: Path, steps: int) -> None:
     write_broken_json(tmp_path / "data")

@@ -121,6 +121,7 @@ def test_tuning_the_data_module_takes_no_samples(data: Path, tmp_path: Path) -> 
     assert by_callback.seen == by_tuner.seen == whole.seen
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")  # the finder asks before our setup
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
 def test_tuning_by_validation_still_evaluates_every_sample(mode: str, data: Path, tmp_path: Path) -> None:
@@ -131,6 +132,7 @@ def test_tuning_by_validation_still_evaluates_every_sample(mode: str, data: Path
     assert model.evaluated == list(range(2000, 2006))
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("callback", [BatchSizeFinder(max_trials=2), LearningRateFinder(num_training_steps=3)])
 def test_tuning_in_a_run_that_resumes_is_refused(callback: Callback, data: Path, tmp_path: Path) -> None:
     # Lightning restores what it saved before the search, and with it forgets the checkpoint that fit was given.

@@ -165,7 +165,7 @@ def test_help_of_a_class_of_the_user_shows_its_own_arguments(capsys: pytest.Capt
     assert "--data.batch_size" in shown
 
 
-@pytest.mark.rotate(9)
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize(
     ("args", "reason"),
     [

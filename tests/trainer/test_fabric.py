@@ -80,6 +80,7 @@ def data(tmp_path: Path) -> Path:
     return write_dataset(tmp_path / "data", 29)
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("stop_at", [5, 8, 11], ids=["mid-epoch", "end of an epoch", "next epoch"])
 def test_saved_and_loaded_loader_goes_on_at_the_sample(stop_at: int, data: Path, tmp_path: Path) -> None:
     run = FabricRun(data=data, directory=tmp_path, workers=1)

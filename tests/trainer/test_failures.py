@@ -256,6 +256,7 @@ def trained(program: str) -> Train:
     return train
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("saves", "told"),
     [

@@ -142,6 +142,7 @@ def test_tensor_parallel_ranks_read_the_same_and_go_on_in_other_groups(run: Run,
     assert sorted(fewer[0].of_epoch(0)) == sorted({*whole[0].of_epoch(0), *whole[2].of_epoch(0)} - read)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("replication", [1, 4])
 def test_replication_by_hand_overrides_the_mesh(replication: int, run: Run, tmp_path: Path) -> None:
     by_hand = replace(run, order={"replication": replication})
