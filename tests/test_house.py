@@ -188,7 +188,6 @@ def test_nobody_imports_through_the_front_door() -> None:
         ("fsspec", {"storage"}),
         ("filelock", {"files"}),
         ("matplotlib", {"tools"}),
-        ("rich", {"tools"}),
         ("aiohttp", {"storage", "tools"}),
         ("jinja2", {"tools"}),
         ("markupsafe", {"tools"}),

@@ -10,7 +10,7 @@ import tarfile
 import venv
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZipFile
@@ -18,12 +18,21 @@ from zipfile import ZipFile
 import pytest
 import yaml  # type: ignore[import-untyped]
 from packaging.metadata import Metadata
+from packaging.utils import canonicalize_name
 
 import lightning_streaming
 from tests.declared import PROJECT, closure
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "lightning_streaming"
+FIT = f"""
+import sys
+from {PACKAGE}.__main__ import main
+status = main(sys.argv[1:])
+print("imported:", *(name for name in sys.modules if "." not in name))
+sys.exit(status)
+"""
+STORES = {"s3fs", "gcsfs", "aiohttp"}
 BESIDE = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "pyproject.toml"}
 """What the sdist has beside the package."""
 
@@ -161,6 +170,12 @@ def test_what_is_installed_makes_a_dataset_and_trains_on_it(release: Release, tm
     call(program, "convert", "rows.jsonl", "data", "--workers", "1", cwd=tmp_path)
     assert "16" in call(program, "inspect", "data", cwd=tmp_path)
     call(program, "init", "data", cwd=tmp_path)
-    fit = (program, "fit", "--config", "run.yaml", "--trainer.accelerator", "cpu", "--data.num_workers", "0")
-    call(*fit, "--data.persistent_workers", "false", cwd=tmp_path)
+    fit = (python, "-c", FIT, "fit", "--config", "run.yaml", "--trainer.accelerator", "cpu", "--data.num_workers", "0")
+    imported = call(*fit, "--data.persistent_workers", "false", cwd=tmp_path).split("imported: ")[1].split()
     assert (tmp_path / "checkpoints" / "last.ckpt").exists()
+    # An install without options brings what a first run imports, and the stores.
+    names: dict[str, str] = {
+        canonicalize_name(one): module for module, found in packages_distributions().items() for one in found
+    }
+    needed = closure(PROJECT, "", depth=1) - {PROJECT, *STORES}
+    assert {name for name in needed if names[name] not in imported} == set()

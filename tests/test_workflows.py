@@ -40,7 +40,8 @@ def test_pins_that_change_make_a_new_cache() -> None:
 
 
 def test_every_night_everything_is_tried_on_the_newest_versions_and_what_changed_is_reported() -> None:
-    nightly, run = workflow("nightly")
+    read, run = workflow("nightly")
+    nightly: dict[Any, Any] = read
     job = nightly["jobs"]["newest"]
     assert "schedule" in nightly[True]  # YAML reads `on` as a boolean
     assert job["env"] == {"CONSTRAINTS": "/dev/null"}

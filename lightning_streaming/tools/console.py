@@ -6,7 +6,10 @@ Results go to standard output, errors and progress to standard error.
 from __future__ import annotations
 
 import json
+import os
+import re
 import reprlib
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +17,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from itertools import islice
 from typing import Any
+from unicodedata import category, east_asian_width
 
 from lightning_streaming.errors import StreamingError
 from lightning_streaming.escaping import in_one_line
@@ -109,27 +113,57 @@ def print_table(
         right: Columns that are aligned to the right.
         whole: Columns whose texts stay on one line, also where that makes the table wider than the terminal.
     """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     title, rows = in_one_line(title), [[*map(in_one_line, row)] for row in rows]
-    console = Console(highlight=False)
     columns = list(zip(heads or ("", ""), *rows, strict=True))
     around = _AROUND + len(columns) * _BETWEEN_COLUMNS
-    widths = _widths(columns, whole, console.width - around)
-    table = Table(box=box.SIMPLE_HEAD if heads else None, show_header=bool(heads))
-    for (head, *_), width in zip(columns, widths, strict=True):
-        lines = "\n".join(_in_lines(head, width))
-        table.add_column(Text(lines), width=width, justify="right" if head in right else "left", overflow="fold")
+    widths = _widths(columns, whole, shutil.get_terminal_size().columns - around)
+    is_right = [bool(heads) and column[0] in right for column in columns]
+    begin, between = ("  ", "   ") if heads else (" ", "  ")
+
+    def lines_of(cells: Sequence[Sequence[str]], style: str = "{}") -> Iterator[str]:
+        for texts in zip(*cells, strict=True):
+            padded = [_padded(*one) for one in zip(texts, widths, is_right, strict=True)]
+            yield style.format((begin + between.join(padded)).rstrip())
+
+    bold = "\033[1m{}\033[0m" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else "{}"
+    drawn = [bold.format(title)]
+    if heads:
+        cells = [_wrapped("\n".join(_in_lines(head, width)), width) for head, width in zip(heads, widths, strict=True)]
+        height = max(map(len, cells))
+        drawn += ["", *lines_of([[""] * (height - len(cell)) + cell for cell in cells], bold)]
+        drawn.append(" " + "─" * (sum(widths) + len(between) * len(widths) - 1))
     for row in rows:
-        table.add_row(*map(Text, row))  # not as markup: [red] in a sample is no colour
-    console.width = max(console.width, around + sum(widths))
-    with console.capture() as drawn:
-        console.print(Text(title, style="bold"), soft_wrap=True)  # a path is not cut
-        console.print(table)
-    print("\n".join(line.rstrip() for line in drawn.get().rstrip().splitlines()) + "\n")
+        cells = [_wrapped(text, width) for text, width in zip(row, widths, strict=True)]
+        height = max(map(len, cells))
+        drawn += lines_of([cell + [""] * (height - len(cell)) for cell in cells])
+    print("\n".join(drawn).rstrip() + "\n")
+
+
+def _padded(text: str, width: int, is_right: bool) -> str:
+    padding = " " * (width - _cells(text))
+    return padding + text if is_right else text + padding
+
+
+def _cells(text: str) -> int:
+    """Return the number of terminal cells that a text takes: two for a wide character, none for a combining one."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if category(one) in ("Mn", "Me", "Cf") else 1 + (east_asian_width(one) in "WF") for one in text)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text in a column of some width: broken between words, and within a word that is wider."""
+    lines = list[str]()
+    for paragraph in text.expandtabs().split("\n"):
+        lines.append("")
+        for word, space in re.findall(r"(\s*\S+)(\s*)", paragraph):
+            if _cells(lines[-1] + word) > width:
+                lines += [""] if lines[-1] else []
+            for piece in [word] if _cells(word) <= width else word:
+                lines += [""] if _cells(lines[-1] + piece) > width else []
+                lines[-1] += piece
+            lines[-1] += space
+    return [line.rstrip() for line in lines]
 
 
 def _widths(columns: Sequence[Sequence[str]], whole: Sequence[str], most: int) -> list[int]:
@@ -140,11 +174,9 @@ def _widths(columns: Sequence[Sequence[str]], whole: Sequence[str], most: int) -
         whole: Heads of those whose texts are not broken.
         most: The room there is.
     """
-    from rich.cells import cell_len
-
-    texts = [max((cell_len(line) for text in column[1:] for line in text.split("\n")), default=0) for column in columns]
-    words = [max((cell_len(word) for text in column for word in text.split()), default=0) for column in columns]
-    natural = [max(width, cell_len(column[0])) for width, column in zip(texts, columns, strict=True)]
+    texts = [max((_cells(line) for text in column[1:] for line in text.split("\n")), default=0) for column in columns]
+    words = [max((_cells(word) for text in column for word in text.split()), default=0) for column in columns]
+    natural = [max(width, _cells(column[0])) for width, column in zip(texts, columns, strict=True)]
     slim, places = list(natural), range(len(columns))
     for lines in range(2, 1 + max(len(head.split()) for head, *_ in columns)):
         aimed = [max(width, _narrowest(head, lines)) for width, (head, *_) in zip(texts, columns, strict=True)]

@@ -26,6 +26,7 @@ from lightning_streaming.tools.commands import (
     positive,
 )
 from lightning_streaming.tools.console import FINE
+from lightning_streaming.tools.drawing.markup import import_jinja
 from lightning_streaming.tools.stored.own_caches import own_caches
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 from lightning_streaming.tools.viewing.server import serve
@@ -57,6 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Show the pages until told to end."""
+    import_jinja()
     if bool(args.config) == bool(args.dataset):
         raise ConfigError("say what to look at: either DATASET, a directory or URL, or --config run.yaml")
     if args.config:

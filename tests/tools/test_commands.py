@@ -32,6 +32,7 @@ from lightning_streaming.tools.commands import (
     positive,
     usable_cpus,
 )
+from lightning_streaming.tools.planning.plan_page import check_page
 from lightning_streaming.writing.writers import MDSWriter
 from tests.tools.running import flip_byte, run, run_process, write_texts
 
@@ -285,3 +286,19 @@ def test_numbers() -> None:
     assert positive("12") == 12
     assert not_negative("0") == 0
     assert usable_cpus() >= 1
+
+
+def test_pages_without_their_extra_are_refused_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    found = run("view", tmp_path)
+    assert found.code == 2
+    assert "pip install 'lightning-streaming[pages]'" in found.err
+    with pytest.raises(MissingDependencyError, match=r"lightning-streaming\[pages\]"):
+        check_page(tmp_path / "plan.html")  # before the plan, which may take minutes
+
+
+def test_tools_start_without_the_packages_of_pages() -> None:
+    code = "import sys; sys.modules['markupsafe'] = None; import lightning_streaming.tools.planning.plan_page"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,8 +16,9 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from numpy.typing import NDArray
+
+from lightning_streaming.tools.drawing.markup import Markup
 
 _WIDTH, _HEIGHT = 560, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 18, 14, 54

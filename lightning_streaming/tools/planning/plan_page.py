@@ -9,11 +9,10 @@ from pathlib import Path
 from time import gmtime, strftime
 from typing import Any
 
-from markupsafe import Markup
-
 from lightning_streaming.files import appears_whole, partial_path
 from lightning_streaming.tools.console import printable_name
 from lightning_streaming.tools.drawing.charts import Axis, Bar, Curve, Mark, areas, bars, histogram, in_short, lines
+from lightning_streaming.tools.drawing.markup import Markup, import_jinja
 from lightning_streaming.tools.drawing.pages import fill
 from lightning_streaming.tools.planning.tables import (
     caches_told,
@@ -38,7 +37,9 @@ def check_page(path: Path) -> None:
 
     Raises:
         OSError: It cannot; what is there stays as it is.
+        MissingDependencyError: What makes pages is not installed.
     """
+    import_jinja()
     if path.is_dir():
         raise IsADirectoryError(EISDIR, "a directory is there", str(path))
     partial = partial_path(path)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_streaming.tools.console import printable_name
 from lightning_streaming.tools.drawing.charts import STYLE
+from lightning_streaming.tools.drawing.markup import Markup, import_jinja
 from lightning_streaming.units import format_bytes
 
 if TYPE_CHECKING:
@@ -49,21 +50,18 @@ def fill(template: str, values: Mapping[str, Any], *, is_one_file: bool = False)
     """
     values = dict(values)
     if is_one_file:
-        from markupsafe import Markup
-
-        values["inline_style"] = Markup(style())  # noqa: S704  our own file
+        values["inline_style"] = Markup(style())
         values["icon"] = f"data:image/svg+xml;base64,{base64.b64encode(icon()).decode()}"
     return _environment().get_template(template).render(values)
 
 
 @cache
 def _environment() -> jinja2.Environment:
-    import jinja2  # only whoever shows pages waits for it
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
+    jinja = import_jinja()
+    environment: jinja2.Environment = jinja.Environment(
+        loader=jinja.FileSystemLoader(_HERE),
         autoescape=True,
-        undefined=jinja2.StrictUndefined,
+        undefined=jinja.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
