@@ -72,13 +72,16 @@ class _Hook:
         self.deselected += items
 
 
-class _Item(SimpleNamespace):
-    __hash__ = object.__hash__
+class _Item:
+    path = ""
+
+    def __init__(self, name: str, mark: str, *fixtures: str) -> None:
+        self.name, self.fixturenames = name, fixtures
+        self.get_closest_marker = {mark: getattr(pytest.mark, mark)}.get
 
 
 def item(name: str, mark: str, *fixtures: str) -> Any:
-    marks = {mark: getattr(pytest.mark, mark)}
-    return _Item(path="", name=name, fixturenames=fixtures, get_closest_marker=marks.get)
+    return _Item(name, mark, *fixtures)
 
 
 @pytest.mark.parametrize(

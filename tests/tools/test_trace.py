@@ -501,7 +501,7 @@ def test_what_cannot_be_traced_is_refused(args: list[object], words: str, data: 
     assert words in refused.err
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly  # 27 commands
 @pytest.mark.parametrize("batching", ["random", "per_stream"])
 def test_each_read_tells_its_phase(tmp_path: Path, batching: str) -> None:
     phases = [*PHASES[:1], {**PHASES[1], "until": 84, "steps": 1}, PHASES[2]]
