@@ -118,6 +118,7 @@ def assert_agree(plan: Mapping[str, Any], really: Really) -> None:
 
 NIGHTLY = (
     "phases that repeat, two nodes of two ranks, a limit",
+    "proportions, two ranks, a limit",
     "blockwise, a limit",
     "replication over two nodes, a limit",
 )
