@@ -47,7 +47,7 @@ def test_a_checkpoint_goes_on_as_it_would_have(kind: str, data: Path, tmp_path: 
     assert seen == expected
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(("batch_size", "workers"), [(6, 2), (5, 0)])
 @pytest.mark.parametrize("kind", ["single", "mixture", "stratified", "skipped"])
 def test_a_checkpoint_goes_on_with_other_batches_and_workers(

@@ -73,13 +73,15 @@ class _Hook:
 
 
 class _Item:
-    def __init__(self, **fields: Any) -> None:
-        vars(self).update(fields)
+    path = ""
+
+    def __init__(self, name: str, mark: str, *fixtures: str) -> None:
+        self.name, self.fixturenames = name, fixtures
+        self.get_closest_marker = {mark: getattr(pytest.mark, mark)}.get
 
 
 def item(name: str, mark: str, *fixtures: str) -> Any:
-    marks = {mark: getattr(pytest.mark, mark)}
-    return _Item(path="", name=name, fixturenames=fixtures, get_closest_marker=marks.get)
+    return _Item(name, mark, *fixtures)
 
 
 @pytest.mark.parametrize(

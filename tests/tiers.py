@@ -20,7 +20,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 NIGHTLY_FIXTURES = {
     "cluster",  # of Ray
@@ -51,7 +51,8 @@ def load_profile(config: pytest.Config) -> None:
     """Let hypothesis try the tier's number of examples, and hold none of them to a time."""
     global _tier
     _tier = name = tier(config)
-    settings.register_profile(name, deadline=None, max_examples=EXAMPLES[name])
+    slow_is_fine = [HealthCheck.too_slow]  # on a busy machine
+    settings.register_profile(name, deadline=None, max_examples=EXAMPLES[name], suppress_health_check=slow_is_fine)
     settings.load_profile(name)
 
 

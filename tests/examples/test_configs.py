@@ -104,7 +104,7 @@ def test_configuration_opens_with_how_to_launch_it(path: Path) -> None:
     assert f"fit --config configs/{path.name}" in head
 
 
-@pytest.mark.rotate(5)
+@pytest.mark.rotate(3)
 @pytest.mark.usefixtures("in_example_directory")
 @pytest.mark.parametrize("name", sorted(STEPS_PER_EPOCH))
 def test_configuration_trains_and_has_the_steps_it_says(name: str) -> None:

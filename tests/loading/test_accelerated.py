@@ -208,6 +208,7 @@ def _dealt_out(data: Path) -> list[tuple[Options, int, list[list[int]], list[int
     return made
 
 
+@pytest.mark.nightly
 def test_a_dataset_of_one_reader_is_dealt_out_by_accelerate(data: Path, tmp_path: Path) -> None:
     ranks = on_ranks(_dealt_out, data, meeting=tmp_path / "ranks")
     for of_first, of_second in zip(*ranks, strict=True):

@@ -218,8 +218,8 @@ def test_encrypted_columns_are_refused(tmp_path: Path, plaintext_footer: bool) -
 
 # --- by the thousand ---
 
-CASES = dict.fromkeys(FORMS, amount(100, 300)) | dict.fromkeys(
-    ("datasets", "tar.gz", "npy blocks", "megatron blocks"), amount(40, 100)
+CASES = dict.fromkeys(FORMS, amount(60, 300)) | dict.fromkeys(
+    ("datasets", "tar.gz", "npy blocks", "megatron blocks"), amount(30, 100)
 )
 """Fewer of a second form of a format."""
 

@@ -134,6 +134,7 @@ def test_batches_of_numbers_are_those_of_mds(written: Write, name: str, workers:
     assert len(found) == 2 * 9
 
 
+@pytest.mark.rotate(5)
 @EVERY
 def test_a_store_is_read_through_the_cache(written: Write, s3_bucket: S3Bucket, tmp_path: Path, name: str) -> None:
     put(s3_bucket, written(name), "deep/")

@@ -439,6 +439,7 @@ def test_a_resume_is_exact_at_every_step(roots: tuple[Path, Path], method: str, 
     assert_resumes_at_every_step(make)
 
 
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("after", [(1, 1, 8), (4, 1, 2), (1, 3, 5), (2, 4, 1), (3, 1, 4)], ids=str)
 def test_an_epoch_keeps_its_batches_in_another_world(

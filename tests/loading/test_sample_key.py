@@ -268,6 +268,7 @@ def _run_ranks(cases: Sequence[dict[str, Any]], meeting: Path) -> list[list[Any]
     return [json.loads(rank.communicate(timeout=100)[0]) for rank in ranks]
 
 
+@pytest.mark.nightly
 def test_two_ranks_find_every_sample_once_in_the_order_of_the_data(tmp_path: Path) -> None:
     sizes = [1, 2, 5, 29]
     cases: list[dict[str, Any]] = [{"root": str(write_dataset(tmp_path / f"{size}", size))} for size in sizes]

@@ -91,6 +91,7 @@ def test_one_process_reads_each_sample_once_and_resumes_exactly(data: Path, tmp_
         assert weight == weight_again
 
 
+@pytest.mark.nightly
 def test_two_processes_share_a_dataset_of_one_reader_and_resume_exactly(data: Path, tmp_path: Path) -> None:
     ranks = on_ranks(_whole_and_resumed, data, tmp_path, World(), meeting=tmp_path / "ranks")
     for of_first, of_second in zip(*ranks, strict=True):

@@ -99,7 +99,7 @@ def fit(program: str, directory: Path, *args: str) -> Any:
     return torch.load(directory / "checkpoints" / "last.ckpt")
 
 
-NIGHTLY = ("unlabelled", "pixels", "mapping", "caption", "alone")
+NIGHTLY = ("unlabelled", "files", "pixels", "text", "mapping", "caption", "alone")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind in NIGHTLY)) for kind in DATA])

@@ -252,7 +252,7 @@ def test_mixing_is_told_beside_what_chance_gives(
 # --- conditions ---
 
 
-@pytest.mark.rotate(7)
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize(
     ("condition", "holds"),
     [

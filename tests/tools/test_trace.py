@@ -292,6 +292,7 @@ def test_ranks_of_a_checkpoint_are_those_it_was_saved_with(data: Path, tmp_path:
     }
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(("before", "after"), [(16, 24), (24, 16)])
 def test_a_run_that_goes_on_with_another_batch_size_is_traced_on_the_ranks_configured(
     before: int, after: int, data: Path, tmp_path: Path
@@ -440,6 +441,7 @@ def test_what_the_configuration_leaves_open_is_said(data: Path, tmp_path: Path) 
     )
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("trainer", [{"max_steps": 3}, {"max_steps": 15, "max_epochs": 2}, {"max_epochs": 1}])
 def test_no_read_after_the_end_of_the_run_is_told(data: Path, tmp_path: Path, trainer: dict[str, int]) -> None:
     described = train(data, ORDERS[0])
@@ -501,7 +503,7 @@ def test_what_cannot_be_traced_is_refused(args: list[object], words: str, data: 
     assert words in refused.err
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly  # 27 commands
 @pytest.mark.parametrize("batching", ["random", "per_stream"])
 def test_each_read_tells_its_phase(tmp_path: Path, batching: str) -> None:
     phases = [*PHASES[:1], {**PHASES[1], "until": 84, "steps": 1}, PHASES[2]]

@@ -233,6 +233,7 @@ def test_augmentation_depends_on_the_sample_not_on_workers_or_batches(data: Path
     assert drawn_noise(data, batch_size=3, num_workers=2) == noise
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers=True`")
 def test_overridden_hooks_reach_spawned_workers_without_the_trainer(data: Path, tmp_path: Path) -> None:
     module = Augmenting(

@@ -179,6 +179,7 @@ class _NamelessToUs(_OtherMesh):
     names = ("batch", "tensor_parallel")
 
 
+@pytest.mark.nightly
 def test_ranks_that_share_need_not_follow_each_other(run: Run, tmp_path: Path) -> None:
     apart = RankedRun(run=run, strategy=_TensorParallelFirst, meeting=tmp_path / "apart", count=4, model=SplitRecorder)
     whole = apart.fit()

@@ -45,6 +45,7 @@ def train_of(data: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:
     return {"streams": streams, "phases": phases, "num_canonical_nodes": 4, "shuffle_seed": 3}
 
 
+@pytest.mark.nightly
 def test_a_changing_mixture_killed_twice_and_changed_goes_on_exactly(data: Path) -> None:
     then, now = train_of(data, THEN), train_of(data, NOW)
 

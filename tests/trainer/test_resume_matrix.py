@@ -250,10 +250,10 @@ def on_nodes_and_ranks() -> list[Any]:
             daily = {True: (2, 2, 2), False: (2, 2, 2)}
         else:
             counts = {True: list(NODES_IN_TURN), False: list(RANKS_IN_TURN)}
-            daily = {True: NODES_IN_TURN[number // 2 % 2], False: RANKS_IN_TURN[number % 3]}
+            daily = {True: NODES_IN_TURN[number % 2], False: RANKS_IN_TURN[number // 6 % 3]}
         for nodes, all_counts in counts.items():
-            # Every second way is tried with other batch sizes, and the ways between on nodes.
-            is_daily = number % 2 == 1 if nodes else number % 5 == 0
+            # Every second way is tried with other batch sizes.
+            is_daily = number % 3 == 1 if nodes else number % 6 == 3
             for of_runs in all_counts:
                 marks = () if is_daily and of_runs == daily[nodes] else (pytest.mark.nightly,)
                 where = f"{'-'.join(map(str, of_runs))} {'nodes' if nodes else 'ranks'}"

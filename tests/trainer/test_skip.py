@@ -213,6 +213,7 @@ def test_yaml_says_what_to_skip(config: str, batches: list[Seen], tmp_path: Path
     assert torch.load(saved, weights_only=True)["seen"] == without(batches, 2, 3, 20)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("skip", ['["9-3"]', '["1-4", "4-6"]', "7-8"])
 def test_yaml_that_says_it_wrongly_is_refused_by_the_name_of_the_field(
     config: str, skip: str, capsys: pytest.CaptureFixture[str]

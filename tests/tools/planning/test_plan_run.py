@@ -116,7 +116,12 @@ def assert_agree(plan: Mapping[str, Any], really: Really) -> None:
     assert cache["simulated"] == 1
 
 
-NIGHTLY = ("blockwise, a limit", "replication over two nodes", "no limit, some steps")
+NIGHTLY = (
+    "phases that repeat, two nodes of two ranks, a limit",
+    "proportions, two ranks, a limit",
+    "blockwise, a limit",
+    "replication over two nodes, a limit",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in RUNS])
