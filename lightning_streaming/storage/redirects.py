@@ -65,11 +65,9 @@ async def _begin(session: Any, request: Any, params: Any) -> None:  # noqa: ARG0
 
 async def _leave_secrets(session: Any, request: Any, params: Any) -> None:  # noqa: ARG001
     """Take the headers away that are for the first origin alone; ``params.headers`` are those of the next request."""
-    import yarl
-
     where = params.response.headers.get("Location") or params.response.headers.get("URI") or ""
     try:
-        is_there = _origin(params.url.join(yarl.URL(where))) == request.origin
+        is_there = _origin(params.url.join(type(params.url)(where))) == request.origin
     except ValueError:
         is_there = False
     if not is_there:

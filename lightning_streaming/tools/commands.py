@@ -26,7 +26,9 @@ _EXAMPLES = re.compile(r"(^    lightning-streaming .*\n)+\n?", re.MULTILINE)
 _LAYOUT = RawDescriptionHelpFormatter
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _LARGEST = 2**31 - 1
-"""The largest number of epochs, steps, batches, nodes and so on that an argument takes: their products fit 64 bits."""
+"""The largest number of epochs, steps, nodes and so on that an argument takes: their products fit 64 bits."""
+_MOST_DIGITS = 1000
+"""Python itself refuses numbers of more than 4300 digits, with an error of its own."""
 COMMANDS = {
     "init": "write a first run for a dataset: a configuration, a model, a transform",
     "convert": "make a dataset of JSON lines, CSV, Parquet, tar files, images or texts",
@@ -305,13 +307,23 @@ def _parse_change(text: str) -> tuple[str, str]:
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1, for ``add_argument(type=...)``."""
-    return _at_least(1, text)
+    """Return a whole number in [1, 2^31), for ``add_argument(type=...)``."""
+    return _within(1, _LARGEST, text)
 
 
 def not_negative(text: str) -> int:
-    """A whole number of at least 0, for ``add_argument(type=...)``."""
-    return _at_least(0, text)
+    """Return a whole number in [0, 2^31), for ``add_argument(type=...)``."""
+    return _within(0, _LARGEST, text)
+
+
+def position(text: str) -> int:
+    """Return a whole number of at least 0: of samples there may be more than 2^31 in an epoch."""
+    return _within(0, None, text)
+
+
+def amount(text: str) -> int:
+    """Return a whole number of at least 1, of any size."""
+    return _within(1, None, text)
 
 
 def usable_cpus() -> int:
@@ -319,10 +331,10 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _at_least(smallest: int, text: str) -> int:
-    if text.isdecimal() and (len(text) > len(str(_LARGEST)) or int(text) > _LARGEST):
-        raise ArgumentTypeError(f"must be a whole number of at most {_LARGEST}, but got {text!r:.40}")
-    if not text.isdecimal() or int(text) < smallest:
+def _within(smallest: int, largest: int | None, text: str) -> int:
+    if largest is not None and text.isdecimal() and (len(text) > len(str(largest)) or int(text) > largest):
+        raise ArgumentTypeError(f"must be a whole number of at most {largest}, but got {text!r:.40}")
+    if len(text) > _MOST_DIGITS or not text.isdecimal() or int(text) < smallest:
         raise ArgumentTypeError(f"must be a whole number of at least {smallest}, but got {text!r:.40}")
     return int(text)
 

@@ -32,8 +32,8 @@ from lightning_streaming.tools.commands import (
     add_json,
     add_loader,
     add_storage_options,
-    not_negative,
-    positive,
+    amount,
+    position,
 )
 from lightning_streaming.tools.console import (
     FINE,
@@ -86,11 +86,11 @@ def _add_show(parser: ArgumentParser) -> None:
 
 def _add_set(parser: ArgumentParser) -> None:
     _add_checkpoint(parser)
-    parser.add_argument("--epoch", metavar="E", type=not_negative, required=True, help="epoch of the data, from 0")
+    parser.add_argument("--epoch", metavar="E", type=position, required=True, help="epoch of the data, from 0")
     parser.add_argument(
         "--sample",
         metavar="S",
-        type=not_negative,
+        type=position,
         required=True,
         help="samples of it that count as read, by all ranks; of packed documents, packs",
     )
@@ -100,9 +100,9 @@ def _add_set(parser: ArgumentParser) -> None:
 
 def _add_skip(parser: ArgumentParser) -> None:
     _add_checkpoint(parser)
-    amount = parser.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--samples", metavar="N", type=positive, help="so many samples, or packs, by all ranks")
-    amount.add_argument("--batches", metavar="N", type=positive, help="so many batches of all ranks, or steps")
+    moved = parser.add_mutually_exclusive_group(required=True)
+    moved.add_argument("--samples", metavar="N", type=amount, help="so many samples, or packs, by all ranks")
+    moved.add_argument("--batches", metavar="N", type=amount, help="so many batches of all ranks, or steps")
     add_loader(parser, ", except with --batches, which moves all")
     _add_output(parser)
 

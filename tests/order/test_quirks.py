@@ -104,7 +104,9 @@ def test_q5_kept_stratified_reads_every_canonical_node_on_every_node() -> None:
 def resumed(**saved: Any) -> Run:
     """A run over two streams, 10 and 20 samples, that has been resumed on two nodes."""
     sizes = (np.asarray([10]), np.asarray([20]))
-    catalog = SimpleNamespace(samples_per_stream=[10, 20], shard_sizes_per_stream=sizes, leaves_gaps=False)
+    catalog = SimpleNamespace(
+        stream_names=["a", "b"], samples_per_stream=[10, 20], shard_sizes_per_stream=sizes, leaves_gaps=False
+    )
     catalog.head = lambda shards: catalog
     asked = RunRequest(settings=OrderSettings(), weights=(StreamWeight(proportion=1),) * 2, epoch_size=15)
     position = SavedPosition(cursor=Cursor(1, 4), initial_physical_nodes=8, geometry=None, fingerprint=None, **saved)

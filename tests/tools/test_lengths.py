@@ -117,7 +117,7 @@ def test_data_that_was_appended_is_all_that_is_counted(tmp_path: Path) -> None:
     root = tmp_path / "x"
     modes: tuple[dict[str, Any], ...] = ({}, {"mode": "append"})
     for times, mode in enumerate(modes, start=1):
-        with MDSWriter(out=str(root), columns={"n": "int"}, size_limit=230, **mode) as writer:
+        with MDSWriter(out=str(root), columns={"n": "int"}, size_limit=230, hashes=["sha1"], **mode) as writer:
             for number in range(20):
                 writer.write({"n": number})
         if times == 2:
