@@ -354,7 +354,10 @@ def _of_files(shards: Sequence[ShardInfo], pattern: str, location: Location) -> 
     found = [shard for shard in shards if (shard.zip_data or shard.raw_data).basename in named]
     if not found:
         raise ConfigError(
-            f"{location / INDEX_BASENAME} has no file that {pattern!r} names; correct that, or if files came since "
-            "that index was made, make it again with: lightning-streaming index"
+            f"{location / INDEX_BASENAME} has no file that {pattern!r} names",
+            hint="correct that, or if files came since "
+            "that index was made, make it again with: lightning-streaming index",
+            option="remote",
+            path=str(location / INDEX_BASENAME),
         )
     return found

@@ -170,6 +170,7 @@ def write_stream(rows: Any, size: int, destination: Path, shown: str) -> None:
                 file.truncate(size)
             return
     raise ShardCorruptError(
-        f"{shown} takes more than the {size} bytes that its footer tells of, even compressed; write it again with "
-        "another encoding of its text"
+        f"{shown} takes more than the {size} bytes that its footer tells of, even compressed",
+        hint="write it again with another encoding of its text",
+        path=shown,
     )

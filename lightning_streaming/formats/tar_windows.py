@@ -87,7 +87,7 @@ class UnpackedWindow:
                 while piece := file.read(_PIECE_BYTES):
                     yield piece
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ShardCorruptError(f"{self._shown} is not sound gz data ({error})") from None
+            raise ShardCorruptError(f"{self._shown} is not sound gz data ({error})", path=self._shown) from None
 
 
 class _StoredFile(io.RawIOBase):

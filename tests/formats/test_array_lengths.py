@@ -206,7 +206,7 @@ def test_bytes_that_are_no_elements_are_told_with_their_sample() -> None:
     [
         ("bytes", b"", "tokens", None, "is of bytes; say of which elements with dtype"),
         ("str", "", "tokens", None, "is 'str', whose tokens cannot be counted"),
-        ("json", {}, "tokens", None, "Name a column of whole numbers that says the length instead"),
+        ("json", {}, "tokens", None, "name a column of whole numbers that holds the length"),
         ("int", 3, "tokens", None, "or pass a function of columns, like lengths=lambda text"),
         ("ndarray:int32:2,2", np.zeros((2, 2), np.int32), "tokens", None, "'ndarray:int32:2,2'"),
         ("ndarray:int32", np.zeros(2, np.int32), "tokens", "uint16", "but dtype='uint16'; leave dtype out"),

@@ -312,10 +312,10 @@ def test_a_column_that_is_not_flat_says_so() -> None:
             found.flat_column(name)
     kind = pa.list_(pa.int8())
     batches = [pa.record_batch({"x": pa.array(values, kind)}) for values in ([[1], [2]], [[1], None])]
-    with pytest.raises(EncodingError, match=r"column 'x', in the rows from 2: row 1 has null"):
+    with pytest.raises(EncodingError, match=r"column 'x': in the rows from 2: row 1 has null"):
         rows_of(batches, None, "file").flat_column("x")
     batches = [pa.record_batch({"x": pa.array([[1], [], [2, None], [3]], kind)}).slice(1)]
-    with pytest.raises(EncodingError, match=r"column 'x', in the rows from 0: row 1: expected numbers.*null"):
+    with pytest.raises(EncodingError, match=r"column 'x': in the rows from 0: row 1: expected numbers.*null"):
         rows_of(batches, None, "file").flat_column("x")
 
 

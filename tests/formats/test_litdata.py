@@ -461,7 +461,7 @@ def test_tokens_need_a_block_length_and_others_must_not_have_one(tmp_path: Path)
 
 
 def test_an_index_of_litdata_says_how_to_read_it() -> None:
-    with pytest.raises(IndexFormatError, match='index of litData; give format="litdata"'):
+    with pytest.raises(IndexFormatError, match='index of litData; read it with format="litdata"'):
         parse_index(golden_path(NEW, "mixed", "index.json").read_bytes(), "index.json")
 
 
