@@ -86,6 +86,10 @@ class FilesAt:
         """What to call the place in an error."""
         return str(self._location if self._pattern is None else self._location / self._pattern)
 
+    def shown_file(self, name: str) -> str:
+        """Return the path or URL of a file, without secrets."""
+        return str(self._location / name)
+
     @cached_property
     def _files(self) -> Mapping[str, ListedFile]:
         if self._pattern is None:

@@ -80,11 +80,11 @@ class LitDataFormat:
         try:
             yield from self._shards(_parse_index(index), files)
         except (IndexFormatError, UnsupportedError) as error:
-            where = f"{files.shown}/{INDEX_BASENAME}"
+            where = files.shown_file(INDEX_BASENAME)
             raise type(error)(f"{where}: {shortened(str(error.args[0]))}", hint=error.hint, path=where) from None
         except ShardCorruptError as error:
             words = shortened(str(error.args[0]))
-            raise ShardCorruptError(f"{files.shown}: {words}", path=f"{files.shown}/{error.path}") from None
+            raise ShardCorruptError(f"{files.shown}: {words}", path=files.shown_file(error.path or "")) from None
 
     def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:
         """Refuse a shard that could not be read; see :class:`OtherFormat`. ConfigError where a leaf is not read."""

@@ -124,9 +124,9 @@ class MegatronFormat:
             if data not in sizes or index not in sizes:
                 there, missing = (data, index) if data in sizes else (index, data)
                 raise FormatError(
-                    f"{there} at {files.shown} has no {missing} beside it",
+                    f"{files.shown_file(there)} has no {missing} next to it",
                     hint="put other files elsewhere",
-                    path=files.shown,
+                    path=files.shown_file(there),
                 )
             shards = before.get(data)
             yield stem, shards if shards and self._is_same(shards[0], sizes[index]) else None
@@ -177,7 +177,7 @@ class MegatronFormat:
     def _described(self, files: StoredFiles, stem: str) -> list[ShardInfo]:
         sizes, data, index = files.sizes(), f"{stem}.bin", f"{stem}.idx"
         raw_data = FileInfo(basename=data, bytes=sizes[data], hashes={})
-        head, shown = _look_afar(files, raw_data, index), f"{raw_data.basename} at {files.shown}"
+        head, shown = _look_afar(files, raw_data, index), files.shown_file(raw_data.basename)
         if self._block_length is not None:
             row_bytes = self._block_length * head.dtype.itemsize
             if row_bytes > MOST_ROW_BYTES:
@@ -200,7 +200,7 @@ class MegatronFormat:
 
 def _look_afar(files: StoredFiles, raw_data: FileInfo, index: str) -> _IndexHead:
     """The head of an index file, where a few of its numbers go with its data file; whoever opens it checks all."""
-    shown, size = f"{index} at {files.shown}", files.sizes()[index]
+    shown, size = files.shown_file(index), files.sizes()[index]
     head = _read_head(files.read_range(index, 0, min(size, _HEAD.size)), size, shown)
 
     def number(place: int, dtype: np.dtype[Any]) -> int:

@@ -100,7 +100,7 @@ class NpyFormat:
         return shard.format == "npy" and described(shard).get("block_length") == self._block_length
 
     def _described(self, files: StoredFiles, name: str) -> list[ShardInfo]:
-        shown, size = f"{name} at {files.shown}", files.sizes()[name]
+        shown, size = files.shown_file(name), files.sizes()[name]
         header = read_header(lambda start, stop: files.read_range(name, start, stop), size, shown)
         layout, samples = rows_of(header, size, shown, self._block_length)
         facts = {} if self._block_length is None else {"block_length": self._block_length}

@@ -49,6 +49,7 @@ from lightning_streaming.formats.shard_table import (
     ShardInfo,
     check_columns,
     column_names,
+    shown_file,
 )
 from lightning_streaming.formats.values import shortened
 
@@ -87,12 +88,12 @@ class ParquetFormat:
         _check_told(info)
         for name, kind in zip(info.schema["column_names"], info.schema["column_encodings"], strict=True):
             if kind.startswith(_NOT_READ) and (columns is None or name in columns):
+                file = shown_file(info).basename
                 raise UnsupportedError(
-                    f"{info.raw_data.basename}: column {name!r} is of Arrow's type {kind.removeprefix(_NOT_READ)}, "
-                    "which is not read",
+                    f"{file}: column {name!r} is of Arrow's type {kind.removeprefix(_NOT_READ)}, which is not read",
                     hint="name the columns that you want with columns=[...]",
                     option="columns",
-                    path=info.raw_data.basename,
+                    path=file,
                 )
 
     def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> ShardReader:
@@ -124,14 +125,14 @@ class ParquetFormat:
         chunks = [known.metadata.row_group(group).column(place) for place in known.leaves(columns)]
         ranges = ranges_of(chunks, known, stored)
         pieces = FileOfRanges(ranges, stored.read(ranges), stored.size)
-        with sound_arrow(f"row group {group} of {stored.shown}", "sound", DAMAGED):
+        with sound_arrow(f"row group {group} of {stored.shown}", "sound", DAMAGED, stored.shown):
             rows = unpacked_rows(known, group, columns, pieces, info.raw_data.bytes - _FRAME_BYTES)
         if rows.num_rows != info.samples:
             raise ShardCorruptError(
                 f"row group {group} of {stored.shown} must have {info.samples} rows, but has {rows.num_rows}",
                 path=stored.shown,
             )
-        write_stream(rows, info.raw_data.bytes, destination, f"row group {group} of {stored.shown}")
+        write_stream(rows, info.raw_data.bytes, destination, f"row group {group} of {stored.shown}", stored.shown)
         return sum(stop - start for start, stop in ranges)
 
 
@@ -153,6 +154,7 @@ class ParquetRows(ArrowRows):
             raise
         assert info.zip_data is not None, "a row group is a part of a file"
         self._shown = f"row group {_group_of(info)} of {info.zip_data.basename}"
+        self._path = info.zip_data.basename
         if len(self) != info.samples:
             found = len(self)
             self.close()
@@ -248,7 +250,7 @@ class _FileAmong:
 
     @property
     def shown(self) -> str:
-        return f"{self.name} at {self.files.shown}"
+        return self.files.shown_file(self.name)
 
     @property
     def size(self) -> int:

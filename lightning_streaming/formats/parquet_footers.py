@@ -87,7 +87,7 @@ def read_footer(stored: RangedFile) -> Footer:
         )
     if needed > len(tail):
         tail = stored.read([(size - needed, size)])[0]
-    with sound_arrow(f"the footer of {stored.shown}", "sound", DAMAGED):
+    with sound_arrow(f"the footer of {stored.shown}", "sound", DAMAGED, stored.shown):
         metadata = require_parquet().read_metadata(arrow.BufferReader(_MAGIC + bytes(tail[-needed:])))
         schema = metadata.schema.to_arrow_schema()
         if len(set(schema.names)) < len(schema.names):

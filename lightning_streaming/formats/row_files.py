@@ -266,7 +266,7 @@ def all_alike(
                 f"{shard.raw_data.basename} at {place} has {what} of {of(shard)}, but {first.raw_data.basename} of "
                 f"{of(first)}; one stream takes {kinds} of one kind",
                 hint="put others elsewhere",
-                path=place,
+                path=shard.raw_data.basename,
             )
         first = first or shard
         yield shard

@@ -52,7 +52,7 @@ class UnpackedWindow:
     """
 
     def __init__(self, files: StoredFiles, name: str, size: int) -> None:
-        self._shown = f"{files.shown}/{name}"
+        self._shown = files.shown_file(name)
         self._pieces = self._unpacked(files, name, size)
         self._start, self._held = 0, b""
 

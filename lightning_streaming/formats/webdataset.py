@@ -172,7 +172,7 @@ def _tar_files(files: StoredFiles) -> list[_TarFile]:
 
 def _described(files: StoredFiles, tar: _TarFile, count: int | None) -> ShardInfo:
     """Go through all headers of a file; or through the first ones, where somebody has counted its samples."""
-    shown = f"{files.shown}/{tar.name}"
+    shown = files.shown_file(tar.name)
     stored = FileInfo(basename=tar.name, bytes=tar.size, hashes={})
     if tar.compression is None:
         samples = Samples(shown)
