@@ -97,6 +97,8 @@ class StreamingError(Exception):
         if prefix and not text.startswith(prefix):
             kind = Lines if isinstance(self.args[0] if self.args else "", Lines) else str
             error.args = (kind(f"{prefix}: {text}"), *self.args[1:])
+            if isinstance(error, ImportError):  # whose text is not that of its arguments
+                error.msg = error.args[0]
         error.__dict__.update({name: value for name, value in fields.items() if getattr(error, name) is None})
         return error
 

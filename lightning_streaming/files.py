@@ -83,8 +83,9 @@ def join_under(root: Path, basename: str) -> Path:
     is_text = not any("\ud800" <= character <= "\udfff" for character in basename)
     if not is_a_name or not is_text or ".." in parts:
         raise IndexFormatError(
-            f"a file name in an index must stay inside its dataset directory, but got {basename!r}; "
-            "the index is damaged or was made to harm"
+            f"a file name in an index must stay inside its dataset directory, but got {basename!r}",
+            hint="the index is damaged or malicious",
+            path=basename,
         )
     return root.joinpath(*parts)
 
@@ -106,7 +107,9 @@ def hold_lock(path: Path, timeout: float, purpose: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=timeout, poll_interval=_LOCK_POLL_SECONDS)
     except Timeout:
-        raise LockTimeoutError(f"waited {timeout:g} s for {path}, held by {_owner(path)}, to {purpose}") from None
+        raise LockTimeoutError(
+            f"waited {timeout:g} s for {path}, held by {_owner(path)}, to {purpose}", path=str(path)
+        ) from None
     try:
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
@@ -119,6 +122,11 @@ def _owner(path: Path) -> str:
         return path.read_text() or "another process"
     except OSError:
         return "another process"
+
+
+def file_named_by(error: OSError) -> str | None:
+    """Return the path of the file that an error of the system is about; None if it names none."""
+    return os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes, os.PathLike)) else None
 
 
 class Identity(NamedTuple):

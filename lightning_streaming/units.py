@@ -18,7 +18,7 @@ LARGEST_COUNT = 2**62 - 1
 _NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)")
 
 
-def parse_bytes(value: int | float | str, name: str = "size") -> int:
+def parse_bytes(value: int | float | str, name: str = "size", option: str | None = None) -> int:
     """Turn ``"64mb"``, ``"1.5 gb"``, ``"100"`` or a number into bytes.
 
     Units are powers of 1024, in either case; a part of a byte is truncated.
@@ -26,14 +26,15 @@ def parse_bytes(value: int | float | str, name: str = "size") -> int:
     Args:
         value: The size as the user wrote it.
         name: What to call it in an error.
+        option: Name of the option. None: ``name``.
 
     Raises:
         ConfigError: The value is not a size, or the size is negative.
     """
-    return int(_parse(value, name, _BYTE_UNITS, example='"64mb"'))
+    return int(_parse(value, name, option or name, _BYTE_UNITS, example='"64mb"'))
 
 
-def parse_count(value: int | float | str, name: str = "count") -> int:
+def parse_count(value: int | float | str, name: str = "count", option: str | None = None) -> int:
     """Turn ``"100k"``, ``"1.5m"``, ``"2b"``, ``"1t"`` or a whole number into a count of samples.
 
     Units are powers of 1000, in either case.
@@ -41,35 +42,41 @@ def parse_count(value: int | float | str, name: str = "count") -> int:
     Args:
         value: The count as the user wrote it.
         name: What to call it in an error.
+        option: Name of the option. None: ``name``.
 
     Raises:
         ConfigError: The value is not a count, or the count is negative, too large or not whole.
     """
-    count = _parse(value, name, _COUNT_UNITS, example='"100k"')
+    option = option or name
+    count = _parse(value, name, option, _COUNT_UNITS, example='"100k"')
     if count % 1:
-        raise ConfigError(f"{name} must be a whole number, but got {value!r}")
+        raise ConfigError(f"{name} must be a whole number, but got {value!r}", option=option)
     if count > LARGEST_COUNT:
-        raise ConfigError(f"{name} must be at most {LARGEST_COUNT}, but got {value!r}")
+        raise ConfigError(f"{name} must be at most {LARGEST_COUNT}, but got {value!r}", option=option)
     return int(count)
 
 
-def _parse(value: int | float | str, name: str, units: dict[str, int], example: str) -> int | float | Fraction:
+def _parse(
+    value: int | float | str, name: str, option: str, units: dict[str, int], example: str
+) -> int | float | Fraction:
     if not isinstance(value, str):
         plain = plain_number(value)
         if plain is None or plain < 0:
             raise ConfigError(
-                f"{name} must be a finite number that is not negative, or a text like {example}, but got {value!r}"
+                f"{name} must be a finite number that is not negative, or a text like {example}, but got {value!r}",
+                option=option,
             )
         return plain
     match = _NUMBER_AND_UNIT.fullmatch(value.strip().lower()) if len(value) <= _LONGEST_TEXT else None
     if match is None or (match[2] and match[2] not in units):
         raise ConfigError(
             f"{name} must be a number, or a number followed by one of {', '.join(units)} (like {example}), "
-            f"but got {value!r}"
+            f"but got {value!r}",
+            option=option,
         )
     number, unit = match[1], units.get(match[2], 1)
     if unit == 1 and not number.isdigit():
-        raise ConfigError(f"{name} must be a whole number where its unit is 1, but got {value!r}")
+        raise ConfigError(f"{name} must be a whole number where its unit is 1, but got {value!r}", option=option)
     return Fraction(number) * unit
 
 
@@ -106,7 +113,7 @@ def plain_number(value: object) -> int | float | None:
     return int(value) if isinstance(value, Integral) else number
 
 
-def check_whole(name: str, value: object, least: int, most: int | None = None) -> int:
+def check_whole(name: str, value: object, least: int, most: int | None = None, option: str | None = None) -> int:
     """Return a whole number of Python or NumPy as one of Python.
 
     Args:
@@ -114,6 +121,7 @@ def check_whole(name: str, value: object, least: int, most: int | None = None) -
         value: As the user wrote it.
         least: The smallest that is allowed.
         most: The largest that is allowed. None: any that counts samples.
+        option: Name of the option. None: ``name``.
 
     Raises:
         ConfigError: ``value`` is not a whole number in this range.
@@ -121,7 +129,7 @@ def check_whole(name: str, value: object, least: int, most: int | None = None) -
     number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
     if number is None or not least <= number <= (LARGEST_COUNT if most is None else most):
         allowed = f"of at least {least}" if most is None else f"in [{least}, {most}]"
-        raise ConfigError(f"{name} must be a whole number {allowed}, but got {value!r}")
+        raise ConfigError(f"{name} must be a whole number {allowed}, but got {value!r}", option=option or name)
     return number
 
 
@@ -143,4 +151,4 @@ def store_whole(
     """
     value = getattr(options, field)
     if value is not None or not or_none:
-        object.__setattr__(options, field, check_whole(name or field, value, least, most))
+        object.__setattr__(options, field, check_whole(name or field, value, least, most, field))

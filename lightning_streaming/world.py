@@ -50,16 +50,19 @@ class World:
     def __post_init__(self) -> None:
         counts = (self.num_nodes, self.ranks_per_node, self.rank)
         if not all(isinstance(one, Integral) and not isinstance(one, bool) for one in counts):
-            raise ConfigError(f"num_nodes, ranks_per_node and rank must be whole numbers, but got {counts}")
+            raise ConfigError(
+                f"num_nodes, ranks_per_node and rank must be whole numbers, but got {counts}", option="world"
+            )
         if self.num_nodes < 1 or self.ranks_per_node < 1:
             raise ConfigError(
                 f"a world needs at least one node and one rank per node, but got {self.num_nodes} and "
-                f"{self.ranks_per_node}"
+                f"{self.ranks_per_node}",
+                option="world",
             )
         if not 0 <= self.rank < self.num_ranks:
-            raise ConfigError(f"rank must be in [0, {self.num_ranks}), but got {self.rank}")
+            raise ConfigError(f"rank must be in [0, {self.num_ranks}), but got {self.rank}", option="rank")
         if not isinstance(self.reads, bool):
-            raise ConfigError(f"reads must be True or False, but got {self.reads!r}")
+            raise ConfigError(f"reads must be True or False, but got {self.reads!r}", option="reads")
 
     @property
     def num_ranks(self) -> int:
@@ -91,7 +94,9 @@ class World:
         if replication is None:
             return self
         if replication < 1 or self.num_ranks % replication:
-            raise ConfigError(f"replication must divide the {self.num_ranks} ranks, but got {replication}")
+            raise ConfigError(
+                f"replication must divide the {self.num_ranks} ranks, but got {replication}", option="replication"
+            )
         groups = self.num_ranks // replication
         nodes = groups // self.ranks_per_node if groups % self.ranks_per_node == 0 else 1
         rank = self.rank // replication
@@ -151,8 +156,9 @@ class World:
         ranks_per_node = _number(env, "LOCAL_WORLD_SIZE", num_ranks)
         if ranks_per_node < 1 or num_ranks % ranks_per_node:
             raise ConfigError(
-                f"{num_ranks} ranks do not divide into nodes of LOCAL_WORLD_SIZE={ranks_per_node}; "
-                "pass world=World(...) to say how they are laid out"
+                f"{num_ranks} ranks do not divide into nodes of LOCAL_WORLD_SIZE={ranks_per_node}",
+                hint="pass world=World(...) to say how they are laid out",
+                option="world",
             )
         return cls(num_nodes=num_ranks // ranks_per_node, ranks_per_node=ranks_per_node, rank=rank)
 
@@ -165,19 +171,25 @@ def readers_of_mesh(mesh: Mesh, readers: Sequence[str], num_ranks: int) -> NDArr
     """
     names, wanted = mesh.mesh_dim_names, (readers,) if isinstance(readers, str) else tuple(readers)
     if not names:
-        raise ConfigError("the device mesh has no names for its dimensions; make it with mesh_dim_names=(...)")
+        raise ConfigError(
+            "the device mesh has no names for its dimensions", hint="make it with mesh_dim_names=(...)", option="world"
+        )
     axes = [axis for axis, name in enumerate(names) if name in wanted]
     strange = [name for name in wanted if name not in names and name not in DATA_PARALLEL]
     if strange or not axes:
         raise ConfigError(
             f"readers={tuple(strange) or wanted!r} are none of the dimensions of the device mesh, which are "
-            f"{', '.join(map(repr, names))}; name those along which ranks read different samples"
+            f"{', '.join(map(repr, names))}",
+            hint="name those along which ranks read different samples",
+            option="readers",
         )
     ranks = np.asarray(mesh.mesh, np.int64)
     if sorted(ranks.reshape(-1).tolist()) != list(range(num_ranks)):
         raise ConfigError(
-            f"the device mesh must have each of the {num_ranks} ranks once, but has {ranks.size}; pass the whole mesh, "
-            f"not a slice of it like mesh[{wanted[0]!r}], so that all ranks divide the data alike"
+            f"the device mesh must have each of the {num_ranks} ranks once, but has {ranks.size}",
+            hint="pass the whole mesh, "
+            f"not a slice of it like mesh[{wanted[0]!r}], so that all ranks divide the data alike",
+            option="world",
         )
     return merge_ranks(ranks, axes)
 
@@ -217,10 +229,11 @@ def _launched_rank(env: Mapping[str, str]) -> tuple[int, int]:
         # To take them all for rank 0 would have each of them read the same samples.
         found = [f"{name}={env[name]}" for name in ("WORLD_SIZE", "NODE_RANK", "LOCAL_RANK") if env.get(name)]
         raise ConfigError(
-            f"the environment ({', '.join(found)}) has this process be one of several ranks and does not say which: "
-            "RANK is not set, and torch.distributed is not initialised here. Ask for nothing that depends on the ranks "
-            "before they are connected; read through a StreamingDataLoader, which tells its workers; or pass "
-            "world=World(...) to the dataset"
+            f"the environment ({', '.join(found)}) has this process be one of several ranks, but RANK is not set and "
+            "torch.distributed is not initialised here",
+            hint="use what depends on the ranks only after they are connected; read through a StreamingDataLoader, "
+            "which passes the rank to its workers; or pass world=World(...) to the dataset",
+            option="world",
         )
     return _number(env, "RANK", 0), num_ranks
 
@@ -232,4 +245,6 @@ def _number(env: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"the environment variable {name} must be a whole number, but is {text!r}") from None
+        raise ConfigError(
+            f"the environment variable {name} must be a whole number, but is {text!r}", option=name
+        ) from None

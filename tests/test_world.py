@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from itertools import permutations, product
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.world import World, readers_of_mesh
 from tests.golden import golden_path
-from tests.helpers import READERS_OF_3, SHAPES_OF_8, FakeMesh, mesh_of, worlds
+from tests.helpers import READERS_OF_3, SHAPES_OF_8, FakeMesh, assert_error, mesh_of, worlds
 
 CASES: list[dict[str, Any]] = json.loads(golden_path("order_components.json").read_text())["replicate"]
 
@@ -27,7 +26,7 @@ def test_all_golden_replications_are_here() -> None:
 def test_ranks_that_read_the_same_are_one_as_in_the_reference(case: dict[str, Any]) -> None:
     world = World(num_nodes=case["num_nodes"], ranks_per_node=case["ranks_per_node"])
     if "error" in case["out"]:
-        with pytest.raises(ConfigError, match="replication"):
+        with assert_error(ConfigError, option="replication"):
             world.replicated(case["replication"])
     else:
         replicated = world.replicated(case["replication"])
@@ -233,8 +232,9 @@ def test_an_environment_that_contradicts_itself_is_refused(environ: dict[str, st
     ids=str,
 )
 def test_one_of_several_ranks_that_does_not_know_which_is_not_rank_0(environ: dict[str, str], found: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(found)):
+    with assert_error(ConfigError, option="world") as caught:
         World.detect(environ)
+    assert found in str(caught.value)
 
 
 def test_who_does_not_read_does_not_read_by_a_mesh_either() -> None:
@@ -243,7 +243,8 @@ def test_who_does_not_read_does_not_read_by_a_mesh_either() -> None:
 
 
 def test_a_dimension_that_is_misspelt_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"readers=\('dq_shard',\) are none of the dimensions"):
+    with assert_error(ConfigError, option="readers") as caught:
         World.from_mesh(
             FakeMesh(np.arange(4).reshape(2, 2), ("dp_replicate", "dp_shard")), ("dp_replicate", "dq_shard")
         )
+    assert "'dq_shard'" in str(caught.value)

@@ -77,48 +77,72 @@ class CacheConfig:
     """Tokens of a sample, where the format has no other borders."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
+        try:
+            object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
+        except ConfigError as error:
+            raise error.with_context(stream=self.name) from None
         if not self.remote and not self.local:
-            raise ConfigError(f"stream {self.name!r} needs remote, local or both, but has neither")
+            raise ConfigError(
+                f"stream {self.name!r} needs remote, local or both, but has neither", option="remote", stream=self.name
+            )
         if self.remote:
             object.__setattr__(self, "remote", str(self.remote))  # users give paths, too
         if self.format is None and "*" in without_query(self.remote or ""):
             told = format_told_by(self.remote or "") or "parquet"
             raise ConfigError(
-                f"remote of stream {self.name!r} is {mask_url(self.remote or '')}, which names files by a wildcard; "
-                f"that goes with format=, like format={told!r}; of MDS give the directory that has the index.json"
+                f"remote of stream {self.name!r} is {mask_url(self.remote or '')}, which names files by a wildcard",
+                hint=f"pass format= too, like format={told!r}; of MDS give the directory that has the index.json",
+                option="format",
+                stream=self.name,
             )
         if self.local and local_path(str(self.local)) is None:
             raise ConfigError(
-                f"local of stream {self.name!r} must be a directory of this machine, but is {mask_url(str(self.local))}"
+                f"local of stream {self.name!r} must be a directory of this machine, but is "
+                f"{mask_url(str(self.local))}",
+                option="local",
+                stream=self.name,
             )
-        store_whole(self, "download_retry", 0, name=f"download_retry of stream {self.name!r}")
+        self._check_whole("download_retry", 0)
         if not 0 < self.download_timeout < math.inf:
             raise ConfigError(
                 f"download_timeout of stream {self.name!r} must be a positive number of seconds, "
-                f"but is {self.download_timeout}"
+                f"but is {self.download_timeout}",
+                option="download_timeout",
+                stream=self.name,
             )
         self._check_format()
         if self.validate_hash and self.validate_hash not in hash_names():
             raise ConfigError(
                 f"validate_hash of stream {self.name!r} must be one of {', '.join(hash_names())}, "
-                f"but is {self.validate_hash!r}"
+                f"but is {self.validate_hash!r}",
+                option="validate_hash",
+                stream=self.name,
             )
 
     def _check_format(self) -> None:
         if self.format is not None and self.format not in OTHER_FORMATS:
             raise ConfigError(
-                f"format of stream {self.name!r} must be one of {', '.join(OTHER_FORMATS)}, but is {self.format!r}; "
-                "leave it out for a dataset with an index.json"
+                f"format of stream {self.name!r} must be one of {', '.join(OTHER_FORMATS)}, but is {self.format!r}",
+                hint="leave it out for a dataset with an index.json",
+                option="format",
+                stream=self.name,
             )
         if self.block_length is None:
             return
-        store_whole(self, "block_length", 1, name=f"block_length of stream {self.name!r}")
+        self._check_whole("block_length", 1)
         if self.format is None:
             raise ConfigError(
-                f"block_length of stream {self.name!r} cuts tokens of another format into samples; give format= too, "
-                "or leave it out"
+                f"block_length of stream {self.name!r} cuts tokens of another format into samples",
+                hint="give format= too, or leave it out",
+                option="block_length",
+                stream=self.name,
             )
+
+    def _check_whole(self, field: str, least: int) -> None:
+        try:
+            store_whole(self, field, least, name=f"{field} of stream {self.name!r}")
+        except ConfigError as error:
+            raise error.with_context(stream=self.name) from None
 
     @property
     def attempts(self) -> int:
@@ -283,8 +307,10 @@ def _made(path: Path) -> Path:
             raise PermissionError(f"user {os.getuid()} may not write to it")
     except OSError as problem:
         raise ConfigError(
-            f"{path} must be a directory for files of running programs, but {problem}; set {RUNTIME_VARIABLE} to a "
-            "directory of your own on this node"
+            f"{path} must be a directory for files of running programs, but {problem}",
+            hint=f"set {RUNTIME_VARIABLE} to a directory of your own on this node",
+            option=RUNTIME_VARIABLE,
+            path=str(path),
         ) from problem
     return path
 
@@ -295,6 +321,8 @@ def _check_private(path: Path) -> None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise ConfigError(
             f"{path} must be a directory that user {os.getuid()} owns and only they can write to, but it belongs to "
-            f"user {found.st_uid} and has mode {stat.filemode(found.st_mode)}; remove it, or set {RUNTIME_VARIABLE} "
-            "to a directory of your own"
+            f"user {found.st_uid} and has mode {stat.filemode(found.st_mode)}",
+            hint=f"remove it, or set {RUNTIME_VARIABLE} to a directory of your own",
+            option=RUNTIME_VARIABLE,
+            path=str(path),
         )

@@ -113,7 +113,7 @@ def _open(path: Path, root: Path) -> int:
             return descriptor
     except OSError as error:
         raise shared_files.unwritable(root, error) from error
-    raise StorageError(f"{path.parent} is made and removed again and again")
+    raise StorageError(f"{path.parent} is made and removed again and again", path=str(path.parent))
 
 
 # claimed -> staged -> present
@@ -295,7 +295,9 @@ class Presence:
         if _is_still(path, found):
             raise StorageError(
                 f"{path} is not what the index promises, or may not be read, and belongs to user {found.st_uid}, whose "
-                "file may not be removed; have it removed, or choose another directory"
+                "file may not be removed",
+                hint="have it removed, or choose another directory",
+                path=str(path),
             )
         return False
 

@@ -182,7 +182,9 @@ class IndexCache:
                 return found.index
         raise StorageError(
             f"the index that this run began with is gone: {path} is another one by now, and no parsed form of it is in "
-            f"{self._directory}; start again to read the new one"
+            f"{self._directory}",
+            hint="start again to read the new one",
+            path=str(path),
         )
 
     def _read_in_place(self, path: Path) -> FoundIndex:
@@ -207,19 +209,19 @@ class IndexCache:
                     write_manifest(self._directory, replace(manifest, check=check), lock.scratch)
                 return found
         except (FileNotFoundError, NotADirectoryError):
-            way_out = (
+            hint = (
                 "correct the path, or, if this directory is to be filled from elsewhere, give that as remote and this "
                 "as local"
             )
             if (other := other_format_at(path.parent)) is not None:
                 told, name = other
-                way_out = f"files like {name} are read with format={told!r}, see docs/other-formats.md"
+                hint = f"files like {name} are read with format={told!r}, see docs/other-formats.md"
             elif (to_index := way_to_an_index(path.parent)) is not None:
-                way_out = to_index
+                hint = to_index
             elif has_pictures(path.parent):
-                way_out = "a folder of pictures is made a dataset by `lightning-streaming convert FOLDER OUT`"
+                hint = "`lightning-streaming convert FOLDER OUT` converts a folder of images"
             raise ObjectNotFoundError(
-                f"there is no dataset at {path.parent}: {path} does not exist; {way_out}"
+                f"there is no dataset at {path.parent}: {path} does not exist", hint=hint, path=str(path)
             ) from None
 
     def _read_made(self) -> FoundIndex:
@@ -281,8 +283,10 @@ class IndexCache:
             except ObjectNotFoundError as error:
                 raise ObjectNotFoundError(
                     f"{self._location} is not there any more, though {self._directory} keeps an index that came "
-                    f"from it ({error}); correct remote=, or put the dataset back; to read what this node keeps, whole "
-                    f"or not, give local={str(self._directory)!r} alone, without remote="
+                    f"from it ({error})",
+                    hint="correct remote=, or put the dataset back; to read what this node keeps, whole or not, give "
+                    f"local={str(self._directory)!r} alone, without remote=",
+                    path=str(self._location),
                 ) from error
             except (StorageError, FormatError) as error:
                 _logger.warning("the index in %s is used as it is, which may be old: %s", self._directory, error)
@@ -304,8 +308,9 @@ class IndexCache:
             stall.check([coming])
         if cached is None:
             raise StorageError(
-                f"{self._directory} has no index that may be read, and cannot be written to; choose another directory "
-                "with local="
+                f"{self._directory} has no index that may be read, and cannot be written to",
+                hint="choose another directory with local=",
+                path=str(self._directory),
             )
         is_known = manifest is not None and manifest.digest == cached.digest
         self._tag = manifest.tag if manifest is not None and is_known else make_tag()
@@ -367,7 +372,11 @@ class IndexCache:
                 error,
             )
         except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error}; choose another directory with local=") from error
+            raise StorageError(
+                f"{path} cannot be written: {error}",
+                hint="choose another directory with local=",
+                path=str(path),
+            ) from error
 
     def _conclude(
         self,
@@ -419,15 +428,21 @@ class IndexCache:
         if manifest.remote != self._config.digest:
             how = "" if self._config.format is None else f" in format {self._config.format}"
             raise ConfigError(
-                f"{self._directory} holds shards of another remote than {shown}{how}; correct remote= if it is "
-                "mistyped, give this stream a directory of its own with local=, or remove that one"
+                f"{self._directory} holds shards of another remote than {shown}{how}",
+                hint="correct remote= if it is "
+                "mistyped, give this stream a directory of its own with local=, or remove that one",
+                option="remote",
+                path=str(self._directory),
             )
         in_place = self._config.source_directory() is not None
         if manifest.own is not None and manifest.of_originals != in_place:
             kinds = ["files fetched from", "raw files decompressed from"]
             raise ConfigError(
                 f"{self._directory} is for {kinds[not in_place]} {shown}, so it cannot be for {kinds[in_place]} there "
-                "too; give this stream another directory with local=, or remove that one"
+                "too",
+                hint="give this stream another directory with local=, or remove that one",
+                option="local",
+                path=str(self._directory),
             )
 
 
@@ -439,7 +454,7 @@ def _refuse_page(shown: str, path: Path) -> None:
     """
     with path.open("rb") as file:
         if file.read(_HEAD_BYTES).lstrip().startswith(b"<"):
-            raise PageError(f"{shown} must be JSON, but a page of HTML arrived")
+            raise PageError(f"{shown} must be JSON, but a page of HTML arrived", path=shown)
 
 
 class _IndexTags:

@@ -86,6 +86,10 @@ class FilesAt:
         """What to call the place in an error."""
         return str(self._location if self._pattern is None else self._location / self._pattern)
 
+    def shown_file(self, name: str) -> str:
+        """Return the path or URL of a file, without secrets."""
+        return str(self._location / name)
+
     @cached_property
     def _files(self) -> Mapping[str, ListedFile]:
         if self._pattern is None:
@@ -354,7 +358,10 @@ def _of_files(shards: Sequence[ShardInfo], pattern: str, location: Location) -> 
     found = [shard for shard in shards if (shard.zip_data or shard.raw_data).basename in named]
     if not found:
         raise ConfigError(
-            f"{location / INDEX_BASENAME} has no file that {pattern!r} names; correct that, or if files came since "
-            "that index was made, make it again with: lightning-streaming index"
+            f"{location / INDEX_BASENAME} has no file that {pattern!r} names",
+            hint="correct that, or if files came since "
+            "that index was made, make it again with: lightning-streaming index",
+            option="remote",
+            path=str(location / INDEX_BASENAME),
         )
     return found

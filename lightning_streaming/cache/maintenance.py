@@ -112,8 +112,10 @@ def own_tags(directory: Path) -> OwnTags:
     found = _find_own_tags(directory)
     if found is None:
         raise ConfigError(
-            f"{directory} is not a cache directory of one stream: it has no {MANIFEST_BASENAME} of ours; give the one "
-            "that holds the shards that were fetched"
+            f"{directory} is not a cache directory of one stream: it has no {MANIFEST_BASENAME} of ours",
+            hint="give the one that holds the shards that were fetched",
+            option="directory",
+            path=str(directory),
         )
     return found
 
@@ -302,7 +304,8 @@ class _Cleaner:
         with self._cache.locked() as count:
             if count is None:
                 raise ConfigError(
-                    f"the filesystem of {self._directory} has no file locks, so what is in use cannot be told"
+                    f"the filesystem of {self._directory} has no file locks, so what is in use cannot be told",
+                    path=str(self._directory),
                 )
             if any(file.kind is FileKind.ARRIVING for file, _ in batch):
                 self._cache.sweep(count)

@@ -187,7 +187,9 @@ def read_manifest(directory: Path) -> CacheManifest | None:
         return None
     except OSError as error:
         raise StorageError(
-            f"{path} cannot be read: {error}; it says whose files are there, so choose another directory"
+            f"{path} cannot be read: {error}",
+            hint="the file records which files are the cache's; choose another directory",
+            path=str(path),
         ) from error
     first, second, third = (line.strip() for line in [*lines[:3], b"", b"", b""][:3])
     return CacheManifest(

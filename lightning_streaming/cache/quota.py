@@ -293,8 +293,10 @@ class CacheQuota:
                         if self.limit is None:
                             continue
                         raise ConfigError(
-                            f"cache_limit needs file locks, which the filesystem of {directory.path} does not have; "
-                            "keep the cache on a local disk, or leave cache_limit out"
+                            f"cache_limit needs file locks, which the filesystem of {directory.path} does not have",
+                            hint="keep the cache on a local disk, or leave cache_limit out",
+                            option="cache_limit",
+                            path=str(directory.path),
                         )
                     held[directory.path] = (directory, count)
             yield held

@@ -39,7 +39,7 @@ from lightning_streaming.errors import (
     StreamingError,
 )
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.files import Identity, join_under
+from lightning_streaming.files import Identity, file_named_by, join_under
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
 from lightning_streaming.formats.shard_table import PART
@@ -376,12 +376,15 @@ class ShardCache:
             yield
         except StreamingError as error:
             gone = isinstance(error, StorageError) and self.directory.is_gone()
-            told = shared_files.directory_gone(self.directory.path) if gone else error
-            named = type(told)(f"{self.label}: {told}")
+            shown = shared_files.directory_gone(self.directory.path) if gone else error
+            named = shown.with_context(self.label, stream=self._config.name)
             raise named.with_traceback(error.__traceback__) from error.__cause__
         except OSError as error:  # another user's directory or file, a disk that fails
             raise StorageError(
-                f"stream {self._config.name!r}: the system refuses: {error}; mend that, or choose another place"
+                f"stream {self._config.name!r}: {error}",
+                hint="fix the permissions, or set another local=",
+                stream=self._config.name,
+                path=file_named_by(error),
             ) from error
 
 
@@ -496,7 +499,8 @@ class _Fetcher:
                 claims.append(staging)
                 return staging
         raise LockTimeoutError(
-            f"the part of {file.basename} in {self._directory.path} is locked, and nobody fetches it"
+            f"the part of {file.basename} in {self._directory.path} is locked, but no process is fetching it",
+            path=str(self._directory.path),
         )
 
     def _make_with_space(self, file: _RawFile, request: _Request) -> bool:
@@ -517,8 +521,12 @@ class _Fetcher:
             self._directory, file.demands(), attempt, release=request.release, spare_since=request.spare_since
         ):
             return True
-        if request.release is not None:
-            raise DiskFullError(f"{file.raw.basename}: {full}, or set a cache_limit that fits") from full
+        if request.release is not None and full is not None:
+            raise DiskFullError(
+                f"{file.raw.basename}: {full.args[0]}",
+                hint=f"{full.hint}, or set a cache_limit that fits",
+                path=full.path,
+            ) from full
         return False
 
     def _make(self, file: _RawFile) -> None:
@@ -596,4 +604,6 @@ class _Fetcher:
 def _check_names(shard: ShardInfo) -> None:
     names = [file.basename for file in chain(*shard.files) if file is not None]
     if len(set(names)) < len(names):
-        raise IndexFormatError(f"the files of a shard must have different names, but are {', '.join(names)}")
+        raise IndexFormatError(
+            f"the files of a shard must have different names, but are {', '.join(names)}", path=names[0]
+        )

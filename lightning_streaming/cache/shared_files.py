@@ -159,8 +159,9 @@ class StallTimeout:
         elif time.monotonic() > self._since + self._seconds:
             owner = lock_owner(paths[0])
             raise LockTimeoutError(
-                f"waited {self._seconds:g} s for a sign of life of {owner}, which holds {paths[0]}; let it go on, or "
-                "end it"
+                f"waited {self._seconds:g} s for a sign of life of {owner}, which holds {paths[0]}",
+                hint="wait for it, or end it",
+                path=str(paths[0]),
             )
 
 
@@ -181,8 +182,9 @@ def make_cache_directory(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"{directory} cannot be made: {error}; give the stream another directory with local=, or set "
-            f"{CACHE_VARIABLE} to another root"
+            f"{directory} cannot be made: {error}",
+            hint=f"give the stream another directory with local=, or set {CACHE_VARIABLE} to another root",
+            path=str(directory),
         ) from error
 
 
@@ -308,13 +310,21 @@ def unwritable(root: Path, error: OSError) -> StorageError:
     if error.errno == errno.ELOOP and error.filename is not None:
         return StorageError(
             f"{os.fsdecode(error.filename)} is a symbolic link, and the cache writes to no link, which may lead to any "
-            "file; remove it"
+            "file",
+            hint="remove it",
+            path=os.fsdecode(error.filename),
         )
     if error.errno in DISK_FULL:
-        return DiskFullError(f"no room left in {root}: {error}; make room there, or choose another directory")
-    return StorageError(f"{root} cannot be written to: {error}; choose another directory")
+        return DiskFullError(
+            f"no room left in {root}: {error}", hint="make room there, or choose another directory", path=str(root)
+        )
+    return StorageError(f"{root} cannot be written to: {error}", hint="choose another directory", path=str(root))
 
 
 def directory_gone(root: Path) -> StorageError:
     """What to say where a cache directory was removed under us. It is not made again: that could undo an unmount."""
-    return StorageError(f"the cache directory {root} was removed while it was in use; start again to make it anew")
+    return StorageError(
+        f"the cache directory {root} was removed while it was in use",
+        hint="restart the run, which creates it again",
+        path=str(root),
+    )

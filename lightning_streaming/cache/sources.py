@@ -57,8 +57,10 @@ def choose_hash(file: FileInfo, wanted: str | None) -> str | None:
         if wanted not in file.hashes:
             recorded = shortened(", ".join(sorted(file.hashes)) or "none")
             raise ConfigError(
-                f"validate_hash is {wanted!r}, but the hashes recorded of {file.basename} are: {recorded}; "
-                "name one of these, or leave validate_hash out"
+                f"validate_hash is {wanted!r}, but the hashes recorded of {file.basename} are: {recorded}",
+                hint="name one of these, or leave validate_hash out",
+                option="validate_hash",
+                path=file.basename,
             )
         return wanted
     return next((name for name in CHEAPEST_FIRST if name in file.hashes and _can_compute(name)), None)
@@ -80,7 +82,9 @@ def check_hash(path: Path, shown: str, file: FileInfo, name: str | None) -> None
         return
     found = hash_file(name, path)
     if found != file.hashes[name]:
-        raise IntegrityError(f"{name} of {shown} must be {shortened(file.hashes[name], 150)}, but is {found}")
+        raise IntegrityError(
+            f"{name} of {shown} must be {shortened(file.hashes[name], 150)}, but is {found}", path=shown
+        )
 
 
 def unpack(path: Path, shown: str, raw: FileInfo, algorithm: str, destination: Path) -> None:
@@ -108,7 +112,7 @@ def unpack(path: Path, shown: str, raw: FileInfo, algorithm: str, destination: P
                 for piece in decompressed_pieces(algorithm, packed, raw.bytes):
                     file.write(piece)
         except ShardCorruptError as error:
-            raise IntegrityError(f"{shown} cannot be decompressed: {error}") from error
+            raise IntegrityError(f"{shown} cannot be decompressed: {error}", path=shown) from error
 
 
 def _can_compute(name: str) -> bool:
@@ -133,6 +137,7 @@ def pinned_version(file: FileInfo, config: CacheConfig) -> str:
     return "" if config.format is None else file.version
 
 
+_IN_PLACE = "the dataset is read in place: replace the file"
 _OR_INDEX_AGAIN = (
     "; or, if it was meant to change, start again, and where an index was made ahead make that again with: "
     "lightning-streaming index"
@@ -184,8 +189,9 @@ class InPlaceSource:
         if not was_written_for(shard, self.directory):
             raise ShardCorruptError(
                 f"{join_under(self.directory, packed[-1].basename)} does not exist, and the "
-                f"{shard.raw_data.basename} beside it says that it was not made of that; it is a file of another "
-                "dataset, so put the compressed one there"
+                f"{shard.raw_data.basename} beside it says that it was not made of that",
+                hint="it is a file of another dataset, so put the compressed one there",
+                path=str(join_under(self.directory, packed[-1].basename)),
             )
         return True
 
@@ -196,7 +202,7 @@ class InPlaceSource:
             try:
                 check_hash(path, str(path), raw, choose_hash(raw, self.config.validate_hash))
             except IntegrityError as error:
-                raise ShardCorruptError(f"{error}; it is read in place, so put it right there") from error
+                raise ShardCorruptError(str(error.args[0]), hint=_IN_PLACE, path=error.path) from error
 
     def _is_proven(self, raw: FileInfo, tag: int | None) -> bool:
         """Whether a raw file was surely made of the compressed one that the index names."""
@@ -230,7 +236,7 @@ class InPlaceSource:
             check_hash(path, str(path), compressed, choose_hash(compressed, self.config.validate_hash))
             unpack(path, str(path), raw, algorithm, destination)
         except IntegrityError as error:
-            raise ShardCorruptError(f"{error}; it is read in place, so put it right there") from error
+            raise ShardCorruptError(str(error.args[0]), hint=_IN_PLACE, path=error.path) from error
         return tag_of_original(found.st_mtime_ns, found.st_size)
 
     def data_version(self, index: DatasetIndex) -> str:
@@ -305,13 +311,16 @@ class InPlaceSource:
         size = find_size(path)
         if size is None:
             raise ObjectNotFoundError(
-                f"{path} does not exist; the dataset at {self.directory} is read in place, so put the file there, or, "
-                "if this directory is to be filled from elsewhere, give that as remote and this as local"
+                f"{path} does not exist",
+                hint=f"the dataset at {self.directory} is read in place, so put the file there, or, if this directory "
+                "is to be filled from elsewhere, give that as remote and this as local",
+                path=str(path),
             )
         if size != file.bytes:
             raise ShardCorruptError(
-                f"the index promises {file.bytes} bytes of {path}, but it has {size}; "
-                f"it is read in place, so put it right there{'' if self.config.format is None else _OR_INDEX_AGAIN}"
+                f"{path} has {size} bytes, but index.json says {file.bytes}",
+                hint=_IN_PLACE if self.config.format is None else _IN_PLACE + _OR_INDEX_AGAIN,
+                path=str(path),
             )
         return path
 
@@ -417,7 +426,9 @@ class StoredInPlace:
                 file.seek(start)
                 found.append(file.read(stop - start))
                 if len(found[-1]) < stop - start:
-                    raise ShardCorruptError(f"{self.path} must have {self.size} bytes, but ends before byte {stop}")
+                    raise ShardCorruptError(
+                        f"{self.path} must have {self.size} bytes, but ends before byte {stop}", path=str(self.path)
+                    )
         return found
 
 

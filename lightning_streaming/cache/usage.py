@@ -214,7 +214,9 @@ def locked_usage(root: Path, count: Callable[[], int]) -> Iterator[UsageCount]:
     try:
         if not any(shared_files.try_lock(descriptor, shared=False) for _ in shared_files.pauses(_LOCK_SECONDS)):
             owner = shared_files.lock_owner(path)
-            raise LockTimeoutError(f"waited {_LOCK_SECONDS:g} s for {path}, held by {owner}, to change it")
+            raise LockTimeoutError(
+                f"waited {_LOCK_SECONDS:g} s for {path}, held by {owner}, to change it", path=str(path)
+            )
         yield UsageCount(root, descriptor, count)
     finally:
         shared_files.unlock_and_close(descriptor)

@@ -59,7 +59,7 @@ def check_dtype(dtype: str) -> int:
     except TypeError:
         found = np.dtype(object)
     if not isinstance(dtype, str) or found.kind not in "iuf" or found.itemsize not in _WIDTHS:
-        raise ConfigError(f"dtype must be one of numbers, like 'uint16' or 'int32', but is {dtype!r}")
+        raise ConfigError(f"dtype must be one of numbers, like 'uint16' or 'int32', but is {dtype!r}", option="dtype")
     return found.itemsize
 
 
@@ -239,7 +239,10 @@ class ArrayLengths:
                 worst = int(left.argmax())
                 raise EncodingError(
                     f"{self._shown(first + worst)} has {stops[worst] - starts[worst]} bytes, which are no whole number "
-                    f"of elements of {self.element_bytes} bytes; is dtype another one?"
+                    f"of elements of {self.element_bytes} bytes",
+                    hint="is dtype another one?",
+                    path=self.info.raw_data.basename,
+                    sample=first + worst,
                 )
             return lengths
         places = np.minimum(starts[:, None] + np.arange(_LONGEST_HEAD), len(data) - 1)
@@ -271,11 +274,12 @@ class ArrayLengths:
         try:
             shape, _, _ = self.array.read_layout(bytes(payload))
         except EncodingError as error:
-            raise EncodingError(f"{self._shown(sample)}: {error}") from error
-        raise _several_dimensions(self._shown(sample), shape)
+            file = self.info.raw_data.basename
+            raise error.with_context(self._shown(sample), path=file, sample=sample) from error
+        raise _several_dimensions(self.info, self.column, sample, shape)
 
     def _shown(self, sample: int) -> str:
-        return f"{self.info.raw_data.basename}, sample {sample}, column {self.column!r}"
+        return _shown(self.info, self.column, sample)
 
 
 @dataclass(frozen=True)
@@ -304,16 +308,22 @@ class StoredLengths:
 
     def _length(self, value: Any, sample: int) -> int:
         if value.ndim != 1:
-            raise _several_dimensions(
-                f"{self.info.raw_data.basename}, sample {sample}, column {self.column!r}", value.shape
-            )
+            raise _several_dimensions(self.info, self.column, sample, value.shape)
         return len(value)
 
 
-def _several_dimensions(shown: str, shape: Sequence[int]) -> ConfigError:
+def _shown(info: ShardInfo, column: str, sample: int) -> str:
+    return f"{info.raw_data.basename}, sample {sample}, column {column!r}"
+
+
+def _several_dimensions(info: ShardInfo, column: str, sample: int, shape: Sequence[int]) -> ConfigError:
     return ConfigError(
-        f"{shown} is an array of shape {tuple(shape)}, but the tokens of a document are of one dimension; "
-        "say the length in a column of whole numbers, and name that with lengths="
+        f"{_shown(info, column, sample)} is an array of shape {tuple(shape)}, but the tokens of a document are of one "
+        "dimension",
+        hint="write the length to a column of whole numbers, and name that with lengths=",
+        option="column",
+        path=info.raw_data.basename,
+        sample=sample,
     )
 
 
@@ -332,11 +342,13 @@ def array_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> Arr
     known = encodings_of(info)
     asked = f"column={column!r}"
     if column not in known:
-        raise no_such_column(asked, column, known)
+        raise no_such_column(asked, column, known, option="column")
     name = known[column]
     if name == "bytes" and info.format == "mds":
         if dtype is None:
-            raise ConfigError(f"{asked} is of bytes; say of which elements with dtype, like dtype='uint16'")
+            raise ConfigError(
+                f"{asked} is of bytes", hint="say of which elements with dtype, like dtype='uint16'", option="dtype"
+            )
         return ArrayLengths(info=info, column=column, constant=None, element_bytes=check_dtype(dtype), array=None)
     try:
         array = encoding(name)
@@ -345,11 +357,17 @@ def array_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> Arr
     if not isinstance(array, NdarrayEncoding) or (array.shape is not None and len(array.shape) != 1):
         raise ConfigError(
             f"{asked} is {name!r}, whose tokens cannot be counted; that takes bytes, 'ndarray', 'ndarray:DTYPE' or "
-            "'ndarray:DTYPE:LENGTH'. Name a column of whole numbers that says the length instead, like "
-            "lengths='num_tokens', or pass a function of columns, like lengths=lambda text: len(text) // 4"
+            "'ndarray:DTYPE:LENGTH'",
+            hint="name a column of whole numbers that holds the length, like lengths='num_tokens', or pass a function "
+            "of columns, like lengths=lambda text: len(text) // 4",
+            option="column",
         )
     if dtype is not None and array.dtype is not None and np.dtype(dtype).name != array.dtype:
-        raise ConfigError(f"{asked} is {name!r}, but dtype={dtype!r}; leave dtype out: these arrays say their own")
+        raise ConfigError(
+            f"{asked} is {name!r}, but dtype={dtype!r}",
+            hint="leave dtype out: these arrays say their own",
+            option="dtype",
+        )
     return ArrayLengths(
         info=info,
         column=column,

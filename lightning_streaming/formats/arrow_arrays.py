@@ -38,10 +38,11 @@ class DenseKind(ArrowKind, Protocol):
         ...
 
 
-_NULL_INSIDE = (
-    "expected numbers, but found a null among them; leave the column out with columns=[...], or write another number "
-    "in its place"
-)
+def _null_inside(where: str = "") -> EncodingError:
+    return EncodingError(
+        f"{where}expected numbers, but found a null among them",
+        hint="leave the column out with columns=[...], or write another number in its place",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Numbers:
         def read(row: int) -> NDArray[Any]:
             start, stop = offsets[row], offsets[row + 1]
             if not are_there[start:stop].all():
-                raise EncodingError(_NULL_INSIDE)
+                raise _null_inside()
             found: NDArray[Any] = (values[start:stop] if self.lists.size is None else table[row]).copy()
             return found
 
@@ -94,7 +95,7 @@ class Numbers:
         if are_there is not None and not are_there[offsets[0] : offsets[-1]].all():
             first = int(offsets[0] + are_there[offsets[0] : offsets[-1]].argmin())
             row = int(np.searchsorted(offsets, first, "right")) - 1
-            raise EncodingError(f"row {row}: {_NULL_INSIDE}")
+            raise _null_inside(f"row {row}: ")
         return values, offsets
 
     def dense(self, array: Any) -> NDArray[Any] | None:
@@ -160,7 +161,7 @@ class Shaped:
                 start, stop = int(offsets[start]), int(offsets[stop])
                 shape.append(found)
                 if is_there is not None and not is_there[start:stop].all():
-                    raise EncodingError(_NULL_INSIDE)
+                    raise _null_inside()
             found_all: NDArray[Any] = leaf[start:stop].reshape(shape).copy()
             return found_all
 

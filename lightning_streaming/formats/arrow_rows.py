@@ -68,13 +68,16 @@ def _asks_for_too_much(error: MemoryError) -> bool:
 
 
 @contextmanager
-def sound_arrow(shown: str, must_be: str = "sound rows of Arrow", way_out: str = "") -> Iterator[None]:
+def sound_arrow(
+    shown: str, must_be: str = "sound rows of Arrow", hint: str | None = None, path: str | None = None
+) -> Iterator[None]:
     """Say of what Arrow refuses that the data is damaged; or that it is not read, where that is what Arrow says.
 
     Args:
         shown: What to call the data.
         must_be: What it ought to be.
-        way_out: What whoever has it can do.
+        hint: How to fix it.
+        path: The file. None: ``shown``.
     """
     arrow = require_pyarrow()
     try:
@@ -87,10 +90,11 @@ def sound_arrow(shown: str, must_be: str = "sound rows of Arrow", way_out: str =
         words = shortened(" ".join(str(error).split()))
         if isinstance(error, arrow.ArrowNotImplementedError) or _UNSUPPORTED.search(str(error)):
             raise UnsupportedError(
-                f"{shown} is not read by pyarrow {arrow.__version__}: {words}; write it again without encryption, and "
-                "with types and compression that this version has"
+                f"{shown} is not read by pyarrow {arrow.__version__}: {words}",
+                hint="write it again without encryption, and with types and compression that this version has",
+                path=path or shown,
             ) from error
-        raise ShardCorruptError(f"{shown} must be {must_be}, but: {words}{way_out and f'; {way_out}'}") from error
+        raise ShardCorruptError(f"{shown} must be {must_be}, but: {words}", hint=hint, path=path or shown) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ class ArrowRows(ColumnReader):
     def __init__(
         self, batches: Sequence[Any], columns: Mapping[str, ArrowColumn], shown: str, data: memoryview | None = None
     ) -> None:
-        self._shown, self._data = shown, data
+        self._shown, self._path, self._data = shown, shown, data
         self.columns = columns
         self._batches = list[dict[str, Any]]()
         self._firsts = [0]
@@ -150,9 +154,11 @@ class ArrowRows(ColumnReader):
 
     def _add(self, batch: Any, schema: Any) -> None:
         if not batch.schema.equals(schema):
-            raise ShardCorruptError(f"{self._shown} must have record batches of one schema, but they differ")
+            raise ShardCorruptError(
+                f"{self._shown} must have record batches of one schema, but they differ", path=self._path
+            )
         if batch.num_rows < 0:
-            raise ShardCorruptError(f"{self._shown} has a record batch of {batch.num_rows} rows")
+            raise ShardCorruptError(f"{self._shown} has a record batch of {batch.num_rows} rows", path=self._path)
         if not batch.num_rows:
             return
         with sound_arrow(self._shown):
@@ -160,7 +166,9 @@ class ArrowRows(ColumnReader):
             for array in arrays.values():
                 array.validate(full=True)
         if any(len(array) != batch.num_rows for array in arrays.values()):
-            raise ShardCorruptError(f"{self._shown} must have columns of {batch.num_rows} rows, but one has not")
+            raise ShardCorruptError(
+                f"{self._shown} must have columns of {batch.num_rows} rows, but one has not", path=self._path
+            )
         self._batches.append({name: stored(array) for name, array in arrays.items()})
         self._firsts.append(self._firsts[-1] + batch.num_rows)
 
@@ -170,7 +178,11 @@ class ArrowRows(ColumnReader):
     def __getitem__(self, index: int) -> dict[str, Any]:
         """One row; see :class:`ShardReader`."""
         if not 0 <= index < self._samples:
-            raise SampleIndexError(f"{self._shown} has {self._samples} samples, but sample {index} was asked for")
+            raise SampleIndexError(
+                f"{self._shown} has {self._samples} samples, but sample {index} was asked for",
+                path=self._path,
+                sample=index,
+            )
         number = bisect_right(self._firsts, index) - 1
         row = index - self._firsts[number]
         try:
@@ -187,8 +199,11 @@ class ArrowRows(ColumnReader):
         """The error of the first column that cannot be read, with its name."""
         errors = ((name, _error_of(read, row)) for name, read in self._reads[number] or self._prepare(number))
         name, error = next(found for found in errors if found[1] is not None)
-        kind = type(error) if isinstance(error, FormatError) else ShardCorruptError
-        return kind(f"{self._shown}, sample {index}, column {name!r}: {shortened(str(error))}")
+        shown = f"{self._shown}, sample {index}, column {name!r}"
+        if isinstance(error, FormatError):
+            words, hint = shortened(str(error.args[0])), error.hint
+            return type(error)(f"{shown}: {words}", hint=hint, path=self._path, sample=index)
+        return ShardCorruptError(f"{shown}: {shortened(str(error))}", path=self._path, sample=index)
 
     # --- as tables ---
 
@@ -288,15 +303,20 @@ class ArrowRows(ColumnReader):
         """
         if name not in self.columns:
             raise EncodingError(
-                f"{self._shown}: column {name!r} is needed, but columns= leaves it out; name it there too"
+                f"{self._shown}: column {name!r} is needed, but columns= leaves it out",
+                hint="name it there too",
+                option="columns",
+                path=self._path,
             )
         kind, where = self.columns[name].kind, f"{self._shown}, column {name!r}"
         if not isinstance(kind, Numbers) or kind.inner or kind.final or kind.dtype.kind not in "iuf":
-            raise EncodingError(f"{where} is of {self.columns[name].type}, not of one-dimensional arrays")
+            raise EncodingError(
+                f"{where} is of {self.columns[name].type}, not of one-dimensional arrays", path=self._path
+            )
         try:
             return flat_column(kind, self._arrays(name), self._firsts, self._data)
         except EncodingError as error:
-            raise EncodingError(f"{where}, {error}") from error
+            raise error.with_context(where, path=self._path) from error
 
     def close(self) -> None:
         """Let go of the batches; nothing can be read afterwards, and what a flat column points at may be gone."""

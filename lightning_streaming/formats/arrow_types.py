@@ -83,22 +83,25 @@ def arrow_columns(schema: Any, columns: Sequence[str] | None, shown: str) -> dic
     missing = [name for name in columns or () if name not in names]
     if missing:
         has = shortened(", ".join(map(repr, names[:_MOST_NAMED])))
-        raise ConfigError(f"{shown} has no column {missing[0]!r}; it has {has}")
+        raise ConfigError(f"{shown} has no column {missing[0]!r}; it has {has}", option="columns", path=shown)
     found = dict[str, ArrowColumn]()
     for field in schema:
         if columns is not None and field.name not in columns:
             continue
         if field.name in found:
             raise UnsupportedError(
-                f"{shown} has several columns named {shortened(repr(field.name))}; give each a name of its own, or "
-                "read others only with columns=[...]"
+                f"{shown} has several columns named {shortened(repr(field.name))}",
+                hint="give each a name of its own, or read others only with columns=[...]",
+                path=shown,
             )
         try:
             kind = _kind(field.type, hints.get(field.name))
         except _NotReadError as error:
             raise UnsupportedError(
                 f"{shown}: column {shortened(repr(field.name))} is of Arrow's type {shortened(str(field.type))}, but "
-                f"{error}; leave it out with columns=[...], or write the data again with another type"
+                f"{error}",
+                hint="leave it out with columns=[...], or write the data again with another type",
+                path=shown,
             ) from None
         found[field.name] = ArrowColumn(field.name, kind, shortened(str(field.type), 100))
     return found

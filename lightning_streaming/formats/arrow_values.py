@@ -38,8 +38,8 @@ def require_pyarrow() -> Any:
         import pyarrow.ipc
     except ImportError:
         raise MissingDependencyError(
-            "samples that lie as rows of Arrow, or in Parquet files, need the pyarrow package; run: pip install "
-            "'lightning-streaming[parquet]'"
+            "samples that lie as rows of Arrow, or in Parquet files, need the pyarrow package",
+            hint="run: pip install 'lightning-streaming[parquet]'",
         ) from None
     return pyarrow
 
@@ -386,9 +386,10 @@ class ImageStruct:
             if data is None:
                 named = None if path is None else path(row)
                 raise EncodingError(
-                    f"expected the bytes of an image file, but found only its path, {shortened(brief(named))}; write "
+                    f"expected the bytes of an image file, but found only its path, {shortened(brief(named))}",
+                    hint="write "
                     "the data again with its images in it, which dataset.with_format('arrow').map(datasets.table."
-                    "embed_table_storage, batched=True) puts there, or leave the column out with columns=[...]"
+                    "embed_table_storage, batched=True) puts there, or leave the column out with columns=[...]",
                 )
             return open_image_file(data, IMAGE_FORMATS)
 

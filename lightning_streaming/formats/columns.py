@@ -42,7 +42,11 @@ def encodings_of(info: ShardInfo) -> Mapping[str, str]:
 
 
 def check_columns_tell(
-    info: ShardInfo, names: Sequence[str], asked: str, hints: Mapping[str, str] = MappingProxyType({})
+    info: ShardInfo,
+    names: Sequence[str],
+    asked: str,
+    hints: Mapping[str, str] = MappingProxyType({}),
+    option: str | None = None,
 ) -> None:
     """Refuse columns that a condition cannot look at.
 
@@ -51,6 +55,7 @@ def check_columns_tell(
         names: The columns that are looked at.
         asked: What looks at them, as an error calls it.
         hints: What may have been meant by a name, where no column has it.
+        option: Name of the option that looks at them.
 
     Raises:
         ConfigError: The shard lacks one, or it holds neither numbers nor text.
@@ -58,16 +63,21 @@ def check_columns_tell(
     known = encodings_of(info)
     for name in names:
         if name not in known:
-            raise no_such_column(asked, name, known, hints)
+            raise no_such_column(asked, name, known, hints, option)
         if known[name] not in _LISTED and not isinstance(_number(known[name]), NUMBERS):
             raise ConfigError(
-                f"{asked} looks at column {name!r}, which is {known[name]!r}; only numbers, text, bytes and json "
-                "can be looked at"
+                f"{asked} looks at column {name!r}, which is {known[name]!r}",
+                hint="only numbers, text, bytes and json can be looked at",
+                option=option,
             )
 
 
 def no_such_column(
-    asked: str, name: str, known: Mapping[str, str], hints: Mapping[str, str] = MappingProxyType({})
+    asked: str,
+    name: str,
+    known: Mapping[str, str],
+    hints: Mapping[str, str] = MappingProxyType({}),
+    option: str | None = None,
 ) -> ConfigError:
     """What to say of a column that a shard lacks.
 
@@ -76,10 +86,13 @@ def no_such_column(
         name: The column.
         known: The shard's own, by name.
         hints: What else to say of some columns, by name.
+        option: Name of the option that looks at it.
     """
     close = get_close_matches(name, known, 1)
-    hint = f"; {hints[name]}" if name in hints else f"; did you mean {close[0]!r}?" if close else ""
-    return ConfigError(f"{asked} looks at column {name!r}, which is not there; there are {', '.join(known)}{hint}")
+    hint = hints.get(name) or (f"did you mean {close[0]!r}?" if close else None)
+    return ConfigError(
+        f"{asked} looks at column {name!r}, which is not there; there are {', '.join(known)}", hint=hint, option=option
+    )
 
 
 def read_columns(info: ShardInfo, directory: Path, names: Sequence[str]) -> dict[str, ColumnValues]:
@@ -135,19 +148,23 @@ def flat_column(reader: ShardReader, info: ShardInfo, name: str, dtype: str | No
         values = np.dtype(dtype).newbyteorder("<")
         counts, rest = np.divmod(stops - starts, values.itemsize)
         if rest.any():
+            file, worst = info.raw_data.basename, int(rest.argmax())
             raise EncodingError(
-                f"{info.raw_data.basename}, column {name!r}: sample {int(rest.argmax())} is not of whole {dtype} values"
+                f"{file}, column {name!r}: sample {worst} is not of whole {dtype} values", path=file, sample=worst
             )
         return FlatColumn(data, values, starts, counts)
     if not isinstance(its_encoding, NdarrayEncoding):
         raise EncodingError(
             f"{info.raw_data.basename}, column {name!r} is {encodings[place]!r}, not of arrays with a value for "
-            "each token; name no such column in column= or along="
+            "each token",
+            hint="name no such column in column= or along=",
+            path=info.raw_data.basename,
         )
     try:
         return FlatColumn(data, *flat_layouts(its_encoding, np.frombuffer(data, np.uint8), starts, stops))
     except EncodingError as error:
-        raise EncodingError(f"{info.raw_data.basename}, column {name!r}: {error}") from error
+        file = info.raw_data.basename
+        raise error.with_context(f"{file}, column {name!r}", path=file) from error
 
 
 def joined(parts: Sequence[ColumnValues]) -> ColumnValues:
@@ -188,7 +205,8 @@ def _of_mds(reader: MDSReader, info: ShardInfo, name: str) -> ColumnValues:
                     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
                 ]
             except (FormatError, UnicodeDecodeError) as error:
-                raise EncodingError(f"{info.raw_data.basename}, column {name!r}: {error}") from error
+                file = info.raw_data.basename
+                raise EncodingError(f"{file}, column {name!r}: {error}", path=file) from error
     if not isinstance(its_encoding, NUMBERS):
         return parts
     return np.concatenate(parts) if parts else np.empty(0, its_encoding.dtype)
@@ -208,7 +226,8 @@ def payloads(
     if (header + fixed + said.sum(axis=1) != lengths).any():
         worst = int((header + fixed + said.sum(axis=1) != lengths).argmax())
         raise ShardCorruptError(
-            f"{info.raw_data.basename}: sample {worst} after byte {offsets[0]} has other bytes than it says"
+            f"{info.raw_data.basename}: sample {worst} after byte {offsets[0]} has other bytes than it says",
+            path=info.raw_data.basename,
         )
     before = starts + header + sum(size for size in sizes[:place] if size is not None)
     before = before + said[:, : sum(1 for at in varying if at < place)].sum(axis=1)

@@ -123,12 +123,14 @@ def _find(algorithm: str) -> tuple[str, _Codec, int]:
     family, colon, level = algorithm.partition(":")
     codec = CODECS.get(family)
     if codec is None:
-        raise ConfigError(f"compression must be one of {', '.join(CODECS)}, but got {algorithm!r}")
+        raise ConfigError(
+            f"compression must be one of {', '.join(CODECS)}, but got {algorithm!r}", option="compression"
+        )
     if not colon:
         return family, codec, codec.default_level
     if level not in map(str, codec.levels):
         levels = f"{codec.levels[0]} to {codec.levels[-1]}" if codec.levels else "none"
-        raise ConfigError(f"{family} compression has levels {levels}, but got {algorithm!r}")
+        raise ConfigError(f"{family} compression has levels {levels}, but got {algorithm!r}", option="compression")
     return family, codec, int(level)
 
 
@@ -166,7 +168,7 @@ def _package(family: str) -> Any:
         return name and import_module(name)
     except ImportError:
         raise MissingDependencyError(
-            f"{family} compression needs the {name} package; run: pip install 'lightning-streaming[{family}]'"
+            f"{family} compression needs the {name} package", hint=f"run: pip install 'lightning-streaming[{family}]'"
         ) from None
 
 

@@ -109,7 +109,9 @@ def encoding(name: str) -> Encoding:
         return _REGISTERED[name]
     known = ", ".join([*_ENCODINGS, "ndarray", *_IMAGE_ENCODINGS, *_REGISTERED])
     raise ConfigError(
-        f"an encoding must be one of {known}, but got {name!r}; if it is your own, call register_encoding first"
+        f"an encoding must be one of {known}, but got {name!r}",
+        hint="if it is your own, call register_encoding first",
+        option="columns",
     )
 
 
@@ -132,12 +134,14 @@ def register_encoding(name: str, encoding_class: type[EncodingClass]) -> None:
         ConfigError: The name is taken or cannot be one, or the class is not like this.
     """
     if not isinstance(name, str) or not name or ":" in name:
-        raise ConfigError(f"an encoding's name must be a text with no colon, but got {name!r}")
+        raise ConfigError(f"an encoding's name must be a text with no colon, but got {name!r}", option="name")
     if name in _ENCODINGS or name in _IMAGE_ENCODINGS or name == "ndarray":
-        raise ConfigError(f"{name} is a built-in encoding; choose another name")
+        raise ConfigError(f"{name} is a built-in encoding", hint="choose another name", option="name")
     made = _REGISTERED.get(name) or _UserEncoding(name, encoding_class)
     if made.kind is not encoding_class:
-        raise ConfigError(f"{name} is registered as {made.kind.__qualname__} already; choose another name")
+        raise ConfigError(
+            f"{name} is registered as {made.kind.__qualname__} already", hint="choose another name", option="name"
+        )
     _REGISTERED[name] = made
 
 
@@ -204,16 +208,19 @@ class _UserEncoding:
         try:
             made = self.kind()
         except TypeError as error:
-            raise ConfigError(f"{self.kind.__qualname__} must be made with no arguments, but {error}") from error
+            raise ConfigError(
+                f"{self.kind.__qualname__} must be made with no arguments, but {error}", option="encoding_class"
+            ) from error
         size = getattr(made, "size", "no such attribute")
         if size is not None and (type(size) is not int or size < 1):
             raise ConfigError(
                 f"{self.kind.__qualname__}.size must be the bytes of every payload, or None where they vary, but is "
-                f"{size!r}"
+                f"{size!r}",
+                option="encoding_class",
             )
         for method in ("encode", "decode"):
             if not callable(getattr(made, method, None)):
-                raise ConfigError(f"{self.kind.__qualname__} must have a method {method}")
+                raise ConfigError(f"{self.kind.__qualname__} must have a method {method}", option="encoding_class")
         object.__setattr__(self, "size", size)
         object.__setattr__(self, "_made", made)
 
@@ -243,10 +250,11 @@ class _UserEncoding:
 def _check_importable(kind: object) -> None:
     """Refuse what a worker process could not find by its module and name."""
     if not isinstance(kind, type):
-        raise ConfigError(f"an encoding must be given as a class, but got {kind!r}")
+        raise ConfigError(f"an encoding must be given as a class, but got {kind!r}", option="encoding_class")
     if "<locals>" in kind.__qualname__:
         raise ConfigError(
-            f"{kind.__qualname__} must stand at the top of a module, so that worker processes can find it by its name"
+            f"{kind.__qualname__} must stand at the top of a module, so that worker processes can find it by its name",
+            option="encoding_class",
         )
 
 
@@ -288,12 +296,16 @@ def check_float(value: Any, dtype: np.dtype[Any]) -> None:
     if isinstance(value, (int, np.integer)):
         if not np.isfinite(made) or int(made) != int(value):
             raise EncodingError(
-                f"{brief(int(value))} would lose digits as {dtype.name}; choose a wider encoding, or int"
+                f"{brief(int(value))} would lose digits as {dtype.name}", hint="choose a wider encoding, or int"
             )
     elif np.isfinite(value) and not np.isfinite(made):
-        raise EncodingError(f"{value} is too large for {dtype.name}, where it would be {made}; choose a wider encoding")
+        raise EncodingError(
+            f"{value} is too large for {dtype.name}, where it would be {made}", hint="choose a wider encoding"
+        )
     elif value != 0 and made == 0:
-        raise EncodingError(f"{value} is too small for {dtype.name}, where it would be 0; choose a wider encoding")
+        raise EncodingError(
+            f"{value} is too small for {dtype.name}, where it would be 0", hint="choose a wider encoding"
+        )
 
 
 def parse_exact_float(text: str) -> float:
@@ -310,19 +322,21 @@ def parse_exact_float(text: str) -> float:
         return number  # nearly all, because what follows takes ten times as long
     if not math.isfinite(number):
         if any(digit in text for digit in "0123456789"):
-            raise EncodingError(f"{text:.60} is too large for a float, where it would be {number}; write it as text")
+            raise EncodingError(
+                f"{text:.60} is too large for a float, where it would be {number}", hint="write it as text"
+            )
         return number  # it says so itself
     said = Decimal(text)
     digits = len("".join(map(str, said.as_tuple().digits)).strip("0")) or 1
     if digits > _MOST_DIGITS or Decimal(f"{number:.{digits - 1}e}") != said:
-        raise EncodingError(f"{text:.60} would lose digits as a float, where it is {number!r}; write it as text")
+        raise EncodingError(f"{text:.60} would lose digits as a float, where it is {number!r}", hint="write it as text")
     return number
 
 
 def _refuse_change(value: Any, kind: str, becomes: str) -> None:
     raise EncodingError(
-        f"expected {kind}, but got {type(value).__name__} {brief(value)}, which {becomes}; convert it yourself if that "
-        "is meant"
+        f"expected {kind}, but got {type(value).__name__} {brief(value)}, which {becomes}",
+        hint="convert it yourself if that is meant",
     )
 
 

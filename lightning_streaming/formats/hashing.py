@@ -75,7 +75,7 @@ def _new_hasher(name: str) -> _Hasher:
         return hashlib.new(name, usedforsecurity=False)
     if name in _XXHASH_NAMES:
         return _new_xxhash(name)
-    raise ConfigError(f"a hash must be one of {', '.join(hash_names())}, but got {brief(name)}")
+    raise ConfigError(f"a hash must be one of {', '.join(hash_names())}, but got {brief(name)}", option="hashes")
 
 
 def _new_xxhash(name: str) -> _Hasher:
@@ -83,7 +83,7 @@ def _new_xxhash(name: str) -> _Hasher:
         import xxhash
     except ImportError:
         raise MissingDependencyError(
-            f"the hash {name} needs the xxhash package; run: pip install 'lightning-streaming[xxhash]'"
+            f"the hash {name} needs the xxhash package", hint="run: pip install 'lightning-streaming[xxhash]'"
         ) from None
     hasher: _Hasher = getattr(xxhash, name)()
     return hasher

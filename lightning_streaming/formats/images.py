@@ -49,7 +49,7 @@ def require_pillow() -> ModuleType:
         import PIL.Image
     except ImportError:
         raise MissingDependencyError(
-            "columns of images need the Pillow package; run: pip install 'lightning-streaming[images]'"
+            "columns of images need the Pillow package", hint="run: pip install 'lightning-streaming[images]'"
         ) from None
     return PIL.Image
 

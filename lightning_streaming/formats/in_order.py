@@ -122,6 +122,9 @@ class _WatchedFiles:
     def shown(self) -> str:
         return self._files.shown
 
+    def shown_file(self, name: str) -> str:
+        return self._files.shown_file(name)
+
     def sizes(self) -> Mapping[str, int]:
         return self._files.sizes()
 

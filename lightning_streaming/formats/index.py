@@ -165,9 +165,13 @@ def read_index(read: Read, source: str) -> DatasetIndex:
     try:
         shards = _read_root(_Text(read))
     except IndexFormatError as error:
-        raise IndexFormatError(f"{source}: {shortened(str(error))}") from None
+        raise IndexFormatError(f"{source}: {shortened(str(error.args[0]))}", hint=error.hint, path=source) from None
     if shards.refusal is not None:
-        raise IndexFormatError(f"{source}, shard {len(shards.builder)}: {shortened(str(shards.refusal))}")
+        raise IndexFormatError(
+            f"{source}, shard {len(shards.builder)}: {shortened(str(shards.refusal.args[0]))}",
+            hint=shards.refusal.hint,
+            path=source,
+        )
     return DatasetIndex(shards.builder.table())
 
 
@@ -218,7 +222,8 @@ def parse_shard(entry: Any, schema_before: Mapping[str, Any]) -> ShardInfo:
     with_offsets = shard.raw_meta or shard.raw_data
     if shard_format not in OTHER_FORMATS and 4 * (shard.samples + 2) > with_offsets.bytes:
         raise IndexFormatError(
-            f"{with_offsets.basename} has {with_offsets.bytes} bytes, too few to say where {shard.samples} samples are"
+            f"{with_offsets.basename} has {with_offsets.bytes} bytes, too few to say where {shard.samples} samples are",
+            path=with_offsets.basename,
         )
     return shard
 
@@ -485,7 +490,7 @@ def _read_root(text: _Text) -> _Shards:
             root[key] = text.value()
     text.expect_end()
     if "chunks" in root and "config" in root and "shards" not in root:
-        raise IndexFormatError('this is an index of litData; give format="litdata" to read the data as it lies')
+        raise IndexFormatError("this is an index of litData", hint='read it with format="litdata"')
     check_version(root)
     _take(root, "shards", list)
     return shards

@@ -73,17 +73,18 @@ class LitDataFormat:
         index = files.read_if_there(INDEX_BASENAME)
         if index is None:
             raise ConfigError(
-                f"{files.shown} has no {INDEX_BASENAME}, so litData did not finish it; give the directory that "
-                "litdata.optimize wrote as output_dir"
+                f"{files.shown} has no {INDEX_BASENAME}, so litData did not finish it",
+                hint="give the directory that litdata.optimize wrote as output_dir",
+                path=files.shown,
             )
         try:
             yield from self._shards(_parse_index(index), files)
-        except IndexFormatError as error:
-            raise IndexFormatError(f"{files.shown}/{INDEX_BASENAME}: {shortened(str(error))}") from None
+        except (IndexFormatError, UnsupportedError) as error:
+            where = files.shown_file(INDEX_BASENAME)
+            raise type(error)(f"{where}: {shortened(str(error.args[0]))}", hint=error.hint, path=where) from None
         except ShardCorruptError as error:
-            raise ShardCorruptError(f"{files.shown}: {shortened(str(error))}") from None
-        except UnsupportedError as error:
-            raise UnsupportedError(f"{files.shown}/{INDEX_BASENAME}: {shortened(str(error))}") from None
+            words = shortened(str(error.args[0]))
+            raise ShardCorruptError(f"{files.shown}: {words}", path=files.shown_file(error.path or "")) from None
 
     def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:
         """Refuse a shard that could not be read; see :class:`OtherFormat`. ConfigError where a leaf is not read."""
@@ -97,7 +98,12 @@ class LitDataFormat:
             else:
                 self._decoder(how, columns)
         except (ConfigError, IndexFormatError) as error:
-            raise type(error)(f"{info.raw_data.basename} cannot be read: {shortened(str(error))}") from None
+            raise type(error)(
+                f"{info.raw_data.basename} cannot be read: {shortened(str(error.args[0]))}",
+                hint=error.hint,
+                option=error.option,
+                path=info.raw_data.basename,
+            ) from None
         if how["zipped"] is not None:
             check_algorithm("zstd")
 
@@ -157,13 +163,16 @@ class LitDataFormat:
             if self.block_length is not None:
                 raise ConfigError(
                     f"block_length is {self.block_length}, but TokensLoader did not write this data, so it is not cut "
-                    "into blocks; leave block_length out"
+                    "into blocks",
+                    hint="leave block_length out",
+                    option="block_length",
                 )
             return None
         if self.block_length is None:
             raise ConfigError(
                 "TokensLoader wrote this data, so block_length must say how many tokens make a sample, as block_size "
-                "does for litData"
+                "does for litData",
+                option="block_length",
             )
         found = item_bytes(index.data_format[0]) if len(index.data_format) == 1 else None
         tree = parse_tree(index.data_spec, len(index.data_format))
@@ -246,11 +255,14 @@ def _parse_index(data: bytes) -> _Index:
     config = _take(root, "config", dict)
     loader = config.get("item_loader") or "PyTreeLoader"
     if config.get("encryption"):
-        raise UnsupportedError("the chunks are encrypted, which is not read; write the data again without encryption")
+        raise UnsupportedError(
+            "the chunks are encrypted, which is not read", hint="write the data again without encryption"
+        )
     if loader not in ("PyTreeLoader", "TokensLoader") or "format" in config:
         raise UnsupportedError(
             f"the chunks are those of {brief(config.get('format', loader))}, but only what PyTreeLoader and "
-            "TokensLoader write is read; write the data again with one of these"
+            "TokensLoader write is read",
+            hint="write the data again with one of these",
         )
     return _index(config, chunks, loader)
 
@@ -324,10 +336,11 @@ def _is_without_tables(index: _Index, files: StoredFiles) -> bool:
     try:
         found = declared_zstd_bytes(files.read_range(first.filename, 0, ZSTD_HEAD_BYTES))
     except ShardCorruptError as error:
-        raise ShardCorruptError(f"{first.filename}: {error}") from None
+        raise ShardCorruptError(f"{first.filename}: {error}", path=first.filename) from None
     if found - first.bytes not in (0, table_bytes(first.samples)):
         raise ShardCorruptError(
-            f"{first.filename} must hold {first.bytes} bytes by {INDEX_BASENAME}, but says that it holds {found}"
+            f"{first.filename} must hold {first.bytes} bytes by {INDEX_BASENAME}, but says that it holds {found}",
+            path=first.filename,
         )
     return found != first.bytes
 
@@ -345,13 +358,13 @@ def _files(
     name = chunk.filename if chunk.filename in sizes else raw_name
     found = sizes.get(name)
     if found is None:
-        raise ShardCorruptError(f"{chunk.filename} is not there, but {INDEX_BASENAME} names it")
+        raise ShardCorruptError(f"{chunk.filename} is not there, but {INDEX_BASENAME} names it", path=chunk.filename)
     stored = FileInfo(basename=name, bytes=found, hashes={})
     if raw_name != name:
         raw_bytes = chunk.bytes + (table if without_tables else 0)
         return FileInfo(basename=raw_name, bytes=raw_bytes, hashes={}), stored
     if found - chunk.bytes not in (0, table):
-        raise ShardCorruptError(f"{name} must have {chunk.bytes} bytes by {INDEX_BASENAME}, but has {found}")
+        raise ShardCorruptError(f"{name} must have {chunk.bytes} bytes by {INDEX_BASENAME}, but has {found}", path=name)
     return stored, None
 
 
@@ -361,7 +374,8 @@ def _values(chunk: _ChunkEntry, raw_bytes: int, value_bytes: int) -> int:
     if found < 0 or left or chunk.dim not in (None, found):
         raise IndexFormatError(
             f"{chunk.filename} must have room for dim values of {value_bytes} bytes each after its offsets, but has "
-            f"{raw_bytes} bytes, and dim is {chunk.dim}"
+            f"{raw_bytes} bytes, and dim is {chunk.dim}",
+            path=chunk.filename,
         )
     return found
 
@@ -385,7 +399,9 @@ def _how(info: ShardInfo) -> dict[str, Any]:
         right = False
     if not right:
         raise IndexFormatError(
-            f"the index entry of {info.raw_data.basename} does not describe a chunk of litData; make the index again"
+            f"the index entry of {info.raw_data.basename} does not describe a chunk of litData",
+            hint="make the index again",
+            path=info.raw_data.basename,
         )
     return how
 

@@ -77,11 +77,16 @@ class LitDataChunk:
             EncodingError: A leaf is not what its serializer writes.
         """
         if not 0 <= index < self._num_samples:
-            raise SampleIndexError(f"{self._path} has {self._num_samples} samples, but sample {index} was asked for")
+            raise SampleIndexError(
+                f"{self._path} has {self._num_samples} samples, but sample {index} was asked for",
+                path=str(self._path),
+                sample=index,
+            )
         try:
             return self._sample(index)
         except FormatError as error:
-            raise type(error)(f"{self._path}, sample {index}: {error}") from error
+            shown = str(self._path)
+            raise error.with_context(f"{shown}, sample {index}", path=shown, sample=index) from error
 
     def _sample(self, index: int) -> dict[str, Any]:
         raise NotImplementedError
@@ -145,7 +150,8 @@ class PlainChunk(_RowsInPlace):
         if offsets[0] != table_bytes(info.samples) or offsets[-1] != info.raw_data.bytes:
             raise ShardCorruptError(
                 f"{self._path} must hold its samples between bytes {table_bytes(info.samples)} and "
-                f"{info.raw_data.bytes}, but they start at {offsets[0]} and end at {offsets[-1]}"
+                f"{info.raw_data.bytes}, but they start at {offsets[0]} and end at {offsets[-1]}",
+                path=str(self._path),
             )
         are_alike = check_lengths(offsets, 0 if zipped else decoder.sizes.size, str(self._path)) is not None
         self._leaves = leaves if are_alike and not zipped else None
@@ -176,18 +182,20 @@ class TokensChunk(_RowsInPlace):
         self._decode, self._plain, self._block_bytes = leaf_decoder(serializer), plain, size
         shown, end = str(self._path), info.raw_data.bytes
         if end < _OFFSET_PAIR.size:
-            raise ShardCorruptError(f"{shown} must have 8 bytes for its offsets alone, but has {end}")
+            raise ShardCorruptError(f"{shown} must have 8 bytes for its offsets alone, but has {end}", path=shown)
         count, self._start = _OFFSET_PAIR.unpack_from(self._data)
         offsets = read_offsets(self._data, count, shown)
         if offsets[0] != table_bytes(count) or offsets[-1] != end:
             raise ShardCorruptError(
                 f"{shown} must hold its values between bytes {table_bytes(count)} and {end}, but they start at "
-                f"{offsets[0]} and end at {offsets[-1]}"
+                f"{offsets[0]} and end at {offsets[-1]}",
+                path=shown,
             )
         check_lengths(offsets, 0, shown)
         if (end - self._start) // size != info.samples:
             raise ShardCorruptError(
-                f"{shown} must have {info.samples} blocks by its index, but has {(end - self._start) // size}"
+                f"{shown} must have {info.samples} blocks by its index, but has {(end - self._start) // size}",
+                path=shown,
             )
 
     def _sample(self, index: int) -> dict[str, Any]:
@@ -240,16 +248,24 @@ class FramedChunk(LitDataChunk):
         self._decoder, self._kept = decoder, _Kept[memoryview]()
         shown, end, samples = str(self._path), info.raw_data.bytes, info.samples
         if end < _FRAMES_HEAD.size:
-            raise ShardCorruptError(f"{shown} must have {_FRAMES_HEAD.size} bytes for its head alone, but has {end}")
+            raise ShardCorruptError(
+                f"{shown} must have {_FRAMES_HEAD.size} bytes for its head alone, but has {end}", path=shown
+            )
         magic, version, _, found, self._per_frame, frames = _FRAMES_HEAD.unpack_from(self._data)
         if magic != _MAGIC or version != _VERSION:
-            raise ShardCorruptError(f"{shown} must begin with {_MAGIC!r} and version 1, but has {magic!r}, {version}")
+            raise ShardCorruptError(
+                f"{shown} must begin with {_MAGIC!r} and version 1, but has {magic!r}, {version}", path=shown
+            )
         if found != samples:
-            raise ShardCorruptError(f"{shown} must have {samples} samples by its index, but says it has {found}")
+            raise ShardCorruptError(
+                f"{shown} must have {samples} samples by its index, but says it has {found}", path=shown
+            )
         table = _FRAMES_HEAD.size + 4 * (samples + 1)
         stop = table + _FRAME.itemsize * frames
         if not self._per_frame or frames != -(-samples // self._per_frame) or stop > end:
-            raise ShardCorruptError(f"{shown} says it has {frames} frames of {self._per_frame} samples in {end} bytes")
+            raise ShardCorruptError(
+                f"{shown} says it has {frames} frames of {self._per_frame} samples in {end} bytes", path=shown
+            )
         self._offsets = np.frombuffer(self._data, "<u4", samples + 1, _FRAMES_HEAD.size).astype(np.int64)
         are_alike = check_lengths(self._offsets, decoder.sizes.size, shown) is not None
         self._leaves = leaves if are_alike else None
@@ -269,7 +285,9 @@ class FramedChunk(LitDataChunk):
             worst = int(wrong.argmax())
             raise ShardCorruptError(
                 f"{self._path}, sample {worst * self._per_frame}: its frame must be of samples {firsts[worst]} to "
-                f"{stops[worst]}, {raw[worst]} bytes between {earliest} and {end}, but is {frames[worst]}"
+                f"{stops[worst]}, {raw[worst]} bytes between {earliest} and {end}, but is {frames[worst]}",
+                path=str(self._path),
+                sample=int(worst * self._per_frame),
             )
 
     def _sample(self, index: int) -> dict[str, Any]:

@@ -78,9 +78,11 @@ def leaf_decoder(serializer: str, *, allow_unsafe_types: bool = False, as_file: 
         if allow_unsafe_types:
             return PickleEncoding().decode
         raise ConfigError(
-            f"its serializer is {serializer}, which can run any code when it is read; pass allow_unsafe_types=True if "
+            f"its serializer is {serializer}, which can run any code when it is read",
+            hint="pass allow_unsafe_types=True if "
             "you trust whoever wrote it, columns= to read others only, or write the data again with values of other "
-            "types"
+            "types",
+            option="allow_unsafe_types",
         )
     if name in _PLAIN:
         if name in _OF_IMAGES:
@@ -91,8 +93,9 @@ def leaf_decoder(serializer: str, *, allow_unsafe_types: bool = False, as_file: 
     if name == "no_header_tensor":
         return partial(_row_of_torch, _dtype(_TORCH_DTYPES, detail, serializer))
     raise UnsupportedError(
-        f"its serializer is {brief(serializer)}, which is not read; pass columns= to read others only, or convert the "
-        "data with litData itself"
+        f"its serializer is {brief(serializer)}, which is not read",
+        hint="pass columns= to read others only, or convert the data with litData itself",
+        option="columns",
     )
 
 

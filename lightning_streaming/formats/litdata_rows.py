@@ -77,7 +77,7 @@ class ArrowChunk(LitDataChunk, ColumnReader):
             batches, {one.name: ArrowColumn(one.name, _kind(one.type), "") for one in fields}, shown, self._data
         )
         if len(self._rows) != info.samples:
-            raise ShardCorruptError(f"{shown} must have {info.samples} rows, but has {len(self._rows)}")
+            raise ShardCorruptError(f"{shown} must have {info.samples} rows, but has {len(self._rows)}", path=shown)
 
     def _batches(self) -> Iterator[Any]:
         end, start = len(self._data), table_bytes(self._num_samples)
@@ -85,7 +85,8 @@ class ArrowChunk(LitDataChunk, ColumnReader):
         if magic != _FOOTER_MAGIC or not 0 < size <= end - _FOOTER.size - start:
             raise ShardCorruptError(
                 f"{self._path} has more bytes than its samples, so it must end in {_FOOTER_MAGIC!r} and rows of Arrow "
-                f"before it, but ends in {magic!r} and {size} bytes"
+                f"before it, but ends in {magic!r} and {size} bytes",
+                path=str(self._path),
             )
         arrow, rows = require_pyarrow(), self._data[end - _FOOTER.size - size : end - _FOOTER.size]
         if rows[: len(_FILE_MAGIC)] != _FILE_MAGIC:

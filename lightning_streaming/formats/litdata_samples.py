@@ -123,7 +123,8 @@ def _node(node: Any) -> tuple[int, Build]:
         return 1, next
     if kind not in _DICTS and kind not in _LISTS:
         raise ConfigError(
-            f"samples may hold dicts, lists and tuples, but data_spec has {brief(kind)}; write it again with these"
+            f"samples may hold dicts, lists and tuples, but data_spec has {brief(kind)}",
+            hint="write it again with these",
         )
     children = [_node(child) for child in node["children_spec"]]
     count, builds = sum(count for count, _ in children), [build for _, build in children]
@@ -182,7 +183,7 @@ class LitDataDecoder:
                     sample[name] = decode(data[place:end])
                 place = end
         except EncodingError as error:
-            raise EncodingError(f"column {name!r}: {error}" if name else str(error)) from error
+            raise error.with_context(f"column {name!r}" if name else "") from error
         return sample
 
     def _built(self, data: memoryview, place: int, sizes: Sequence[int]) -> dict[str, Any]:
@@ -194,7 +195,7 @@ class LitDataDecoder:
                 try:
                     values.append(decode(data[place:end]))
                 except EncodingError as error:
-                    raise EncodingError(f"column {name!r}: {error}") from error
+                    raise error.with_context(f"column {name!r}") from error
             place = end
         left = iter(values)
         return {name: build(left) for name, build in self.builds or ()}
@@ -266,7 +267,7 @@ def _wanted_leaf(column: str, serializer: str, allow_unsafe_types: bool, as_file
     try:
         return leaf_decoder(serializer, allow_unsafe_types=allow_unsafe_types, as_file=as_file)
     except (FormatError, ConfigError) as error:
-        raise type(error)(f"column {column!r}: {error}") from None
+        raise error.with_context(f"column {column!r}") from None
 
 
 # --- read as a table ---

@@ -41,7 +41,7 @@ from lightning_streaming.formats.shard_table import MAX_RAW_BYTES, ShardInfo, ch
 
 _COUNT = struct.Struct("<I")
 _OFFSET_PAIR = struct.Struct("<II")
-_MORE_FILES = "; each shard that is read from keeps a file open: allow more (ulimit -n), or write larger shards"
+_MORE_FILES = "each shard that is read from keeps a file open: allow more (ulimit -n), or write larger shards"
 
 # --- what the files of all formats have in common ---
 
@@ -67,10 +67,14 @@ def read_offsets(start: memoryview, num_samples: int, shown: str) -> NDArray[np.
     """
     stop = table_bytes(num_samples)
     if stop > len(start):
-        raise ShardCorruptError(f"{shown} must have {stop} bytes for its offsets alone, but has {len(start)}")
+        raise ShardCorruptError(
+            f"{shown} must have {stop} bytes for its offsets alone, but has {len(start)}", path=shown
+        )
     (found,) = _COUNT.unpack_from(start)
     if found != num_samples:
-        raise ShardCorruptError(f"{shown} must have {num_samples} samples by its index, but says it has {found}")
+        raise ShardCorruptError(
+            f"{shown} must have {num_samples} samples by its index, but says it has {found}", path=shown
+        )
     return np.frombuffer(start, "<u4", num_samples + 1, 4).astype(np.int64)
 
 
@@ -106,7 +110,11 @@ def check_lengths(
         worst, expected = int(lengths.argmax()), f"no more than {largest_bytes}"
     else:
         return shortest if shortest == longest else None
-    raise ShardCorruptError(f"{shown}, sample {worst}: expected {expected} bytes, but the offsets say {lengths[worst]}")
+    raise ShardCorruptError(
+        f"{shown}, sample {worst}: expected {expected} bytes, but the offsets say {lengths[worst]}",
+        path=shown,
+        sample=worst,
+    )
 
 
 def read_places(
@@ -133,7 +141,8 @@ def read_places(
     if offsets[0] < earliest or is_late or offsets[-1] != end:
         where = f"bytes {earliest} and {end}" + (f" of {info.raw_data.basename}" if info.raw_meta else "")
         raise ShardCorruptError(
-            f"{shown} must hold its samples between {where}, but they start at {offsets[0]} and end at {offsets[-1]}"
+            f"{shown} must hold its samples between {where}, but they start at {offsets[0]} and end at {offsets[-1]}",
+            path=shown,
         )
     return offsets, check_lengths(offsets, smallest_bytes, shown, largest_bytes)
 
@@ -161,7 +170,7 @@ def map_file(path: Path, expected_bytes: int, start: int = 0, stop: int | None =
             found = os.fstat(file.fileno())
             if found.st_nlink and found.st_size != expected_bytes:
                 raise ShardCorruptError(
-                    f"{path} must have {expected_bytes} bytes by its index, but has {found.st_size}"
+                    f"{path} must have {expected_bytes} bytes by its index, but has {found.st_size}", path=str(path)
                 )
             if found.st_nlink:
                 # The map keeps the file open by itself, and so the lock. Files are replaced by renaming and never cut,
@@ -170,10 +179,10 @@ def map_file(path: Path, expected_bytes: int, start: int = 0, stop: int | None =
     except FileNotFoundError:
         pass
     except OSError as error:
-        way_out = _MORE_FILES if error.errno == errno.EMFILE else ""
-        raise StorageError(f"{path} cannot be opened: {error}{way_out}") from error
+        hint = _MORE_FILES if error.errno == errno.EMFILE else None
+        raise StorageError(f"{path} cannot be opened: {error}", hint=hint, path=str(path)) from error
     # It may also have been removed from a cache between opening and locking it.
-    raise ObjectNotFoundError(f"{path} is named by an index, but is not there")
+    raise ObjectNotFoundError(f"{path} is named by an index, but is not there", path=str(path))
 
 
 def _mapped(descriptor: int, start: int, stop: int) -> memoryview:
@@ -233,14 +242,19 @@ class MappedShard:
             EncodingError: A column does not hold what its encoding says.
         """
         if not 0 <= index < self._num_samples:
-            raise SampleIndexError(f"{self._path} has {self._num_samples} samples, but sample {index} was asked for")
+            raise SampleIndexError(
+                f"{self._path} has {self._num_samples} samples, but sample {index} was asked for",
+                path=str(self._path),
+                sample=index,
+            )
         if self._values:
             return {name: value(index) for name, value in self._values}
         start, stop = _OFFSET_PAIR.unpack_from(self._table, 4 + 4 * index)
         try:
             return self._decoder.decode(self._data, start, stop)
         except FormatError as error:
-            raise type(error)(f"{self._path}, sample {index}: {error}") from error
+            shown = str(self._path)
+            raise error.with_context(f"{shown}, sample {index}", path=shown, sample=index) from error
 
     def close(self) -> None:
         """Let go of the files; nothing can be read afterwards. A map goes with the last slice of it.
@@ -332,7 +346,11 @@ def check_shard_bytes(size: int) -> None:
         ConfigError: It would.
     """
     if size > MAX_RAW_BYTES:
-        raise ConfigError(f"a shard can have {MAX_RAW_BYTES} bytes, but this one would have {size}; set size_limit")
+        raise ConfigError(
+            f"a shard can have {MAX_RAW_BYTES} bytes, but this one would have {size}",
+            hint="set size_limit",
+            option="size_limit",
+        )
 
 
 def head_bytes(ends: Sequence[int] | NDArray[np.int64], config: bytes) -> bytes:

@@ -94,7 +94,7 @@ class _OneArray:
         try:
             head, values = self.encoding.parts(value)
         except EncodingError as error:
-            raise EncodingError(f"column {self.name!r}: {error}") from error
+            raise error.with_context(f"column {self.name!r}") from error
         if self.encoding.shape:
             return (values,)
         return _SIZE.pack(len(head) + values.nbytes), head, values
@@ -167,7 +167,7 @@ class SampleLayout:
                 return len(head) + int(values.nbytes)
             data = encode_value(column_encoding, value)
         except EncodingError as error:
-            raise EncodingError(f"column {name!r}: {error}") from error
+            raise error.with_context(f"column {name!r}") from error
         parts.append(data)
         return len(data)
 
@@ -208,7 +208,8 @@ def check_names(names: tuple[str, ...], encoding_names: tuple[str, ...]) -> None
     if not names or len(names) != len(encoding_names) or len(set(names)) != len(names):
         raise ConfigError(
             f"a sample needs at least one column, and for each its own name and an encoding, but got {names} "
-            f"and {encoding_names}"
+            f"and {encoding_names}",
+            option="columns",
         )
 
 
@@ -274,7 +275,7 @@ class SampleDecoder:
                     sample[name] = decode(data[start:end])
                 start = end
         except EncodingError as error:
-            raise EncodingError(f"column {name!r}: {error}") from error
+            raise error.with_context(f"column {name!r}") from error
         return sample
 
     def _varying_sizes(self, data: memoryview, start: int, length: int) -> Sequence[int]:
@@ -314,10 +315,12 @@ def read_decoder(
     try:
         return _compile_decoder(names, encoding_names, info.schema["column_sizes"], wanted, frozenset(as_files))
     except MissingDependencyError as error:
-        raise MissingDependencyError(f"{info.raw_data.basename} cannot be read: {shortened(str(error))}") from None
+        file = info.raw_data.basename
+        raise error.with_context(f"{file} cannot be read", path=file) from None
     except ConfigError as error:
         raise IndexFormatError(
-            f"the index entry of {info.raw_data.basename} cannot be read: {shortened(str(error))}"
+            f"the index entry of {info.raw_data.basename} cannot be read: {shortened(str(error))}",
+            path=info.raw_data.basename,
         ) from None
 
 
@@ -333,8 +336,10 @@ def check_safe(info: ShardInfo, columns: Sequence[str] | None) -> None:
     unsafe = [one for name, one in pairs if is_unsafe(one) and _wanted(name, columns)]
     if unsafe:
         raise ConfigError(
-            f"{info.raw_data.basename} has a column of encoding {unsafe[0]}, which can run any code when it is read; "
-            "pass allow_unsafe_types=True if you trust whoever wrote it, or columns= to read others only"
+            f"{info.raw_data.basename} has a column of encoding {unsafe[0]}, which can run any code when it is read",
+            hint="pass allow_unsafe_types=True if you trust whoever wrote it, or columns= to read others only",
+            option="allow_unsafe_types",
+            path=info.raw_data.basename,
         )
 
 

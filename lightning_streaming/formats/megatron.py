@@ -109,7 +109,7 @@ class MegatronFormat:
         sizes = files.sizes()
         stems = [name[:-4] for name in sizes if name.endswith((".bin", ".idx"))]
         if not stems:
-            raise ConfigError(f"there are no .bin and .idx files at {files.shown}")
+            raise ConfigError(f"there are no .bin and .idx files at {files.shown}", path=files.shown)
         with closing(known_or_found(self._described, files, self._asked(files, stems, known))) as found:
             yield from all_alike(found, files.shown, "tokens", _dtype, "tokens")
 
@@ -123,7 +123,11 @@ class MegatronFormat:
             data, index = f"{stem}.bin", f"{stem}.idx"
             if data not in sizes or index not in sizes:
                 there, missing = (data, index) if data in sizes else (index, data)
-                raise FormatError(f"{there} at {files.shown} has no {missing} beside it; put other files elsewhere")
+                raise FormatError(
+                    f"{files.shown_file(there)} has no {missing} next to it",
+                    hint="put other files elsewhere",
+                    path=files.shown_file(there),
+                )
             shards = before.get(data)
             yield stem, shards if shards and self._is_same(shards[0], sizes[index]) else None
 
@@ -132,7 +136,9 @@ class MegatronFormat:
         if row_layout(info) is None:
             _dtype(info)
             if info.raw_meta is None:
-                raise IndexFormatError(f"the index entry of {info.raw_data.basename} names no .idx file")
+                raise IndexFormatError(
+                    f"the index entry of {info.raw_data.basename} names no .idx file", path=info.raw_data.basename
+                )
 
     def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> ShardReader:
         """The documents, or blocks, of a shard; ShardCorruptError where a file is not the one that was described."""
@@ -156,7 +162,8 @@ class MegatronFormat:
         layout = row_layout(info)
         if layout is None:
             raise IndexFormatError(
-                f"the index entry of {info.raw_data.basename} is of a part of a file, but of no blocks"
+                f"the index entry of {info.raw_data.basename} is of a part of a file, but of no blocks",
+                path=info.raw_data.basename,
             )
         return copy_part(info, layout, 0, stored, destination)
 
@@ -170,16 +177,20 @@ class MegatronFormat:
     def _described(self, files: StoredFiles, stem: str) -> list[ShardInfo]:
         sizes, data, index = files.sizes(), f"{stem}.bin", f"{stem}.idx"
         raw_data = FileInfo(basename=data, bytes=sizes[data], hashes={})
-        head, shown = _look_afar(files, raw_data, index), f"{raw_data.basename} at {files.shown}"
+        head, shown = _look_afar(files, raw_data, index), files.shown_file(raw_data.basename)
         if self._block_length is not None:
             row_bytes = self._block_length * head.dtype.itemsize
             if row_bytes > MOST_ROW_BYTES:
-                raise ConfigError(f"block_length={self._block_length} is more than {MOST_ROW_BYTES} bytes of {shown}")
+                raise ConfigError(
+                    f"block_length={self._block_length} is more than {MOST_ROW_BYTES} bytes of {shown}",
+                    option="block_length",
+                    path=shown,
+                )
             layout = RowLayout(row_bytes, (RowColumn("tokens", head.dtype, (self._block_length,), 0),))
             facts = {"block_length": self._block_length}
             return row_shards("megatron", raw_data, raw_data.bytes // row_bytes, layout, facts)
         if head.borders - 1 > MAX_RAW_BYTES:
-            raise FormatError(f"{shown} has {head.borders - 1} documents, over {MAX_RAW_BYTES}")
+            raise FormatError(f"{shown} has {head.borders - 1} documents, over {MAX_RAW_BYTES}", path=shown)
         raw_meta = FileInfo(basename=index, bytes=sizes[index], hashes={})
         columns = {"tokens": f"ndarray:{head.dtype.name}"}
         return [
@@ -189,7 +200,7 @@ class MegatronFormat:
 
 def _look_afar(files: StoredFiles, raw_data: FileInfo, index: str) -> _IndexHead:
     """The head of an index file, where a few of its numbers go with its data file; whoever opens it checks all."""
-    shown, size = f"{index} at {files.shown}", files.sizes()[index]
+    shown, size = files.shown_file(index), files.sizes()[index]
     head = _read_head(files.read_range(index, 0, min(size, _HEAD.size)), size, shown)
 
     def number(place: int, dtype: np.dtype[Any]) -> int:
@@ -211,18 +222,22 @@ def _read_head(data: bytes | memoryview, size: int, shown: str) -> _IndexHead:
         ShardCorruptError: It is no such file, or has other bytes than that says.
     """
     if len(data) < _HEAD.size or bytes(data[: len(_MAGIC)]) != _MAGIC:
-        raise ShardCorruptError(f"{shown} does not begin as an .idx file does, but with {bytes(data[:9])!r}")
+        raise ShardCorruptError(
+            f"{shown} does not begin as an .idx file does, but with {bytes(data[:9])!r}", path=shown
+        )
     _, version, code, sequences, borders = _HEAD.unpack_from(data)
     if version != 1 or code not in _DTYPES or not borders:
         raise ShardCorruptError(
             f"{shown} is of version {version} and dtype code {code}, with {borders} document borders; version 1, codes "
-            f"1 to {len(_DTYPES)}, and at least one border can be read"
+            f"1 to {len(_DTYPES)}, and at least one border can be read",
+            path=shown,
         )
     head = _IndexHead(np.dtype(_DTYPES[code]), sequences, borders)
     if size not in (head.bytes, head.bytes + sequences):
         raise ShardCorruptError(
             f"{shown} must have {head.bytes} bytes for {sequences} sequences and {borders} document borders, or one "
-            f"more for each sequence, but has {size}"
+            f"more for each sequence, but has {size}",
+            path=shown,
         )
     return head
 
@@ -230,11 +245,12 @@ def _read_head(data: bytes | memoryview, size: int, shown: str) -> _IndexHead:
 def _check_ends(head: _IndexHead, last_border: int, tokens_end: int, raw_data: FileInfo, shown: str) -> None:
     if last_border != head.sequences:
         raise ShardCorruptError(
-            f"{shown} has {head.sequences} sequences, but its last document ends with number {last_border}"
+            f"{shown} has {head.sequences} sequences, but its last document ends with number {last_border}", path=shown
         )
     if tokens_end != raw_data.bytes:
         raise ShardCorruptError(
-            f"{shown} says that {raw_data.basename} has {tokens_end} bytes of tokens, but it has {raw_data.bytes}"
+            f"{shown} says that {raw_data.basename} has {tokens_end} bytes of tokens, but it has {raw_data.bytes}",
+            path=shown,
         )
 
 
@@ -273,7 +289,8 @@ def read_sequences(data: bytes | memoryview, info: ShardInfo, shown: str) -> Seq
     if (head.dtype, head.borders - 1) != (_dtype(info), info.samples):
         raise ShardCorruptError(
             f"{shown} has {head.borders - 1} documents of {head.dtype}, but {info.samples} of {_dtype(info)} by its "
-            "index; the file was changed since"
+            "index; the file was changed since",
+            path=shown,
         )
     found = Sequences(
         head.dtype,
@@ -287,7 +304,7 @@ def read_sequences(data: bytes | memoryview, info: ShardInfo, shown: str) -> Seq
     for first in range(0, head.borders, _AT_ONCE):
         some = found.borders[first : first + _AT_ONCE]
         if some[0] < before or (np.diff(some) < 0).any() or found.borders[0]:
-            raise ShardCorruptError(f"{shown} has document borders that go back, or do not begin with 0")
+            raise ShardCorruptError(f"{shown} has document borders that go back, or do not begin with 0", path=shown)
         before = some[-1]
     return found
 
@@ -303,7 +320,8 @@ def _checked_end(sequences: Sequences, shown: str) -> int:
             worst = int(is_wrong.argmax())
             raise ShardCorruptError(
                 f"{shown}, sequence {first + worst}: expected to begin at byte {stops[worst] - lengths[worst] * size}, "
-                f"but it is said to be {lengths[worst]} tokens from {sequences.pointers[first + worst]} on"
+                f"but it is said to be {lengths[worst]} tokens from {sequences.pointers[first + worst]} on",
+                path=shown,
             )
         end = int(stops[-1])
     return end
@@ -315,7 +333,9 @@ class DocumentsReader:
     def __init__(self, info: ShardInfo, directory: Path) -> None:
         """Map both files and check them; errors are those of :class:`OtherFormat`."""
         if info.raw_meta is None:
-            raise IndexFormatError(f"the index entry of {info.raw_data.basename} names no .idx file")
+            raise IndexFormatError(
+                f"the index entry of {info.raw_data.basename} names no .idx file", path=info.raw_data.basename
+            )
         index_path = join_under(directory, info.raw_meta.basename)
         self._path = join_under(directory, info.raw_data.basename)
         self._index = map_file(index_path, info.raw_meta.bytes)
@@ -330,7 +350,11 @@ class DocumentsReader:
         """The tokens of a document, of shape (tokens,)."""
         assert self._sequences is not None, "it is open"
         if not 0 <= index < self._num_samples:
-            raise SampleIndexError(f"{self._path} has {self._num_samples} samples, but sample {index} was asked for")
+            raise SampleIndexError(
+                f"{self._path} has {self._num_samples} samples, but sample {index} was asked for",
+                path=str(self._path),
+                sample=index,
+            )
         dtype, _, pointers, borders = self._sequences
         whole, ends = len(self._data), borders[index : index + 2]
         start, stop = (int(pointers[border]) if border < len(pointers) else whole for border in ends)
@@ -371,7 +395,9 @@ class DocumentLengths(NamedTuple):
 
     def _file(self) -> FileInfo:
         if self.info.raw_meta is None:
-            raise IndexFormatError(f"the index entry of {self.info.raw_data.basename} names no .idx file")
+            raise IndexFormatError(
+                f"the index entry of {self.info.raw_data.basename} names no .idx file", path=self.info.raw_data.basename
+            )
         return self.info.raw_meta
 
     def _counted(self, data: bytes | memoryview, shown: str) -> NDArray[np.int64]:
@@ -391,5 +417,7 @@ def _dtype(info: ShardInfo) -> np.dtype[Any]:
         return layout.columns[0].dtype
     said = described(info).get("dtype")
     if said not in _DTYPES.values():
-        raise IndexFormatError(f"the index entry of {info.raw_data.basename} has tokens of dtype {said!r}")
+        raise IndexFormatError(
+            f"the index entry of {info.raw_data.basename} has tokens of dtype {said!r}", path=info.raw_data.basename
+        )
     return np.dtype(said)

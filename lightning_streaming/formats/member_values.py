@@ -101,7 +101,7 @@ def _is_packed(column: str) -> bool:
 
 
 def _refuse(data: memoryview) -> Any:
-    raise EncodingError(f"{len(data)} bytes are of torch, which are not read; name other columns with columns=")
+    raise EncodingError(f"{len(data)} bytes are of torch, which are not read", hint="name other columns with columns=")
 
 
 MOST_UNPACKED_BYTES = 2**30
@@ -133,8 +133,8 @@ def _unpacked(data: memoryview) -> memoryview:
 
 def _too_large(data: memoryview) -> EncodingError:
     return EncodingError(
-        f"a file of {len(data)} bytes has more than {MOST_UNPACKED_BYTES} bytes when it is decompressed; store it "
-        "uncompressed, or in several files"
+        f"a file of {len(data)} bytes has more than {MOST_UNPACKED_BYTES} bytes when it is decompressed",
+        hint="store it uncompressed, or in several files",
     )
 
 

@@ -54,7 +54,7 @@ class NpyFormat:
         """The shards under a place; see :class:`OtherFormat`."""
         sizes = {name: size for name, size in files.sizes().items() if name.endswith(".npy")}
         if not sizes:
-            raise ConfigError(f"there is no .npy file at {files.shown}")
+            raise ConfigError(f"there is no .npy file at {files.shown}", path=files.shown)
         before = {name: found for name, found in by_file(known, sizes).items() if self._is_same(found[0])}
         asked = ((name, before.get(name)) for name in sizes)
         with closing(known_or_found(self._described, files, asked)) as found:
@@ -100,7 +100,7 @@ class NpyFormat:
         return shard.format == "npy" and described(shard).get("block_length") == self._block_length
 
     def _described(self, files: StoredFiles, name: str) -> list[ShardInfo]:
-        shown, size = f"{name} at {files.shown}", files.sizes()[name]
+        shown, size = files.shown_file(name), files.sizes()[name]
         header = read_header(lambda start, stop: files.read_range(name, start, stop), size, shown)
         layout, samples = rows_of(header, size, shown, self._block_length)
         facts = {} if self._block_length is None else {"block_length": self._block_length}
@@ -115,7 +115,8 @@ def _checked_values_at(info: ShardInfo, header: NpyHeader, size: int, shown: str
     if found != layout or (samples < needed if info.compression else samples != needed):
         raise ShardCorruptError(
             f"{shown} has {samples} samples of {found.names} in {found.row_bytes} bytes, but {needed} of "
-            f"{layout.names} in {layout.row_bytes} bytes by its index; the file was changed since"
+            f"{layout.names} in {layout.row_bytes} bytes by its index; the file was changed since",
+            path=shown,
         )
     return header.stop
 
@@ -139,7 +140,8 @@ def rows_of(header: NpyHeader, size: int, shown: str, block_length: int | None) 
     if size != expected:
         raise ShardCorruptError(
             f"{shown} must have {expected} bytes for {dtype} of shape {shape}, but has {size}; the file is cut, or is "
-            "more than one array"
+            "more than one array",
+            path=shown,
         )
     if block_length is None:
         columns, row_bytes = _columns(dtype, shape[1:], shown), dtype.itemsize * math.prod(shape[1:])
@@ -149,23 +151,34 @@ def rows_of(header: NpyHeader, size: int, shown: str, block_length: int | None) 
         samples = shape[0] // block_length
     else:
         raise FormatError(
-            f"{shown} has {dtype} of shape {shape}; block_length cuts arrays of one dimension, so leave it out"
+            f"{shown} has {dtype} of shape {shape}, but block_length cuts arrays of one dimension",
+            hint="leave block_length out",
+            option="block_length",
+            path=shown,
         )
     if not 0 < row_bytes <= MOST_ROW_BYTES:
-        raise FormatError(f"{shown} has samples of {row_bytes} bytes; a sample can have 1 to {MOST_ROW_BYTES}")
+        raise FormatError(
+            f"{shown} has samples of {row_bytes} bytes; a sample can have 1 to {MOST_ROW_BYTES}", path=shown
+        )
     return RowLayout(row_bytes, columns), samples
 
 
 def _check_readable(header: NpyHeader, shown: str) -> None:
     if header.dtype.hasobject:
         raise FormatError(
-            f"{shown} has Python objects, which are never unpickled here; save it with a dtype of numbers"
+            f"{shown} has Python objects, which are never unpickled here",
+            hint="save it with a dtype of numbers",
+            path=shown,
         )
     if not header.shape:
-        raise FormatError(f"{shown} is a single value, of no dimension; a file must be an array of samples")
+        raise FormatError(
+            f"{shown} is a single value, of no dimension", hint="a file must be an array of samples", path=shown
+        )
     if header.is_fortran and len(header.shape) > 1:
         raise FormatError(
-            f"{shown} is in Fortran order, in which no sample lies together; save numpy.ascontiguousarray(array)"
+            f"{shown} is in Fortran order, in which no sample lies together",
+            hint="save numpy.ascontiguousarray(array)",
+            path=shown,
         )
 
 
@@ -174,21 +187,25 @@ def _columns(dtype: np.dtype[Any], shape: tuple[int, ...], shown: str) -> tuple[
     if dtype.names is None:
         columns: tuple[RowColumn, ...] = (RowColumn("values", dtype, shape, 0),)
     elif shape:
-        raise FormatError(f"{shown} has rows of shape {shape} of records; an array of records can have one dimension")
+        raise FormatError(
+            f"{shown} has rows of shape {shape} of records; an array of records can have one dimension", path=shown
+        )
     else:
         assert dtype.fields is not None, "it has names"
         fields = ((name, *dtype.fields[name][:2]) for name in dtype.names)
         columns = tuple(RowColumn(name, found.base, found.shape, start) for name, found, start in fields)
     for one in columns:
         if not is_value_dtype(one.dtype):
-            raise FormatError(f"{shown} has {one.dtype} in column {one.name!r}, which cannot be read")
+            raise FormatError(f"{shown} has {one.dtype} in column {one.name!r}, which cannot be read", path=shown)
     return columns
 
 
 def _layout(info: ShardInfo) -> RowLayout:
     found = row_layout(info)
     if found is None:
-        raise IndexFormatError(f"the index entry of {info.raw_data.basename} does not say how its rows lie")
+        raise IndexFormatError(
+            f"the index entry of {info.raw_data.basename} does not say how its rows lie", path=info.raw_data.basename
+        )
     return found
 
 

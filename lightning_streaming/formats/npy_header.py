@@ -61,15 +61,19 @@ def read_header(read: Callable[[int, int], bytes], size: int, shown: str) -> Npy
     """
     start = read(0, min(size, _FIRST_READ))
     if not start.startswith(_MAGIC):
-        raise ShardCorruptError(f"{shown} does not begin as a .npy file does, but with {start[:8]!r}")
+        raise ShardCorruptError(f"{shown} does not begin as a .npy file does, but with {start[:8]!r}", path=shown)
     version = start[6:8]
     if version not in _LENGTHS:
-        raise ShardCorruptError(f"{shown} is of version {tuple(version)} of .npy files; 1.0, 2.0 and 3.0 can be read")
+        raise ShardCorruptError(
+            f"{shown} is of version {tuple(version)} of .npy files; 1.0, 2.0 and 3.0 can be read", path=shown
+        )
     length = _LENGTHS[version]
     begin = 8 + length.size
     stop = begin + (length.unpack_from(start, 8)[0] if len(start) >= begin else size)
     if stop > min(size, MOST_HEADER_BYTES):
-        raise ShardCorruptError(f"{shown} has {size} bytes, but its header is to end at byte {stop}; the file is cut")
+        raise ShardCorruptError(
+            f"{shown} has {size} bytes, but its header is to end at byte {stop}; the file is cut", path=shown
+        )
     text = start[begin:stop] if stop <= len(start) else read(begin, stop)
     try:
         said = _Literal(text.decode("utf-8" if version[0] == 3 else "latin-1")).whole()
@@ -77,11 +81,12 @@ def read_header(read: Callable[[int, int], bytes], size: int, shown: str) -> Npy
         dtype = np.lib.format.descr_to_dtype(dtype)
     except Exception as error:  # a wrong text may raise almost anything in these
         raise ShardCorruptError(
-            f"{shown} has a header that cannot be read: {shortened(repr(text))} ({type(error).__name__}: {error})"
+            f"{shown} has a header that cannot be read: {shortened(repr(text))} ({type(error).__name__}: {error})",
+            path=shown,
         ) from error
     if said or not isinstance(shape, tuple) or not all(type(one) is int and one >= 0 for one in shape):
         raise ShardCorruptError(
-            f"{shown} has a header of shape {shortened(repr(shape))} and more: {shortened(repr(said))}"
+            f"{shown} has a header of shape {shortened(repr(shape))} and more: {shortened(repr(said))}", path=shown
         )
     return NpyHeader(dtype, bool(is_fortran), shape, stop)
 

@@ -54,6 +54,10 @@ class StoredFiles(Protocol):
         """What to call the place in an error."""
         ...
 
+    def shown_file(self, name: str) -> str:
+        """Return the path or URL of a file, without secrets."""
+        ...
+
     def sizes(self) -> Mapping[str, int]:
         """Bytes of each file, by its path below the place with forward slashes, sorted."""
         ...

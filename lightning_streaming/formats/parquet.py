@@ -49,6 +49,7 @@ from lightning_streaming.formats.shard_table import (
     ShardInfo,
     check_columns,
     column_names,
+    shown_file,
 )
 from lightning_streaming.formats.values import shortened
 
@@ -72,7 +73,7 @@ class ParquetFormat:
         require_pyarrow()
         names = [name for name in files.sizes() if name.endswith(_SUFFIXES) and not _is_of_a_writer(name)]
         if not names:
-            raise ConfigError(_no_files(files))
+            raise _no_files(files)
         before, encodings = by_file(known, files.sizes()), dict[str, tuple[str, str]]()
         with closing(known_or_found(_row_groups, files, ((name, before.get(name)) for name in names))) as found:
             for name, shards in zip(names, found, strict=True):
@@ -87,9 +88,12 @@ class ParquetFormat:
         _check_told(info)
         for name, kind in zip(info.schema["column_names"], info.schema["column_encodings"], strict=True):
             if kind.startswith(_NOT_READ) and (columns is None or name in columns):
+                file = shown_file(info).basename
                 raise UnsupportedError(
-                    f"{info.raw_data.basename}: column {name!r} is of Arrow's type {kind.removeprefix(_NOT_READ)}, "
-                    "which is not read; name the columns that you want with columns=[...]"
+                    f"{file}: column {name!r} is of Arrow's type {kind.removeprefix(_NOT_READ)}, which is not read",
+                    hint="name the columns that you want with columns=[...]",
+                    option="columns",
+                    path=file,
                 )
 
     def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> ShardReader:
@@ -121,13 +125,14 @@ class ParquetFormat:
         chunks = [known.metadata.row_group(group).column(place) for place in known.leaves(columns)]
         ranges = ranges_of(chunks, known, stored)
         pieces = FileOfRanges(ranges, stored.read(ranges), stored.size)
-        with sound_arrow(f"row group {group} of {stored.shown}", "sound", DAMAGED):
+        with sound_arrow(f"row group {group} of {stored.shown}", "sound", DAMAGED, stored.shown):
             rows = unpacked_rows(known, group, columns, pieces, info.raw_data.bytes - _FRAME_BYTES)
         if rows.num_rows != info.samples:
             raise ShardCorruptError(
-                f"row group {group} of {stored.shown} must have {info.samples} rows, but has {rows.num_rows}"
+                f"row group {group} of {stored.shown} must have {info.samples} rows, but has {rows.num_rows}",
+                path=stored.shown,
             )
-        write_stream(rows, info.raw_data.bytes, destination, f"row group {group} of {stored.shown}")
+        write_stream(rows, info.raw_data.bytes, destination, f"row group {group} of {stored.shown}", stored.shown)
         return sum(stop - start for start, stop in ranges)
 
 
@@ -149,10 +154,11 @@ class ParquetRows(ArrowRows):
             raise
         assert info.zip_data is not None, "a row group is a part of a file"
         self._shown = f"row group {_group_of(info)} of {info.zip_data.basename}"
+        self._path = info.zip_data.basename
         if len(self) != info.samples:
             found = len(self)
             self.close()
-            raise ShardCorruptError(f"{path} must have {info.samples} rows, but has {found}")
+            raise ShardCorruptError(f"{path} must have {info.samples} rows, but has {found}", path=str(path))
 
     def close(self) -> None:
         """Let go of the file; whoever still holds rows of it, as an error under way may, keeps the map until then."""
@@ -186,15 +192,16 @@ def _is_of_a_writer(name: str) -> bool:
     return any(part.startswith("_") and "=" not in part for part in name.split("/")[:-1])
 
 
-def _no_files(files: StoredFiles) -> str:
-    """What to say where there is nothing to read."""
+def _no_files(files: StoredFiles) -> ConfigError:
+    """Return the error of a place with nothing to read."""
     there = list(files.sizes())
     others = [name for name in there if not name.endswith(_SUFFIXES)] or there
     found = f"what is there is like {others[0]}" if others else "nothing is there, so correct the path"
     left_out = ", and directories whose names begin with _ are left out" if any(map(_is_of_a_writer, there)) else ""
-    return (
-        f"{files.shown} has no Parquet files, whose names end in {', '.join(_SUFFIXES)}; {found}{left_out}; give the "
-        "directory or the files, like data/train-*.parquet"
+    return ConfigError(
+        f"{files.shown} has no Parquet files, whose names end in {', '.join(_SUFFIXES)}; {found}{left_out}",
+        hint="give the directory or the files, like data/train-*.parquet",
+        path=files.shown,
     )
 
 
@@ -243,7 +250,7 @@ class _FileAmong:
 
     @property
     def shown(self) -> str:
-        return f"{self.name} at {self.files.shown}"
+        return self.files.shown_file(self.name)
 
     @property
     def size(self) -> int:
@@ -260,8 +267,9 @@ def _check_alike(shard: ShardInfo, name: str, encodings: dict[str, tuple[str, st
         first, there = encodings.setdefault(column, (name, kind))
         if there != kind and "null" not in (there, kind):
             raise FormatError(
-                f"{name} has column {column!r} of type {kind}, but {first} has it of type {there}; write one of "
-                "them again, or read them as two streams"
+                f"{name} has column {column!r} of type {kind}, but {first} has it of type {there}",
+                hint="write one of them again, or read them as two streams",
+                path=name,
             )
         if there == "null":
             encodings[column] = name, kind
@@ -277,8 +285,9 @@ def _check_told(info: ShardInfo) -> list[int]:
     names, raw = column_names(info), info.raw_data
     if info.zip_data is None or len(sizes) != len(names) or min(sizes, default=0) < 0:
         raise IndexFormatError(
-            f"the entry of {raw.basename} must name a row group, its file, and the bytes of {len(names)} columns; make "
-            "the index again with: lightning-streaming index"
+            f"the entry of {raw.basename} must name a row group, its file, and the bytes of {len(names)} columns",
+            hint="make the index again with: lightning-streaming index",
+            path=raw.basename,
         )
     return sizes
 
@@ -324,8 +333,10 @@ def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: Ranged
         is_same = told.items() <= sizes.items() and _types(footer, info, stored) == info.schema["column_encodings"]
     if not is_same:
         raise ShardCorruptError(
-            f"{stored.shown} has changed since its index was made: its row group {group} is another one; start the run "
-            "again, or where an index was made ahead make that again with: lightning-streaming index"
+            f"{stored.shown} has changed since its index was made: its row group {group} is another one",
+            hint="start the run "
+            "again, or where an index was made ahead make that again with: lightning-streaming index",
+            path=stored.shown,
         )
 
 

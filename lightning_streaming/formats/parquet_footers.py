@@ -73,38 +73,47 @@ def read_footer(stored: RangedFile) -> Footer:
     tail = stored.read([(start, size)])[0] if size else b""
     magic = bytes(tail[-4:])
     if magic == _SEALED:
-        raise UnsupportedError(f"{stored.shown} is encrypted, which is not read; write it again without encryption")
+        raise UnsupportedError(
+            f"{stored.shown} is encrypted, which is not read",
+            hint="write it again without encryption",
+            path=stored.shown,
+        )
     if magic != _MAGIC or size < 12:
-        raise ShardCorruptError(_not_parquet(stored, bytes(tail)))
+        raise _not_parquet(stored, bytes(tail))
     needed = int.from_bytes(tail[-8:-4], "little") + 8
     if needed + len(_MAGIC) > size:
-        raise ShardCorruptError(f"{stored.shown} has {size} bytes, fewer than its footer's {needed}; the file is cut")
+        raise ShardCorruptError(
+            f"{stored.shown} has {size} bytes, fewer than its footer's {needed}; the file is cut", path=stored.shown
+        )
     if needed > len(tail):
         tail = stored.read([(size - needed, size)])[0]
-    with sound_arrow(f"the footer of {stored.shown}", "sound", DAMAGED):
+    with sound_arrow(f"the footer of {stored.shown}", "sound", DAMAGED, stored.shown):
         metadata = require_parquet().read_metadata(arrow.BufferReader(_MAGIC + bytes(tail[-needed:])))
         schema = metadata.schema.to_arrow_schema()
         if len(set(schema.names)) < len(schema.names):
             raise UnsupportedError(
-                f"{stored.shown} has two columns of one name, which is not read: {shortened(', '.join(schema.names))}; "
-                "write it again with other names"
+                f"{stored.shown} has two columns of one name, which is not read: {shortened(', '.join(schema.names))}",
+                hint="write it again with other names",
+                path=stored.shown,
             )
         if sum(num_leaves(one.type) for one in schema) != metadata.num_columns:
-            raise UnsupportedError(f"{stored.shown} has columns that pyarrow {arrow.__version__} cannot tell apart")
+            raise UnsupportedError(
+                f"{stored.shown} has columns that pyarrow {arrow.__version__} cannot tell apart", path=stored.shown
+            )
         _check_columns(metadata, stored)
     return Footer(metadata, schema, size - needed)
 
 
-def _not_parquet(stored: RangedFile, tail: bytes) -> str:
-    """What to say of a file that does not end as a Parquet file does."""
+def _not_parquet(stored: RangedFile, tail: bytes) -> ShardCorruptError:
+    """Return the error of a file that does not end as a Parquet file does."""
     if not tail:
-        return f"{stored.shown} is empty, which no Parquet file is; write or fetch it again"
-    if tail.startswith(_POINTER):
-        return f"{stored.shown} is a pointer of Git LFS, not the file that it stands for; fetch that with: git lfs pull"
-    return (
-        f"{stored.shown} does not end as a Parquet file does, but with {tail[-4:]!r} after {stored.size} bytes; if it "
-        "was cut, write or fetch it again, and if it is no Parquet file, name the others with remote="
-    )
+        wrong, hint = "is empty, which no Parquet file is", "write or fetch it again"
+    elif tail.startswith(_POINTER):
+        wrong, hint = "is a pointer of Git LFS, not the file that it stands for", "fetch that with: git lfs pull"
+    else:
+        wrong = f"does not end as a Parquet file does, but with {tail[-4:]!r} after {stored.size} bytes"
+        hint = "if it was cut, write or fetch it again, and if it is no Parquet file, name the others with remote="
+    return ShardCorruptError(f"{stored.shown} {wrong}", hint=hint, path=stored.shown)
 
 
 class _UnreadFile(io.RawIOBase):
@@ -156,7 +165,8 @@ def ranges_of(chunks: Sequence[Any], footer: Footer, stored: RangedFile) -> list
         if not len(_MAGIC) <= start <= stop <= footer.start:
             raise ShardCorruptError(
                 f"the footer of {stored.shown} has column {shortened(chunk.path_in_schema)!r} in bytes {start} to "
-                f"{stop}, but begins itself at byte {footer.start}; the file is damaged"
+                f"{stop}, but begins itself at byte {footer.start}; the file is damaged",
+                path=stored.shown,
             )
         found.append((start, min(stop + _OLD_CHUNK_BYTES, stored.size)))
     joined = list[Range]()

@@ -147,7 +147,7 @@ class _Bounded(io.RawIOBase):
         return size
 
 
-def write_stream(rows: Any, size: int, destination: Path, shown: str) -> None:
+def write_stream(rows: Any, size: int, destination: Path, shown: str, path: str) -> None:
     """Write rows as a stream of Arrow into a file of a given size.
 
     Raises:
@@ -170,6 +170,7 @@ def write_stream(rows: Any, size: int, destination: Path, shown: str) -> None:
                 file.truncate(size)
             return
     raise ShardCorruptError(
-        f"{shown} takes more than the {size} bytes that its footer tells of, even compressed; write it again with "
-        "another encoding of its text"
+        f"{shown} takes more than the {size} bytes that its footer tells of, even compressed",
+        hint="write it again with another encoding of its text",
+        path=path,
     )

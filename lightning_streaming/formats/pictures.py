@@ -58,7 +58,7 @@ def require_simplejpeg() -> Any:
         import simplejpeg
     except ImportError:
         raise MissingDependencyError(
-            "pictures are decoded with the simplejpeg package; run: pip install 'lightning-streaming[jpeg]'"
+            "pictures are decoded with the simplejpeg package", hint="run: pip install 'lightning-streaming[jpeg]'"
         ) from None
     return simplejpeg
 
@@ -77,7 +77,7 @@ class Picture:
 
     def __init__(self, file: bytes) -> None:
         if not isinstance(file, bytes):
-            raise ConfigError(f"a Picture is made of the bytes of a whole file, but got {brief(file)}")
+            raise ConfigError(f"a Picture is made of the bytes of a whole file, but got {brief(file)}", option="file")
         self.file = file
         """The file."""
 
@@ -143,7 +143,7 @@ class Picture:
 
         width, height = self.size
         left, upper, right, lower = _box_within(box, width, height)
-        to_width, to_height = _pair("the size of a crop", size)
+        to_width, to_height = _pair("the size of a crop", size, "size")
         enough = -(-width * to_width // (right - left)), -(-height * to_height // (lower - upper))
         pixels = self.decode(enough)
         across, down = pixels.shape[1] / width, pixels.shape[0] / height
@@ -161,7 +161,9 @@ class Picture:
         Raises:
             ConfigError: Always.
         """
-        raise ConfigError("a Picture is not decoded yet; call its decode(), crop() or pil(), or ask for decode: array")
+        raise ConfigError(
+            "a Picture is not decoded yet", hint="call its decode(), crop() or pil(), or ask for decode: array"
+        )
 
     def __reduce__(self) -> tuple[type[Picture], tuple[bytes]]:
         return Picture, (self.file,)
@@ -255,14 +257,16 @@ def _factor(size: Size, least: Size | None) -> int:
     return next(fits, 1)
 
 
-def _pair(what: str, size: int | Size) -> Size:
+def _pair(what: str, size: int | Size, option: str = "min_size") -> Size:
     """Width and height, as they were asked for."""
     try:
         width, height = _sides(size)
     except (TypeError, ValueError):
         width = height = 0
     if min(width, height) < 1:
-        raise ConfigError(f"{what} must be a number of pixels, or width and height; at least 1; but got {size!r}")
+        raise ConfigError(
+            f"{what} must be a number of pixels, or width and height; at least 1; but got {size!r}", option=option
+        )
     return width, height
 
 
@@ -281,7 +285,9 @@ def _box_within(box: tuple[int, int, int, int], width: int, height: int) -> tupl
     except (TypeError, ValueError):
         is_within = False
     if not is_within:
-        raise ConfigError(f"a crop must be a box of whole pixels within {width} x {height} pixels, but got {box!r}")
+        raise ConfigError(
+            f"a crop must be a box of whole pixels within {width} x {height} pixels, but got {box!r}", option="box"
+        )
     return left, upper, right, lower
 
 
@@ -323,9 +329,11 @@ def decoded_columns(asked: Mapping[str, str]) -> DecodePictures:
             try:
                 sample[name] = [_made(make, one) for one in value] if isinstance(value, list) else make(value)
             except EncodingError as error:
-                raise EncodingError(f"column {name!r}: {error}") from error
+                raise error.with_context(f"column {name!r}") from error
             except _NoPictureError as error:
-                raise ConfigError(f"decode={{{name!r}: {kind!r}}}: the column {error}") from None
+                raise ConfigError(
+                    f"decode={{{name!r}: {kind!r}}}: the column {error}", option="decode.columns"
+                ) from None
         return sample
 
     return decode

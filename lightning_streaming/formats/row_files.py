@@ -173,12 +173,14 @@ def row_layout(info: ShardInfo) -> RowLayout | None:
         _ = found.table
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise IndexFormatError(
-            f"the index entry of {info.raw_data.basename} describes no rows of bytes: {error}"
+            f"the index entry of {info.raw_data.basename} describes no rows of bytes: {error}",
+            path=info.raw_data.basename,
         ) from error
     if not found.names or found.names != tuple(info.schema["column_names"]):
         raise IndexFormatError(
             f"the index entry of {info.raw_data.basename} describes columns {found.names}, but says that there are "
-            f"{info.schema['column_names']}"
+            f"{info.schema['column_names']}",
+            path=info.raw_data.basename,
         )
     return found
 
@@ -262,7 +264,9 @@ def all_alike(
         if first is not None and shard.schema != first.schema:
             raise FormatError(
                 f"{shard.raw_data.basename} at {place} has {what} of {of(shard)}, but {first.raw_data.basename} of "
-                f"{of(first)}; one stream takes {kinds} of one kind, so put others elsewhere"
+                f"{of(first)}; one stream takes {kinds} of one kind",
+                hint="put others elsewhere",
+                path=shard.raw_data.basename,
             )
         first = first or shard
         yield shard
@@ -279,8 +283,9 @@ def part_rows(info: ShardInfo, layout: RowLayout) -> tuple[int, int]:
     if stop - start != info.samples or info.raw_data.bytes != info.samples * layout.row_bytes:
         raise IndexFormatError(
             f"the index entry of {info.raw_data.basename} has {info.samples} samples in {info.raw_data.bytes} bytes, "
-            f"but its name must say from which row of {layout.row_bytes} bytes to which; make the index again with: "
-            "lightning-streaming index"
+            f"but its name must say from which row of {layout.row_bytes} bytes to which",
+            hint="make the index again with: lightning-streaming index",
+            path=info.raw_data.basename,
         )
     return start, stop
 
@@ -337,7 +342,9 @@ def copy_part(info: ShardInfo, layout: RowLayout, values_at: int, stored: Ranged
     """
     first, stop = (values_at + row * layout.row_bytes for row in part_rows(info, layout))
     if stop > stored.size:
-        raise ShardCorruptError(f"{stored.shown} must have {stop} bytes for its rows, but has {stored.size}")
+        raise ShardCorruptError(
+            f"{stored.shown} must have {stop} bytes for its rows, but has {stored.size}", path=stored.shown
+        )
     with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
         file.writelines(stored.read([(first, stop)]))
         file.flush()
@@ -366,7 +373,9 @@ class RowsReader:
     ) -> None:
         stop = start + samples * layout.row_bytes
         if stop > len(data):
-            raise ShardCorruptError(f"{path} must have {stop} bytes for {samples} samples, but has {len(data)}")
+            raise ShardCorruptError(
+                f"{path} must have {stop} bytes for {samples} samples, but has {len(data)}", path=str(path)
+            )
         self._path, self._data, self._start, self._layout = path, data, start, layout
         self._wanted = [one for one in layout.columns if columns is None or one.name in columns]
         self._plain = layout.plain(columns)
@@ -381,12 +390,17 @@ class RowsReader:
         """One row, as a dict of numpy scalars, arrays, texts and bytes."""
         assert self._table is not None, "it is open"
         if not 0 <= index < len(self._table):
-            raise SampleIndexError(f"{self._path} has {len(self._table)} samples, but sample {index} was asked for")
+            raise SampleIndexError(
+                f"{self._path} has {len(self._table)} samples, but sample {index} was asked for",
+                path=str(self._path),
+                sample=index,
+            )
         row = self._table[index]
         try:
             return {one.name: one.value(row[one.name]) for one in self._wanted}
         except EncodingError as error:
-            raise EncodingError(f"{self._path}, sample {index}: {error}") from error
+            shown = str(self._path)
+            raise error.with_context(f"{shown}, sample {index}", path=shown, sample=index) from error
 
     def plain_rows(self) -> PlainRows | None:
         """How each sample lies in its bytes, if torch has tensors of its columns."""
@@ -406,7 +420,8 @@ class RowsReader:
         column = self._column(name)
         if len(column.shape) != 1:
             raise EncodingError(
-                f"{self._path}, column {name!r} is of values of shape {column.shape}, not of one dimension"
+                f"{self._path}, column {name!r} is of values of shape {column.shape}, not of one dimension",
+                path=str(self._path),
             )
         numbers = np.arange(len(self), dtype=np.int64)
         starts = self._start + column.start + numbers * self._layout.row_bytes
@@ -421,7 +436,7 @@ class RowsReader:
         try:
             return [column.value(one) for one in values]
         except EncodingError as error:
-            raise EncodingError(f"{self._path}: {error}") from error
+            raise error.with_context(str(self._path), path=str(self._path)) from error
 
     def _column(self, name: str) -> RowColumn:
         return next(one for one in self._layout.columns if one.name == name)

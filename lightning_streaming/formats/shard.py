@@ -51,8 +51,10 @@ def check_wanted(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: 
     wanted = [name for name in unsafe if columns is None or name in columns]
     if wanted:
         raise ConfigError(
-            f"{info.raw_data.basename} has a column {wanted[0]!r}, which can run any code when it is read; pass "
-            "allow_unsafe_types=True if you trust whoever wrote it, or columns= to read others only"
+            f"{info.raw_data.basename} has a column {wanted[0]!r}, which can run any code when it is read",
+            hint="pass allow_unsafe_types=True if you trust whoever wrote it, or columns= to read others only",
+            option="allow_unsafe_types",
+            path=info.raw_data.basename,
         )
 
 
@@ -184,9 +186,11 @@ def other_format(
     if name == "litdata":
         return LitDataFormat(block_length, allow_unsafe_types, frozenset(as_files))
     if name not in ("webdataset", "parquet"):
-        raise ConfigError(f"format must be one of {', '.join(OTHER_FORMATS)}, but is {name!r}")
+        raise ConfigError(f"format must be one of {', '.join(OTHER_FORMATS)}, but is {name!r}", option="format")
     if block_length is not None:
-        raise ConfigError(f"block_length cuts tokens into samples, but format={name!r} has samples of its own")
+        raise ConfigError(
+            f"block_length cuts tokens into samples, but format={name!r} has samples of its own", option="block_length"
+        )
     return WebDatasetFormat(allow_unsafe_types, frozenset(as_files)) if name == "webdataset" else ParquetFormat()
 
 
@@ -199,7 +203,10 @@ def parts_format(info: ShardInfo) -> PartsFormat | None:
     if info.compression != PART:
         return None
     if info.format not in _HAVE_PARTS:
-        raise IndexFormatError(f"the index entry of {info.raw_data.basename} is of a part of a {info.format} file")
+        raise IndexFormatError(
+            f"the index entry of {info.raw_data.basename} is of a part of a {info.format} file",
+            path=info.raw_data.basename,
+        )
     return cast("PartsFormat", other_format(info.format))
 
 
@@ -242,7 +249,9 @@ def table_part(info: ShardInfo) -> FilePart:
     file = info.raw_meta or info.raw_data
     stop = table_bytes(info.samples)
     if stop > file.bytes:
-        raise ShardCorruptError(f"{file.basename} must have {stop} bytes for its offsets alone, but has {file.bytes}")
+        raise ShardCorruptError(
+            f"{file.basename} must have {stop} bytes for its offsets alone, but has {file.bytes}", path=file.basename
+        )
     return FilePart(file, 0, stop)
 
 
@@ -291,7 +300,9 @@ class LoneSamples:
         """
         if not 0 <= index < self._info.samples:
             raise SampleIndexError(
-                f"{self._info.raw_data.basename} has {self._info.samples} samples, but sample {index} was asked for"
+                f"{self._info.raw_data.basename} has {self._info.samples} samples, but sample {index} was asked for",
+                path=self._info.raw_data.basename,
+                sample=index,
             )
         return FilePart(self._info.raw_data, int(self._offsets[index]), int(self._offsets[index + 1]))
 
@@ -305,7 +316,8 @@ class LoneSamples:
         try:
             return self._decoder.decode(memoryview(data))
         except FormatError as error:
-            raise type(error)(f"{self._info.raw_data.basename}, sample {index}: {error}") from error
+            file = self._info.raw_data.basename
+            raise error.with_context(f"{file}, sample {index}", path=file, sample=index) from error
 
 
 def _decoder_of(

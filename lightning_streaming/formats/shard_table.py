@@ -78,10 +78,13 @@ class FileInfo:
     def __post_init__(self) -> None:
         _check_name(self.basename)
         if self.bytes < 0:
-            raise IndexFormatError(f"bytes of {self.basename} must not be negative, but is {self.bytes}")
+            raise IndexFormatError(
+                f"bytes of {self.basename} must not be negative, but is {self.bytes}", path=self.basename
+            )
         if self.bytes > _MOST_BYTES:
             raise IndexFormatError(
-                f"bytes of {self.basename} must be at most {_MOST_BYTES}, but is {brief(self.bytes)}"
+                f"bytes of {self.basename} must be at most {_MOST_BYTES}, but is {brief(self.bytes)}",
+                path=self.basename,
             )
 
 
@@ -117,11 +120,14 @@ class ShardInfo:
             raise IndexFormatError(f"samples must be in [0, {MAX_RAW_BYTES}], but is {self.samples}")
         for raw, compressed in self.files:
             if raw.bytes > MAX_RAW_BYTES and self.format not in OTHER_FORMATS:
-                raise IndexFormatError(f"{raw.basename} must be at most {MAX_RAW_BYTES} bytes, but is {raw.bytes}")
+                raise IndexFormatError(
+                    f"{raw.basename} must be at most {MAX_RAW_BYTES} bytes, but is {raw.bytes}", path=raw.basename
+                )
             if (compressed is None) != (self.compression is None):
                 wanted = "no compressed file" if self.compression is None else "a compressed file"
                 raise IndexFormatError(
-                    f"compression is {self.compression!r}, which calls for {wanted} of {raw.basename}"
+                    f"compression is {self.compression!r}, which calls for {wanted} of {raw.basename}",
+                    path=raw.basename,
                 )
 
     @property
@@ -156,13 +162,15 @@ def _check_name(basename: str) -> None:
     if len(name) > _MOST_PATH_BYTES or max(map(len, name.split(b"/"))) > _MOST_NAME_BYTES:
         raise IndexFormatError(
             f"a file name can have {_MOST_NAME_BYTES} bytes, and {_MOST_PATH_BYTES} with its directories, but is "
-            f"{brief(basename)}"
+            f"{brief(basename)}",
+            path=basename,
         )
     parts = PurePosixPath(basename).parts
     if parts[-1] == INDEX_BASENAME or any(part.startswith(".") for part in parts):
         raise IndexFormatError(
             f"a file of a shard must not be called {INDEX_BASENAME}, nor begin with a dot, also its directories: such "
-            f"names are those of a cache's own files; but got {brief(basename)}"
+            f"names are those of a cache's own files; but got {brief(basename)}",
+            path=basename,
         )
 
 
@@ -181,9 +189,11 @@ def check_selection(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     if columns is None:
         return None
     if isinstance(columns, (str, bytes)) or not isinstance(columns, Sequence):
-        raise ConfigError(f"columns must be a list of names, like ['text'], but got {columns!r}")
+        raise ConfigError(f"columns must be a list of names, like ['text'], but got {columns!r}", option="columns")
     if not columns or not all(isinstance(name, str) for name in columns):
-        raise ConfigError(f"columns must name at least one column, each by a text, but got {list(columns)!r}")
+        raise ConfigError(
+            f"columns must name at least one column, each by a text, but got {list(columns)!r}", option="columns"
+        )
     return tuple(dict.fromkeys(columns))
 
 
@@ -204,8 +214,13 @@ def check_columns(info: ShardInfo, columns: Sequence[str] | None) -> None:
     if missing:
         has = shortened(", ".join(map(repr, there)) or "none")
         close = get_close_matches(missing[0], there, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"{shown_file(info).basename} has no column {missing[0]!r}; it has {has}{hint}")
+        file = shown_file(info).basename
+        raise ConfigError(
+            f"{file} has no column {missing[0]!r}; it has {has}",
+            hint=f"did you mean {close[0]!r}?" if close else None,
+            option="columns",
+            path=file,
+        )
 
 
 def shown_file(info: ShardInfo) -> FileInfo:

@@ -171,7 +171,7 @@ class _SeparatedLayout(SplitLayout):
             try:
                 sample[name] = column_encoding.decode(field)
             except EncodingError as error:
-                raise EncodingError(f"column {name!r}: {error}") from error
+                raise error.with_context(f"column {name!r}") from error
         return sample
 
 
@@ -189,8 +189,8 @@ def _join_fields(names: tuple[str, ...], fields: list[bytes], separator: bytes, 
     name, field = next((name, field) for name, field, back in columns if field != back or newline in field)
     raise EncodingError(
         f"column {name!r}: text must be free of the newline {newline.decode()!r}, and of the separator "
-        f"{separator.decode()!r} also where it meets one, because nothing is quoted, but got {brief(field.decode())}; "
-        "write json or MDS instead"
+        f"{separator.decode()!r} also where it meets one, because nothing is quoted, but got {brief(field.decode())}",
+        hint="write json or MDS instead",
     )
 
 
@@ -198,14 +198,14 @@ def _check_value(name: str, kind: type, value: object) -> None:
     try:
         check_type(value, kind)
     except EncodingError as error:
-        raise EncodingError(f"column {name!r}: {error}") from None
+        raise error.with_context(f"column {name!r}") from None
 
 
 def _encode_field(name: str, column_encoding: Encoding, value: object) -> bytes:
     try:
         return column_encoding.encode(value)
     except EncodingError as error:
-        raise EncodingError(f"column {name!r}: {error}") from None
+        raise error.with_context(f"column {name!r}") from None
 
 
 # --- which columns there are ---
@@ -246,7 +246,8 @@ def read_split_layout(info: ShardInfo) -> SplitLayout:
         return _compile(info.format, names, encoding_names, schema["newline"], schema.get("separator"))
     except ConfigError as error:
         raise IndexFormatError(
-            f"the index entry of {info.raw_data.basename} cannot be read: {shortened(str(error))}"
+            f"the index entry of {info.raw_data.basename} cannot be read: {shortened(str(error))}",
+            path=info.raw_data.basename,
         ) from None
 
 
@@ -256,7 +257,7 @@ def _compile(
 ) -> SplitLayout:
     _check_columns(shard_format, names, encoding_names)
     separator = _check_separator(shard_format, separator)
-    _check_text("newline", newline, may_be_empty=shard_format == "json")  # whose rows end by themselves
+    _check_text("newline", newline, "newline", may_be_empty=shard_format == "json")  # whose rows end by themselves
     end = newline.encode()
     common: dict[str, Any] = {
         "format": shard_format,
@@ -268,12 +269,12 @@ def _compile(
     if separator is None:
         types = tuple(_COLUMN_TYPES[name] for name in encoding_names)
         return _JsonLayout(**common, header=b"", smallest_bytes=len(b"{}") + len(end), types=types)
-    _check_text("separator", separator)
+    _check_text("separator", separator, "separator")
     between = separator.encode()
     try:
         header = _join_fields(names, [name.encode() for name in names], between, end) + end
     except EncodingError as error:
-        raise ConfigError(f"the columns' names cannot be a header: {error}") from None
+        raise ConfigError(f"the columns' names cannot be a header: {error}", option="columns") from None
     encodings = tuple(encoding(_AS_TEXT[name]) for name in encoding_names)
     smallest = (len(names) - 1) * len(between) + len(end)
     return _SeparatedLayout(
@@ -283,14 +284,16 @@ def _compile(
 
 def _check_columns(shard_format: str, names: tuple[str, ...], encoding_names: tuple[str, ...]) -> None:
     if shard_format not in _FORMATS:
-        raise ConfigError(f"format must be one of {', '.join(_FORMATS)}, but got {shard_format!r}")
+        raise ConfigError(f"format must be one of {', '.join(_FORMATS)}, but got {shard_format!r}", option="format")
     check_names(names, encoding_names)
     for name, encoding_name in zip(names, encoding_names, strict=True):
-        _check_text("a column's name", name, may_be_empty=True)
+        _check_text("a column's name", name, "columns", may_be_empty=True)
         if encoding_name not in _COLUMN_TYPES:
             raise ConfigError(
                 f"columns of {shard_format} shards must be {', '.join(_COLUMN_TYPES)}, but column {name!r} is "
-                f"{encoding_name!r}; MDS takes every encoding"
+                f"{encoding_name!r}",
+                hint="MDS takes every encoding",
+                option="columns",
             )
 
 
@@ -300,18 +303,18 @@ def _check_separator(shard_format: str, separator: str | None) -> str | None:
         wanted = (
             "xsv needs a separator" if shard_format == "xsv" else f"{shard_format} takes no separator, only xsv does"
         )
-        raise ConfigError(f"{wanted}, but got {separator!r}")
+        raise ConfigError(f"{wanted}, but got {separator!r}", option="separator")
     return separator if shard_format == "xsv" else _SEPARATORS.get(shard_format)
 
 
-def _check_text(what: str, text: str, *, may_be_empty: bool = False) -> None:
+def _check_text(what: str, text: str, option: str, *, may_be_empty: bool = False) -> None:
     try:
         sound = bool(text.encode()) or may_be_empty
     except (UnicodeEncodeError, AttributeError):
         sound = False
     if not sound:
         nature = "text that UTF-8 can hold" + ("" if may_be_empty else ", and not empty")
-        raise ConfigError(f"{what} must be {nature}, but got {brief(text)}")
+        raise ConfigError(f"{what} must be {nature}, but got {brief(text)}", option=option)
 
 
 # --- files ---
@@ -368,5 +371,6 @@ class SplitReader(MappedShard):
         found = bytes(self._data[: len(layout.header)])
         if found != layout.header:
             raise ShardCorruptError(
-                f"{self._path} must start with {brief(layout.header)}, its columns, but starts with {brief(found)}"
+                f"{self._path} must start with {brief(layout.header)}, its columns, but starts with {brief(found)}",
+                path=str(self._path),
             )

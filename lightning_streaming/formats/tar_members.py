@@ -75,7 +75,7 @@ def read_members(window: Window, shown: str) -> Iterator[Members]:
     while not walk.is_done:
         data = window(walk.offset, walk.needed)
         if len(data) < walk.needed:
-            raise ShardCorruptError(_how_it_ends(walk, shown, len(data)))
+            raise ShardCorruptError(_how_it_ends(walk, shown, len(data)), path=shown)
         walk.step(data)
         names, bad_sum = _checked_names(data, walk.heads)
         found = [names[row] for row in walk.rows if row < len(names)]
@@ -85,9 +85,11 @@ def read_members(window: Window, shown: str) -> Iterator[Members]:
         walk.last_name = texts[-1] if texts else walk.last_name
         refused = bad_sum or walk.refused
         if refused and walk.last_name is None:
-            raise ShardCorruptError(f"{shown} is not a tar file, or its first header is damaged: {refused}")
+            raise ShardCorruptError(f"{shown} is not a tar file, or its first header is damaged: {refused}", path=shown)
         if refused:
-            raise ShardCorruptError(f"{shown}: the header after member {walk.last_name!r} is damaged: {refused}")
+            raise ShardCorruptError(
+                f"{shown}: the header after member {walk.last_name!r} is damaged: {refused}", path=shown
+            )
         yield Members(texts, walk.starts, walk.sizes)
 
 

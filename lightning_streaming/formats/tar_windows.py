@@ -52,7 +52,7 @@ class UnpackedWindow:
     """
 
     def __init__(self, files: StoredFiles, name: str, size: int) -> None:
-        self._shown = f"{files.shown}/{name}"
+        self._shown = files.shown_file(name)
         self._pieces = self._unpacked(files, name, size)
         self._start, self._held = 0, b""
 
@@ -87,7 +87,7 @@ class UnpackedWindow:
                 while piece := file.read(_PIECE_BYTES):
                     yield piece
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ShardCorruptError(f"{self._shown} is not sound gz data ({error})") from None
+            raise ShardCorruptError(f"{self._shown} is not sound gz data ({error})", path=self._shown) from None
 
 
 class _StoredFile(io.RawIOBase):

@@ -445,15 +445,17 @@ def parse_ndarray(config: str) -> NdarrayEncoding:
         return NdarrayEncoding()
     raise ConfigError(
         f"ndarray takes a dtype, or a dtype and a shape, like ndarray:int32:2,3, but got 'ndarray:{config}'; "
-        f"dtypes are {', '.join(_CODES)}"
+        f"dtypes are {', '.join(_CODES)}",
+        option="columns",
     )
 
 
 def _check_no_mask(value: NDArray[Any]) -> None:
     if isinstance(value, np.ma.MaskedArray):
         raise EncodingError(
-            "expected an array without a mask, which cannot be stored, but got a numpy MaskedArray; write "
-            "value.filled(...), or value.data, and numpy.ma.getmaskarray(value).astype('uint8') as another column"
+            "expected an array without a mask, which cannot be stored, but got a numpy MaskedArray",
+            hint="write "
+            "value.filled(...), or value.data, and numpy.ma.getmaskarray(value).astype('uint8') as another column",
         )
 
 

@@ -83,25 +83,32 @@ class WebDatasetFormat:
         """
         names = column_names(info)
         if KEY not in names:
-            raise IndexFormatError(f"the index entry of {info.raw_data.basename} must have the column {KEY}")
+            raise IndexFormatError(
+                f"the index entry of {info.raw_data.basename} must have the column {KEY}", path=info.raw_data.basename
+            )
         wanted = [name for name in names if columns is None or name in columns]
         for name in filter(is_unsafe_member, wanted):
             if is_never_read(name):
                 raise ConfigError(
-                    f"{info.raw_data.basename} has a column {name!r}, which torch pickled and which is not read here; "
-                    "name the others with columns= to read only these"
+                    f"{info.raw_data.basename} has a column {name!r}, which torch pickled and which is not read here",
+                    hint="name the others with columns= to read only these",
+                    option="columns",
+                    path=info.raw_data.basename,
                 )
             if not self.allow_unsafe_types:
                 raise ConfigError(
-                    f"{info.raw_data.basename} has a column {name!r}, which can run any code when it is read; pass "
-                    "allow_unsafe_types=True if you trust whoever wrote it, or name the others with columns= to read "
-                    "only these"
+                    f"{info.raw_data.basename} has a column {name!r}, which can run any code when it is read",
+                    hint="pass allow_unsafe_types=True if you trust its author, or name the others with columns= to "
+                    "read only these",
+                    option="allow_unsafe_types",
+                    path=info.raw_data.basename,
                 )
         if any(map(is_image, wanted)):
             try:
                 require_pillow()
             except MissingDependencyError as error:
-                raise MissingDependencyError(f"{info.raw_data.basename} cannot be read: {error}") from None
+                file = info.raw_data.basename
+                raise error.with_context(f"{file} cannot be read", path=file) from None
 
     def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> TarSamples:
         """See :meth:`OtherFormat.open`.
@@ -151,15 +158,21 @@ def _tar_files(files: StoredFiles) -> list[_TarFile]:
         tar = _TarFile(name, name.removesuffix(ending) + ".tar", size, _PACKED[ending])
         other = found.setdefault(tar.raw_name, tar)
         if other is not tar:
-            raise ConfigError(f"{files.shown} has {other.name} and {name}, which are one shard; take one away")
+            raise ConfigError(
+                f"{files.shown} has {other.name} and {name}, which are one shard",
+                hint="take one away",
+                path=files.shown,
+            )
     if not found:
-        raise ConfigError(f"{files.shown} has no file of format={_NAME!r}: none ends in {', '.join(_PACKED)}")
+        raise ConfigError(
+            f"{files.shown} has no file of format={_NAME!r}: none ends in {', '.join(_PACKED)}", path=files.shown
+        )
     return sorted(found.values(), key=lambda tar: tar.name)
 
 
 def _described(files: StoredFiles, tar: _TarFile, count: int | None) -> ShardInfo:
     """Go through all headers of a file; or through the first ones, where somebody has counted its samples."""
-    shown = f"{files.shown}/{tar.name}"
+    shown = files.shown_file(tar.name)
     stored = FileInfo(basename=tar.name, bytes=tar.size, hashes={})
     if tar.compression is None:
         samples = Samples(shown)
@@ -235,14 +248,15 @@ class Samples:
                 number = self._new_column(ending, name)
             if key != last:
                 if key in known:
-                    raise ShardCorruptError(self._comes_again(name))
+                    raise ShardCorruptError(self._comes_again(name), path=self._shown)
                 known.add(key)
                 keys.append(key)
                 firsts.append(count)
                 last, seen = key, 0
             if seen >> number & 1:
                 raise ShardCorruptError(
-                    f"{self._shown}: member {name!r} is the second of its sample that ends in .{self.columns[number]}"
+                    f"{self._shown}: member {name!r} is the second of its sample that ends in .{self.columns[number]}",
+                    path=self._shown,
                 )
             seen |= 1 << number
             found.append(number)
@@ -268,7 +282,9 @@ class Samples:
     def _new_column(self, ending: str, name: str) -> int:
         column = ending.lower()
         if column == KEY or not column.isprintable():
-            raise ShardCorruptError(f"{self._shown}: member {name!r} ends in what is no name of a column")
+            raise ShardCorruptError(
+                f"{self._shown}: member {name!r} ends in what is no name of a column", path=self._shown
+            )
         if column not in self.columns:
             self.columns.append(column)
         number = self._numbers[ending] = self.columns.index(column)
@@ -301,7 +317,9 @@ class TarSamples:
         if len(found) != info.samples:
             raise ShardCorruptError(
                 f"{self._path} must have {info.samples} samples by its index, but has {len(found)}: it, or what the "
-                "index was made of, has changed; index it anew"
+                "index was made of, has changed",
+                hint="index it anew",
+                path=str(self._path),
             )
         self._keys, self._firsts, self._column_of = found.keys, found.firsts, found.column_of
         self._starts, self._stops = found.starts, found.stops
@@ -323,7 +341,11 @@ class TarSamples:
             EncodingError: A member does not hold what its name says, or the sample lacks a wanted column.
         """
         if not 0 <= index < len(self._keys):
-            raise SampleIndexError(f"{self._path} has {len(self._keys)} samples, but sample {index} was asked for")
+            raise SampleIndexError(
+                f"{self._path} has {len(self._keys)} samples, but sample {index} was asked for",
+                path=str(self._path),
+                sample=index,
+            )
         data, decoders, name = self._data, self._decoders, ""
         sample: dict[str, Any] = {KEY: self._keys[index]} if self._has_key else {}
         first, last = self._firsts[index], self._firsts[index + 1]
@@ -334,10 +356,16 @@ class TarSamples:
                     sample[name] = decode(data[self._starts[place] : self._stops[place]])
         except EncodingError as error:
             member = shortened(f"{self._keys[index]}.{name}")
-            raise EncodingError(f"{self._path}, sample {index}, member {member!r}: {error}") from error
+            shown = str(self._path)
+            where = f"{shown}, sample {index}, member {member!r}"
+            raise error.with_context(where, path=shown, sample=index) from error
         if self._wanted is not None and len(sample) < len(self._wanted):
             lacking = min(self._wanted.difference(sample))
-            raise EncodingError(f"{self._path}, sample {index}, {self._keys[index]!r}: it has no member .{lacking}")
+            raise EncodingError(
+                f"{self._path}, sample {index}, {self._keys[index]!r}: it has no member .{lacking}",
+                path=str(self._path),
+                sample=index,
+            )
         return sample
 
     def close(self) -> None:

@@ -217,7 +217,7 @@ class _Transfer:
                 raise _WholeBodyError
             if chunk.at > chunk.start and body.versions != chunk.versions:
                 chunk.at = chunk.start
-                raise IntegrityError(f"{self.wanted.shown} was replaced while it was fetched")
+                raise IntegrityError(f"{self.wanted.shown} was replaced while it was fetched", path=self.wanted.shown)
             chunk.versions = body.versions
             unwanted = chunk.at - body.start
             while data := await body.read():
@@ -323,11 +323,11 @@ def _drain(source: _BlockingObject, sink: Sink) -> None:
 
 
 def _too_long(shown: str, size: int) -> IntegrityError:
-    return IntegrityError(f"the index promises {size} bytes of {shown}, but more arrived")
+    return IntegrityError(f"{shown} has more bytes than the {size} that index.json says", path=shown)
 
 
 def _too_short(shown: str, size: int, at: int) -> IntegrityError:
-    return IntegrityError(f"the index promises {size} bytes of {shown}, but none arrived beyond the first {at}")
+    return IntegrityError(f"{shown} has {at} bytes, but index.json says {size}", path=shown)
 
 
 @dataclass

@@ -87,7 +87,7 @@ def _regular(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile("|".join(f"(?:{_translated(one)})" for one in _without_braces(pattern)))
     except re.error as error:
-        raise ConfigError(f"{pattern!r} is no pattern of files: {error.msg}") from error
+        raise ConfigError(f"{pattern!r} is no pattern of files: {error.msg}", option="remote") from error
 
 
 def _translated(pattern: str) -> str:
@@ -110,7 +110,7 @@ def _without_braces(pattern: str) -> Iterator[str]:
     for one in choices:
         total *= len(one)
     if total > _MOST_NAMES:
-        raise ConfigError(f"{pattern!r} names {total} files; use * instead of braces")
+        raise ConfigError(f"{pattern!r} names {total} files", hint="use * instead of braces", option="remote")
     return ("".join(one) for one in product(*choices))
 
 
@@ -120,5 +120,7 @@ def _choices(inside: str) -> list[str]:
         return inside.split(",")
     first, last = found.groups()
     if int(last) - int(first) >= _MOST_NAMES:
-        raise ConfigError(f"{{{inside}}} names more than {_MOST_NAMES} files; use * instead of braces")
+        raise ConfigError(
+            f"{{{inside}}} names more than {_MOST_NAMES} files", hint="use * instead of braces", option="remote"
+        )
     return [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]

@@ -95,12 +95,15 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     cls = _filesystem_class(url)
     if scheme_of(url) in (*_S3_SCHEMES, *_GCS_SCHEMES) and user_of(url):
         raise ConfigError(
-            f"{mask_url(url)} was given with a user or password before its bucket, which this store does not take; "
-            "put them into storage_options, for example as key and secret"
+            f"{mask_url(url)} was given with a user or password before its bucket, which this store does not take",
+            hint="put them into storage_options, for example as key and secret",
+            path=mask_url(url),
         )
     if scheme_of(url) in OCI_SCHEMES and "@" not in url.partition("://")[2].partition("/")[0]:
         # Its filesystem finds the namespace of an account, and then lists under other names than were asked for.
-        raise ConfigError(f"{mask_url(url)} names no namespace; write oci://BUCKET@NAMESPACE/path")
+        raise ConfigError(
+            f"{mask_url(url)} names no namespace", hint="write oci://BUCKET@NAMESPACE/path", path=mask_url(url)
+        )
     arguments = {**cls._get_kwargs_from_urls(url), **_with_our_settings(url, expand(options))}
     key = (os.getpid(), 0 if cls.async_impl else threading.get_ident(), _token(cls, arguments))
     filesystem = _opened.get(key)
@@ -200,8 +203,9 @@ def _filesystem_class(url: str) -> Any:
     scheme = scheme_of(url)
     if "::" in scheme:
         raise ConfigError(
-            f"chained URLs are not supported, but got {mask_url(url)}; "
-            "name the store alone, its files are kept in this package's own cache"
+            f"chained URLs are not supported, but got {mask_url(url)}",
+            hint="name the store alone, its files are kept in this package's own cache",
+            path=mask_url(url),
         )
     if scheme in _GCS_SCHEMES:
         # Read when gcsfs is imported. Otherwise gcsfs asks over gRPC what kind of bucket this is, and gRPC hangs in
@@ -213,17 +217,23 @@ def _filesystem_class(url: str) -> Any:
     try:
         return fsspec.get_filesystem_class(scheme)
     except ValueError:
-        raise ConfigError(f"no filesystem serves {scheme}://, as in {mask_url(url)}; known are {_KNOWN}") from None
+        raise ConfigError(
+            f"no filesystem serves {scheme}://, as in {mask_url(url)}", hint=f"known are {_KNOWN}", path=mask_url(url)
+        ) from None
     except ImportError as error:
         if scheme in _EXTRAS:
             package, extra = _EXTRAS[scheme]
             raise MissingDependencyError(
-                f"{mask_url(url)} needs the {package} package; run: pip install 'lightning-streaming[{extra}]'"
+                f"{mask_url(url)} needs the {package} package",
+                hint=f"run: pip install 'lightning-streaming[{extra}]'",
+                path=mask_url(url),
             ) from error
         cause = error.__cause__
         package = ((cause.name if isinstance(cause, ImportError) else None) or scheme).partition(".")[0]
         raise MissingDependencyError(
-            f"{mask_url(url)} needs a package that is not installed ({error}); run: pip install {package}"
+            f"{mask_url(url)} needs a package that is not installed ({error})",
+            hint=f"run: pip install {package}",
+            path=mask_url(url),
         ) from error
 
 

@@ -50,9 +50,11 @@ def parse_hub_url(url: str) -> HubFile:
     found = _REPOSITORY.fullmatch(url)
     first = found["name"].partition("/")[0] if found is not None and found["kind"] is None else ""
     if first == "buckets":
-        raise UnsupportedError(f"{mask_url(url)} names a bucket of the hub, but only repositories are read: {_FORM}")
+        raise UnsupportedError(
+            f"{mask_url(url)} names a bucket of the hub, but only repositories are read: {_FORM}", path=mask_url(url)
+        )
     if found is None or first in _KINDS:
-        raise ConfigError(f"{mask_url(url)} names no repository of the hub; write {_FORM}")
+        raise ConfigError(f"{mask_url(url)} names no repository of the hub", hint=f"write {_FORM}", path=mask_url(url))
     revision = found["revision"]
     kind = _KINDS[found["kind"] or "models"]
     return HubFile(kind, found["name"], None if revision is None else unquote(revision), found["path"] or "")
@@ -67,8 +69,11 @@ def refuse_to_write(url: str) -> None:
     if scheme_of(url) in HUB_SCHEMES:
         file = parse_hub_url(url)
         raise UnsupportedError(
-            f"{mask_url(url)} can be read, not written, because each shard would be a commit; write to a directory, "
-            f"then run: hf upload {file.repository} DIRECTORY {file.path or '.'} --repo-type {file.kind}"
+            f"{mask_url(url)} can be read, not written, because each shard would be a commit",
+            hint="write to a directory, "
+            f"then run: hf upload {file.repository} DIRECTORY {file.path or '.'} --repo-type {file.kind}",
+            option="out",
+            path=mask_url(url),
         )
 
 
@@ -81,8 +86,9 @@ def check_hub_options(options: Mapping[str, Any]) -> None:
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
         raise ConfigError(
-            f"storage_options of hf:// are {' and '.join(_OPTIONS)}, but got {', '.join(unknown)}; "
-            "data that needs no token takes token: false"
+            f"storage_options of hf:// are {' and '.join(_OPTIONS)}, but got {', '.join(unknown)}",
+            hint="data that needs no token takes token: false",
+            option="storage_options",
         )
 
 

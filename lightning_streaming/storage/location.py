@@ -171,11 +171,11 @@ class Location:
             sink = MemorySink()
             self._download(sink, None).whole(None)
             return bytes(sink.data)
-        with system_errors(f"read {path}"):
+        with system_errors(f"read {path}", path=path):
             try:
                 return path.read_bytes()
             except FileNotFoundError:
-                raise ObjectNotFoundError(f"{path} is not there") from None
+                raise ObjectNotFoundError(f"{path} does not exist", path=str(path)) from None
 
     def read_if_there(self) -> bytes | None:
         """Like :meth:`read`; None if there is no such object."""
@@ -247,7 +247,7 @@ class Location:
             StorageError: Also where ``destination`` cannot be written.
         """
         if connections < 1:
-            raise ConfigError(f"connections must be at least 1, but is {connections}")
+            raise ConfigError(f"connections must be at least 1, but is {connections}", option="connections")
         with FileSink(destination) as sink:
             download = self._download(sink, size, ticket=next_ticket(), connections=connections, pin=pin)
             series = Series(download.attempts)
@@ -369,7 +369,11 @@ class Location:
         listed = {name: one for name, one in files.items() if one is not None}
         if len(listed) < len(found):
             name = next(name for name in found if name not in listed)
-            raise StorageError(f"{self / name} is listed, but its server does not tell its size; name files of others")
+            raise StorageError(
+                f"{self / name} is listed, but its server does not tell its size",
+                hint="name files of others",
+                path=str(self / name),
+            )
         return listed
 
     def listed_below(self, names: Sequence[str]) -> dict[str, ListedFile | None]:
@@ -458,6 +462,7 @@ class Location:
     ) -> Attempts:
         return Attempts(
             purpose=f"{verb} {self}",
+            shown=str(self),
             options=self.options,
             total=self.attempts,
             timeout=timeout,
@@ -487,7 +492,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     Raises:
         StorageError: It cannot be written.
     """
-    with system_errors(f"write {path}", "make room there, or choose another place"):
+    with system_errors(f"write {path}", "make room there, or choose another place", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with appears_whole(path) as partial:
             yield partial

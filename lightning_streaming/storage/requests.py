@@ -218,12 +218,17 @@ def _make_body(
         return Body(0, True, read, versions)
     start = _first_byte(content_range)
     if start not in (None, span[0]):
-        raise IntegrityError(f"asked for {wanted.shown} from byte {span[0]} on, the store sent it from byte {start} on")
+        raise IntegrityError(
+            f"asked for {wanted.shown} from byte {span[0]} on, the store sent it from byte {start} on",
+            path=wanted.shown,
+        )
     return Body(span[0], False, read, versions)
 
 
 def _too_short(wanted: RemoteObject, span: Span) -> IntegrityError:
-    return IntegrityError(f"{wanted.shown} must have more than {span[0]} bytes, but the store says it has not")
+    return IntegrityError(
+        f"{wanted.shown} must have more than {span[0]} bytes, but the store says it has not", path=wanted.shown
+    )
 
 
 def _size_of_object(status: int, headers: Mapping[str, str]) -> int | None:

@@ -149,6 +149,8 @@ class Attempts:
 
     purpose: str
     """What is tried, with URLs masked: ``"download s3://bucket/key"``."""
+    shown: str | None = None
+    """The URL alone, masked."""
     options: Mapping[str, Any] = field(repr=False)
     """The storage options, whose texts are kept out of errors."""
     total: int
@@ -201,7 +203,8 @@ class Attempts:
         """
         cause = describe(last, self.options, self.hidden)
         if kind is not None:
-            return kind(f"could not {self.purpose}: {self._way_out(last, kind)} ({cause})")
+            wrong, _, hint = self._wrong_and_hint(last, kind).partition("; ")
+            return kind(f"could not {self.purpose}: {wrong} ({cause})", hint=hint or None, path=self.shown)
         times = "1 attempt" if made == 1 else f"{made} attempts"
         limit = "" if self.timeout is None else f" of up to {self.timeout:g} s"
         if late and self.deadline is not None:
@@ -211,11 +214,12 @@ class Attempts:
         if _is_put_off(last):
             check = "who else asks the store as often, as it refuses what is beyond its limit"
         return self.failure(
-            f"could not {self.purpose}: {times}{limit} failed, the last with {cause}; "
-            f"check {check}, or allow more attempts or more time{settings}"
+            f"could not {self.purpose}: {times}{limit} failed, the last with {cause}",
+            hint=f"check {check}, or allow more attempts or more time{settings}",
+            path=self.shown,
         )
 
-    def _way_out(self, last: Exception, kind: type[StreamingError]) -> str:
+    def _wrong_and_hint(self, last: Exception, kind: type[StreamingError]) -> str:
         if kind is ObjectNotFoundError:
             return _MISSING.get(_what_is_missing(last) or "", _WAYS_OUT[kind])
         if kind is AccessDeniedError:
@@ -261,7 +265,7 @@ class Series:
             return pause
         if isinstance(last, IntegrityError):
             fix = getattr(last, "fix", "write the object and its index again")
-            raise IntegrityError(f"{last} (attempt {self.failed} of {of.total}); {fix}")
+            raise IntegrityError(f"{last.args[0]} (attempt {self.failed} of {of.total})", hint=fix, path=last.path)
         if isinstance(last, StreamingError):
             raise last
         raise of.error_after(last, kind, made, late) from shown_cause(last, of.options, of.hidden)

@@ -64,10 +64,10 @@ class StorageOptions(Mapping[str, Any]):
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         if not isinstance(options, Mapping | None):
-            raise ConfigError(f"{_MUST}, but are of type {type(options).__name__}")
+            raise ConfigError(f"{_MUST}, but are of type {type(options).__name__}", option="storage_options")
         for name in options or ():
             if not isinstance(name, str):
-                raise ConfigError(f"{_MUST}, but have a name of type {type(name).__name__}")
+                raise ConfigError(f"{_MUST}, but have a name of type {type(name).__name__}", option="storage_options")
         self._options = dict(options or {})
 
     def __getitem__(self, name: str) -> Any:
@@ -106,8 +106,9 @@ def expand_known(options: Mapping[str, Any]) -> dict[str, Any]:
 def _expanded(text: str) -> str:
     if text == _HIDDEN:
         raise ConfigError(
-            f"storage_options hold {_HIDDEN}, which stands for a secret that was not printed; write the name of an "
-            'environment variable instead, like "${STORE_SECRET}", or leave the option out'
+            f"storage_options hold {_HIDDEN}, which stands for a secret that was not printed",
+            hint='write the name of an environment variable instead, like "${STORE_SECRET}", or leave the option out',
+            option="storage_options",
         )
     return _REFERENCE.sub(_value_of, text)
 
@@ -115,8 +116,9 @@ def _expanded(text: str) -> str:
 def _value_of(reference: re.Match[str]) -> str:
     if reference[1] not in os.environ:
         raise ConfigError(
-            f"storage_options take the environment variable {reference[1]}, but it is not set; set it where this "
-            "process starts, or leave the option out"
+            f"storage_options take the environment variable {reference[1]}, but it is not set",
+            hint="set it where this process starts, or leave the option out",
+            option="storage_options",
         )
     return os.environ[reference[1]]
 

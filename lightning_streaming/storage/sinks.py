@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lightning_streaming.errors import DiskFullError, StorageError, StreamingError
+from lightning_streaming.files import file_named_by
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -88,7 +89,9 @@ class FileSink:
     def _opened(self) -> int:
         # The number of a closed descriptor may be another file's by now.
         if self._descriptor is None:
-            raise StorageError(f"{self._path} is not written to any more: its download was given up")
+            raise StorageError(
+                f"{self._path} is not written to any more: its download was given up", path=str(self._path)
+            )
         return self._descriptor
 
 
@@ -145,12 +148,15 @@ class MemorySink:
 
 
 @contextmanager
-def system_errors(doing: str, way_out: str = "change that, or choose another place") -> Iterator[None]:
+def system_errors(
+    doing: str, hint: str = "change that, or choose another place", path: Path | None = None
+) -> Iterator[None]:
     """Tell in words where this machine, not a store, fails in the block, or in the function that this decorates.
 
     Args:
         doing: What could not be done, for example ``"list a directory"``; the system names the path.
-        way_out: What can be done about it.
+        hint: How to fix it.
+        path: The file or directory. None: the one that the system names.
 
     Raises:
         DiskFullError: There is no room.
@@ -161,13 +167,14 @@ def system_errors(doing: str, way_out: str = "change that, or choose another pla
     except StreamingError:  # some are an OSError too
         raise
     except OSError as error:
+        shown = file_named_by(error) if path is None else str(path)
         if error.errno in DISK_FULL:
             raise DiskFullError(
-                f"no room left to {doing}: {error}; make room there, or choose another directory"
+                f"no room left to {doing}: {error}", hint="make room there, or choose another directory", path=shown
             ) from error
-        raise StorageError(f"could not {doing}: {error}; {way_out}") from error
+        raise StorageError(f"could not {doing}: {error}", hint=hint, path=shown) from error
 
 
 def disk_errors(path: Path, doing: str = "write") -> AbstractContextManager[None]:
     """Like :func:`system_errors`, where a file is written."""
-    return system_errors(f"{doing} {path}", "make it writable, or choose another directory")
+    return system_errors(f"{doing} {path}", "make it writable, or choose another directory", path)

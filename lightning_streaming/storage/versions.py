@@ -51,12 +51,14 @@ class Pin:
         if value and found and found != value and not (kind == "blob" and len(found) != len(value)):
             raise ReplacedError(
                 f"{shown} was replaced since it was indexed: the index has {kind} {value}, but the file now has {kind} "
-                f"{found}"
+                f"{found}",
+                path=shown,
             )
         if None not in (self.size, size) and size != self.size:
             raise ReplacedError(
                 f"{shown} was replaced since it was indexed: the index has {self.size} bytes, but the file now has "
-                f"{size}"
+                f"{size}",
+                path=shown,
             )
 
 
@@ -119,7 +121,7 @@ def check_local(pin: Pin, shown: str, found: os.stat_result) -> None:
     try:
         pin.check(shown, _local_version(found), found.st_size)
     except ReplacedError as error:
-        raise IntegrityError(f"{error}; {error.fix}") from None
+        raise IntegrityError(str(error.args[0]), hint=error.fix, path=shown) from None
 
 
 def _local_version(found: os.stat_result) -> dict[str, str]:

@@ -60,7 +60,11 @@ class Destination:
         """
         directory, remote = parse_out(asked.out)
         if directory is None and asked.keep_local:
-            raise ConfigError("keep_local=True needs a directory to keep files in; write out=(directory, URL)")
+            raise ConfigError(
+                "keep_local=True needs a directory to keep files in",
+                hint="write out=(directory, URL)",
+                option="keep_local",
+            )
         kept = directory if asked.keep_local or remote is None else None
         for path in (kept, local_path(remote or "")):
             if path is not None:
@@ -104,8 +108,11 @@ class Destination:
         if found:
             raise ConfigError(
                 f"{self.truth} holds {len(found)} uncompressed shards, like {found[0]}, which some readers "
-                "would take for what the compressed ones hold; choose another place, or write with mode='create' and "
-                "exist_ok=True, which removes those that share a name"
+                "would take for what the compressed ones hold",
+                hint="choose another place, or write with mode='create' and "
+                "exist_ok=True, which removes those that share a name",
+                option="out",
+                path=str(self.truth),
             )
 
     def remove_raw_forms(self, shards: Iterable[ShardInfo]) -> None:
@@ -139,8 +146,10 @@ class Destination:
         for name, is_there in self._wrong(shards):
             found = "has another size now" if is_there else "is not there any more"
             raise StorageError(
-                f"{name} was stored and {found}, so no index is published; is another writer at work on this "
-                "dataset? Write it again, alone; what mode='resume' or 'append' wrote is gone on with"
+                f"{name} was stored and {found}, so no index is published",
+                hint="check that no other writer is at work on this dataset, and write it again; mode='resume' or "
+                "'append' continues what was written",
+                path=name,
             )
 
     def check_published(self, shards: Iterable[ShardInfo]) -> None:
@@ -152,8 +161,10 @@ class Destination:
         for name, is_there in self._wrong(shards):
             found = "is not of the size that the index says" if is_there else "is not there"
             raise StorageError(
-                f"{name} {found}, so nothing is appended; `lightning-streaming verify` finds all that is damaged, and "
-                "with --repair fetches it from another copy"
+                f"{name} {found}, so nothing is appended",
+                hint="`lightning-streaming verify` finds all that is damaged, and "
+                "with --repair fetches it from another copy",
+                path=name,
             )
 
     def _wrong(self, shards: Iterable[ShardInfo]) -> Iterator[tuple[str, bool]]:
@@ -181,7 +192,9 @@ class Destination:
             if not is_same:
                 data = (self.truth / file.basename).read()
                 if len(data) != file.bytes:
-                    raise ShardCorruptError(f"{file.basename} must have {file.bytes} bytes, but has {len(data)}")
+                    raise ShardCorruptError(
+                        f"{file.basename} must have {file.bytes} bytes, but has {len(data)}", path=file.basename
+                    )
                 if not path.is_file() or path.read_bytes() != data:  # those who read the copy keep their file
                     mirror.put(file.basename, data)
         if index is not None:
@@ -320,7 +333,9 @@ def parse_out(out: str | Path | tuple[str, str]) -> tuple[Path | None, str | Non
         if directory is not None and not _same_place(directory, remote):
             return directory, remote
     shown = ", ".join(mask_url(str(part)) for part in (out if isinstance(out, tuple | list) else [out]))
-    raise ConfigError(f"out must be a directory, a URL, or a pair (directory, another place), but got {shown!r}")
+    raise ConfigError(
+        f"out must be a directory, a URL, or a pair (directory, another place), but got {shown!r}", option="out"
+    )
 
 
 def _same_place(directory: Path, remote: str) -> bool:
@@ -336,7 +351,10 @@ def _refuse_published(location: Location) -> None:
     ):
         if (location / name).read_if_there() is not None:
             raise ConfigError(
-                f"{location} holds {what}; choose another place, {way_out}or exist_ok=True to write over it"
+                f"{location} holds {what}",
+                hint=f"choose another place, {way_out}or exist_ok=True to write over it",
+                option="out",
+                path=str(location),
             )
 
 
@@ -397,15 +415,22 @@ def prepare_directory(directory: Path, *, exist_ok: bool) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     found = sorted(directory.iterdir())
     if found and not exist_ok:
-        raise ConfigError(f"{directory} must be empty, but holds {found[0].name}; {_way_out(directory)}")
+        raise ConfigError(
+            f"{directory} must be empty, but holds {found[0].name}",
+            hint=f"{_way_out(directory)}",
+            option="out",
+            path=str(directory),
+        )
     unfinished = _names_of_unfinished(directory)
     named = dict.fromkeys([*_names_of_dataset(directory), *(unfinished or ()), CONVERSION_PLAN])
     folders = [] if unfinished is None else [WRITING]
     foreign = [path.name for path in found if path.name not in folders and (path.name not in named or path.is_dir())]
     if foreign:
         raise ConfigError(
-            f"{directory} holds {foreign[0]}, which no index names as part of a dataset; remove it, or choose another "
-            "directory"
+            f"{directory} holds {foreign[0]}, which no index names as part of a dataset",
+            hint="remove it, or choose another directory",
+            option="out",
+            path=str(directory),
         )
     for name in named:  # in order, the index first
         (directory / name).unlink(missing_ok=True)
@@ -434,15 +459,19 @@ def tidy_directory(directory: Path, named: Container[str], *, is_copy: bool) -> 
     strays = [path for path in sorted(directory.iterdir()) if is_shard_file(path.name) and path.name not in named]
     if strays and not _is_marked(directory):
         raise ConfigError(
-            f"{directory} holds {strays[0].name}, which no index names and no writer left that can be continued; "
-            "remove it, or choose another directory"
+            f"{directory} holds {strays[0].name}, which no index names and no writer left that can be continued",
+            hint="remove it, or choose another directory",
+            option="out",
+            path=str(directory),
         )
     own = {*_names_of_dataset(directory), *(_recorded_shards(directory) if is_copy else ())}
     kept = [path.name for path in strays if path.name in own]
     if kept:
         raise ConfigError(
-            f"{directory} holds a dataset of its own, with {kept[0]}, which is not part of the one to go on with; "
-            "go on with it where it was written, or choose another directory"
+            f"{directory} holds a dataset of its own, with {kept[0]}, which is not part of the one to continue",
+            hint="continue it where it was written, or choose another directory",
+            option="out",
+            path=str(directory),
         )
     for path in strays:
         path.unlink()
@@ -475,7 +504,7 @@ def check_is_directory(directory: Path) -> None:
         ConfigError: It is one.
     """
     if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"{directory} must be a directory, but is a file")
+        raise ConfigError(f"{directory} must be a directory, but is a file", option="out", path=str(directory))
 
 
 @system_errors("remove a directory")
@@ -572,7 +601,10 @@ def instead_of_others(directory: Path) -> Iterator[None]:
     with _opened(directory) as handle:
         if not _is_locked(handle, directory):
             raise ConfigError(
-                f"another writer is at work in {directory}; let it end, or close it if it is of this program"
+                f"another writer is at work in {directory}",
+                hint="let it end, or close it if it is of this program",
+                option="out",
+                path=str(directory),
             )
         try:
             yield

@@ -92,9 +92,11 @@ class Journal:
             return
         moved = [*sorted(filter(is_shard_file, self._folder.sizes())), INDEX_BASENAME]
         raise ConfigError(
-            f"an earlier version was stopped while it published an append to {self._truth}; finish that by hand: move "
+            f"an earlier version was stopped while it published an append to {self._truth}",
+            hint="finish that by hand: move "
             f"these files out of {WRITING}/ to the index, over those of the same names, in this order: "
-            f"{', '.join(moved)}"
+            f"{', '.join(moved)}",
+            path=str(self._truth),
         )
 
     def forget(self, first: int) -> None:
@@ -178,7 +180,9 @@ def _find_unfinished(destination: Destination, journal: Journal) -> Start:
     shards = tuple(index.shards)
     journal.check_nothing_waits(text)
     if any(shards[number : number + 1] != (shard,) for number, shard in records.items()):
-        raise ConfigError("an append to this dataset was not finished; mode='append' goes on with it")
+        raise ConfigError(
+            "an append to this dataset was not finished", hint="continue it with mode='append'", option="mode"
+        )
     return Start(published=shards, index=text, safe=shards, is_finished=True)
 
 
@@ -191,7 +195,9 @@ def _find_published(destination: Destination, journal: Journal) -> Start:
     """
     found = destination.published()
     if found is None:
-        raise ConfigError("there is no finished dataset to append to; write one with mode='create' or 'resume'")
+        raise ConfigError(
+            "there is no finished dataset to append to", hint="write one with mode='create' or 'resume'", option="mode"
+        )
     index, text = found
     shards = tuple(index.shards)
     journal.check_nothing_waits(text)
@@ -225,7 +231,8 @@ def check_format(shards: Sequence[ShardInfo], expected: str) -> None:
     for shard in shards:
         if shard.format != expected:
             raise ConfigError(
-                f"{shard.raw_data.basename} is of format {shard.format}, but this writer makes {expected}"
+                f"{shard.raw_data.basename} is of format {shard.format}, but this writer makes {expected}",
+                path=shard.raw_data.basename,
             )
 
 
@@ -240,14 +247,17 @@ def check_settings(shards: Sequence[ShardInfo], encoder: ShardEncoder) -> None:
             found, asked = json.loads(text), json.loads(encoder.config)
             keys = [key for key in sorted({*asked, *found}) if asked.get(key) != found.get(key)]
             told = "; ".join(f"{key} is {found.get(key)!r} there, but {asked.get(key)!r} here" for key in keys)
-            raise ConfigError(f"{shard.raw_data.basename} was written with other settings: {told}")
+            raise ConfigError(
+                f"{shard.raw_data.basename} was written with other settings: {told}", path=shard.raw_data.basename
+            )
 
 
 def _check_no_parts(destination: Destination) -> None:
     if (destination.truth / PARTS_PLAN).read_if_there() is not None:
         raise ConfigError(
-            f"a dataset in parts was begun here, as {PARTS_PLAN} tells; go on with it by the same call of "
-            "write_parallel with mode='resume', or choose another place"
+            f"a dataset in parts was begun here, as {PARTS_PLAN} says",
+            hint="continue it by the same call of write_parallel with mode='resume', or choose another place",
+            option="mode",
         )
 
 
@@ -256,8 +266,10 @@ def _check_one_writer(shards: Sequence[ShardInfo]) -> None:
         expected = shard_name(number, shard.format)
         if shard.raw_data.basename != expected or _config_of(shard) != _config_of(shards[0]):
             raise ConfigError(
-                f"only a dataset of one writer can be appended to, but its shard {number} is "
-                f"{shard.raw_data.basename}; write another dataset, and merge both"
+                f"only a dataset of one writer can be appended to, but its shard {number} is {shard.raw_data.basename}",
+                hint="write another dataset, and merge both",
+                option="mode",
+                path=shard.raw_data.basename,
             )
 
 

@@ -83,7 +83,11 @@ def join(
     options = StorageOptions(storage_options)
     roots = _roots(out, options)
     if isinstance(parts, str | Path) or not parts:
-        raise ConfigError(f"parts must be a list of at least one, but got {parts!r}; merge_under finds those below out")
+        raise ConfigError(
+            f"parts must be a list of at least one, but got {parts!r}",
+            hint="merge_under finds those below out",
+            option="parts",
+        )
     placed: dict[str, _MergedPart] = {}
     for part in parts:
         one = _find_part(part, roots, options)
@@ -122,8 +126,10 @@ def _check_nothing_is_lost(index: DatasetIndex, root: Location) -> None:
     lost = [name for name in found if "/" not in name and name not in named]
     if lost:
         raise ConfigError(
-            f"{root} is itself a dataset, with {lost[0]}, which the merged one would not name; move it into "
-            "a directory of its own below, and merge that too"
+            f"{root} is itself a dataset, with {lost[0]}, which the merged one would not name",
+            hint="move it into a directory of its own below, and merge that too",
+            option="out",
+            path=str(root),
         )
 
 
@@ -142,7 +148,10 @@ def _check_raw_forms(index: DatasetIndex, directory: Path) -> None:
     if foreign:
         raise ConfigError(
             f"{directory} holds files that were not made of the compressed shards beside them, but have the names of "
-            f"their raw forms: {', '.join(foreign[:_MOST_NAMED])}{', ...' * (len(foreign) > _MOST_NAMED)}; remove them"
+            f"their raw forms: {', '.join(foreign[:_MOST_NAMED])}{', ...' * (len(foreign) > _MOST_NAMED)}",
+            hint="remove them",
+            option="out",
+            path=str(directory),
         )
 
 
@@ -170,7 +179,11 @@ def merge_under(out: str | Path | tuple[str, str], *, storage_options: Mapping[s
     found = (file for file in files if file.endswith(f"/{INDEX_BASENAME}") and WRITING not in file.split("/"))
     parts = _outermost_first(found)
     if not parts:
-        raise ConfigError(f"there is no dataset to merge below {root}: no {INDEX_BASENAME} in any directory")
+        raise ConfigError(
+            f"there is no dataset to merge below {root}: no {INDEX_BASENAME} in any directory",
+            option="out",
+            path=str(root),
+        )
     return merge([(root / part).url for part in parts], out, storage_options=storage_options)
 
 
@@ -207,10 +220,13 @@ def _find_part(
         return _MergedPart(paths.pop(), asked)
     shown, places = (" and ".join(map(str, locations)) for locations in (asked, roots))
     if paths:
-        raise ConfigError(f"the two places of a part must have the same path below {places}, but got {shown}")
+        raise ConfigError(
+            f"the two places of a part must have the same path below {places}, but got {shown}", option="parts"
+        )
     raise ConfigError(
-        f"a part must lie below {places}, because an index names shards by their path from there, but got {shown}; "
-        "move it there, or merge into a directory above both"
+        f"a part must lie below {places}, because an index names shards by their path from there, but got {shown}",
+        hint="move it there, or merge into a directory above both",
+        option="parts",
     )
 
 
@@ -235,7 +251,9 @@ def _read(part: _MergedPart) -> DatasetIndex:
         if data is not None:
             return parse_index(data, str(source / INDEX_BASENAME))
     shown = " or ".join(map(str, part.sources))
-    raise ObjectNotFoundError(f"there is no {INDEX_BASENAME} in {shown}; a part is there once its writer has finished")
+    raise ObjectNotFoundError(
+        f"there is no {INDEX_BASENAME} in {shown}", hint="a part is there once its writer has finished", path=shown
+    )
 
 
 def joined(parts: Mapping[str, DatasetIndex]) -> DatasetIndex:
@@ -262,8 +280,10 @@ def _check_one_kind(index: DatasetIndex) -> None:
         return
     told = (f"{name} is of {_in_words(*kind)}" for kind, name in kinds.items())
     raise ConfigError(
-        f"a merged dataset must be of one format, but {', '.join(told)}; read them as streams of one run (streams=), "
-        "or write them as MDS with lightning-streaming convert, and merge that"
+        f"a merged dataset must be of one format, but {', '.join(told)}",
+        hint="read them as streams of one run (streams=), "
+        "or write them as MDS with lightning-streaming convert, and merge that",
+        option="parts",
     )
 
 

@@ -87,7 +87,9 @@ def _as_list(inputs: Iterable[Input]) -> Sequence[Input]:
     """Inputs that can be counted and named; what has no order of its own has no parts that a resume would know."""
     if isinstance(inputs, Mapping | Set | str | bytes) or not isinstance(inputs, Iterable):
         raise ConfigError(
-            f"inputs must be a list of at least one, one for each part, but got {type(inputs).__name__} {inputs!r:.100}"
+            f"inputs must be a list of at least one, one for each part, but got {type(inputs).__name__} "
+            f"{inputs!r:.100}",
+            option="inputs",
         )
     return inputs if isinstance(inputs, Sequence) else list(inputs)
 
@@ -135,8 +137,8 @@ def _error(failures: Sequence[parts.PartFailed], inputs: Sequence[Any]) -> PartE
         shown = f"{shown[:_LONGEST_INPUT]}..."
     also = f" (also failed: parts {', '.join(str(one.number) for one in others)})" if others else ""
     return PartError(
-        f"part {first.number} could not be written, from input {shown}: {first.summary}{also}; finished parts are "
-        "kept, mode='resume' goes on with the others"
+        f"part {first.number} could not be written, from input {shown}: {first.summary}{also}",
+        hint="finished parts are kept; mode='resume' writes the others",
     )
 
 
@@ -193,7 +195,7 @@ class ProcessWorkers:
         """
         if start_method not in multiprocessing.get_all_start_methods():
             known = ", ".join(multiprocessing.get_all_start_methods())
-            raise ConfigError(f"start_method must be one of {known}, but got {start_method!r}")
+            raise ConfigError(f"start_method must be one of {known}, but got {start_method!r}", option="start_method")
         if start_method != "fork":
             _check_pickles(job)
         for number, part_input in enumerate(inputs):
@@ -283,8 +285,9 @@ def _check_pickles(job: parts.PartJob[Any]) -> None:
         pickle.dumps(job)
     except Exception as error:
         raise ConfigError(
-            f"fn cannot be sent to a process: {error}; it must be a function of a module that can be imported, or a "
-            "functools.partial of one"
+            f"fn cannot be sent to a process: {error}",
+            hint="it must be a function of a module that can be imported, or a functools.partial of one",
+            option="fn",
         ) from error
 
 
@@ -293,7 +296,9 @@ def _pickled(number: int, part_input: Any) -> bytes:
     try:
         return bytes(ForkingPickler.dumps(part_input))
     except Exception as error:
-        raise ConfigError(f"input {number} cannot be sent to a process: {error}; inputs must pickle") from error
+        raise ConfigError(
+            f"input {number} cannot be sent to a process: {error}", hint="inputs must pickle", option="inputs"
+        ) from error
 
 
 def _receive(connection: Connection) -> parts.Event | None:
@@ -461,5 +466,7 @@ def _import_ray() -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise MissingDependencyError(
-            f"engine='ray' needs a package that is not installed ({error}); run: pip install 'lightning-streaming[ray]'"
+            f"engine='ray' needs a package that is not installed ({error})",
+            hint="run: pip install 'lightning-streaming[ray]'",
+            option="engine",
         ) from error

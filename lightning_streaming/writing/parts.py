@@ -131,14 +131,19 @@ class PartJob(ShardOptions, Generic[Input]):
         if found != self.settings or self.columns not in (None, columns_of(shard.schema)):
             raise ConfigError(
                 f"{source} was not written with the settings of its dataset: it has {found} and columns "
-                f"{columns_of(shard.schema)}; move that part away, and resume"
+                f"{columns_of(shard.schema)}",
+                hint="move that part away, and resume",
+                path=source,
             )
 
     def _check_schema(self, shard: ShardInfo, first: ShardInfo) -> None:
         if shard.schema != first.schema:
             raise ConfigError(
                 f"{shard.raw_data.basename} has columns {columns_of(shard.schema)}, but {first.raw_data.basename} has "
-                f"{columns_of(first.schema)}, as their first samples told; pass columns=..., and write to another place"
+                f"{columns_of(first.schema)}, as their first samples told",
+                hint="pass columns=..., and write to another place",
+                option="columns",
+                path=shard.raw_data.basename,
             )
 
 
@@ -174,12 +179,14 @@ def make_job(
     """Check what :func:`plan_parts` is told. Nothing is touched; :func:`record` writes the plan down."""
     fn, out, columns, settings = asked.fn, asked.out, asked.columns, asked.settings
     if not callable(fn):
-        raise ConfigError(f"fn must be a function that gives the samples of an input, but got {fn!r:.100}")
+        raise ConfigError(f"fn must be a function that gives the samples of an input, but got {fn!r:.100}", option="fn")
     if columns is not None:
         make_mds_encoder(columns, settings)  # raises where they cannot work
     directory, remote = destination.parse_out(out)
     if directory is not None and remote is not None:
-        raise ConfigError(f"out must be a directory or a URL here, but got the pair {out}; parts go to one place")
+        raise ConfigError(
+            f"out must be a directory or a URL here, but got the pair {out}", hint="parts go to one place", option="out"
+        )
     location = str(out) if directory is None else str(directory.absolute())
     plan = make_plan(inputs, columns, settings, strict=asked.strict)
     Location(location).prepare_to_write()
@@ -204,17 +211,33 @@ def record(plan: PartPlan, job: PartJob[Any], mode: str) -> None:
         check_same(parse_plan(begun, str(stored_plan)), plan, str(stored_plan))
         return
     if begun is not None:
-        raise ConfigError(f"{out} was begun before; mode='resume' goes on with it, or choose another place")
+        raise ConfigError(
+            f"{out} was begun before",
+            hint="mode='resume' continues it; or choose another place",
+            option="out",
+            path=str(out),
+        )
     there = {path.name for path in directory.iterdir()} if directory is not None and directory.exists() else set()
     if found := sorted(there - {destination.CONVERSION_PLAN}):
         raise ConfigError(
-            f"{out} must be empty, but holds {found[0]}, and no {destination.PARTS_PLAN}; choose another place"
+            f"{out} must be empty, but holds {found[0]}, and no {destination.PARTS_PLAN}",
+            hint="choose another place",
+            option="out",
+            path=str(out),
         )
     if (out / INDEX_BASENAME).read_if_there() is not None:
-        raise ConfigError(f"{out} holds a dataset that was not written in parts; choose another place")
+        raise ConfigError(
+            f"{out} holds a dataset that was not written in parts",
+            hint="choose another place",
+            option="out",
+            path=str(out),
+        )
     if directory is None and replace(out / _part_name(0), attempts=_LIST_ATTEMPTS, timeout=_LIST_SECONDS).walk():
         raise ConfigError(
-            f"{out} holds {_part_name(0)}, and no {destination.PARTS_PLAN} that says of what; choose another place"
+            f"{out} holds {_part_name(0)}, and no {destination.PARTS_PLAN} that says of what",
+            hint="choose another place",
+            option="out",
+            path=str(out),
         )
     stored_plan.put(dump_plan(plan))
 
@@ -242,7 +265,9 @@ def make_plan(
         ConfigError: There are no inputs, or one could not be told apart in another run.
     """
     if isinstance(inputs, str | bytes) or not isinstance(inputs, Sized) or not len(inputs):
-        raise ConfigError(f"inputs must be a list of at least one, but got {type(inputs).__name__} {inputs!r:.100}")
+        raise ConfigError(
+            f"inputs must be a list of at least one, but got {type(inputs).__name__} {inputs!r:.100}", option="inputs"
+        )
     described = {
         "columns": None if columns is None else dict(sorted(columns.items())),
         "compression": settings.compression,
@@ -263,8 +288,9 @@ def tell_apart(part_input: object) -> str:
         text = repr(part_input)
     if _ADDRESS.search(text):
         raise ConfigError(
-            f"an input must have a repr that is the same in every run, or a resume could not tell it, but got {text}; "
-            "use texts, numbers, paths, tuples or dataclasses"
+            f"an input must have a repr that is the same in every run, or a resume could not tell it, but got {text}",
+            hint="use texts, numbers, paths, tuples or dataclasses",
+            option="inputs",
         )
     if len(text) <= _LONGEST_SHOWN:
         return text
@@ -288,9 +314,13 @@ def parse_plan(data: bytes, source: str) -> PartPlan:
         root = json.loads(data)
         version, settings, inputs = root["version"], dict(root["settings"]), tuple(root["inputs"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{source} is damaged ({error}); write to another place") from None
+        raise ConfigError(f"{source} is damaged ({error})", hint="write to another place", path=source) from None
     if version != _VERSION:
-        raise ConfigError(f"{source} has version {version}, but only {_VERSION} can be resumed; write to another place")
+        raise ConfigError(
+            f"{source} has version {version}, but only {_VERSION} can be resumed",
+            hint="write to another place",
+            path=source,
+        )
     return PartPlan(settings=settings, inputs=inputs)
 
 
@@ -302,7 +332,9 @@ def check_same(begun: PartPlan, wanted: PartPlan, source: str) -> None:
     """
     found = "; ".join(_differences(begun, wanted))
     if found:
-        raise ConfigError(f"{found}, as {source} tells; resume with the same, or write to another place")
+        raise ConfigError(
+            f"{found}, as {source} says", hint="resume with the same, or write to another place", path=source
+        )
 
 
 def _differences(begun: PartPlan, wanted: PartPlan) -> Iterator[str]:

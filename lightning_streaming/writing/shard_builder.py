@@ -237,6 +237,7 @@ def _ask_for_huge_pages(memory: mmap.mmap) -> None:
 
 def _refused(size: int) -> ConfigError:
     return ConfigError(
-        f"the system refuses {size} bytes of memory to gather a shard in; choose a smaller size_limit or max_workers, "
-        "or have fewer writers at a time"
+        f"the system refuses {size} bytes of memory to gather a shard in",
+        hint="choose a smaller size_limit or max_workers, or have fewer writers at a time",
+        option="size_limit",
     )

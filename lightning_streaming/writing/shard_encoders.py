@@ -42,11 +42,15 @@ class ShardSettings:
         if self.compression is not None:
             check_algorithm(self.compression)
         if list(self.hashes) != sorted(set(self.hashes)):
-            raise ConfigError(f"hashes must be sorted and each be there once, but got {list(self.hashes)}")
+            raise ConfigError(
+                f"hashes must be sorted and each be there once, but got {list(self.hashes)}", option="hashes"
+            )
         for name in self.hashes:
             hash_bytes(name, b"")  # raises where it could not be computed
         if self.size_limit is not None and not 0 < self.size_limit <= MAX_RAW_BYTES:
-            raise ConfigError(f"size_limit must be in (0, {MAX_RAW_BYTES}] bytes, but got {self.size_limit}")
+            raise ConfigError(
+                f"size_limit must be in (0, {MAX_RAW_BYTES}] bytes, but got {self.size_limit}", option="size_limit"
+            )
 
 
 def parse_settings(
@@ -60,11 +64,15 @@ def parse_settings(
         MissingDependencyError: A package that one of them needs is not installed.
     """
     if isinstance(hashes, str):
-        raise ConfigError(f"hashes must be a list of names, but got the text {hashes!r}; write [{hashes!r}]")
+        raise ConfigError(
+            f"hashes must be a list of names, but got the text {hashes!r}", hint=f"write [{hashes!r}]", option="hashes"
+        )
     if not isinstance(hashes or (), Sequence) or not all(isinstance(name, str) for name in hashes or ()):
-        raise ConfigError(f"hashes must be a list of names, but got {hashes!r}")
+        raise ConfigError(f"hashes must be a list of names, but got {hashes!r}", option="hashes")
     if not isinstance(compression or "", str):
-        raise ConfigError(f"compression must be a name like 'zstd' or 'zstd:19', but got {compression!r}")
+        raise ConfigError(
+            f"compression must be a name like 'zstd' or 'zstd:19', but got {compression!r}", option="compression"
+        )
     return ShardSettings(
         compression=compression or None,
         hashes=tuple(hashes or ()),
@@ -77,10 +85,14 @@ def _parse_size_limit(size_limit: int | float | str | None) -> int | None:
     if size_limit is None:
         return None
     if isinstance(size_limit, bool) or not isinstance(size_limit, Real | str):
-        raise ConfigError(f"size_limit must be a size like '64mb', or None for no limit, but got {size_limit!r}")
+        raise ConfigError(
+            f"size_limit must be a size like '64mb', or None for no limit, but got {size_limit!r}", option="size_limit"
+        )
     found = parse_bytes(size_limit, "size_limit")
     if not found and any(digit in str(size_limit) for digit in "123456789"):
-        raise ConfigError(f"size_limit must be at least 1 byte, or None for no limit, but got {size_limit!r}")
+        raise ConfigError(
+            f"size_limit must be at least 1 byte, or None for no limit, but got {size_limit!r}", option="size_limit"
+        )
     return found or None
 
 
@@ -329,7 +341,7 @@ def infer_columns(sample: Mapping[str, Any]) -> dict[str, str]:
     if missing:
         held = ", ".join(f"{name!r}, a {type(sample[name]).__name__}" for name in missing)
         columns = {name: encoding or "..." for name, encoding in found.items()}
-        raise ConfigError(f"no encoding follows from column {held}; pass columns={columns}")
+        raise ConfigError(f"no encoding follows from column {held}", hint=f"pass columns={columns}", option="columns")
     return {name: encoding for name, encoding in found.items() if encoding is not None}
 
 
@@ -347,8 +359,9 @@ def infer_text_columns(sample: Mapping[str, Any]) -> dict[str, str]:
     ]
     if wrong:
         raise ConfigError(
-            f"column {', '.join(wrong)}, but this format knows str, int and float only; turn it into one of them, or "
-            "use MDSWriter"
+            f"column {', '.join(wrong)}, but this format knows str, int and float only",
+            hint="turn it into one of them, or use MDSWriter",
+            option="columns",
         )
     return {name: type(value).__name__ for name, value in sample.items()}
 
@@ -361,7 +374,9 @@ def _check_columns(columns: object) -> None:
     """
     if not isinstance(columns, Mapping) or not all(isinstance(text, str) for pair in columns.items() for text in pair):
         shown = dict(columns) if isinstance(columns, Mapping) else columns
-        raise ConfigError(f"columns must map names to encodings, all of them texts, but got {shown!r}")
+        raise ConfigError(
+            f"columns must map names to encodings, all of them texts, but got {shown!r}", option="columns"
+        )
 
 
 def columns_of(schema: Mapping[str, Any]) -> dict[str, str]:
@@ -397,4 +412,4 @@ def check_exact(sample: Mapping[str, Any], checks: Iterable[tuple[str, Check]]) 
             try:
                 check(sample[name])
             except EncodingError as error:
-                raise EncodingError(f"column {name!r}: {error}") from None
+                raise error.with_context(f"column {name!r}") from None

@@ -93,10 +93,12 @@ class WriterOptions(ShardOptions):
         store_whole(self, "retry", 1)
         store_whole(self, "max_workers", 1, or_none=True)
         if self.mode not in get_args(Mode):
-            raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, but got {self.mode!r}")
+            raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, but got {self.mode!r}", option="mode")
         if self.exist_ok and self.mode != "create":
             raise ConfigError(
-                f"exist_ok=True replaces what is there, but mode={self.mode!r} goes on with it; choose one of both"
+                f"exist_ok=True replaces what is there, but mode={self.mode!r} continues it",
+                hint="choose one of both",
+                option="exist_ok",
             )
 
 
@@ -137,7 +139,7 @@ class _PartsOptions(ShardOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mode not in ("create", "resume"):
-            raise ConfigError(f"mode must be 'create' or 'resume', but got {self.mode!r}")
+            raise ConfigError(f"mode must be 'create' or 'resume', but got {self.mode!r}", option="mode")
 
 
 @dataclass(frozen=True)
@@ -184,5 +186,5 @@ class ParallelOptions(_PartsOptions, Generic[Input]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.engine not in _ENGINES:
-            raise ConfigError(f"engine must be one of {', '.join(_ENGINES)}, but got {self.engine!r}")
+            raise ConfigError(f"engine must be one of {', '.join(_ENGINES)}, but got {self.engine!r}", option="engine")
         store_whole(self, "num_workers", 1, or_none=True)

@@ -159,7 +159,9 @@ class ShardWriter(ABC):
         """
         _check_process(self._owner)
         if self._is_closed and not self._is_published:
-            raise ConfigError("this writer was closed before it was finished, so there is no index; make another one")
+            raise ConfigError(
+                "this writer was closed before it was finished, so there is no index", hint="make another one"
+            )
         if not self._start.is_finished and not self._is_published:
             self._store_rest()
             self._publish()
@@ -292,10 +294,10 @@ class ShardWriter(ABC):
     def _refuse(self) -> NoReturn:
         failure = self._background.failure
         if isinstance(failure, StreamingError):
-            raise type(failure)(str(failure)) from failure
+            raise failure.with_context() from failure
         if failure is not None:
             raise failure
-        raise ConfigError(self._refusal)
+        raise _refused(self._refusal or "")
 
     def _end(self) -> None:
         self._refusal = _HAS_ENDED
@@ -399,7 +401,12 @@ def _check_process(owner: int) -> None:
         ConfigError: It is another one.
     """
     if os.getpid() != owner:
-        raise ConfigError(_of_another(owner))
+        raise _refused(_of_another(owner))
+
+
+def _refused(why: str) -> ConfigError:
+    wrong, _, hint = why.rpartition("; ")
+    return ConfigError(wrong, hint=hint)
 
 
 def _of_another(owner: int) -> str:

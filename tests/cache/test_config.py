@@ -15,6 +15,7 @@ import pytest
 from lightning_streaming.cache import CacheConfig
 from lightning_streaming.cache.config import default_cache_directory, orders_directory, runtime_directory
 from lightning_streaming.errors import ConfigError
+from tests.helpers import assert_error
 
 
 def config(**settings: Any) -> CacheConfig:
@@ -22,27 +23,22 @@ def config(**settings: Any) -> CacheConfig:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "option"),
     [
-        ({}, "needs remote, local or both"),
-        ({"remote": "", "local": ""}, "needs remote, local or both"),
-        ({"local": "s3://key:secret@bucket/x"}, "must be a directory of this machine, but is s3://bucket/x"),
-        (
-            {"remote": "/x", "download_retry": -1},
-            "download_retry of stream 'code' must be a whole number",
-        ),
-        (
-            {"remote": "/x", "download_retry": 2.5},
-            "download_retry of stream 'code' must be a whole number",
-        ),
-        ({"remote": "/x", "download_timeout": 0}, "download_timeout of stream 'code' .* positive"),
-        ({"remote": "/x", "download_timeout": float("nan")}, "download_timeout of stream 'code' .* positive"),
-        ({"remote": "/x", "validate_hash": "crc"}, "validate_hash of stream 'code' .* xxh64.* but is 'crc'"),
+        ({}, "remote"),
+        ({"remote": "", "local": ""}, "remote"),
+        ({"local": "s3://key:secret@bucket/x"}, "local"),
+        ({"remote": "/x", "download_retry": -1}, "download_retry"),
+        ({"remote": "/x", "download_retry": 2.5}, "download_retry"),
+        ({"remote": "/x", "download_timeout": 0}, "download_timeout"),
+        ({"remote": "/x", "download_timeout": float("nan")}, "download_timeout"),
+        ({"remote": "/x", "validate_hash": "crc"}, "validate_hash"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], option: str) -> None:
+    with assert_error(ConfigError, stream="code", option=option) as caught:
         config(**settings)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_star_in_a_query_is_no_wildcard() -> None:
@@ -142,22 +138,24 @@ def test_the_runtime_directory_is_for_one_user(temporary_directory: Path) -> Non
 
 def test_a_runtime_directory_that_others_may_write_to_is_refused(temporary_directory: Path) -> None:
     runtime_directory().chmod(0o777)
-    with pytest.raises(ConfigError, match="LIGHTNING_STREAMING_RUNTIME"):
+    with assert_error(ConfigError, option="LIGHTNING_STREAMING_RUNTIME"):
         runtime_directory()
 
 
 def test_a_runtime_directory_that_is_a_link_is_refused(temporary_directory: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (temporary_directory / f"lightning_streaming-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="must be a directory that user"):
+    with assert_error(ConfigError, option="LIGHTNING_STREAMING_RUNTIME") as caught:
         runtime_directory()
+    assert "user" in str(caught.value)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
 def test_a_runtime_directory_of_another_user_is_refused(temporary_directory: Path) -> None:
     os.chown(runtime_directory(), 12345, 12345)
-    with pytest.raises(ConfigError, match="belongs to user 12345"):
+    with assert_error(ConfigError, option="LIGHTNING_STREAMING_RUNTIME") as caught:
         runtime_directory()
+    assert "12345" in str(caught.value)
 
 
 def test_the_runtime_directory_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds import map_file
 from tests.cache.helpers import cached, disk_of, fetch_shard, parts, raw_data, write_dataset
+from tests.helpers import assert_error
 from tests.loading.processes import wait_until
 
 SHARD = 3000
@@ -80,7 +81,7 @@ def test_a_disk_full_of_what_must_stay_is_told(
             with cache.hold(shard) as directory:
                 used.append(map_file(directory / shard.raw_data.basename, SHARD))
 
-    with pytest.raises(DiskFullError, match=r"stream 'code': shard\.000"):
+    with assert_error(DiskFullError, stream="code"):
         map_all()
     assert [bytes(view) for view in used] == [raw_data(number) for number in range(len(used))]
     assert not parts(small_disk / "cache")
@@ -128,10 +129,12 @@ def test_a_directory_that_is_removed_while_room_is_made_is_told(tmp_path: Path) 
     part = claim(tmp_path / "cache", "other.mds")
     assert part is not None
     shutil.rmtree(tmp_path / "cache")
-    with pytest.raises(StorageError, match="was removed while it was in use"):
+    with assert_error(StorageError, path="cache") as caught:
         CacheQuota([cache.directory], 10**6).reserve(cache.directory, [(part, 5)], spare_since=None)
-    with pytest.raises(StorageError, match="was removed while it was in use"):
+    assert "removed" in str(caught.value)
+    with assert_error(StorageError, path="cache") as caught:
         CacheQuota([cache.directory], 1).reserve(cache.directory, [(part, 5)], release=lambda: None)
+    assert "removed" in str(caught.value)
     part.close()
 
 
@@ -143,10 +146,9 @@ def test_a_cache_directory_that_was_removed_is_told_and_not_made_again(tmp_path:
     view = map_file(tmp_path / "cache" / shards[0].raw_data.basename, SHARD)
     shutil.rmtree(tmp_path / "cache")
     for shard in shards:
-        with pytest.raises(
-            StorageError, match=r"stream 'code': the cache directory .*cache was removed while it was in"
-        ):
+        with assert_error(StorageError, path="cache", stream="code") as caught:
             fetch_shard(cache, shard)
+        assert "removed" in str(caught.value)
     assert not (tmp_path / "cache").exists()
     assert bytes(view) == raw_data(0)
 
@@ -159,5 +161,6 @@ def test_what_arrives_in_a_directory_that_is_removed_meanwhile_is_told(tmp_path:
     shutil.rmtree(tmp_path / "cache" / ".arriving", ignore_errors=True)
     fetch_shard(cache, shard)  # a directory of ours within it is made again
     shutil.rmtree(tmp_path / "cache")
-    with pytest.raises(StorageError, match="was removed while it was in use"):
+    with assert_error(StorageError, path="cache") as caught:
         cache.fetch_ahead(shard)
+    assert "removed" in str(caught.value)

@@ -33,6 +33,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.storage import Location
+from tests.helpers import assert_error
 from tests.servers import HttpStore, S3Bucket
 
 LONG_AGO = 1_000_000_000
@@ -197,7 +198,7 @@ def test_a_cache_of_row_groups_is_a_dataset_that_is_read_in_place(tmp_path: Path
     shutil.rmtree(root)
     kept = StreamingDataset(local=local, columns=["id"])
     assert [kept[number] for number in range(10)] == expected
-    with pytest.raises(ObjectNotFoundError, match=r"a\.parquet does not exist"):  # nor what has other columns
+    with assert_error(ObjectNotFoundError, path="a.parquet"):  # nor what has other columns
         StreamingDataset(local=local)[0]
 
 
@@ -240,7 +241,7 @@ def test_a_directory_for_some_files_is_not_taken_for_others(data: Path, tmp_path
         assert pool.apply(_samples, (IndexCache(some),)) == 10
     assert IndexCache(some).read().num_samples == 10
     for others in (data / "b*.npy", data):
-        with pytest.raises(ConfigError, match=r"holds shards of another remote than .*/data.* in format npy"):
+        with assert_error(ConfigError, option="remote", path="local"):
             read(others, local=local)
 
 
@@ -249,7 +250,7 @@ def test_blocks_of_two_lengths_do_not_share_a_directory(tmp_path: Path) -> None:
     root.mkdir()
     np.save(root / "a.npy", np.arange(100, dtype=np.uint16))
     assert read(root, local=tmp_path / "local", block_length=10).num_samples == 10
-    with pytest.raises(ConfigError, match="another remote"):
+    with assert_error(ConfigError, option="remote", path="local"):
         read(root, local=tmp_path / "local", block_length=30)
 
 
@@ -300,7 +301,7 @@ def test_of_files_of_several_shards_no_shard_is_lost_or_looked_at_again(tmp_path
 def test_what_is_not_there_is_an_error_that_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").write_text("none")
-    with pytest.raises((ConfigError, ObjectNotFoundError), match=r"\.npy") as caught:
+    with assert_error(ConfigError, path="empty") as caught:
         read(tmp_path / "empty")
     assert str(tmp_path / "empty") in str(caught.value)
     with pytest.raises(StreamingError):

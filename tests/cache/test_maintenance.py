@@ -37,6 +37,7 @@ from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, Shar
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.shard import narrowed
 from tests.cache.helpers import as_nobody, cached, fetch_shard, open_to_all, parts, write_dataset
+from tests.helpers import assert_error
 
 
 def read_again(directory: Path) -> Iterable[ShardInfo]:
@@ -145,7 +146,7 @@ def test_a_directory_that_does_not_say_what_is_ours_is_none(filled: Path, text: 
     if text is not None:
         (filled / MANIFEST_BASENAME).write_text(text)
     assert not is_cache(filled)
-    with pytest.raises(ConfigError, match="is not a cache directory of one stream"):
+    with assert_error(ConfigError, option="directory", path=filled):
         list_cache(filled)
 
 
@@ -155,12 +156,12 @@ def test_a_directory_is_for_fetched_or_for_decompressed_files(tmp_path: Path) ->
     fetch_shard(in_place, in_place.read_index().shards[0])
     root = in_place.directory.path
     fetched = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "data"), local=root))
-    with pytest.raises(ConfigError, match="is for raw files decompressed from"):
+    with assert_error(ConfigError, option="local", path=root):
         fetched.read_index()
     origin = (root / MANIFEST_BASENAME).read_text().splitlines()
     (root / MANIFEST_BASENAME).write_text(f"{origin[0]}\n{make_tag()}\nnull\n")
     again = ShardCache(CacheConfig(name="code", local=tmp_path / "data"))
-    with pytest.raises(ConfigError, match="is for files fetched from"):
+    with assert_error(ConfigError, option="local", path=root):
         fetch_shard(again, again.read_index().shards[0])
 
 
@@ -168,7 +169,7 @@ def test_another_directory_is_refused_and_left(tmp_path: Path) -> None:
     write_dataset(tmp_path, shards=1)
     before = cached(tmp_path)
     assert not is_cache(tmp_path)
-    with pytest.raises(ConfigError, match="is not a cache directory of one stream"):
+    with assert_error(ConfigError, option="directory", path=tmp_path):
         list_cache(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(before)
 
@@ -378,7 +379,7 @@ def test_a_directory_without_locks_is_refused(filled: Path, monkeypatch: pytest.
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr("lightning_streaming.cache.shared_files.fcntl.flock", refuse)
-    with pytest.raises(ConfigError, match="has no file locks"):
+    with assert_error(ConfigError, path="cache"):
         carry_out(plan, no_progress)
     assert "shard.00000.mds" in cached(filled)
 

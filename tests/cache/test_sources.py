@@ -12,6 +12,7 @@ from lightning_streaming.errors import ConfigError, IntegrityError
 from lightning_streaming.formats.compression import compress
 from lightning_streaming.formats.hashing import hash_bytes, hash_names
 from lightning_streaming.formats.index import FileInfo
+from tests.helpers import assert_error
 
 
 def file_info(*hashes: str, data: bytes = b"data") -> FileInfo:
@@ -49,8 +50,9 @@ def test_a_hash_whose_package_is_missing_is_passed_over(monkeypatch: pytest.Monk
 
 def test_the_hash_asked_for_must_be_recorded() -> None:
     assert choose_hash(file_info("md5", "sha1"), "md5") == "md5"
-    with pytest.raises(ConfigError, match="'xxh64', but the hashes recorded of x are: md5, sha1"):
+    with assert_error(ConfigError, option="validate_hash", path="x") as caught:
         choose_hash(file_info("md5", "sha1"), "xxh64")
+    assert "'xxh64'" in str(caught.value)
 
 
 def test_a_hash_that_differs_is_told_with_both_values(tmp_path: Path) -> None:
@@ -60,8 +62,9 @@ def test_a_hash_that_differs_is_told_with_both_values(tmp_path: Path) -> None:
     check_hash(path, "s3://b/x", file, None)
     path.write_bytes(b"Data")
     found, expected = hash_bytes("md5", b"Data"), hash_bytes("md5", b"data")
-    with pytest.raises(IntegrityError, match=f"md5 of s3://b/x must be {expected}, but is {found}"):
+    with assert_error(IntegrityError, path="/x") as caught:
         check_hash(path, "s3://b/x", file, "md5")
+    assert [value for value in ("md5", found, expected) if value not in str(caught.value)] == []
 
 
 def test_a_compressed_file_is_unpacked_or_told(tmp_path: Path) -> None:
@@ -72,8 +75,9 @@ def test_a_compressed_file_is_unpacked_or_told(tmp_path: Path) -> None:
     assert target.read_bytes() == b"data"
     unpack(path, "s3://b/x.zstd", file_info(), "zstd", tmp_path / "new")
     assert (tmp_path / "new").read_bytes() == b"data"
-    with pytest.raises(IntegrityError, match=r"s3://b/x\.zstd cannot be decompressed"):
+    with assert_error(IntegrityError, path="x.zstd") as caught:
         unpack(path, "s3://b/x.zstd", file_info(data=b"longer"), "zstd", target)
+    assert "decompressed" in str(caught.value)
 
 
 def test_a_file_that_is_unpacked_stays_the_one_that_is_locked(tmp_path: Path) -> None:

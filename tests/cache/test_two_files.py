@@ -16,6 +16,7 @@ from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex
 from lightning_streaming.storage import Location
 from tests.cache.helpers import cached, fetch_shard
 from tests.formats.small_shards import FORMATS, put_dataset
+from tests.helpers import assert_error
 from tests.servers import HttpStore, S3Store
 
 COMPRESSIONS = pytest.mark.parametrize("compression", [None, "zstd"])
@@ -108,9 +109,9 @@ class TestFetching:
 
     @COMPRESSIONS
     @WHICH
-    @pytest.mark.parametrize(("fault", "words"), [("corrupt", "sha1 of"), ("short", "bytes of")])
+    @pytest.mark.parametrize(("fault", "word"), [("corrupt", "sha1"), ("short", "bytes")])
     def test_damage_on_the_way_is_fetched_again_and_told_if_it_stays(
-        self, http_store: HttpStore, tmp_path: Path, compression: str | None, which: str, fault: str, words: str
+        self, http_store: HttpStore, tmp_path: Path, compression: str | None, which: str, fault: str, word: str
     ) -> None:
         put_csv(http_store.root, compression)
         name = stored_name(which, compression)
@@ -119,8 +120,9 @@ class TestFetching:
         assert http_store.requests().count(name) == 2
         http_store.fail(f"{name}$", fault)
         other = cache_of(remote=http_store.url, local=tmp_path / "other", download_retry=0)
-        with pytest.raises(IntegrityError, match=f"stream 'code': .*{words} {http_store.url}/{name}"):
+        with assert_error(IntegrityError, stream="code", path=f"{http_store.url}/{name}") as caught:
             ensure_all(other)
+        assert word in str(caught.value)
         assert f"shard.00000.{which}" not in files_in(tmp_path / "other")
 
     @COMPRESSIONS
@@ -131,13 +133,14 @@ class TestFetching:
         put_csv(http_store.root, compression)
         name = stored_name(which, compression)
         (http_store.root / name).unlink()
-        with pytest.raises(ObjectNotFoundError, match=f"stream 'code': .*{name}"):
+        with assert_error(ObjectNotFoundError, path=name, stream="code"):
             ensure_all(over_http(http_store, tmp_path))
 
     def test_a_hash_that_one_of_them_lacks_is_refused(self, http_store: HttpStore, tmp_path: Path) -> None:
         put_csv(http_store.root, None, hashes=("md5",))
-        with pytest.raises(ConfigError, match=r"'sha1'.*shard\.00000\.csv\.meta are: md5"):
+        with assert_error(ConfigError, option="validate_hash", path="shard.00000.csv.meta") as caught:
             ensure_all(over_http(http_store, tmp_path, validate_hash="sha1"))
+        assert "'sha1'" in str(caught.value)
 
     def test_one_lock_covers_both(self, http_store: HttpStore, tmp_path: Path) -> None:
         (shard,) = put_csv(http_store.root, None).shards
@@ -280,12 +283,14 @@ class TestInPlace:
         put_csv(tmp_path, compression)
         path = tmp_path / stored_name(which, compression)
         same_size_zeros(path)
-        with pytest.raises(ShardCorruptError, match=f"sha1 of {path}.*read in place"):
+        with assert_error(ShardCorruptError, path=path) as caught:
             ensure_all(cache_of(local=tmp_path, validate_hash="sha1"))
+        assert "sha1" in str(caught.value)
         path.write_bytes(b"short")
-        with pytest.raises(ShardCorruptError, match=f"{path}, but it has 5"):
+        with assert_error(ShardCorruptError, path=path) as caught:
             ensure_all(cache_of(local=tmp_path))
+        assert "has 5 bytes" in str(caught.value)
         assert path.read_bytes() == b"short"
         path.unlink()
-        with pytest.raises(ObjectNotFoundError, match=f"{path} does not exist; the dataset at .* is read in place"):
+        with assert_error(ObjectNotFoundError, path=path):
             ensure_all(cache_of(local=tmp_path))

@@ -16,7 +16,7 @@ from lightning_streaming.cache import index_files
 from lightning_streaming.cache.config import CACHE_VARIABLE, RUNTIME_VARIABLE
 from lightning_streaming.errors import ConfigError
 from tests.cache.helpers import as_nobody, open_to_all
-from tests.helpers import write_dataset
+from tests.helpers import assert_error, write_dataset
 from tests.servers import HttpStore
 
 only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -122,7 +122,7 @@ def test_a_runtime_directory_that_cannot_be_is_told(kind: str, tmp_path: Path, m
         for _ in range(70_000):
             writer.write({"x": np.uint8(0)})
     dataset = StreamingDataset(remote=str(tmp_path / "data"), batch_size=4, shuffle=True, shuffle_algo="py1e")
-    with pytest.raises(ConfigError, match=rf"must be a directory .*{RUNTIME_VARIABLE} to a directory of your own"):
+    with assert_error(ConfigError, option=RUNTIME_VARIABLE):
         next(iter(dataset))
 
 
@@ -144,6 +144,7 @@ def test_storage_options_that_are_no_mapping_are_refused(way: str, options: Any,
         "merge": lambda: merge([f"{url}/a"], url, storage_options=options),
         "parallel": lambda: write_parallel([1], function, url, columns=columns, storage_options=options),
     }
-    with pytest.raises(ConfigError, match=r"storage_options.* must map names to values") as caught:
+    with assert_error(ConfigError, option="storage_options") as caught:
         ways[way]()
+    assert "values" in str(caught.value)
     assert "SECRET" not in str(caught.value)

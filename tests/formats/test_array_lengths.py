@@ -21,7 +21,7 @@ from lightning_streaming.formats.array_lengths import ArrayLengths, array_length
 from lightning_streaming.formats.index import FileInfo, ShardInfo, parse_index
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.values import NdarrayEncoding
-from tests.helpers import write_shards
+from tests.helpers import assert_error, write_shards
 from tests.tiers import examples
 
 DTYPES = ("uint8", "uint16", "int32", "int64", "float16", "float64")
@@ -148,8 +148,12 @@ def test_arrays_of_several_dimensions_are_refused() -> None:
     flat, deep = np.zeros(5, np.uint16), np.zeros((2, 301), np.uint16)
     for values in ([deep, flat], [flat, deep]):
         for columns in ({"tokens": "ndarray:uint16"}, {"tokens": "ndarray"}):
-            with written(values, columns) as root, pytest.raises(ConfigError, match=r"of shape \(2, 301\)"):
+            with (
+                written(values, columns) as root,
+                assert_error(ConfigError, option="column", path="shard.00000.mds") as caught,
+            ):
                 array_lengths(shard_of(root), "tokens", None).read_here(root)
+            assert "301" in str(caught.value)
     with written([deep, flat], {"tokens": "ndarray:uint16"}) as root:
         assert array_lengths(shard_of(root), "tokens", None).read_afar(Afar(root)) is None
 
@@ -186,19 +190,21 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
         whole = path.read_bytes()
         for size in (0, 3, 20, len(whole) - 1):
             path.write_bytes(whole[:size])
-            with pytest.raises(ShardCorruptError, match=r"shard\.00000\.mds"):
+            with assert_error(ShardCorruptError, path="shard.00000.mds"):
                 array_lengths(info, "tokens").read_here(root)
         path.write_bytes(whole[:8])
-        with pytest.raises(ShardCorruptError, match="for its offsets alone"):
+        with assert_error(ShardCorruptError, path="shard.00000.mds") as caught:
             array_lengths(info, "tokens").read_afar(Afar(root))
+        assert "alone" in str(caught.value)
 
 
 def test_bytes_that_are_no_elements_are_told_with_their_sample() -> None:
     with written([b"1234", b"123"], {"tokens": "bytes"}) as root:
         told = array_lengths(shard_of(root), "tokens", "uint16")
         assert told.read_afar(Afar(root)) is None
-        with pytest.raises(EncodingError, match=r"shard.00000.mds, sample 1, column 'tokens' has 3 bytes"):
+        with assert_error(EncodingError, path="shard.00000.mds", sample=1) as caught:
             told.read_here(root)
+        assert "'tokens'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +212,7 @@ def test_bytes_that_are_no_elements_are_told_with_their_sample() -> None:
     [
         ("bytes", b"", "tokens", None, "is of bytes; say of which elements with dtype"),
         ("str", "", "tokens", None, "is 'str', whose tokens cannot be counted"),
-        ("json", {}, "tokens", None, "Name a column of whole numbers that says the length instead"),
+        ("json", {}, "tokens", None, "name a column of whole numbers that holds the length"),
         ("int", 3, "tokens", None, "or pass a function of columns, like lengths=lambda text"),
         ("ndarray:int32:2,2", np.zeros((2, 2), np.int32), "tokens", None, "'ndarray:int32:2,2'"),
         ("ndarray:int32", np.zeros(2, np.int32), "tokens", "uint16", "but dtype='uint16'; leave dtype out"),
@@ -225,8 +231,9 @@ def test_what_has_no_length_is_refused_with_the_ways_out(
 def test_columns_of_text_formats_are_no_arrays(tmp_path: Path) -> None:
     with JSONWriter(out=str(tmp_path / "x"), columns={"text": "str"}) as writer:
         writer.write({"text": "so"})
-    with pytest.raises(ConfigError, match="is 'str', whose tokens cannot be counted"):
+    with assert_error(ConfigError, option="column") as caught:
         array_lengths(shard_of(tmp_path / "x"), "text", "uint8")
+    assert "'str'" in str(caught.value)
 
 
 def test_an_index_that_is_wrong_is_told() -> None:
@@ -239,5 +246,6 @@ def test_an_index_that_is_wrong_is_told() -> None:
 
 @pytest.mark.parametrize("dtype", ["", "uint15", "str", "O", "complex64", 3, None])
 def test_what_is_no_dtype_of_numbers_is_refused(dtype: Any) -> None:
-    with pytest.raises(ConfigError, match="dtype must be one of numbers"):
+    with assert_error(ConfigError, option="dtype") as caught:
         check_dtype(dtype)
+    assert "numbers" in str(caught.value)

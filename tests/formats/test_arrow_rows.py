@@ -24,6 +24,7 @@ from torch.utils.data import default_collate
 from lightning_streaming.errors import EncodingError, SampleIndexError, ShardCorruptError, StreamingError
 from lightning_streaming.formats.arrow_rows import ArrowRows, PlainArrow, plain_arrow, sound_arrow
 from tests.formats.stored import arrays_in, rows_of
+from tests.helpers import assert_error
 from tests.tiers import examples
 
 
@@ -76,7 +77,7 @@ def test_rows_are_counted_over_all_batches(rows: int) -> None:
         assert sample["id"] == index
         assert sample["tokens"].tolist() == TOKENS[index].tolist()
     for index in (-1, 10):
-        with pytest.raises(SampleIndexError, match=f"file has 10 samples, but sample {index} was asked for"):
+        with assert_error(SampleIndexError, path="file", sample=index):
             found[index]
 
 
@@ -95,8 +96,9 @@ def test_batches_without_rows_are_passed_over() -> None:
 
 
 def test_batches_must_be_of_one_schema() -> None:
-    with pytest.raises(ShardCorruptError, match="one schema"):
+    with assert_error(ShardCorruptError, path="file") as caught:
         rows_of([PLAIN, PLAIN.select(["id"])], ["id"], "file")
+    assert "one schema" in str(caught.value)
 
 
 def test_dictionaries_may_change_from_batch_to_batch() -> None:
@@ -112,8 +114,9 @@ def test_what_is_not_wanted_may_be_damaged_or_of_any_type() -> None:
     broken = pa.DictionaryArray.from_arrays(pa.array([0, 90, 1], pa.int8()), odd.dictionary, safe=False)
     batch = pa.record_batch({"x": pa.array([1, 2, 3]), "broken": broken, "ends": pa.array([1, 1, 2])})
     assert rows_of([batch], ["x"], "file")[2] == {"x": 3}
-    with pytest.raises(ShardCorruptError, match="file must be sound rows of Arrow"):
+    with assert_error(ShardCorruptError, path="file") as caught:
         rows_of([batch], None, "file")
+    assert "Arrow" in str(caught.value)
 
 
 # --- as tables ---
@@ -308,15 +311,18 @@ def test_a_flat_column_of_lists_of_fixed_size_and_of_slices() -> None:
 def test_a_column_that_is_not_flat_says_so() -> None:
     found = opened(PLAIN, 10)
     for name in ("id", "mask", "grid", "boxes"):
-        with pytest.raises(EncodingError, match=rf"file, column '{name}' is of .*not of one-dimensional arrays"):
+        with assert_error(EncodingError, path="file") as caught:
             found.flat_column(name)
+        assert f"column '{name}'" in str(caught.value)
     kind = pa.list_(pa.int8())
     batches = [pa.record_batch({"x": pa.array(values, kind)}) for values in ([[1], [2]], [[1], None])]
-    with pytest.raises(EncodingError, match=r"column 'x', in the rows from 2: row 1 has null"):
+    with assert_error(EncodingError, path="file") as caught:
         rows_of(batches, None, "file").flat_column("x")
+    assert "'x'" in str(caught.value)
     batches = [pa.record_batch({"x": pa.array([[1], [], [2, None], [3]], kind)}).slice(1)]
-    with pytest.raises(EncodingError, match=r"column 'x', in the rows from 0: row 1: expected numbers.*null"):
+    with assert_error(EncodingError, path="file") as caught:
         rows_of(batches, None, "file").flat_column("x")
+    assert "'x'" in str(caught.value)
 
 
 # --- letting go ---
@@ -402,13 +408,15 @@ def test_offsets_and_indices_that_lead_out_of_their_buffers_are_refused() -> Non
     for offsets in ([0, 1000, 4], [0, -5, 4], [0, 3, 1, 4]):
         buffers = [None, pa.py_buffer(np.array(offsets, np.int32))]
         array = pa.Array.from_buffers(pa.list_(pa.int32()), len(offsets) - 1, buffers, children=[values])
-        with pytest.raises(ShardCorruptError, match="file must be sound rows of Arrow"):
+        with assert_error(ShardCorruptError, path="file") as caught:
             rows_of([pa.RecordBatch.from_arrays([array], ["x"])], None, "file")
+        assert "Arrow" in str(caught.value)
     texts = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")]
     )
-    with pytest.raises(ShardCorruptError, match="UTF8"):
+    with assert_error(ShardCorruptError, path="file") as caught:
         rows_of([pa.RecordBatch.from_arrays([texts], ["x"])], None, "file")
+    assert "UTF8" in str(caught.value)
 
 
 # --- Hugging Face datasets ---
@@ -475,8 +483,9 @@ def test_an_image_of_which_datasets_stored_the_path_alone(tmp_path: Path) -> Non
     features = datasets.Features({"image": datasets.Image()})
     data = datasets.Dataset.from_dict({"image": [str(tmp_path / "one.png")]}, features=features)
     data.to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(EncodingError, match=r"only its path.*embed_table_storage"):
+    with assert_error(EncodingError, path="file", sample=0) as caught:
         rows_of(parquet.read_table(tmp_path / "a.parquet").to_batches())[0]
+    assert "embed_table_storage" in str(caught.value)
     embedded = data.with_format("arrow").map(embed_table_storage, batched=True)
     embedded.to_parquet(tmp_path / "b.parquet")
     (tmp_path / "one.png").unlink()
@@ -486,10 +495,11 @@ def test_an_image_of_which_datasets_stored_the_path_alone(tmp_path: Path) -> Non
 
 def test_a_length_beyond_any_memory_is_damage_and_a_lack_of_memory_is_not() -> None:
     with (
-        pytest.raises(ShardCorruptError, match="a file must be sound rows of Arrow, but: malloc"),
+        assert_error(ShardCorruptError, path="a file") as caught,
         sound_arrow("a file"),
     ):
         pa.allocate_buffer(2**60)
+    assert "malloc" in str(caught.value)
     for lack in (MemoryError("no room"), pa.ArrowMemoryError("malloc of size 4096 failed")):
         with pytest.raises(MemoryError), sound_arrow("a file"):
             raise lack

@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lightning_streaming.errors import ConfigError, EncodingError, UnsupportedError
+from lightning_streaming.errors import ConfigError, EncodingError, ShardCorruptError, UnsupportedError
 from lightning_streaming.formats.arrow_types import arrow_columns
 from tests.formats.stored import rows_of
+from tests.helpers import assert_error
 from tests.tiers import examples
 
 
@@ -133,8 +134,9 @@ def test_a_timestamp_with_a_zone_is_in_utc() -> None:
 def test_a_time_of_more_than_a_day_is_an_error() -> None:
     """pyarrow's full validation would refuse it before; a value is looked at all the same."""
     array = pa.array([0, 86_400_000_000], pa.int64()).view(pa.time64("us"))
-    with pytest.raises(ValueError, match=r"file .*86400000000"):
+    with assert_error(ShardCorruptError, path="file") as caught:
         column(array)
+    assert "86400000000" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.bool_()), pa.large_list(pa.bool_()), pa.list_(pa.bool_(), 3)], ids=str)
@@ -197,13 +199,15 @@ def test_a_null_inside_an_array_is_an_error_of_that_sample_alone(kind: Any) -> N
     for batches in ([batch], [batch.slice(1)], [batch.slice(0, 1), batch.slice(1)]):
         found = rows_of(batches, None, "file")
         bad = len(found) - 3
-        with pytest.raises(EncodingError, match=rf"file, sample {bad}, column 'x'.*null among them.*columns="):
+        with assert_error(EncodingError, path="file", sample=bad) as caught:
             found[bad]
+        assert "columns" in str(caught.value)
         assert found[bad + 1] == {"x": None}
         assert found[bad + 2]["x"].max() == 6
         assert found.plain_rows() is None
-        with pytest.raises(EncodingError, match=r"column 'x'"):
+        with assert_error(EncodingError, path="file") as caught:
             found.flat_column("x")
+        assert "'x'" in str(caught.value)
 
 
 def test_a_null_that_no_row_reaches_is_no_error() -> None:
@@ -227,17 +231,20 @@ UNREADABLE = [
 @pytest.mark.parametrize("kind", UNREADABLE, ids=str)
 def test_a_type_that_is_not_read_is_an_error_only_where_it_is_wanted(kind: Any) -> None:
     schema = pa.schema([("odd", kind), ("x", pa.int32())])
-    with pytest.raises(UnsupportedError, match=r"a\.parquet: column 'odd' is of Arrow's type.*columns="):
+    with assert_error(UnsupportedError, path="a.parquet") as caught:
         arrow_columns(schema, None, "a.parquet")
+    assert "'odd'" in str(caught.value)
     assert list(arrow_columns(schema, ["x"], "a.parquet")) == ["x"]
 
 
 def test_columns_must_be_there_and_have_names_of_their_own() -> None:
     schema = pa.schema([("a", pa.int32()), ("b", pa.int32()), ("a", pa.string())])
-    with pytest.raises(UnsupportedError, match=r"f has several columns named 'a'.*columns="):
+    with assert_error(UnsupportedError, path="f") as caught:
         arrow_columns(schema, None, "f")
-    with pytest.raises(ConfigError, match=r"f has no column 'c'; it has 'a', 'b'"):
+    assert "several" in str(caught.value)
+    with assert_error(ConfigError, option="columns", path="f") as caught:
         arrow_columns(schema, ["b", "c"], "f")
+    assert "'b'" in str(caught.value)
     assert list(arrow_columns(schema, ["b"], "f")) == ["b"]
 
 
@@ -320,13 +327,15 @@ def huggingface(features: Any) -> dict[str, str]:
 
 
 def test_an_image_that_is_only_named_says_how_to_embed_it() -> None:
-    with pytest.raises(EncodingError, match=r"sample 0, column 'x'.*only its path, 'a/b\.png'.*embed_table_storage"):
+    with assert_error(EncodingError, path="file", sample=0) as caught:
         column_of_images([{"bytes": None, "path": "a/b.png"}])
+    assert "'x'" in str(caught.value)
 
 
 def test_a_damaged_image_is_an_error() -> None:
-    with pytest.raises(EncodingError, match=r"sample 0, column 'x'"):
+    with assert_error(EncodingError, path="file", sample=0) as caught:
         column_of_images([{"bytes": image_file()[:20], "path": None}])
+    assert "'x'" in str(caught.value)
 
 
 def test_images_in_lists_and_structs() -> None:
@@ -373,8 +382,9 @@ def test_an_array_of_another_shape_than_its_column_is_an_error() -> None:
     batch = pa.RecordBatch.from_pylist([{"x": one} for one in (*bad, good)], schema=schema)
     rows = rows_of([batch], None, "f")
     for index in range(len(bad)):
-        with pytest.raises(EncodingError, match=f"sample {index}, column 'x'"):
+        with assert_error(EncodingError, path="f", sample=index) as caught:
             rows[index]
+        assert "sample" in str(caught.value)
     assert rows[len(bad)]["x"].tolist() == good
     assert rows.plain_rows() is None
 

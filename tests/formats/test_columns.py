@@ -16,6 +16,7 @@ from lightning_streaming.formats.columns import check_columns_tell, joined, read
 from lightning_streaming.formats.index import ShardInfo, parse_index
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.writing.writers import MDSWriter
+from tests.helpers import assert_error
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "int": st.integers(-(2**63), 2**63 - 1),
@@ -85,12 +86,13 @@ def test_damage_ends_in_an_error_that_names_the_file(tmp_path: Path) -> None:
     path, whole = root / "shard.00000.mds", (root / "shard.00000.mds").read_bytes()
     text = whole.rindex("ää".encode())
     path.write_bytes(whole[:text] + b"\xff" + whole[text + 1 :])
-    with pytest.raises(EncodingError, match=r"shard\.00000\.mds, column 'text'"):
+    with assert_error(EncodingError, path="shard.00000.mds") as caught:
         read_columns(info, root, ["id", "text"])
+    assert "'text'" in str(caught.value)
     assert read_columns(info, root, ["id"])["id"] is not None
     start = int.from_bytes(whole[4:8], "little")
     path.write_bytes(whole[:start] + b"\x07" + whole[start + 1 :])
-    with pytest.raises(ShardCorruptError, match=r"shard\.00000\.mds"):
+    with assert_error(ShardCorruptError, path="shard.00000.mds"):
         read_columns(info, root, ["text"])
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])

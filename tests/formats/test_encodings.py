@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from lightning_streaming.formats.encodings import (
 from lightning_streaming.formats.mds_samples import compile_layout
 from lightning_streaming.formats.shard import check_shard, open_shard
 from tests.formats.small_shards import put_shard
+from tests.helpers import assert_error
 from tests.tiers import examples
 
 
@@ -78,7 +80,7 @@ def test_each_encoding_knows_its_size(name: str, size: int | None) -> None:
     ],
 )
 def test_an_unknown_encoding_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"but got"):
+    with assert_error(ConfigError, option="columns"):
         encoding(name)
 
 
@@ -175,8 +177,9 @@ def test_a_registered_encoding_writes_and_reads_a_column(tmp_path: Any) -> None:
 
 
 def test_an_encoding_is_unknown_until_it_is_registered() -> None:
-    with pytest.raises(ConfigError, match="but got 'point'; if it is your own, call register_encoding first"):
+    with assert_error(ConfigError, option="columns") as caught:
         compile_layout(("a",), ("point",))
+    assert "'point'" in str(caught.value)
     register_encoding("point", Point)
     assert compile_layout(("a",), ("point",)).sizes == (16,)
 
@@ -190,26 +193,28 @@ def test_saying_the_same_twice_changes_nothing() -> None:
 @pytest.mark.parametrize("name", ["int", "ndarray", "pkl", "jpeg", "list[png]", "point", "", "ndarray:int8", "a:b", 3])
 def test_a_name_that_is_taken_or_cannot_be_one_is_refused(name: Any) -> None:
     register_encoding("point", Point)
-    with pytest.raises(ConfigError, match=r"no colon|built-in|registered as Point already"):
+    with assert_error(ConfigError, option="name") as caught:
         register_encoding(name, Words)
+    assert re.search(r"no colon|built-in|registered as Point already", str(caught.value))
     assert registered_encodings() == {"point": Point}
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (NeedsAnArgument, "must be made with no arguments"),
-        (NoDecode, "must have a method decode"),
+        (NeedsAnArgument, "arguments"),
+        (NoDecode, "decode"),
         (NoSize, "size must be"),
-        (OddSize, r"size must be .* but is 1\.5"),
-        (NegativeSize, "size must be .* but is -1"),
+        (OddSize, "payload"),
+        (NegativeSize, "payload"),
         (Words(), "given as a class"),
         (type("Local", (Words,), {"__qualname__": "f.<locals>.Local"}), "at the top of a module"),
     ],
 )
 def test_a_class_that_cannot_serve_is_refused(kind: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with assert_error(ConfigError, option="encoding_class") as caught:
         register_encoding("mine", kind)
+    assert words in str(caught.value)
     assert registered_encodings() == {}
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
 from lightning_streaming.formats.hashing import hash_bytes, hash_file, hash_names
+from tests.helpers import assert_error
 
 
 def test_the_names_are_those_of_the_format() -> None:
@@ -38,8 +39,9 @@ def test_a_file_hashes_like_its_bytes_however_long(name: str, tmp_path: Path) ->
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"one of blake2b, .*xxh64, but got 'crc32'"):
+    with assert_error(ConfigError, option="hashes") as caught:
         hash_bytes("crc32", b"")
+    assert "'crc32'" in str(caught.value)
 
 
 def test_a_missing_package_is_named_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:

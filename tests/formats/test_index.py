@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from lightning_streaming.formats.index import (
     read_index,
 )
 from lightning_streaming.formats.shard import check_shard
+from tests.helpers import assert_error
 from tests.tiers import examples
 
 NOWHERE = object()
@@ -223,8 +225,9 @@ def test_a_shard_that_cannot_be_is_refused_with_its_number(changes: dict[str, An
 
 
 def test_a_shard_that_is_no_object_is_refused() -> None:
-    with pytest.raises(IndexFormatError, match=r"shard 0: a shard must be a JSON object, but is \[\]"):
+    with assert_error(IndexFormatError, path="index.json") as caught:
         parse_index(index_text([]), "index.json")
+    assert "JSON object" in str(caught.value)
 
 
 def test_a_merged_index_has_the_same_shards_after_its_version() -> None:
@@ -238,8 +241,9 @@ def test_a_merged_index_has_the_same_shards_after_its_version() -> None:
 
 def test_a_file_larger_than_any_is_refused() -> None:
     shard = entry(compression="gz", zip_data=file(bytes=2**63))
-    with pytest.raises(IndexFormatError, match=r"shard 1: zip_data: bytes of .* must be at most 9223372036854775807"):
+    with assert_error(IndexFormatError, path="index.json") as caught:
         parse_index(index_text(entry(), shard), "index.json")
+    assert "9223372036854775807" in str(caught.value)
 
 
 TAKEN = [".usage", ".origin", ".queue", ".arriving/x.part", ".index-0a", ".new-x", ".writing/00000.json", ".mds"]
@@ -254,8 +258,9 @@ def test_names_of_the_cache_s_own_files_are_refused(place: int, key: str, basena
     whole = {"format": "csv", "newline": "\n", "compression": "gz", "zip_data": file(), "zip_meta": file()}
     shards = json.loads(json.dumps([entry(**whole, raw_meta=file(bytes=99)) for _ in range(5)]))
     shards[place][key]["basename"] = basename
-    with pytest.raises(IndexFormatError, match=rf"index.json, shard {place}: {key}: .*must not be called index.json"):
+    with assert_error(IndexFormatError, path="index.json") as caught:
         parse_index(index_text(*shards), "index.json")
+    assert f"shard {place}: {key}: " in str(caught.value)
 
 
 LISTS = {
@@ -273,8 +278,9 @@ def test_lists_of_columns_are_of_one_length(place: int, shard_format: str, key: 
     split = {} if shard_format == "mds" else {"raw_meta": file(bytes=99), "newline": "\n", "separator": ";"}
     shards = [entry(format=shard_format, **split) for _ in range(5)]
     shards[place][key] = [8 if key == "column_sizes" else f"int{number}" for number in range(length)]
-    with pytest.raises(IndexFormatError, match=rf"shard {place}: each column must have .*{key} has {length}"):
+    with assert_error(IndexFormatError, path="index.json") as caught:
         parse_index(index_text(*shards), "index.json")
+    assert re.search(rf"shard {place}: .*{key} has {length}", str(caught.value))
 
 
 LONG = ["x" * 5000, "../" + "x" * 5000, ["y" * 5000], ["z"] * 5000, {"a" * 5000: 1}, 10**4000, -(10**4000), "9" * 5000]
@@ -515,8 +521,9 @@ def test_a_key_that_is_written_twice_counts_as_in_json() -> None:
 
 def test_a_byte_that_is_no_text_is_told_wherever_it_is() -> None:
     data = _ALIKE.encode()
-    with pytest.raises(IndexFormatError, match="i: an index must be JSON, but 'utf-8' codec"):
+    with assert_error(IndexFormatError, path="i") as caught:
         parse_index(data[:-40] + b"\xff" + data[-40:], "i")
+    assert "'utf-8'" in str(caught.value)
 
 
 @pytest.mark.parametrize("number", [0, 8])  # the first is read as JSON, the last by what is known of those before
@@ -528,5 +535,6 @@ def test_a_file_that_cannot_say_where_its_samples_are_is_refused_by_its_last_byt
     text = json.dumps({"shards": shards, "version": 2})
     assert parse_index(text.encode(), "x").shards[number].samples == shards[number]["samples"]
     shorter = text.replace(f'"bytes": {file["bytes"]},', f'"bytes": {file["bytes"] - 1},')
-    with pytest.raises(IndexFormatError, match=f"^x, shard {number}: .* too few to say where"):
+    with assert_error(IndexFormatError, path="x") as caught:
         parse_index(shorter.encode(), "x")
+    assert f"shard {number}: " in str(caught.value)

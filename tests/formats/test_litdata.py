@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ from lightning_streaming.formats.shard import check_shard, open_shard, plain_kin
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, column_names
 from tests.golden import golden_path
 from tests.golden.litdata_values import describe
+from tests.helpers import assert_error
 from tests.tiers import examples
 
 NEW, EARLY = "litdata_0_2_76", "litdata_0_2_17"
@@ -52,6 +54,9 @@ class Files:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.shown = str(directory)
+
+    def shown_file(self, name: str) -> str:
+        return f"{self.shown}/{name}"
 
     def sizes(self) -> Mapping[str, int]:
         paths = sorted(path for path in self.directory.rglob("*") if path.is_file())
@@ -133,8 +138,9 @@ def test_chunks_that_litdata_has_unzipped_in_place_are_read(release: str, name: 
 def test_columns_that_are_not_wanted_need_not_be_readable(tmp_path: Path) -> None:
     (reader,) = readers("pickled", tmp_path, ["array", "id"])
     assert [sorted(reader[place]) for place in range(2)] == [["array", "id"]] * 2
-    with pytest.raises(ConfigError, match=r"chunk-0-0\.bin.*'odd'.*pickle.*any code"):
+    with assert_error(ConfigError, option="allow_unsafe_types", path="chunk-0-0.bin") as caught:
         readers("pickled", tmp_path)
+    assert "'odd'" in str(caught.value)
     nested = readers("nested", tmp_path, ["record"])[0][1]
     assert list(nested) == ["record"]
     assert nested["record"][0]["b"] == "two"
@@ -144,12 +150,14 @@ def test_leaves_are_unpickled_where_that_is_allowed(tmp_path: Path) -> None:
     directory = golden_path(NEW, "pickled")
     (info,) = LitDataFormat(None).describe(Files(directory), {})
     assert unsafe_columns(info) == ["odd"]
-    with pytest.raises(ConfigError, match=r"'odd'.*allow_unsafe_types=True"):
+    with assert_error(ConfigError, option="allow_unsafe_types", path="chunk-0-0.bin") as caught:
         check_shard(info)
+    assert "'odd'" in str(caught.value)
     check_shard(info, allow_unsafe_types=True)
     check_samples([open_shard(info, directory, allow_unsafe_types=True)], EXPECTED["pickled"])
-    with pytest.raises(ConfigError, match=r"'odd'.*allow_unsafe_types=True"):
+    with assert_error(ConfigError, option="allow_unsafe_types", path="chunk-0-0.bin") as caught:
         open_shard(info, directory)
+    assert "'odd'" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["rows", "records"])
@@ -343,10 +351,11 @@ def test_files_that_were_cut_are_refused(name: str, tmp_path: Path) -> None:
     content = (directory / info.raw_data.basename).read_bytes()
     for size in (0, 3, 7, 30, len(content) - 1):
         (tmp_path / info.raw_data.basename).write_bytes(content[:size])
-        with pytest.raises(ShardCorruptError, match=f"must have {len(content)} bytes by its index, but has {size}"):
+        with assert_error(ShardCorruptError, path=info.raw_data.basename) as caught:
             this.open(info, tmp_path, None)
+        assert f"has {size}" in str(caught.value)
         short = replace(info, raw_data=replace(info.raw_data, bytes=size))
-        with pytest.raises(ShardCorruptError, match=info.raw_data.basename):
+        with assert_error(ShardCorruptError, path=info.raw_data.basename):
             this.open(short, tmp_path, None)
 
 
@@ -384,15 +393,17 @@ def test_heads_that_contradict_the_index_are_refused(
         directory = golden_path(NEW, name)
         place += (directory / "chunk-0-0.bin").stat().st_size
     info, this = damaged(tmp_path, name, place, new)
-    with pytest.raises(ShardCorruptError, match=words):
+    with assert_error(ShardCorruptError, path=info.raw_data.basename) as caught:
         this.open(info, tmp_path, None)
+    assert re.search(words, str(caught.value))
 
 
 def test_a_sample_that_is_damaged_is_named(tmp_path: Path) -> None:
     info, this = damaged(tmp_path, "mixed", 24, b"\xff")
-    with pytest.raises(ShardCorruptError, match=r"chunk-0-0\.bin, sample 0: expected \d+ bytes by the sizes"):
+    with assert_error(ShardCorruptError, path="chunk-0-0.bin", sample=0) as caught:
         this.open(info, tmp_path, None)[0]
-    with pytest.raises(SampleIndexError, match="has 4 samples, but sample 4"):
+    assert "sizes" in str(caught.value)
+    with assert_error(SampleIndexError, path="chunk-0-0.bin", sample=4):
         this.open(info, tmp_path, None)[4]
 
 
@@ -437,8 +448,9 @@ def test_indexes_that_cannot_be_are_refused(
 
 def test_a_zipped_chunk_that_says_another_size_is_refused(tmp_path: Path) -> None:
     files = write_index(tmp_path, lambda root: root["chunks"][0].update(chunk_bytes=9), "mixed_chunk")
-    with pytest.raises(ShardCorruptError, match=r"chunk-0-0\.zstd:4\.bin must hold 9 bytes by index\.json, but says"):
+    with assert_error(ShardCorruptError, path="chunk-0-0.zstd:4.bin") as caught:
         list(LitDataFormat(None).describe(files, {}))
+    assert "index" in str(caught.value)
 
 
 def test_trees_of_other_types_are_refused(tmp_path: Path) -> None:
@@ -452,21 +464,25 @@ def test_trees_of_other_types_are_refused(tmp_path: Path) -> None:
 
 def test_tokens_need_a_block_length_and_others_must_not_have_one(tmp_path: Path) -> None:
     tokens, others = golden_path(NEW, "tokens"), golden_path(NEW, "mixed")
-    with pytest.raises(ConfigError, match="block_length must say how many tokens make a sample"):
+    with assert_error(ConfigError, option="block_length") as caught:
         list(LitDataFormat(None).describe(Files(tokens), {}))
-    with pytest.raises(ConfigError, match="leave block_length out"):
+    assert "sample" in str(caught.value)
+    with assert_error(ConfigError, option="block_length") as caught:
         list(LitDataFormat(5).describe(Files(others), {}))
-    with pytest.raises(ConfigError, match=r"has no index\.json"):
+    assert "leave" in str(caught.value)
+    with assert_error(ConfigError, path=tmp_path):
         list(LitDataFormat(None).describe(Files(tmp_path), {}))
 
 
 def test_an_index_of_litdata_says_how_to_read_it() -> None:
-    with pytest.raises(IndexFormatError, match='index of litData; give format="litdata"'):
+    with assert_error(IndexFormatError, path="index.json") as caught:
         parse_index(golden_path(NEW, "mixed", "index.json").read_bytes(), "index.json")
+    assert "litData" in str(caught.value)
 
 
 def test_an_entry_that_is_not_of_this_format_is_refused(tmp_path: Path) -> None:
     raw = FileInfo(basename="a.bin", bytes=1, hashes={})
     for how in ({}, {"data_format": 1}, {"data_format": [], "data_spec": "", "zipped": "x", "arrow": False}):
-        with pytest.raises(IndexFormatError, match="does not describe a chunk of litData"):
+        with assert_error(IndexFormatError, path="a.bin") as caught:
             LitDataFormat(None).open(other_shard("litdata", 1, raw, {"x": "int"}, how), tmp_path, None)
+        assert "describe" in str(caught.value)

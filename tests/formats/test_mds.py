@@ -32,7 +32,7 @@ from lightning_streaming.formats.mds import (
     table_bytes,
 )
 from tests.formats.small_shards import COLUMNS, SAMPLES, put_shard, shard_data, shard_info
-from tests.helpers import descriptors_under
+from tests.helpers import assert_error, descriptors_under
 
 
 def _table(count: int, offsets: list[int]) -> memoryview:
@@ -62,8 +62,9 @@ def test_a_table_that_cannot_be_is_refused(start: memoryview, samples: int, said
 def test_a_sample_that_is_too_short_is_named(third: int) -> None:
     offsets = np.asarray([20, 24, third, 30])
     check_lengths(offsets[:2], 2, "x.mds")
-    with pytest.raises(ShardCorruptError, match=f"x.mds, sample 1: expected at least 2 .* say {third - 24}"):
+    with assert_error(ShardCorruptError, path="x.mds", sample=1) as caught:
         check_lengths(offsets, 2, "x.mds")
+    assert str(third - 24) in str(caught.value)
 
 
 @pytest.mark.parametrize(("offsets", "length"), [([20], None), ([20, 24], 4), ([20, 24, 28], 4), ([20, 24, 27], None)])
@@ -93,7 +94,7 @@ def test_samples_are_read_in_any_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("index", [-1, 3, 10**12])
 def test_a_sample_that_is_not_there_is_refused(index: int, tmp_path: Path) -> None:
     reader = MDSReader(put_shard(tmp_path), tmp_path)
-    with pytest.raises(SampleIndexError, match=f"has 3 samples, but sample {index} was asked for"):
+    with assert_error(SampleIndexError, path="shard.mds", sample=index):
         reader[index]
 
 
@@ -127,8 +128,9 @@ def test_a_closed_reader_keeps_no_file_open_and_reads_no_more(tmp_path: Path) ->
 
 def test_a_reader_is_closed_while_a_failed_sample_is_still_looked_at(tmp_path: Path) -> None:
     reader = MDSReader(put_shard(tmp_path, [{"id": 0, "text": b"\xff"}]), tmp_path)
-    with pytest.raises(EncodingError, match=r"shard.mds, sample 0: column 'text': expected UTF-8"):
+    with assert_error(EncodingError, path="shard.mds", sample=0) as caught:
         reader[0]
+    assert "'text'" in str(caught.value)
     reader.close()
 
 
@@ -164,8 +166,9 @@ def test_a_file_that_is_not_the_shard_of_its_index_is_refused(
 @pytest.mark.parametrize("size", [0, 7, 8, 19])
 def test_a_file_too_short_for_its_offsets_is_refused(size: int, tmp_path: Path) -> None:
     (tmp_path / "shard.mds").write_bytes(DATA[:size])
-    with pytest.raises(ShardCorruptError, match="must have"):
+    with assert_error(ShardCorruptError, path="shard.mds") as caught:
         MDSReader(shard_info(DATA[:size]), tmp_path)
+    assert "must have" in str(caught.value)
 
 
 def test_a_column_that_reaches_beyond_its_sample_is_refused(tmp_path: Path) -> None:
@@ -175,35 +178,37 @@ def test_a_column_that_reaches_beyond_its_sample_is_refused(tmp_path: Path) -> N
     path.write_bytes(with_word(first, 5)(path.read_bytes()))
     reader = MDSReader(info, tmp_path)
     assert reader[1] == SAMPLES[1]
-    with pytest.raises(ShardCorruptError, match="sample 0: expected 17 bytes by the column sizes, but found 16"):
+    with assert_error(ShardCorruptError, path="shard.mds", sample=0) as caught:
         reader[0]
+    assert "16" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        (schema(column_sizes=(4, None)), IndexFormatError, "column_sizes has 4 for encoding int, which has 8"),
+        (schema(column_sizes=(4, None)), IndexFormatError, "column_sizes has 4"),
         (schema(column_sizes=(8, 8)), IndexFormatError, "column_sizes"),
         (schema(column_sizes=(8,)), IndexFormatError, "column_sizes"),
         (schema(column_names=("id", "id")), IndexFormatError, "its own name"),
-        (schema(column_names=("id",)), IndexFormatError, "for each its own name and an encoding"),
+        (schema(column_names=("id",)), IndexFormatError, "its own name and an encoding"),
         (schema(column_names=(), column_encodings=(), column_sizes=()), IndexFormatError, "at least one column"),
         (schema(column_encodings=("int", "text")), IndexFormatError, "but got 'text'"),
-        (schema(column_encodings=("int", "pkl")), ConfigError, "pass allow_unsafe_types=True"),
+        (schema(column_encodings=("int", "pkl")), ConfigError, "allow_unsafe_types"),
     ],
 )
 def test_columns_that_cannot_be_read_are_refused(
     changes: dict[str, Any], error: type[StreamingError], words: str, tmp_path: Path
 ) -> None:
     put_shard(tmp_path)
-    with pytest.raises(error, match=words) as caught:
+    with assert_error(error, path="shard.mds") as caught:
         MDSReader(shard_info(DATA, schema=changes), tmp_path)
+    assert words in str(caught.value)
     assert type(caught.value) is error
     assert "shard.mds" in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ObjectNotFoundError, match=r"shard.mds is named by an index, but is not there"):
+    with assert_error(ObjectNotFoundError, path="shard.mds"):
         MDSReader(shard_info(DATA), tmp_path)
 
 
@@ -212,7 +217,7 @@ def test_a_file_that_cannot_be_opened_is_named(basename: str, tmp_path: Path) ->
     put_shard(tmp_path)
     (tmp_path / "folder").mkdir()
     info = shard_info(DATA, raw_data=FileInfo(basename=basename, bytes=len(DATA), hashes={}))
-    with pytest.raises(StorageError, match=basename):
+    with assert_error(StorageError, path=basename):
         MDSReader(info, tmp_path)
 
 
@@ -237,7 +242,7 @@ def test_a_shard_is_as_large_as_the_arithmetic_says() -> None:
 
 def test_a_shard_of_4_gib_is_refused() -> None:
     check_shard_bytes(2**32 - 1)
-    with pytest.raises(ConfigError, match="set size_limit"):
+    with assert_error(ConfigError, option="size_limit"):
         check_shard_bytes(2**32)
 
 
@@ -247,5 +252,5 @@ def test_a_file_that_is_removed_just_before_it_is_locked_is_not_there(
     path = tmp_path / "shard.00000.mds"
     path.write_bytes(b"1234")
     monkeypatch.setattr(fcntl, "flock", lambda *_: path.unlink())
-    with pytest.raises(ObjectNotFoundError, match="is named by an index, but is not there"):
+    with assert_error(ObjectNotFoundError, path="shard.00000.mds"):
         map_file(path, 4)

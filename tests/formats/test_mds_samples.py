@@ -33,7 +33,7 @@ from lightning_streaming.formats.index import parse_index
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.mds_samples import SampleDecoder, compile_layout, plain_schema, read_decoder
 from tests.formats.small_shards import shard_info
-from tests.helpers import descriptors_under
+from tests.helpers import assert_error, descriptors_under
 
 LAYOUT = compile_layout(("a", "b", "c"), ("str", "uint8", "bytes"))
 NUMBERS = ("int", "int8", "int32", "uint16", "uint64", "float32", "float64")
@@ -216,7 +216,7 @@ def test_what_is_not_wanted_need_not_be_readable(monkeypatch: pytest.MonkeyPatch
     found = read_decoder(info, allow_unsafe_types=False, columns=["a"])
     assert found.decode(memoryview(sample)) == {"a": 7}
     for name, error in [("image", MissingDependencyError), ("later", IndexFormatError), ("pickle", ConfigError)]:
-        with pytest.raises(error, match=r"^shard\.mds|shard\.mds cannot be read"):
+        with assert_error(error, path="shard.mds"):
             read_decoder(info, allow_unsafe_types=False, columns=[name])
 
 
@@ -273,14 +273,15 @@ def test_the_column_of_a_wrong_payload_is_named(columns: dict[str, str]) -> None
         (("a",), ("int", "int"), (8, 8), "at least one column"),
         (("a", "a"), ("int", "int"), (8, 8), "its own name"),
         (("a",), ("int",), (), "column_sizes must be 1"),
-        (("a",), ("int",), (None,), "column_sizes has None for encoding int, which has 8"),
-        (("a", "b"), ("int", "str"), (8, 3), "column_sizes has 3 for encoding str, which has None"),
+        (("a",), ("int",), (None,), "encoding int"),
+        (("a", "b"), ("int", "str"), (8, 3), "encoding str"),
         (("a",), ("text",), (None,), "but got 'text'"),
     ],
 )
 def test_columns_that_cannot_be_read_are_refused(names: Any, encoding_names: Any, sizes: Any, words: str) -> None:
-    with pytest.raises(IndexFormatError, match=words):
+    with assert_error(IndexFormatError, path="shard.mds") as caught:
         read_decoder(shard_info(b"", schema=schema(names, encoding_names, sizes)), allow_unsafe_types=False)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -513,5 +514,6 @@ def test_a_shard_whose_samples_have_another_size_is_corrupt(tmp_path: Path) -> N
     _, info = open_written(tmp_path, {"a": "int64"}, 3)
     for name, size, expected in (("int32", 4, "no more than 4"), ("ndarray:int64:2", 16, "at least 16")):
         schema = {**info.schema, "column_encodings": (name,), "column_sizes": (size,)}
-        with pytest.raises(ShardCorruptError, match=f"sample 0: expected {expected} bytes, but the offsets say 8"):
+        with assert_error(ShardCorruptError, path="shard.00000.mds", sample=0) as caught:
             MDSReader(replace(info, schema=schema), tmp_path)
+        assert expected in str(caught.value)

@@ -31,6 +31,7 @@ from lightning_streaming.formats.shard import may_be_flat, plain_kind
 from lightning_streaming.formats.shard_table import ShardInfo
 from tests.formats.small_shards import damaged_bytes
 from tests.formats.stored import Folder, arrays_in, describe, opened, read_all
+from tests.helpers import assert_error
 
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 Parts = Mapping[str, bytes]
@@ -103,7 +104,7 @@ def test_no_documents_are_no_samples(tmp_path: Path) -> None:
 def test_samples_outlive_their_files_and_may_be_written(tmp_path: Path) -> None:
     reader = opened(describe(write(tmp_path), "megatron")[0], tmp_path)
     sample = reader[3]
-    with pytest.raises(SampleIndexError, match="has 5 samples, but sample 5 "):
+    with assert_error(SampleIndexError, path="x.bin", sample=5):
         reader[5]
     reader.close()
     sample["tokens"][:] += 1
@@ -136,7 +137,7 @@ def test_little_is_read_to_describe_files(tmp_path: Path) -> None:
 
 
 def test_a_place_without_such_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no \.bin and \.idx files"):
+    with assert_error(ConfigError, path=tmp_path):
         describe(tmp_path, "megatron")
 
 
@@ -144,13 +145,14 @@ def test_a_place_without_such_files_is_refused(tmp_path: Path) -> None:
 def test_half_a_pair_is_refused(tmp_path: Path, gone: str, left: str) -> None:
     write(tmp_path)
     (tmp_path / gone).unlink()
-    with pytest.raises(FormatError, match=f"{left} at .* has no {gone} beside it"):
+    with assert_error(FormatError, path=left) as caught:
         describe(tmp_path, "megatron")
+    assert "next" in str(caught.value)
 
 
 def test_tokens_of_different_kinds_are_refused(tmp_path: Path) -> None:
     write(write(tmp_path), name="y", code=4)
-    with pytest.raises(FormatError, match=r"y\.bin at .* tokens of int32, but x\.bin of uint16"):
+    with assert_error(FormatError, path="y.bin"):
         describe(tmp_path, "megatron")
 
 
@@ -164,7 +166,7 @@ def test_tokens_of_different_kinds_are_refused(tmp_path: Path) -> None:
         ({"sequences": struct.pack("<Q", 2**63)}, "must have"),
         ({"borders": struct.pack("<Q", 2)}, "must have"),
         ({"documents": np.array([0, 1, 4, 4, 5, 9], "<i8").tobytes()}, "ends with number 9"),
-        ({"lengths": np.array([3, 1, 0, 2, 4, 1], "<i4").tobytes()}, r"x\.bin has 22 bytes of tokens, but it has 20"),
+        ({"lengths": np.array([3, 1, 0, 2, 4, 1], "<i4").tobytes()}, "x.bin has 22 bytes of tokens, but it has 20"),
         ({"modes": b"x"}, "must have"),
     ],
 )
@@ -173,15 +175,16 @@ def test_wrong_index_files_are_refused_at_once(
     tmp_path: Path, wrong: Parts, said: str, block_length: int | None
 ) -> None:
     write(tmp_path, wrong=wrong)
-    with pytest.raises(ShardCorruptError, match=rf"x\.idx at .*{said}"):
+    with assert_error(ShardCorruptError, path="x.idx") as caught:
         describe(tmp_path, "megatron", block_length)
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("stop", [0, 8, 33, 34, 60, -1])
 def test_an_index_file_that_is_cut_is_refused(tmp_path: Path, stop: int) -> None:
     write(tmp_path)
     (tmp_path / "x.idx").write_bytes((tmp_path / "x.idx").read_bytes()[:stop])
-    with pytest.raises(ShardCorruptError, match=r"x\.idx at"):
+    with assert_error(ShardCorruptError, path="x.idx"):
         describe(tmp_path, "megatron")
 
 
@@ -199,10 +202,12 @@ def test_an_index_file_that_is_cut_is_refused(tmp_path: Path, stop: int) -> None
 )
 def test_every_number_is_checked_when_documents_are_read(tmp_path: Path, wrong: Parts, said: str) -> None:
     info = describe(write(tmp_path, wrong=wrong), "megatron")[0]
-    with pytest.raises(ShardCorruptError, match=rf"x\.idx.*{said}"):
+    with assert_error(ShardCorruptError, path="x.idx") as caught:
         opened(info, tmp_path)
-    with pytest.raises(ShardCorruptError, match=rf"x\.idx.*{said}"):
+    assert said in str(caught.value)
+    with assert_error(ShardCorruptError, path="x.idx") as caught:
         column_lengths(info, "tokens").read_here(tmp_path)
+    assert said in str(caught.value)
 
 
 def test_borders_are_checked_across_what_is_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,37 +215,42 @@ def test_borders_are_checked_across_what_is_looked_at_together(tmp_path: Path, m
     assert tokens_of(describe(write(tmp_path), "megatron"), tmp_path) == WHOLE
     for wrong in ([0, 4, 1, 4, 5, 6], [0, 1, 4, 3, 5, 6]):
         (tmp_path / "x.idx").write_bytes(index_bytes([3, 1, 0, 2, 4, 0], wrong))
-        with pytest.raises(ShardCorruptError, match="go back"):
+        with assert_error(ShardCorruptError, path="x.idx") as caught:
             opened(describe(tmp_path, "megatron")[0], tmp_path)
+        assert "go back" in str(caught.value)
 
 
 def test_files_that_were_changed_since_the_index_are_refused(tmp_path: Path) -> None:
     info = describe(write(tmp_path), "megatron")[0]
     write(tmp_path, [[[1], [2], [3], [4], [5], [6], [7]], [[8, 9, 10]]])  # of the same size
-    with pytest.raises(ShardCorruptError, match=r"x\.idx .*2 documents of uint16, but 5 .* was changed since"):
+    with assert_error(ShardCorruptError, path="x.idx") as caught:
         opened(info, tmp_path)
+    assert "documents" in str(caught.value)
     write(tmp_path, code=3)
-    with pytest.raises(ShardCorruptError, match=r"x\.idx .*5 documents of int16, but 5 of uint16"):
+    with assert_error(ShardCorruptError, path="x.idx") as caught:
         opened(info, tmp_path)
+    assert "documents" in str(caught.value)
     write(tmp_path, [*DOCUMENTS[:-1], [[1]]])
-    with pytest.raises(ShardCorruptError, match=r"x\."):
+    with assert_error(ShardCorruptError, path="x.idx"):
         opened(info, tmp_path)
     (tmp_path / "x.bin").unlink()
     with pytest.raises(FormatError):
         opened(info, tmp_path)
     write(tmp_path)
     (tmp_path / "x.bin").unlink()
-    with pytest.raises(ObjectNotFoundError, match=r"x\.bin"):
+    with assert_error(ObjectNotFoundError, path="x.bin"):
         opened(info, tmp_path)
 
 
 def test_an_index_that_describes_no_tokens_is_refused(tmp_path: Path) -> None:
     info = describe(write(tmp_path), "megatron")[0]
-    with pytest.raises(IndexFormatError, match=r"names no \.idx file"):
+    with assert_error(IndexFormatError, path="x.bin") as caught:
         opened(replace(info, raw_meta=None), tmp_path)
+    assert "idx" in str(caught.value)
     for told in ("{}", '{"dtype": "O"}', '{"dtype": ["<u2"]}'):
-        with pytest.raises(IndexFormatError, match="tokens of dtype"):
+        with assert_error(IndexFormatError, path="x.bin") as caught:
             opened(replace(info, schema={**info.schema, "described": told}), tmp_path)
+        assert "tokens" in str(caught.value)
 
 
 @QUICK
@@ -310,7 +320,8 @@ def test_lengths_are_told_by_the_index_file(tmp_path: Path) -> None:
         assert found is not None
         assert found.tolist() == [3, 3, 0, 4, 0]
     assert asked == ["x.idx"]
-    with pytest.raises(ConfigError, match="dtype='int32'"):
+    with assert_error(ConfigError, option="dtype") as caught:
         column_lengths(info, "tokens", "int32")
+    assert "'int32'" in str(caught.value)
     blocks = column_lengths(describe(tmp_path, "megatron", 4)[0], "tokens")
     assert blocks.constant == 4

@@ -30,6 +30,7 @@ from lightning_streaming.formats.npy import NpyFormat
 from lightning_streaming.formats.row_files import RowsReader
 from lightning_streaming.formats.shard import may_be_flat, plain_kind
 from tests.formats.stored import Folder, arrays_in, describe, opened, read_all
+from tests.helpers import assert_error
 
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NUMBERS = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
@@ -101,8 +102,9 @@ def test_fields_of_records_are_columns(tmp_path: Path) -> None:
     for sample, expected in zip(samples, RECORDS, strict=True):
         assert all(np.array_equal(sample[name], expected[name]) for name in sample)
     assert [list(sample) for sample in read_all(infos, tmp_path, ["pixels"])] == [["pixels"]] * 5
-    with pytest.raises(ConfigError, match="has no column 'x'"):
+    with assert_error(ConfigError, option="columns", path="a.npy") as caught:
         opened(infos[0], tmp_path, ["x"])
+    assert "'x'" in str(caught.value)
 
 
 def test_blocks_are_cut_from_long_arrays(tmp_path: Path) -> None:
@@ -118,7 +120,7 @@ def test_blocks_are_cut_from_long_arrays(tmp_path: Path) -> None:
 def test_other_numbers_are_no_samples(tmp_path: Path, index: int) -> None:
     save(tmp_path / "a.npy", NUMBERS)
     reader = opened(describe(tmp_path, "npy")[0], tmp_path)
-    with pytest.raises(SampleIndexError, match=f"has 4 samples, but sample {index} "):
+    with assert_error(SampleIndexError, path="a.npy", sample=index):
         reader[index]
     reader.close()
 
@@ -176,7 +178,7 @@ def test_parts_of_a_large_file_map_their_rows_alone(tmp_path: Path) -> None:
 
 def test_a_place_without_such_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
-    with pytest.raises(ConfigError, match=r"no \.npy file"):
+    with assert_error(ConfigError, path=tmp_path):
         describe(tmp_path, "npy")
 
 
@@ -195,8 +197,9 @@ def test_a_place_without_such_files_is_refused(tmp_path: Path) -> None:
 )
 def test_arrays_that_hold_no_samples_are_refused(tmp_path: Path, array: NDArray[Any], said: str) -> None:
     save(tmp_path / "odd.npy", array)
-    with pytest.raises(FormatError, match=f"odd.npy at .*{said}"):
+    with assert_error(FormatError, path="odd.npy") as caught:
         describe(tmp_path, "npy")
+    assert said in str(caught.value)
 
 
 def test_fortran_order_of_one_dimension_is_an_order_like_any(tmp_path: Path) -> None:
@@ -207,7 +210,7 @@ def test_fortran_order_of_one_dimension_is_an_order_like_any(tmp_path: Path) -> 
 
 def test_blocks_of_rows_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "a.npy", NUMBERS)
-    with pytest.raises(FormatError, match=r"a\.npy at .* cuts arrays of one dimension"):
+    with assert_error(FormatError, option="block_length", path="a.npy"):
         describe(tmp_path, "npy", 5)
 
 
@@ -215,7 +218,7 @@ def test_blocks_of_rows_are_refused(tmp_path: Path) -> None:
 def test_files_of_different_kinds_are_refused(tmp_path: Path, other: NDArray[Any]) -> None:
     save(tmp_path / "a.npy", NUMBERS)
     save(tmp_path / "b.npy", other)
-    with pytest.raises(FormatError, match=r"b\.npy at .* but a\.npy of values float32 of shape \(3, 2\)"):
+    with assert_error(FormatError, path="b.npy"):
         describe(tmp_path, "npy")
 
 
@@ -252,16 +255,18 @@ HEADER = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }\n"
 )
 def test_damaged_headers_are_refused(tmp_path: Path, data: bytes, said: str) -> None:
     (tmp_path / "bad.npy").write_bytes(data)
-    with pytest.raises(ShardCorruptError, match=f"bad.npy at .*{said}"):
+    with assert_error(ShardCorruptError, path="bad.npy") as caught:
         describe(tmp_path, "npy")
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("change", [-1, 1])
 def test_a_file_of_another_size_than_it_says_is_refused(tmp_path: Path, change: int) -> None:
     path = save(tmp_path / "a.npy", NUMBERS) / "a.npy"
     (tmp_path / "a.npy").write_bytes((path.read_bytes() + b"x")[: path.stat().st_size + change])
-    with pytest.raises(ShardCorruptError, match=r"a\.npy at .* must have .* the file is cut, or is more"):
+    with assert_error(ShardCorruptError, path=path) as caught:
         describe(tmp_path, "npy")
+    assert "more" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +286,7 @@ def test_a_file_that_was_changed_since_the_index_is_refused(tmp_path: Path, arra
     with pytest.raises(FormatError, match=rf"a\.npy .*{said}"):
         opened(info, tmp_path)
     (tmp_path / "a.npy").unlink()
-    with pytest.raises(ObjectNotFoundError, match=r"a\.npy"):
+    with assert_error(ObjectNotFoundError, path=info.raw_data.basename):
         opened(info, tmp_path)
 
 
@@ -363,11 +368,13 @@ def test_text_of_no_characters_is_a_typed_error(tmp_path: Path) -> None:
         path.write_bytes(whole[:-4] + b"\x7f" * 4)
         reader = opened(info, path.parent)
         assert np.array_equal(reader[0]["values"], texts[0])
-        with pytest.raises(EncodingError, match=r"a\.npy, sample 1: column 'values': \d+ is not the number"):
+        with assert_error(EncodingError, path=path, sample=1) as caught:
             reader[1]
+        assert "'values'" in str(caught.value)
         reader.close()
-        with pytest.raises(EncodingError, match=r"a\.npy: column 'values'"):
+        with assert_error(EncodingError, path=path) as caught:
             read_columns(info, path.parent, ["values"])
+        assert "'values'" in str(caught.value)
 
 
 # --- many at once ---
@@ -437,11 +444,13 @@ def test_rows_of_one_dimension_are_flat_and_equally_long(tmp_path: Path) -> None
     reader.close()
     save(tmp_path / "b" / "a.npy", NUMBERS)
     other = describe(tmp_path / "b", "npy")[0]
-    with pytest.raises(ConfigError, match="tokens cannot be counted"):
+    with assert_error(ConfigError, option="column") as caught:
         column_lengths(other, "values")
+    assert "counted" in str(caught.value)
     reader = opened(other, tmp_path / "b")
-    with pytest.raises(FormatError, match="not of one dimension"):
+    with assert_error(EncodingError, path="a.npy") as caught:
         flat_column(reader, other, "values")
+    assert "not of one dimension" in str(caught.value)
     reader.close()
 
 

@@ -37,7 +37,7 @@ from lightning_streaming.formats.parquet_footers import Footer
 from lightning_streaming.formats.shard import check_shard, may_be_flat, narrowed, open_shard, other_format, plain_kind
 from lightning_streaming.formats.shard_table import PART, ShardInfo, column_names
 from tests.formats.stored import Folder, arrays_in, describe
-from tests.helpers import raises
+from tests.helpers import assert_error
 
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ROWS = 50
@@ -137,7 +137,7 @@ def test_only_wanted_columns_are_read_and_take_room(tmp_path: Path) -> None:
     assert asked.num_bytes < 3000
     assert raw.stat().st_size == wanted.raw_data.bytes
     assert read([info], tmp_path, ["text", "id"])[3] == {"id": 23, "text": "row 23"}
-    with raises(ConfigError, "a.parquet has no column 'x'"):
+    with assert_error(ConfigError, option="columns", path="a.parquet"):
         check_shard(info, columns=["x"])
 
 
@@ -320,8 +320,9 @@ def test_columns_that_are_not_read_matter_only_where_they_are_wanted(tmp_path: P
     odd = replace(info, schema=schema)
     check_shard(odd, columns=["id"])
     for columns in (None, ["tokens"]):
-        with raises(UnsupportedError, "column 'tokens' is of Arrow's type odd<x>", "columns=[...]"):
+        with assert_error(UnsupportedError, option="columns", path="a.parquet") as caught:
             check_shard(odd, columns=columns)
+        assert "'tokens' is of Arrow's type odd<x>" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -346,17 +347,20 @@ def test_what_is_no_parquet_file_is_told(tmp_path: Path, data: bytes, words: str
 
 def test_a_place_without_parquet_files_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with raises(ConfigError, "has no Parquet files", "what is there is like a.txt"):
+    with assert_error(ConfigError, path=tmp_path) as caught:
         describe(tmp_path, "parquet")
-    with raises(ConfigError, "has no Parquet files", "correct the path"):
+    assert "like a.txt" in str(caught.value)
+    with assert_error(ConfigError, path=tmp_path / "none") as caught:
         describe(tmp_path / "none", "parquet")
+    assert "correct the path" in str(caught.value)
 
 
 def test_what_writers_keep_for_themselves_is_left_out(tmp_path: Path) -> None:
     for name in ("_temporary/0/part.parquet", "x/_delta_log/1.checkpoint.parquet"):
         write(tmp_path, name=name)
-    with raises(ConfigError, "has no Parquet files", "begin with _ are left out"):
+    with assert_error(ConfigError, path=tmp_path) as caught:
         describe(tmp_path, "parquet")
+    assert "begin with _" in str(caught.value)
     for name in ("_day=1/a.parquet", "_b.parquet"):
         write(tmp_path, name=name, row_group_size=ROWS)
     found = [info.zip_data for info in describe(tmp_path, "parquet")]
@@ -368,14 +372,16 @@ def test_types_must_agree_over_files(tmp_path: Path) -> None:
     write(tmp_path, pa.table({"x": [1], "y": ["text"]}), "b.parquet")
     assert [encodings_of(info)["y"] for info in describe(tmp_path, "parquet")] == ["null", "str"]
     write(tmp_path, pa.table({"x": ["1"], "y": ["text"]}), "c.parquet")
-    with raises(FormatError, "c.parquet has column 'x' of type str, but a.parquet has it of type int64"):
+    with assert_error(FormatError, path="c.parquet") as caught:
         describe(tmp_path, "parquet")
+    assert [word for word in ("'x'", "str", "a.parquet", "int64") if word not in str(caught.value)] == []
 
 
 def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
     write(tmp_path, pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"]))
-    with raises(UnsupportedError, "a.parquet", "two columns of one name"):
+    with assert_error(UnsupportedError, path="a.parquet") as caught:
         describe(tmp_path, "parquet")
+    assert "one name" in str(caught.value)
 
 
 def test_a_file_that_has_changed_is_told_or_read_rightly(tmp_path: Path) -> None:
@@ -383,12 +389,14 @@ def test_a_file_that_has_changed_is_told_or_read_rightly(tmp_path: Path) -> None
     parts = PartsOfFiles()
     unpacked(infos[0], tmp_path, parts=parts)
     write(tmp_path, pa.table({"other": ["x" * 50] * 5}))
-    with raises(ShardCorruptError, "a.parquet must have"):
+    with assert_error(ShardCorruptError, path="a.parquet") as caught:
         unpacked(infos[1], tmp_path, parts=parts)
+    assert "must have" in str(caught.value)
     other = describe(tmp_path, "parquet")
     mixed = replace(infos[1], zip_data=other[0].zip_data)
-    with raises(ShardCorruptError, "has changed since its index was made", "row group 1"):
+    with assert_error(ShardCorruptError, path="a.parquet") as caught:
         unpacked(mixed, tmp_path, parts=parts)
+    assert "row group 1 is another one" in str(caught.value)
 
 
 def test_what_is_known_of_a_file_is_not_used_for_another_version_of_it(
@@ -412,8 +420,9 @@ def test_what_is_known_of_a_file_is_not_used_for_another_version_of_it(
 def test_a_value_that_cannot_be_read_is_told_with_its_row_group(tmp_path: Path) -> None:
     write(tmp_path, pa.table({"tokens": [[1], [2, None]]}), row_group_size=1)
     reader = opened(describe(tmp_path, "parquet")[1], tmp_path)
-    with raises(EncodingError, "row group 1 of a.parquet, sample 0, column 'tokens'"):
+    with assert_error(EncodingError, path="a.parquet", sample=0) as caught:
         reader[0]
+    assert "'tokens'" in str(caught.value)
     reader.close()
 
 
@@ -424,8 +433,9 @@ def test_damage_is_told_with_the_row_group(tmp_path: Path) -> None:
     place = data.index(b"row 25")
     data[place : place + 6] = b"row 99"
     path.write_bytes(data)
-    with raises(ShardCorruptError, "row group 1 of", "a.parquet"):
+    with assert_error(ShardCorruptError, path="a.parquet") as caught:
         unpacked(infos[1], tmp_path)
+    assert "row group 1" in str(caught.value)
     assert len(read([infos[0], infos[2]], tmp_path)) == 30
 
 
@@ -434,17 +444,18 @@ def test_an_unpacked_file_that_is_damaged_is_told(tmp_path: Path) -> None:
     raw = cache / wanted.raw_data.basename
     whole = raw.read_bytes()
     raw.write_bytes(b"\0" * len(whole))
-    with pytest.raises(ShardCorruptError, match=r"000000\.arrow"):
+    with assert_error(ShardCorruptError, path="000000.arrow"):
         open_shard(wanted, cache)
     raw.write_bytes(whole[:-1])
-    with pytest.raises(ShardCorruptError, match="must have"):
+    with assert_error(ShardCorruptError, path="000000.arrow") as caught:
         open_shard(wanted, cache)
+    assert "must have" in str(caught.value)
 
 
 def test_an_index_that_does_not_tell_what_columns_take_is_told(tmp_path: Path) -> None:
     info = describe(write(tmp_path), "parquet")[0]
     for told in (None, "", "1,2", "1,2,3,x", "1,2,3,-4"):
-        with pytest.raises(IndexFormatError, match="bytes of 4 columns"):
+        with assert_error(IndexFormatError, path="000000.arrow"):
             check_shard(replace(info, column_bytes=told))
 
 

@@ -20,6 +20,7 @@ from lightning_streaming import Picture
 from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.formats.images import open_image_file
 from lightning_streaming.formats.pictures import decoded_columns
+from tests.helpers import assert_error
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -184,22 +185,24 @@ def test_a_crop_of_a_smaller_size_shows_the_same_place(kind: str) -> None:
 
 @pytest.mark.parametrize("box", [(0, 0, 0, 5), (5, 0, 3, 5), (-1, 0, 5, 5), (0, 0, 51, 5), (0, 0, 5, 41)])
 def test_a_box_that_is_not_within_the_picture_is_refused(box: tuple[int, int, int, int]) -> None:
-    with pytest.raises(ConfigError, match="within 50 x 40"):
+    with assert_error(ConfigError, option="box") as caught:
         Picture(jpeg()).crop(box, 8)
+    assert "40" in str(caught.value)
 
 
 @pytest.mark.parametrize("box", [None, (0, 0, 5), "abcd", (0, 0, float("nan"), 5), (0.5, 0.5, 9.5, 9.5)])
 def test_what_is_no_box_is_refused(box: Any) -> None:
-    with pytest.raises(ConfigError, match="whole pixels within 50 x 40"):
+    with assert_error(ConfigError, option="box") as caught:
         Picture(jpeg()).crop(box, 8)
+    assert "40" in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [0, -1, (0, 5), (5,), (5, 5, 5), 2.5, "8", (7.0, 7.0)])
 def test_what_is_no_size_is_refused(size: Any) -> None:
-    with pytest.raises(ConfigError, match="the size of a crop must be"):
+    with assert_error(ConfigError, option="size"):
         Picture(jpeg()).crop((0, 0, 9, 9), size)
     for data in (jpeg(), jpeg("CMYK")):
-        with pytest.raises(ConfigError, match="min_size must be"):
+        with assert_error(ConfigError, option="min_size"):
             Picture(data).decode(size)
 
 
@@ -213,7 +216,7 @@ def test_sizes_and_boxes_may_be_numbers_of_numpy_and_torch() -> None:
 
 @pytest.mark.parametrize("file", ["text", None, 5, bytearray(b"x"), memoryview(b"x")])
 def test_a_picture_is_made_of_bytes(file: Any) -> None:
-    with pytest.raises(ConfigError, match="bytes of a whole file"):
+    with assert_error(ConfigError, option="file"):
         Picture(file)
 
 
@@ -256,7 +259,7 @@ def test_an_image_that_is_open_is_its_file_until_it_is_decoded(kind: str, more: 
     assert decoded_columns({"x": "bytes"})({"x": opened})["x"] == file.getvalue()
     assert decoded_columns({"x": "picture"})({"x": opened})["x"] == Picture(file.getvalue())
     opened.load()
-    with pytest.raises(ConfigError, match="stored as pixels"):
+    with assert_error(ConfigError, option="decode.columns"):
         decoded_columns({"x": "bytes"})({"x": opened})
 
 
@@ -268,13 +271,14 @@ def test_none_in_a_list_stays() -> None:
 
 @pytest.mark.parametrize("kind", ["array", "tensor", "picture", "bytes", "pil"])
 def test_a_column_without_pictures_is_refused(kind: str) -> None:
-    with pytest.raises(ConfigError, match=f"'x': '{kind}'.*holds no pictures, but 7"):
+    with assert_error(ConfigError, option="decode.columns") as caught:
         decoded_columns({"x": kind})({"x": 7})
+    assert f"'x': '{kind}'" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["picture", "bytes"])
 def test_pixels_are_no_file(kind: str) -> None:
-    with pytest.raises(ConfigError, match="stored as pixels"):
+    with assert_error(ConfigError, option="decode.columns"):
         decoded_columns({"x": kind})({"x": _image("RGB", 5, 4)})
 
 

@@ -15,6 +15,7 @@ from lightning_streaming.formats.shard_table import check_columns, check_selecti
 from tests.formats.golden_datasets import SERVED, expectations, read_index, unpack
 from tests.formats.small_shards import SAMPLES, put_shard, shard_info
 from tests.golden import golden_path
+from tests.helpers import assert_error
 
 UNSAFE = {"column_names": ("p",), "column_encodings": ("pkl",), "column_sizes": (None,)}
 ZIP = FileInfo(basename="shard.mds.x", bytes=9, hashes={})
@@ -29,7 +30,7 @@ def test_an_mds_shard_is_opened(tmp_path: Path) -> None:
 
 
 def test_pickles_are_refused_unless_they_were_allowed() -> None:
-    with pytest.raises(ConfigError, match="encoding pkl, which can run any code"):
+    with assert_error(ConfigError, option="allow_unsafe_types", path="shard.mds"):
         check_shard(shard_info(b"", schema=UNSAFE))
     check_shard(shard_info(b"", schema=UNSAFE), allow_unsafe_types=True)
 
@@ -45,10 +46,12 @@ def test_only_wanted_columns_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("columns", [["label"], ["text", "label"]])
 def test_a_column_that_is_not_there_is_refused_before_anything_is_read(tmp_path: Path, columns: list[str]) -> None:
     info = put_shard(tmp_path)
-    with pytest.raises(ConfigError, match=r"shard\.mds has no column 'label'; it has 'id', 'text'"):
+    with assert_error(ConfigError, option="columns", path="shard.mds") as caught:
         check_shard(info, columns=columns)
-    with pytest.raises(ConfigError, match="no column 'label'"):
+    assert "'text'" in str(caught.value)
+    with assert_error(ConfigError, option="columns", path="shard.mds") as caught:
         open_shard(info, tmp_path / "nowhere", columns=columns)
+    assert "'label'" in str(caught.value)
 
 
 def test_a_missing_package_is_named_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,15 +73,17 @@ def test_each_column_is_asked_for_once(asked: Any, found: Any) -> None:
 
 @pytest.mark.parametrize("asked", [[], (), "text", b"text", {"a"}, {"a": 1}, ["a", 1], [None], 3])
 def test_what_is_no_list_of_names_is_refused(asked: Any) -> None:
-    with pytest.raises(ConfigError, match="columns must"):
+    with assert_error(ConfigError, option="columns") as caught:
         check_selection(asked)
+    assert "columns must" in str(caught.value)
 
 
 def test_a_shard_without_a_column_says_what_it_has() -> None:
     check_columns(shard_info(b""), None)
     check_columns(shard_info(b""), ["text"])
-    with pytest.raises(ConfigError, match=r"shard\.mds has no column 'é'; it has 'id', 'text'"):
+    with assert_error(ConfigError, option="columns", path="shard.mds") as caught:
         check_columns(shard_info(b""), ["text", "é"])
+    assert "'text'" in str(caught.value)
 
 
 def _bytes_of(directory: Path, part: FilePart) -> bytes:
@@ -113,14 +118,15 @@ def test_only_wanted_columns_are_decoded(tmp_path: Path) -> None:
 
 def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
     info = put_shard(tmp_path)
-    with pytest.raises(ConfigError, match="no column 'label'"):
+    with assert_error(ConfigError, option="columns", path="shard.mds") as caught:
         LoneSamples(info, _bytes_of(tmp_path, table_part(info)), columns=["label"])
+    assert "'label'" in str(caught.value)
 
 
 @pytest.mark.parametrize("index", [-1, 3])
 def test_a_sample_that_is_not_there_is_refused(index: int, tmp_path: Path) -> None:
     lone = _lone_samples(tmp_path, put_shard(tmp_path))
-    with pytest.raises(SampleIndexError, match=f"has 3 samples, but sample {index} was asked for"):
+    with assert_error(SampleIndexError, path="shard.mds", sample=index):
         lone.part(index)
 
 
@@ -129,17 +135,20 @@ def test_offsets_outside_the_file_are_refused_before_anything_is_fetched(place: 
     info = put_shard(tmp_path)
     table = np.frombuffer(_bytes_of(tmp_path, table_part(info)), "<u4").copy()
     table[place] = 0 if place == 1 else info.raw_data.bytes + 1
-    with pytest.raises(ShardCorruptError, match="must hold its samples between bytes 20 and"):
+    with assert_error(ShardCorruptError, path="shard.mds") as caught:
         LoneSamples(info, table.tobytes())
+    assert "20" in str(caught.value)
 
 
 def test_a_damaged_sample_is_named(tmp_path: Path) -> None:
     info = put_shard(tmp_path)
     lone = _lone_samples(tmp_path, info)
-    with pytest.raises(ShardCorruptError, match=r"shard\.mds, sample 2: expected \d+ bytes"):
+    with assert_error(ShardCorruptError, path="shard.mds", sample=2) as caught:
         lone.decode(2, _bytes_of(tmp_path, lone.part(2)) + b"more")
+    assert "sample" in str(caught.value)
 
 
 def test_an_index_that_leaves_no_room_for_offsets_is_refused() -> None:
-    with pytest.raises(ShardCorruptError, match="must have 20 bytes for its offsets alone"):
+    with assert_error(ShardCorruptError, path="shard.mds") as caught:
         table_part(shard_info(b"short"))
+    assert "20" in str(caught.value)

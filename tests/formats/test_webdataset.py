@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import tarfile
@@ -42,6 +43,7 @@ from tests.formats.tar_data import (
     write_members,
     write_samples,
 )
+from tests.helpers import assert_error
 from tests.tiers import examples
 
 
@@ -136,7 +138,7 @@ def test_members_of_different_samples_may_differ(tmp_path: Path) -> None:
     assert info.schema["column_names"] == ("__key__", "cls", "txt")
     reader = WebDatasetFormat().open(info, tmp_path, ["cls"])
     assert [reader[0], reader[2]] == [{"cls": 1}, {"cls": 3}]
-    with pytest.raises(EncodingError, match=r"00.tar, sample 1, '1': it has no member .cls"):
+    with assert_error(EncodingError, path="00.tar", sample=1):
         reader[1]
 
 
@@ -144,10 +146,12 @@ def test_only_wanted_columns_are_decoded(tmp_path: Path) -> None:
     write_members(tmp_path / "00.tar", [("0.json", b"{broken"), ("0.txt", b"x")])
     assert ours(tmp_path, ["txt"]) == [[{"txt": "x"}]]
     assert ours(tmp_path, ["__key__"]) == [[{"__key__": "0"}]]
-    with pytest.raises(EncodingError, match=r"00.tar, sample 0, member '0.json': expected JSON"):
+    with assert_error(EncodingError, path="00.tar", sample=0) as caught:
         ours(tmp_path)
-    with pytest.raises(ConfigError, match="has no column 'cls'"):
+    assert "'0.json'" in str(caught.value)
+    with assert_error(ConfigError, option="columns", path="00.tar") as caught:
         ours(tmp_path, ["cls"])
+    assert "'cls'" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["pkl", "pickle", "pyd", "meta.pkl", "pkl.gz"])
@@ -157,9 +161,10 @@ def test_what_can_run_code_is_refused_unless_it_is_allowed_or_not_wanted(tmp_pat
     write_members(tmp_path / "00.tar", [(f"0.{name}", data), ("0.txt", b"x")])
     (info,) = described(tmp_path)
     assert unsafe_columns(info) == [name]
-    with pytest.raises(ConfigError, match=f"has a column '{name}', which can run any code .*allow_unsafe_types=True"):
+    with assert_error(ConfigError, option="allow_unsafe_types", path="00.tar") as caught:
         check_shard(info)
-    with pytest.raises(ConfigError, match="can run any code"):
+    assert f"'{name}'" in str(caught.value)
+    with assert_error(ConfigError, option="allow_unsafe_types", path="00.tar"):
         open_shard(info, tmp_path, columns=[name])
     check_shard(info, columns=["txt"])
     assert ours(tmp_path, ["txt"]) == [[{"txt": "x"}]]
@@ -184,8 +189,9 @@ def test_a_damaged_pickle_is_an_error_that_names_the_member(tmp_path: Path) -> N
     write_members(tmp_path / "00.tar", [("0.pkl", b"no pickle")])
     (info,) = described(tmp_path)
     reader = open_shard(info, tmp_path, allow_unsafe_types=True)
-    with pytest.raises(EncodingError, match=r"member '0.pkl': expected a pickle"):
+    with assert_error(EncodingError, path="00.tar", sample=0) as caught:
         reader[0]
+    assert "'0.pkl'" in str(caught.value)
     reader.close()
 
 
@@ -194,8 +200,9 @@ def test_files_of_torch_are_refused_also_where_pickles_are_allowed(tmp_path: Pat
     write_members(tmp_path / "00.tar", [(f"0.{name}", b"x")])
     (info,) = described(tmp_path)
     for allowed in (False, True):
-        with pytest.raises(ConfigError, match=f"has a column '{name}', which torch pickled .* name the others"):
+        with assert_error(ConfigError, option="columns", path="00.tar") as caught:
             check_shard(info, allow_unsafe_types=allowed)
+        assert f"'{name}'" in str(caught.value)
 
 
 def test_a_sample_outlives_its_reader(tmp_path: Path) -> None:
@@ -215,7 +222,7 @@ def test_there_are_no_samples_beyond_the_last(tmp_path: Path) -> None:
     reader = WebDatasetFormat().open(info, tmp_path, None)
     assert len(reader) == 3
     for index in (-1, 3):
-        with pytest.raises(SampleIndexError, match=f"has 3 samples, but sample {index} was asked for"):
+        with assert_error(SampleIndexError, path="00.tar", sample=index):
             reader[index]
 
 
@@ -230,15 +237,17 @@ def test_a_file_without_samples_is_a_shard_without_samples(tmp_path: Path) -> No
 def test_a_place_without_tar_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("")
     (tmp_path / ".hidden.tar").write_text("")
-    with pytest.raises(ConfigError, match=r"has no file of format='webdataset': none ends in .tar, .tar.gz, .tgz"):
+    with assert_error(ConfigError, path=tmp_path) as caught:
         described(tmp_path)
+    assert "'webdataset'" in str(caught.value)
 
 
 def test_two_files_that_unpack_to_one_are_refused(tmp_path: Path) -> None:
     for name in ("a.tar", "a.tgz"):
         write_samples(tmp_path / name, text_samples(1))
-    with pytest.raises(ConfigError, match=r"has a.tar and a.tgz, which are one shard; take one away"):
+    with assert_error(ConfigError, path=tmp_path) as caught:
         described(tmp_path)
+    assert "shard" in str(caught.value)
 
 
 def test_files_of_the_same_size_are_not_looked_at_again(tmp_path: Path) -> None:
@@ -253,7 +262,7 @@ def test_files_of_the_same_size_are_not_looked_at_again(tmp_path: Path) -> None:
     again = described(tmp_path, known)
     assert [one.samples for one in again] == [40, 5, 6, 2]
     assert again[1:] == list(known.values())[1:]
-    with pytest.raises(ShardCorruptError, match=r"3.tar.gz is not sound gz data"):
+    with assert_error(ShardCorruptError, path="3.tar.gz"):
         described(tmp_path, {name: one for name, one in known.items() if not name.startswith("3")})
 
 
@@ -276,7 +285,7 @@ def test_a_compressed_file_is_unpacked_into_the_file_that_the_index_names(tmp_pa
 def test_a_damaged_compressed_file_is_refused(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
     path = write_samples(tmp_path / "00.tar.gz", text_samples(50))
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(ShardCorruptError, match=r"00.tar.gz"):
+    with assert_error(ShardCorruptError, path=path):
         described(tmp_path)
 
 
@@ -306,7 +315,7 @@ def test_counts_of_others_are_taken_without_a_look(tmp_path: Path, name: str) ->
     assert [info.samples for info in found] == [100, 101, 102]
     assert {info.schema["column_names"] for info in found} == {("__key__", "cls", "json", "txt")}
     _poison(paths[2])
-    with pytest.raises(ShardCorruptError, match=r"in/2.tar"):
+    with assert_error(ShardCorruptError, path="2.tar"):
         described(tmp_path)
 
 
@@ -332,8 +341,9 @@ def test_counts_that_cannot_be_are_not_believed(tmp_path: Path, text: str) -> No
 
 def test_a_key_that_comes_again_is_refused(tmp_path: Path) -> None:
     write_members(tmp_path / "00.tar", [("0.txt", b""), ("1.txt", b""), ("0.cls", b"1")])
-    with pytest.raises(ShardCorruptError, match=r"00.tar: member '0.cls' comes after other samples"):
+    with assert_error(ShardCorruptError, path="00.tar") as caught:
         described(tmp_path)
+    assert "'0.cls'" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["0.txt", "0.TXT"])
@@ -345,8 +355,9 @@ def test_two_members_of_one_column_are_refused(tmp_path: Path, name: str) -> Non
 
 def test_a_member_that_would_take_the_place_of_the_key_is_refused(tmp_path: Path) -> None:
     write_members(tmp_path / "00.tar", [("0.__key__", b"")])
-    with pytest.raises(ShardCorruptError, match="ends in what is no name of a column"):
+    with assert_error(ShardCorruptError, path="00.tar") as caught:
         described(tmp_path)
+    assert "column" in str(caught.value)
 
 
 def test_a_file_that_changed_since_it_was_indexed_is_refused(tmp_path: Path) -> None:
@@ -354,13 +365,13 @@ def test_a_file_that_changed_since_it_was_indexed_is_refused(tmp_path: Path) -> 
     (info,) = described(tmp_path)
     write_members(path, [("0.txt", b"x"), ("0.cls", b"1")])
     assert path.stat().st_size == info.raw_data.bytes
-    with pytest.raises(
-        ShardCorruptError, match=r"00.tar must have 2 samples by its index, but has 1: .* index it anew"
-    ):
+    with assert_error(ShardCorruptError, path="00.tar") as caught:
         open_shard(info, tmp_path)
+    assert "samples" in str(caught.value)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ShardCorruptError, match=r"must have 10240 bytes by its index, but has 10239"):
+    with assert_error(ShardCorruptError, path="00.tar") as caught:
         open_shard(info, tmp_path)
+    assert "10239" in str(caught.value)
     path.unlink()
     with pytest.raises(ObjectNotFoundError):
         open_shard(info, tmp_path)
@@ -370,7 +381,7 @@ def test_an_entry_of_another_format_is_refused(tmp_path: Path) -> None:
     write_samples(tmp_path / "00.tar", text_samples(1))
     (info,) = described(tmp_path)
     wrong = replace(info, schema={**info.schema, "column_names": ("txt",), "column_encodings": ("str",)})
-    with pytest.raises(IndexFormatError, match="must have the column __key__"):
+    with assert_error(IndexFormatError, path="00.tar"):
         check_shard(wrong)
 
 
@@ -448,12 +459,13 @@ def test_a_file_that_was_cut_off_is_refused(good: Good, stop: int) -> None:
     place, whole = good.place, good.whole
     content = len(whole.rstrip(b"\0")) + 511 & -512
     (place / "00.tar").write_bytes(whole[: stop % content])
-    with pytest.raises(ShardCorruptError, match=r"00.tar .*(cut off|must be a tar file)"):
+    with assert_error(ShardCorruptError, path="00.tar") as caught:
         described(place)
+    assert re.search(r"00.tar .*(cut off|must be a tar file)", str(caught.value))
     packed = gzip.compress(whole)
     (place / "00.tar").unlink()
     (place / "00.tar.gz").write_bytes(packed[: stop % len(packed)])
-    with pytest.raises(ShardCorruptError, match=r"00.tar.gz"):
+    with assert_error(ShardCorruptError, path="00.tar.gz"):
         described(place)
     (place / "00.tar.gz").unlink()
 
@@ -466,8 +478,9 @@ def test_a_broken_member_does_not_harm_the_others(tmp_path: Path) -> None:
     (info,) = described(tmp_path)
     reader = open_shard(info, tmp_path)
     for number, name in enumerate(names):
-        with pytest.raises(EncodingError, match=f"sample {number}, member '{name}': expected") as raised:
+        with assert_error(EncodingError, path="00.tar", sample=number) as raised:
             reader[number]
+        assert f"'{name}'" in str(raised.value)
         assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
     assert reader[7]["h" if "h" in reader[7] else "png"].size == (9, 9)
     shutil.rmtree(tmp_path)

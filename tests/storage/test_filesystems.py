@@ -25,18 +25,19 @@ from lightning_streaming.errors import (
     IntegrityError,
     MissingDependencyError,
     ObjectNotFoundError,
-    StorageError,
 )
 from lightning_streaming.storage import Location, downloads, prepare
 from lightning_streaming.storage.filesystems import call, open_filesystem
+from tests.helpers import assert_error
 from tests.servers import HttpStore, S3Store
 
 _NO_FORK_WARNING = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it() -> None:
-    with pytest.raises(MissingDependencyError, match=r"dropbox://folder/x needs .* run: pip install dropboxdrivefs"):
+    with assert_error(MissingDependencyError, path="/x") as caught:
         prepare("dropbox://folder/x")
+    assert "dropboxdrivefs" in str(caught.value)
 
 
 _WITHOUT = """
@@ -72,13 +73,15 @@ def test_a_missing_package_of_an_extra_is_told_with_the_extra(package: str, url:
 
 
 def test_an_unknown_scheme_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no filesystem serves bogus://.* known are s3://, gs://, az://.* hf://"):
+    with assert_error(ConfigError, path="/x") as caught:
         prepare("bogus://bucket/x")
+    assert "filesystem" in str(caught.value)
 
 
 def test_a_chained_url_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"chained URLs .* simplecache::s3://bucket/x"):
+    with assert_error(ConfigError, path="/x") as caught:
         prepare("simplecache::s3://bucket/x")
+    assert "chained" in str(caught.value)
 
 
 def test_importing_the_room_imports_no_store() -> None:
@@ -138,8 +141,9 @@ def test_options_take_environment_variables(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("STORE_SECRET", "hunter3")
     assert open_filesystem("s3://bucket/x", options)[0].secret == "hunter3"
     monkeypatch.delenv("STORE_SECRET")
-    with pytest.raises(ConfigError, match="STORE_SECRET"):
+    with assert_error(ConfigError, option="storage_options") as caught:
         Location("s3://bucket/x", options, attempts=9, timeout=5).read()
+    assert "STORE_SECRET" in str(caught.value)
 
 
 def test_other_options_reach_the_filesystem() -> None:
@@ -328,10 +332,12 @@ def test_whole_objects_and_parts_of_them_are_read(tmp_path: Path, kind: str) -> 
     assert Location(url, attempts=1, timeout=5).read_range(1000, 2000) == DATA[1000:2000]
     assert Location(url, attempts=1, timeout=5).read_range(1000, 1000) == b""
     for wrong in (len(DATA) - 1, len(DATA) + 1, 0):
-        with pytest.raises(IntegrityError, match=r"x.* \(attempt 1 of 1\)"):
+        with assert_error(IntegrityError, path="/x") as caught:
             fetch(url, tmp_path / "y", size=wrong, attempts=1)
-    with pytest.raises(IntegrityError, match="promises"):
+        assert "attempt" in str(caught.value)
+    with assert_error(IntegrityError, path="/x") as caught:
         Location(url, attempts=1, timeout=5).read_range(len(DATA) - 10, len(DATA) + 10)
+    assert str(len(DATA)) in str(caught.value)
 
 
 def test_a_read_that_stalls_is_left_behind_and_writes_nothing_later(tmp_path: Path) -> None:
@@ -372,7 +378,7 @@ def test_what_sftp_can_ask_for_ahead_is_asked_for_when_all_of_it_is_wanted(tmp_p
 
 
 def test_what_is_missing_is_told_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ObjectNotFoundError, match="blocking://y"):
+    with assert_error(ObjectNotFoundError, path="/y"):
         fetch("blocking://y", tmp_path / "x", attempts=9)
 
 
@@ -386,8 +392,9 @@ def test_an_unknown_asynchronous_filesystem_is_asked_for_parts(tmp_path: Path) -
 
 def test_a_filesystem_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     fsspec.register_implementation("broken", _Broken, clobber=True)
-    with pytest.raises(StorageError, match="could not download broken://x"):
+    with assert_error(DownloadError, path="/x") as caught:
         fetch("broken://x", tmp_path / "x", attempts=1)
+    assert "could not download broken://x" in str(caught.value)
 
 
 class _Broken(BlockingStore):

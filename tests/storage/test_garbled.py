@@ -13,7 +13,7 @@ from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.errors import DownloadError, IntegrityError
 from lightning_streaming.storage import Location, retries
-from tests.helpers import raises, write_dataset
+from tests.helpers import assert_error, write_dataset
 
 DATA = bytes(range(256)) * 4
 PORTAL = b"<!DOCTYPE html><html>Please log in</html>"
@@ -95,7 +95,7 @@ def test_one_garbled_answer_ends_nothing(server: RawServer, tmp_path: Path) -> N
 
 def test_garbled_answers_for_ever_are_an_error_that_says_how_often(server: RawServer) -> None:
     server.answers = [GARBLED["status line"]]
-    with raises(DownloadError, "3 attempts failed"):
+    with assert_error(DownloadError, path="/x"):
         Location(f"{server.url}/x", attempts=3, timeout=20).read()
     assert server.asked == 3
 
@@ -106,7 +106,7 @@ def test_a_page_in_place_of_an_index_passes(server: RawServer, tmp_path: Path) -
     found = IndexCache(CacheConfig(name="0", remote=server.url, local=tmp_path / "cache")).read()
     assert found.num_samples == 29
     server.asked, server.answers = 0, [_ok(PORTAL)]
-    with raises(IntegrityError, "index.json", "a page of HTML", "proxy"):
+    with assert_error(IntegrityError, path="index.json", hint="proxy"):
         IndexCache(CacheConfig(name="0", remote=server.url, local=tmp_path / "other")).read()
     assert server.asked == 3
 

@@ -22,6 +22,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.hub import HubFile, parse_hub_url
+from tests.helpers import assert_error
 from tests.servers import HubDataset, change_link
 from tests.servers.hub import LARGE, TOKEN
 
@@ -57,7 +58,7 @@ def test_a_url_without_a_repository_is_refused(url: str) -> None:
 
 
 def test_buckets_of_the_hub_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="hf://buckets/me/data/x names a bucket"):
+    with assert_error(UnsupportedError, path="/x"):
         Location("hf://buckets/me/data/x", attempts=1).read()
 
 
@@ -171,7 +172,7 @@ def test_private_data_without_the_right_token_says_what_to_do(
     private_hub: HubDataset, options: dict[str, object], ask: object
 ) -> None:
     private_hub.put("x", b"data")
-    with pytest.raises(AccessDeniedError, match=r"give a token that may read it in HF_TOKEN or as token") as caught:
+    with assert_error(AccessDeniedError, path="/x") as caught:
         ask(replace(at(private_hub, "x", **options), attempts=3))  # type: ignore[operator]
     assert "hf_wrong" not in str(caught.value)
     assert "hf_wrong" not in repr(at(private_hub, "x", **options))
@@ -181,7 +182,7 @@ def test_private_data_without_the_right_token_says_what_to_do(
     ("url", "words"),
     [
         ("{0}/missing", "the repository has no such file at this revision"),
-        ("{0}@missing/x", "the repository has no such revision; check what follows the @"),
+        ("{0}@missing/x", "the repository has no such revision"),
         ("hf://datasets/user/missing/x", "the hub has no such repository, or the token may not read it"),
     ],
 )
@@ -198,7 +199,7 @@ def test_what_is_not_there_is_told_apart(hub: HubDataset, url: str, words: str) 
 
 def test_options_that_the_hub_does_not_know_are_refused(hub: HubDataset) -> None:
     for ask in (Location.read, Location.stat):
-        with pytest.raises(ConfigError, match=r"storage_options of hf:// are token and endpoint, but got anon"):
+        with assert_error(ConfigError, option="storage_options"):
             ask(at(hub, "x", anon=True))
 
 
@@ -208,7 +209,7 @@ def test_nothing_is_written_to_the_hub(hub: HubDataset, tmp_path: Path) -> None:
     line = f"hf upload {hub.url.removeprefix('hf://datasets/')} DIRECTORY train/x --repo-type dataset"
     acts: list[Callable[[], object]] = [lambda: place.put(b"1"), lambda: place.upload(tmp_path / "x")]
     for act in (*acts, place.remove, place.prepare_to_write):
-        with pytest.raises(UnsupportedError, match=line):
+        with assert_error(UnsupportedError, option="out", path="/x", hint=line):
             act()
 
 
@@ -232,8 +233,9 @@ def test_a_store_that_is_asked_too_often_is_given_the_time_it_says(hub: HubDatas
 def test_each_attempt_to_read_is_one_request(hub: HubDataset) -> None:
     hub.put("x", b"data")
     hub.fail("x", "status", status=503)
-    with pytest.raises(DownloadError, match=r"2 attempts failed, the last with RefusedError: status 503"):
+    with assert_error(DownloadError, path="/x") as caught:
         at(hub, "x").read()
+    assert "503" in str(caught.value)
     assert len(hub.log()) == 2
 
 
@@ -243,5 +245,6 @@ def test_a_listing_that_fails_once_is_tried_again(hub: HubDataset) -> None:
     api.fail("", "status", times=1, status=503)
     assert at(hub, "").walk() == ["x"]
     api.fail("", "status", status=500)
-    with pytest.raises(StorageError, match=r"could not look at .* 2 attempts"):
+    with assert_error(StorageError, path="/x") as caught:
         at(hub, "x").stat()
+    assert "attempts" in str(caught.value)

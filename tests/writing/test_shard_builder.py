@@ -21,6 +21,7 @@ from lightning_streaming.writing.shard_encoders import (
     make_split_encoder,
     parse_settings,
 )
+from tests.helpers import assert_error
 
 PARTS = st.lists(st.binary(max_size=3000) | st.integers(0, 2000).map(lambda n: np.arange(n, dtype="<u2")), max_size=3)
 
@@ -203,7 +204,7 @@ def test_the_limit_of_32_bits_is_that_of_the_whole_file(shard_format: str, monke
         monkeypatch.setattr(module, "MAX_RAW_BYTES", size)
     limited = ShardBuilder(encoder)
     assert [limited.add([data]) for _ in range(3)] == [True] * 3
-    with pytest.raises(ConfigError, match="set size_limit"):
+    with assert_error(ConfigError, option="size_limit"):
         limited.add([data])
     assert taken(limited, limited.last()) == [data] * 3
 

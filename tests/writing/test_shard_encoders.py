@@ -23,6 +23,7 @@ from lightning_streaming.writing.shard_encoders import (
 )
 from lightning_streaming.writing.writers import CSVWriter, JSONWriter, MDSWriter, ShardWriter, TSVWriter, XSVWriter
 from tests.formats.golden_datasets import read_index, read_samples
+from tests.helpers import assert_error
 from tests.writing.test_merge import contents
 
 
@@ -121,16 +122,18 @@ def test_what_is_inferred_comes_back_equal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [None, (1, 2), {1}, 1j, np.bool_(True), np.datetime64("2020")])
 def test_other_types_are_refused_with_their_column(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"column 'x', a .*; pass columns={'id': 'int', 'x': '\.\.\.'}"):
+    with assert_error(ConfigError, option="columns") as caught:
         infer_columns({"id": 1, "x": value})
+    assert "'x'" in str(caught.value)
 
 
 def test_all_columns_without_an_encoding_are_named_and_the_others_with_theirs() -> None:
     with pytest.raises(ConfigError) as told:
         infer_columns({"a": None, "b": 1.5, "c": {1}})
     assert "'a', a NoneType, 'c', a set; pass columns={'a': '...', 'b': 'float64', 'c': '...'}" in str(told.value)
-    with pytest.raises(ConfigError, match="'a' is a NoneType, 'c' is a set, but this format knows"):
+    with assert_error(ConfigError, option="columns") as caught:
         infer_text_columns({"a": None, "b": 1.5, "c": {1}})
+    assert "'a'" in str(caught.value)
 
 
 def test_text_formats_know_three_types() -> None:
@@ -139,8 +142,9 @@ def test_text_formats_know_three_types() -> None:
 
 @pytest.mark.parametrize("value", [True, None, b"x", [1], np.int64(1), np.float64(1)])
 def test_text_formats_refuse_other_types_with_their_column(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"column 'x' is a .*, but this format knows str, int and float only"):
+    with assert_error(ConfigError, option="columns") as caught:
         infer_text_columns({"id": 1, "x": value})
+    assert "'x'" in str(caught.value)
 
 
 @pytest.mark.parametrize("writer", [MDSWriter, JSONWriter, CSVWriter])
@@ -254,8 +258,9 @@ def test_parts_are_strict_too_and_a_resume_keeps_to_it(tmp_path: Path) -> None:
     write_parallel([range(2)], halves, tmp_path / "loose", **settings)
     with pytest.raises(PartError, match=r"column 'id': expected an integer, but got float 0.0"):
         write_parallel([range(2)], halves, tmp_path / "strict", strict=True, **settings)
-    with pytest.raises(ConfigError, match="strict is False, but was True when writing began"):
+    with assert_error(ConfigError, path="parts.plan") as caught:
         write_parallel([range(2)], halves, tmp_path / "strict", mode="resume", **settings)
+    assert "writing" in str(caught.value)
 
 
 def _use(writer: MDSWriter, verb: str, answers: Any) -> None:
