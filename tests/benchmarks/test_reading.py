@@ -84,6 +84,7 @@ def test_growth_is_that_of_a_line_through_all() -> None:
     assert growth([100]) == 0
 
 
+@pytest.mark.nightly
 def test_a_system_that_fails_drops_out_and_is_shown_as_failed(tmp_path: Path) -> None:
     pythons = {"ours": sys.executable, "plain": "false", "copying": sys.executable}
     [measurement] = [one for one in chosen(["records"]) if not one.has_workers]

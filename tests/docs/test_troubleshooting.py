@@ -7,6 +7,7 @@ the machine. What is seen without an error of ours is tried where it can be. As 
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import resource
@@ -69,6 +70,7 @@ def _stopped_process() -> Iterator[Mapping[str, str]]:
 @contextmanager
 def _few_files() -> Iterator[Mapping[str, str]]:
     """Room for three more open files, or some more that others of this process give back meanwhile."""
+    gc.collect()  # what earlier blocks left, so that no file is closed later
     with ExitStack() as taken:
         most = max(int(one.name) for one in Path("/dev/fd").iterdir())
         numbers = [0]

@@ -28,6 +28,7 @@ def test_a_store_that_asks_for_time_is_given_it(store: FaultyStore, tmp_path: Pa
     assert second.begun - first.begun >= 0.5
 
 
+@pytest.mark.rotate(1)
 @STORES
 def test_a_slow_transfer_is_not_cut_though_it_takes_several_timeouts(empty_store: FaultyStore, tmp_path: Path) -> None:
     empty_store.put_all(write_samples(tmp_path / "data", samples=PER_SHARD, size=25_000))

@@ -159,7 +159,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[in
     return data, ckpt_path, [sample for _, sample in model.seen]
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     ("strategy", "start"),
     [

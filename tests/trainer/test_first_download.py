@@ -127,6 +127,7 @@ def soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> p
     return caplog
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("bar", [TQDMProgressBar, None])
 def test_the_log_is_told_of_each_wait_where_there_is_no_terminal(
     tmp_path: Path, bar: type[Callback] | None, soon: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]

@@ -215,7 +215,7 @@ def whole_run(run: PackRun, known: dict[str, Any]) -> tuple[Any, Any]:
     return known[key]  # type: ignore[no-any-return]  # put there just now
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", WAYS)
 def test_resuming_twice_shows_the_weights_the_same_packs(

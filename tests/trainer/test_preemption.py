@@ -299,6 +299,8 @@ def _fit_until_the_last_rank_is_told(run: Run, checkpoints: Path, call: int) -> 
     return {"seen": model.seen_here, "step": trainer.global_step}
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
 def test_two_ranks_and_their_workers_stop_together_whoever_is_told(data: Path, tmp_path: Path) -> None:
     whole, _ = Run(data=data, directory=tmp_path, batch_size=1).fit()
     first, status = _train_two_ranks(

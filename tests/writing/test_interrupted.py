@@ -240,7 +240,7 @@ def with_places(tmp_path: Path, name: str, places: str) -> tuple[Any, dict[str, 
     return (str(here), str(there)), {"keep_local": True}, [here, there]
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("kind", KILLED_SETTINGS)
 @pytest.mark.parametrize("places", ["directory", "pair", "pair kept"])
 def test_a_dataset_is_resumed_after_any_operation(kind: str, places: str, tmp_path: Path) -> None:
@@ -306,6 +306,7 @@ def test_who_resumes_what_was_appended_to_is_in_nobodys_way(tmp_path: Path) -> N
     assert outcomes == {"finished", "not finished"}
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("kind", ["raw", "two files"])
 def test_what_an_earlier_version_left_is_discarded_at_any_moment(kind: str, tmp_path: Path) -> None:
     job = conversion("", "append", kind)

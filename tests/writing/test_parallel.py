@@ -473,7 +473,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     assert 'must call write_parallel under if __name__ == "__main__":' in done.stderr
 
 
-@pytest.mark.rotate(3)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     ("start_method", "kill"),
     [

@@ -200,6 +200,7 @@ def fit(train: Mapping[str, Any], scratch: Path, steps: int, ckpt: Path | None =
     return model, trainer
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_what_is_left_of_a_run_is_planned_from_its_checkpoint(url: str, tmp_path: Path) -> None:
     streams = {name: {"remote": f"{url}/{name}"} for name in SIZES}

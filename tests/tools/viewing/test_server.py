@@ -330,6 +330,7 @@ def test_it_ends_soon_also_while_a_store_does_not_answer(written: Path, s3_bucke
             assert time.monotonic() - began < 10
 
 
+@pytest.mark.nightly
 def test_a_store_that_does_not_answer_holds_up_its_own_stream_alone(
     written: Path, s3_bucket: S3Bucket, temporary: Path
 ) -> None:
