@@ -22,7 +22,7 @@ from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.pack_options import Packing
 
 DType = np.dtype[Any]
-_Measured = TypeVar("_Measured", bound="tuple[Any, Any]")
+_Measures = TypeVar("_Measures")
 StoredTypes = Mapping[str, Sequence[DType]]
 """Of columns, by name, the types in which shards store their values."""
 
@@ -185,10 +185,16 @@ def _whole_numbers(dtype: DType) -> tuple[int, int]:
     return int(limits.min), int(limits.max)
 
 
+class BarePack(dict[str, Any]):
+    """A batch of which all documents are missing, so the types of its columns may be a guess."""
+
+
 def alike_batches(
-    packing: Packing, known: MutableMapping[str, torch.dtype], batches: Iterator[_Measured]
-) -> Iterator[_Measured]:
+    packing: Packing, known: MutableMapping[str, torch.dtype], batches: Iterator[tuple[Any, _Measures]]
+) -> Iterator[tuple[Any, _Measures]]:
     """Yield collated batches; refuse one in which a column has another type than before, whichever worker it is from.
+
+    A :class:`BarePack` decides no type: its columns are converted to the known types.
 
     Args:
         packing: Options.
@@ -199,9 +205,13 @@ def alike_batches(
         SampleError: A column has another type; names both.
     """
     names = {packing.name_of(column): column for column in packing.columns}
-    for one in batches:
+    for batch, measures in batches:
+        if isinstance(batch, BarePack):
+            columns = {name: batch[name].to(known[name]) for name in names if name in known}
+            yield {**batch, **columns}, measures
+            continue
         for name, column in names.items():
-            dtype = one[0][name].dtype if isinstance(one[0], Mapping) and name in one[0] else None
+            dtype = batch[name].dtype if isinstance(batch, Mapping) and name in batch else None
             before = dtype if dtype is None else known.setdefault(name, dtype)
             if dtype is None or before is None or before == dtype:
                 continue
@@ -211,4 +221,4 @@ def alike_batches(
                 f"run. Make all values alike in transform=, or name their type, like {packing.option}.as_dtype="
                 f"{{{column!r}: {str(wider).removeprefix('torch.')!r}}}"
             )
-        yield one
+        yield batch, measures

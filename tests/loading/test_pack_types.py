@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lightning_streaming import Budget, MDSWriter, Pack, Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, SampleError
 from lightning_streaming.loading.pack_types import first_lost
+from tests.broken_data import MAKES
 from tests.helpers import raises
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -146,6 +147,29 @@ def test_workers_that_return_several_types_are_refused(tmp_path: Path) -> None:
         SampleError, "column 'weights' is torch.", "torch.float64", "in those before", "{'weights': 'float64'}"
     ):
         list(loader([root], KINDS[0], workers=2, told=told, transform=_of_several_types))
+
+
+def _float_weights(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["tokens"][0] == 9:
+        raise ValueError("no document")
+    return {**sample, "weights": (sample["tokens"] / 2).astype(np.float32)}
+
+
+@kinds
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_bad_documents_alone_decide_no_type(tmp_path: Path, kind: dict[str, Any], workers: int) -> None:
+    documents: Documents = [{"tokens": np.full(4, number, np.uint16)} for number in (9, 1, 9, 3, 5, 9, 9)]
+    root = write(tmp_path / "a", documents, {"tokens": "ndarray:uint16"})
+    how = {"transform": _float_weights, **MAKES, "bad_log": tmp_path / "log"}
+    read = loader([root], kind, workers, told={"along": ["weights"]}, shuffle=False, **how)
+    batches = [*read, *read]
+    assert len(batches) == 14
+    assert all(type(batch) is dict for batch in batches)
+    are_bare = [not batch["weights"].any() for batch in batches]
+    assert sum(are_bare) == 8
+    first = are_bare.index(False)
+    assert {batch["weights"].dtype for batch in batches[first:]} == {torch.float32}
+    assert values(batches, "weights") == sorted([0.5, 1.5, 2.5] * 8)
 
 
 @kinds
