@@ -54,10 +54,11 @@ class ColumnTypes:
         wanted = self._wanted(name, dtype)
         settled = self._settled.setdefault(name, wanted)
         if settled != wanted:
+            common = _common_type([settled, wanted]) or "int64"
             raise SampleError(
                 f"column {name!r} is {dtype} here, so {wanted} in a batch, and {settled} in batches before; a column "
                 f"has one type in a run. Make all values alike in transform=, or name their type, like "
-                f"{self._packing.option}.as_dtype={{{name!r}: '{np.result_type(settled, wanted)}'}}"
+                f"{self._packing.option}.as_dtype={{{name!r}: '{common}'}}"
             )
         return settled
 
@@ -92,9 +93,13 @@ class ColumnTypes:
         return self._packing.wanted(name, dtype) if common is None else common
 
     def _common(self, name: str, kinds: Sequence[DType]) -> DType | None:
-        wanted = [self._packing.wanted(name, kind) for kind in kinds]
-        common = np.result_type(*wanted)
-        return None if common.kind == "f" and all(one.kind in "iu" for one in wanted) else common
+        return _common_type([self._packing.wanted(name, kind) for kind in kinds])
+
+
+def _common_type(kinds: Sequence[DType]) -> DType | None:
+    """Return the type that holds all values of some types; None where only floats would, and round whole numbers."""
+    common = np.result_type(*kinds)
+    return None if common.kind == "f" and all(one.kind in "iu" for one in kinds) else common
 
 
 def stored_types(packing: Packing, catalog: Catalog) -> StoredTypes:
@@ -154,7 +159,10 @@ def first_lost(values: NDArray[Any], dtype: DType) -> int | None:
     numbers they must be whole.
     """
     kind = values.dtype.kind
-    if kind == "b" or not values.size or (np.can_cast(values.dtype, dtype, "safe") and kind == dtype.kind):
+    if kind == "b" or not values.size:
+        return None
+    # To numpy, floats hold whole numbers of 64 bits.
+    if np.can_cast(values.dtype, dtype, "safe") and (kind == dtype.kind or dtype.kind != "f"):
         return None
     if kind == "f":
         is_lost = _lost_floats(values, dtype)
@@ -172,6 +180,7 @@ def _lost_floats(values: NDArray[Any], dtype: DType) -> NDArray[np.bool_]:
             lost: NDArray[np.bool_] = np.isfinite(values) & ~np.isfinite(values.astype(dtype))
         return lost
     least, most = _whole_numbers(dtype)
+    values = values.astype(np.result_type(values, np.float64), copy=False)  # float16 does not hold the limits
     held: NDArray[np.bool_] = (values == np.trunc(values)) & (values >= float(least)) & (values < float(most + 1))
     return ~held
 

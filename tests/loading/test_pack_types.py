@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,22 @@ def test_whole_numbers_of_which_no_type_holds_all_are_refused_before_the_first_b
     with raises(ConfigError, "uint64, int64", "as_dtype='int64'"):
         next(iter(loader(roots, kind, told={"as_dtype": None})))
     assert len(values(list(loader(roots, kind)))) == 6
+
+
+@kinds
+def test_they_are_refused_where_samples_are_read_one_by_one_too(tmp_path: Path, kind: dict[str, Any]) -> None:
+    roots = [
+        write(tmp_path / name, [{"tokens": np.ones(3, name)}], {"tokens": f"ndarray:{name}"})
+        for name in ("uint64", "int64")
+    ]
+    watched = {"told": {"as_dtype": None}, "sample_log": tmp_path / "log"}
+    with raises(ConfigError, "uint64, int64", "as_dtype='int64'"):
+        next(iter(loader(roots, kind, **watched)))
+    # A transform may make one type of them; where it does not, the error names a type of whole numbers.
+    alike = {"transform": lambda sample: {"tokens": sample["tokens"].astype(np.int64)}}
+    assert len(values(list(loader(roots, kind, **watched, **alike)))) == 6
+    with raises(SampleError, "has one type in a run", "as_dtype={'tokens': 'int64'}"):
+        list(loader(roots, kind, **watched, transform=dict))
 
 
 @kinds
@@ -226,6 +243,24 @@ def test_floats_are_rounded_and_never_become_infinite() -> None:
     assert first_lost(np.array([1.0, 2.0**63]), np.dtype("int64")) == 1
     assert first_lost(np.array([np.nan]), np.dtype("int64")) == 0
     assert first_lost(np.array([-3.0, 255.0]), np.dtype("int16")) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        halves = np.array([-65504.0, 65504.0, np.inf], np.float16)
+        assert first_lost(halves[:2], np.dtype("int32")) is None
+        assert first_lost(halves, np.dtype("uint64")) == 0
+        assert first_lost(halves[1:], np.dtype("uint64")) == 1
+
+
+class _Unread(np.ndarray[Any, Any]):
+    """Values that fail a test which reads them."""
+
+    def min(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+
+def test_values_of_a_type_that_the_wanted_one_holds_are_not_read() -> None:
+    for given_, wanted in (("uint16", "int64"), ("int8", "int64"), ("uint8", "uint32"), ("float32", "float64")):
+        assert first_lost(np.ones(3, given_).view(_Unread), np.dtype(wanted)) is None
 
 
 @ways
