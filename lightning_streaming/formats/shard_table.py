@@ -497,6 +497,8 @@ class ShardTable(Sequence[ShardInfo]):
         kinds = (kind for table in (self, other) for kind in table.kinds)
         if not any(file.version for kind in kinds for file in kind.files.values()):
             return False
+        if self.starts_like(other, min(len(self), len(other))):
+            return False
         return any(
             mine.version != theirs.version
             for one, before in zip(self, other, strict=False)

@@ -26,6 +26,7 @@ from textwrap import indent
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lightning_streaming.escaping import in_one_line
 from lightning_streaming.loading.catalog import Extent
 from lightning_streaming.order.packing import named_facts
 from lightning_streaming.order.phases import SettledPhase, StepPlan
@@ -572,7 +573,9 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
 
 
 def in_words(found: Sequence[Difference]) -> str:
-    """Differences as plain text: one as a phrase, several as a table whose columns are two spaces apart.
+    """Return differences as plain text: one as a phrase, several as a table whose columns are two spaces apart.
+
+    Names and values of a saved state are escaped, so that they add no lines.
 
     >>> in_words([Difference("order.shuffle", "True", "False")])
     'order.shuffle: saved True, now False'
@@ -581,6 +584,7 @@ def in_words(found: Sequence[Difference]) -> str:
     order.shuffle     True   False
     streams.0.shards  6      3
     """
+    found = _escaped(found)
     if len(found) == 1:
         return f"{found[0].setting}: saved {found[0].saved}, now {found[0].now}"
     rows = [("setting", "saved", "now"), *found[:_MOST_ROWS]]
@@ -588,6 +592,10 @@ def in_words(found: Sequence[Difference]) -> str:
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)).rstrip() for row in rows]
     more = len(found) - _MOST_ROWS
     return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
+
+
+def _escaped(found: Sequence[Difference]) -> list[Difference]:
+    return [Difference(*map(in_one_line, one)) for one in found]
 
 
 def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None, of_phases: str = "") -> str:
@@ -598,6 +606,7 @@ def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None,
         saved: The saved fingerprint.
         of_phases: What to say of phases that differ, each sentence with a space before it.
     """
+    found, of_phases = _escaped(found), in_one_line(of_phases)
     table = f"the saved position belongs to other data or another order:\n{indent(in_words(found), '  ')}"
     way_out = 'resume with on_change="warn" to go on from the same position all the same.'
     hashes = [one for one in found if one.setting.endswith(".hashes")]
@@ -612,10 +621,13 @@ def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None,
         way_out += (
             " Packs follow from the lengths of documents. What says them (lengths= or the transform's tokenizer) "
             "returns other lengths of its documents than before: put it back, or start a new epoch with the other "
-            "lengths (`lightning-streaming state set CKPT --epoch N --sample 0`)."
+            'lengths: `lightning-streaming state set CKPT --epoch N --sample 0`, then resume with on_change="warn".'
         )
     if not hashes and saved is not None and not is_listed(saved["streams"]):
-        way_out += " Of so many streams a state does not tell the shards of each: data must not be appended to any."
+        way_out += (
+            " Of so many streams a state does not tell the shards of each: data must not be appended to any, nor to "
+            "datasets joined with them."
+        )
     if not hashes:
         return f"{table}\nPut these back, or {way_out}"
     changes = "; ".join(dict.fromkeys(f"{one.saved} → {one.now}" for one in hashes))

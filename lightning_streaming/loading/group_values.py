@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_streaming.loading.pack_options import Budget
-from lightning_streaming.loading.pack_types import ColumnTypes
+from lightning_streaming.loading.pack_types import BarePack, ColumnTypes
 from lightning_streaming.loading.pack_values import (
     PackBatch,
     PackSpans,
@@ -82,9 +82,11 @@ def padded(budget: Budget, group: Group) -> PackBatch:
     Raises:
         SampleError: A document is not as it was said to be, or a type does not hold a value of it.
     """
-    spans = spans_of(group.rows).without(missing_of(group))
+    missing = missing_of(group)
+    spans = spans_of(group.rows).without(missing)
     columns = {name: _filled(budget, name, group, spans) for name in budget.columns}
-    return batch_of_group(budget, columns, spans, group.types)
+    made = batch_of_group(budget, columns, spans, group.types)
+    return BarePack(made) if len(missing) == len(group) else made
 
 
 def batch_of_group(

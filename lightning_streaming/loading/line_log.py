@@ -34,6 +34,19 @@ class LineLog:
         self._file.close()
 
 
+_MOST_AT_END = 1 << 16
+"""Bytes that are read for the last line: many times what a line has."""
+
+
+def last_whole_line(path: str | os.PathLike[str]) -> bytes | None:
+    """Return the last whole line of a log, without reading what is long before it; None if there is none."""
+    with Path(path).open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - _MOST_AT_END)
+        file.seek(start)
+        lines = file.read().splitlines(keepends=True)[1 if start else 0 :]
+    return next(filter(_is_whole, reversed(lines)), None)
+
+
 def whole_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, str]]:
     """The lines of a log, each with what errors call it.
 
@@ -41,8 +54,12 @@ def whole_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, str]]:
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.endswith(b"}\n") or not line.startswith(b"{"):
+            if _is_whole(line):
                 yield line, f"line {number} of {os.fspath(path)}"
+
+
+def _is_whole(line: bytes) -> bool:
+    return line.endswith(b"}\n") or not line.startswith(b"{")
 
 
 def _ends_in_a_line_cut_short(path: Path) -> bool:

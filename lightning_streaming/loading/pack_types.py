@@ -22,7 +22,7 @@ from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.pack_options import Packing
 
 DType = np.dtype[Any]
-_Measured = TypeVar("_Measured", bound="tuple[Any, Any]")
+_Measures = TypeVar("_Measures")
 StoredTypes = Mapping[str, Sequence[DType]]
 """Of columns, by name, the types in which shards store their values."""
 
@@ -54,10 +54,11 @@ class ColumnTypes:
         wanted = self._wanted(name, dtype)
         settled = self._settled.setdefault(name, wanted)
         if settled != wanted:
+            common = _common_type([settled, wanted]) or "int64"
             raise SampleError(
                 f"column {name!r} is {dtype} here, so {wanted} in a batch, and {settled} in batches before; a column "
                 f"has one type in a run. Make all values alike in transform=, or name their type, like "
-                f"{self._packing.option}.as_dtype={{{name!r}: '{np.result_type(settled, wanted)}'}}"
+                f"{self._packing.option}.as_dtype={{{name!r}: '{common}'}}"
             )
         return settled
 
@@ -92,9 +93,13 @@ class ColumnTypes:
         return self._packing.wanted(name, dtype) if common is None else common
 
     def _common(self, name: str, kinds: Sequence[DType]) -> DType | None:
-        wanted = [self._packing.wanted(name, kind) for kind in kinds]
-        common = np.result_type(*wanted)
-        return None if common.kind == "f" and all(one.kind in "iu" for one in wanted) else common
+        return _common_type([self._packing.wanted(name, kind) for kind in kinds])
+
+
+def _common_type(kinds: Sequence[DType]) -> DType | None:
+    """Return the type that holds all values of some types; None where only floats would, and round whole numbers."""
+    common = np.result_type(*kinds)
+    return None if common.kind == "f" and all(one.kind in "iu" for one in kinds) else common
 
 
 def stored_types(packing: Packing, catalog: Catalog) -> StoredTypes:
@@ -154,7 +159,10 @@ def first_lost(values: NDArray[Any], dtype: DType) -> int | None:
     numbers they must be whole.
     """
     kind = values.dtype.kind
-    if kind == "b" or not values.size or (np.can_cast(values.dtype, dtype, "safe") and kind == dtype.kind):
+    if kind == "b" or not values.size:
+        return None
+    # To numpy, floats hold whole numbers of 64 bits.
+    if np.can_cast(values.dtype, dtype, "safe") and (kind == dtype.kind or dtype.kind != "f"):
         return None
     if kind == "f":
         is_lost = _lost_floats(values, dtype)
@@ -172,6 +180,7 @@ def _lost_floats(values: NDArray[Any], dtype: DType) -> NDArray[np.bool_]:
             lost: NDArray[np.bool_] = np.isfinite(values) & ~np.isfinite(values.astype(dtype))
         return lost
     least, most = _whole_numbers(dtype)
+    values = values.astype(np.result_type(values, np.float64), copy=False)  # float16 does not hold the limits
     held: NDArray[np.bool_] = (values == np.trunc(values)) & (values >= float(least)) & (values < float(most + 1))
     return ~held
 
@@ -185,10 +194,16 @@ def _whole_numbers(dtype: DType) -> tuple[int, int]:
     return int(limits.min), int(limits.max)
 
 
+class BarePack(dict[str, Any]):
+    """A batch of which all documents are missing, so the types of its columns may be a guess."""
+
+
 def alike_batches(
-    packing: Packing, known: MutableMapping[str, torch.dtype], batches: Iterator[_Measured]
-) -> Iterator[_Measured]:
+    packing: Packing, known: MutableMapping[str, torch.dtype], batches: Iterator[tuple[Any, _Measures]]
+) -> Iterator[tuple[Any, _Measures]]:
     """Yield collated batches; refuse one in which a column has another type than before, whichever worker it is from.
+
+    A :class:`BarePack` decides no type: its columns are converted to the known types.
 
     Args:
         packing: Options.
@@ -199,9 +214,13 @@ def alike_batches(
         SampleError: A column has another type; names both.
     """
     names = {packing.name_of(column): column for column in packing.columns}
-    for one in batches:
+    for batch, measures in batches:
+        if isinstance(batch, BarePack):
+            columns = {name: batch[name].to(known[name]) for name in names if name in known}
+            yield {**batch, **columns}, measures
+            continue
         for name, column in names.items():
-            dtype = one[0][name].dtype if isinstance(one[0], Mapping) and name in one[0] else None
+            dtype = batch[name].dtype if isinstance(batch, Mapping) and name in batch else None
             before = dtype if dtype is None else known.setdefault(name, dtype)
             if dtype is None or before is None or before == dtype:
                 continue
@@ -211,4 +230,4 @@ def alike_batches(
                 f"run. Make all values alike in transform=, or name their type, like {packing.option}.as_dtype="
                 f"{{{column!r}: {str(wider).removeprefix('torch.')!r}}}"
             )
-        yield one
+        yield batch, measures

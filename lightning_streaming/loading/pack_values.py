@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import SampleError
 from lightning_streaming.loading.bad_samples import MISSING
 from lightning_streaming.loading.pack_options import Pack, Packing, fits
-from lightning_streaming.loading.pack_types import ColumnTypes, converted
+from lightning_streaming.loading.pack_types import BarePack, ColumnTypes, converted
 from lightning_streaming.order.packs import PackRows
 
 _COUNT = np.dtype(np.int64)
@@ -157,13 +157,10 @@ def typed_columns(
     return made
 
 
-class BarePack(dict[str, Any]):
-    """A pack of which all documents are missing, so that nobody knows of which types their values would be."""
-
-
 def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
     """Batches of packs as one: what stands beside the batch dimension is put together, and ends count on."""
-    first, made = next((one for one in packs if not isinstance(one, BarePack)), packs[0]), PackBatch()
+    there = [one for one in packs if not isinstance(one, BarePack)]
+    first, made = (there[0], PackBatch()) if there else (packs[0], BarePack())
     for name in first:
         # All are of one type, but for packs that were filled up before there was a document.
         values = [one[name] for one in packs]

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any, Protocol
 from torch.utils.data import get_worker_info
 
 from lightning_streaming.errors import ConfigError, FormatError
-from lightning_streaming.loading.line_log import LineLog, whole_lines
+from lightning_streaming.loading.line_log import LineLog, last_whole_line, whole_lines
 from lightning_streaming.loading.sample_key import Row, SampleKey, keys_of_rows
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import PassStart
@@ -66,10 +65,14 @@ class WatchSettings:
             name = _sample_log_path("", rank, worker).name
             return f"to find the sample, pass sample_log=DIRECTORY to the dataset; the last line of {name} names it"
         path = _sample_log_path(self.sample_log, rank, worker)
-        lines = deque(read_sample_log(path), maxlen=1) if path.exists() else deque[LoggedSample]()
-        if not lines or lines[0].pid != pid:
+        try:
+            line = last_whole_line(path) if path.exists() else None
+            sample = None if line is None else _parsed(line, f"the last line of {path}")
+        except (FormatError, OSError) as error:  # the worker's end is the error to report
+            return f"its last sample is unknown: {error}"
+        if sample is None or sample.pid != pid:
             return "it had read no sample"
-        return f"the last sample it read: dataset.restore_sample({json.dumps(lines[0].key.as_dict())})"
+        return f"the last sample it read: dataset.restore_sample({json.dumps(sample.key.as_dict())})"
 
     def _watchers(self, source: SampleSource, start: PassStart, worker: int) -> Sequence[Watcher]:
         key = keys_of_rows(source.catalog, start)

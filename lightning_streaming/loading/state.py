@@ -296,8 +296,8 @@ def _initial_nodes(fields: Fields, is_ours: bool) -> int | None:
 
 def _geometry(fields: Fields) -> BatchGeometry:
     nodes = fields.whole_number("num_nodes", least=1, most=_MOST_NODES)
-    ranks = fields.whole_number("ranks_per_node", least=1, most=_MOST_NODES)
-    most = max(LARGEST_BATCH // (nodes * ranks), 1)
+    ranks = fields.whole_number("ranks_per_node", least=1, most=min(_MOST_NODES, LARGEST_BATCH // nodes))
+    most = LARGEST_BATCH // (nodes * ranks)
     return BatchGeometry(
         num_nodes=nodes, ranks_per_node=ranks, batch_size=fields.whole_number("batch_size", least=1, most=most)
     )

@@ -68,14 +68,17 @@ class WorkerSamples(Iterator[Any]):
 
 def _packed(of_pass: WorkerPass, samples: Generator[Any, None, None], pack: Packing) -> Generator[Any, None, None]:
     """Samples brought together: packs, or groups."""
+    types = of_pass.types
+    assert types is not None, "as of packs"
     with closing(samples):
+        if of_pass.making.transform is None and of_pass.making.make is None:
+            types.check_stored()
         for window in located(of_pass.make_partition(), of_pass.source.catalog):
             assert window.pieces is not None, "as of packs"
-            assert of_pass.types is not None, "as of packs"
             if isinstance(pack, Pack):
-                yield from packs_of(samples, window.pieces, pack, of_pass.types)
+                yield from packs_of(samples, window.pieces, pack, types)
             elif isinstance(pack, Budget):
-                yield from groups_of(samples, window.pieces, pack, of_pass.types)
+                yield from groups_of(samples, window.pieces, pack, types)
 
 
 def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:

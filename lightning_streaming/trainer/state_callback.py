@@ -202,10 +202,16 @@ class StreamingStateCallback(Callback):
             self._place.validation = replace(self._place.validation, is_due=False)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same, where it goes on with a validation."""
+        """Show the place as well; until its end, a checkpoint says that this validation is due.
+
+        After this callback counted the batch, another may have stopped the run, or the time to validate may have come.
+        """
         self._show_place(trainer, pl_module)
-        if lightning_internals.is_validation_of_fit(trainer):
-            lightning_internals.validate_when_due(trainer)
+        if not lightning_internals.is_validation_of_fit(trainer):
+            return
+        lightning_internals.validate_when_due(trainer)
+        if self._place is not None and self._place.batches == self._batches_trained:
+            self._place.validation = replace(self._place.validation, is_due=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note that the validation is done; until here a checkpoint says that it is due."""

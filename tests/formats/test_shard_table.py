@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
+from lightning_streaming.formats.shard_table import ShardTable
 from tests.formats.golden_datasets import read_index
 from tests.golden import golden_path
 from tests.tiers import examples
@@ -154,3 +156,30 @@ def test_samples_are_an_array_as_it_is() -> None:
     assert index.samples_per_shard() is index.samples_per_shard()
     np.testing.assert_array_equal(index.samples_per_shard(), [3, 5])
     assert index.num_samples == 8
+
+
+def _versioned(*versions: str) -> DatasetIndex:
+    return DatasetIndex(
+        [
+            replace(shard(number), raw_data=replace(shard(number).raw_data, version=version))
+            for number, version in enumerate(versions)
+        ]
+    )
+
+
+def test_other_versions_of_files_are_another_beginning() -> None:
+    before = _versioned("etag:1", "etag:2")
+    assert _versioned("etag:1", "etag:2", "etag:3").begins_like(before)
+    assert not _versioned("etag:1", "etag:3", "etag:3").begins_like(before)
+    assert _versioned("", "etag:2", "etag:3").begins_like(before)
+    assert not _versioned("", "etag:3").begins_like(before)
+
+
+def test_files_of_the_same_versions_are_compared_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, now = _versioned("etag:1", "etag:2"), _versioned("etag:1", "etag:2", "etag:3")
+
+    def refuse(_: ShardTable) -> Iterator[ShardInfo]:
+        raise AssertionError
+
+    monkeypatch.setattr(ShardTable, "__iter__", refuse)
+    assert now.begins_like(before)

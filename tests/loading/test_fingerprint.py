@@ -11,7 +11,7 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.errors import StateMismatchError
-from lightning_streaming.loading.fingerprint import Difference, differences, in_words, told_mix
+from lightning_streaming.loading.fingerprint import Difference, differences, in_words, refusal, told_mix
 from tests.helpers import State, json_copy, make_loader, write_dataset
 from tests.order.builders import phase
 
@@ -199,6 +199,39 @@ def test_several_differences_are_a_table() -> None:
         "order.shuffle_algo  'py1e'  'naive'",
         "streams.0.samples   29      30",
     ]
+
+
+_LINE = "lightning-streaming fit: all is well"
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {"streams": {f"a\n{_LINE}": {"digest": "1"}}},
+        {"order": {"later": {"samples": f"1\n{_LINE}"}}},
+        {"order": {f"\x1b[2J\n{_LINE}": 1}},
+    ],
+)
+def test_names_and_values_of_a_state_add_no_lines_to_a_refusal(saved: dict[str, Any], several: bool) -> None:
+    now: dict[str, Any] = {name: {} for name in saved}
+    found = differences({**saved, "more": 1} if several else saved, now)
+    for text in (in_words(found), refusal(found)):
+        assert f"\\n{_LINE}" in text
+        assert f"\n{_LINE}" not in text
+        assert "\x1b" not in text
+
+
+def test_names_of_hashes_and_sentences_on_phases_add_no_lines_to_a_refusal() -> None:
+    found = [Difference("streams.a.hashes", f"sha1\n{_LINE}", "none")]
+    text = refusal(found, None, f" Run `state branch a\n{_LINE}`.")
+    assert text.count(f"\\n{_LINE}") == 3
+    assert f"\n{_LINE}" not in text
+
+
+def test_other_lengths_are_read_by_a_new_epoch_and_with_on_change() -> None:
+    text = refusal([Difference("streams.a.lengths", "'1'", "'2'")])
+    assert "`lightning-streaming state set CKPT --epoch N --sample 0`, then resume with on_change=\"warn\"" in text
 
 
 def test_the_mix_of_a_phase_is_one_line() -> None:

@@ -341,7 +341,7 @@ def test_of_many_streams_growth_cannot_be_told(roots: dict[str, Path]) -> None:
     grow(roots)
     resumed = loader(many)
     resumed.load_state_dict(state)
-    with raises(StateMismatchError, "data must not be appended to any"):
+    with raises(StateMismatchError, "data must not be appended to any, nor to datasets joined with them"):
         len(resumed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from lightning_streaming import Budget, MDSWriter, Pack, Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, SampleError
 from lightning_streaming.loading.pack_types import first_lost
+from tests.broken_data import MAKES
 from tests.helpers import raises
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -103,6 +105,22 @@ def test_whole_numbers_of_which_no_type_holds_all_are_refused_before_the_first_b
 
 
 @kinds
+def test_they_are_refused_where_samples_are_read_one_by_one_too(tmp_path: Path, kind: dict[str, Any]) -> None:
+    roots = [
+        write(tmp_path / name, [{"tokens": np.ones(3, name)}], {"tokens": f"ndarray:{name}"})
+        for name in ("uint64", "int64")
+    ]
+    watched = {"told": {"as_dtype": None}, "sample_log": tmp_path / "log"}
+    with raises(ConfigError, "uint64, int64", "as_dtype='int64'"):
+        next(iter(loader(roots, kind, **watched)))
+    # A transform may make one type of them; where it does not, the error names a type of whole numbers.
+    alike = {"transform": lambda sample: {"tokens": sample["tokens"].astype(np.int64)}}
+    assert len(values(list(loader(roots, kind, **watched, **alike)))) == 6
+    with raises(SampleError, "has one type in a run", "as_dtype={'tokens': 'int64'}"):
+        list(loader(roots, kind, **watched, transform=dict))
+
+
+@kinds
 def test_weights_are_not_cut_to_whole_numbers(tmp_path: Path, kind: dict[str, Any]) -> None:
     for name, weight in (("whole", "int64"), ("parts", "float32")):
         weights = (np.array([1, 1, 2, 2]) / (1 if name == "whole" else 4)).astype(weight)
@@ -146,6 +164,29 @@ def test_workers_that_return_several_types_are_refused(tmp_path: Path) -> None:
         SampleError, "column 'weights' is torch.", "torch.float64", "in those before", "{'weights': 'float64'}"
     ):
         list(loader([root], KINDS[0], workers=2, told=told, transform=_of_several_types))
+
+
+def _float_weights(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["tokens"][0] == 9:
+        raise ValueError("no document")
+    return {**sample, "weights": (sample["tokens"] / 2).astype(np.float32)}
+
+
+@kinds
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_bad_documents_alone_decide_no_type(tmp_path: Path, kind: dict[str, Any], workers: int) -> None:
+    documents: Documents = [{"tokens": np.full(4, number, np.uint16)} for number in (9, 1, 9, 3, 5, 9, 9)]
+    root = write(tmp_path / "a", documents, {"tokens": "ndarray:uint16"})
+    how = {"transform": _float_weights, **MAKES, "bad_log": tmp_path / "log"}
+    read = loader([root], kind, workers, told={"along": ["weights"]}, shuffle=False, **how)
+    batches = [*read, *read]
+    assert len(batches) == 14
+    assert all(type(batch) is dict for batch in batches)
+    are_bare = [not batch["weights"].any() for batch in batches]
+    assert sum(are_bare) == 8
+    first = are_bare.index(False)
+    assert {batch["weights"].dtype for batch in batches[first:]} == {torch.float32}
+    assert values(batches, "weights") == sorted([0.5, 1.5, 2.5] * 8)
 
 
 @kinds
@@ -202,6 +243,24 @@ def test_floats_are_rounded_and_never_become_infinite() -> None:
     assert first_lost(np.array([1.0, 2.0**63]), np.dtype("int64")) == 1
     assert first_lost(np.array([np.nan]), np.dtype("int64")) == 0
     assert first_lost(np.array([-3.0, 255.0]), np.dtype("int16")) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        halves = np.array([-65504.0, 65504.0, np.inf], np.float16)
+        assert first_lost(halves[:2], np.dtype("int32")) is None
+        assert first_lost(halves, np.dtype("uint64")) == 0
+        assert first_lost(halves[1:], np.dtype("uint64")) == 1
+
+
+class _Unread(np.ndarray[Any, Any]):
+    """Values that fail a test which reads them."""
+
+    def min(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+
+def test_values_of_a_type_that_the_wanted_one_holds_are_not_read() -> None:
+    for given_, wanted in (("uint16", "int64"), ("int8", "int64"), ("uint8", "uint32"), ("float32", "float64")):
+        assert first_lost(np.ones(3, given_).view(_Unread), np.dtype(wanted)) is None
 
 
 @ways

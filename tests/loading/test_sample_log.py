@@ -24,6 +24,7 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataset, World, read_sample_log
 from lightning_streaming.errors import FormatError, SampleError
+from lightning_streaming.loading.sample_log import WatchSettings
 from tests.helpers import ids, make_dataset, make_loader, write_dataset
 from tests.loading.processes import wait_until
 
@@ -158,6 +159,23 @@ def test_a_line_cut_short_is_left_out_and_another_one_refused(root: Path, tmp_pa
         path.write_bytes(broken + whole)
         with pytest.raises(FormatError, match=r"line 1 of .*rank0-worker0.jsonl is not one of a sample log"):
             next(read_sample_log(path))
+
+
+def test_the_last_sample_of_a_dead_worker_is_read_from_the_end_of_its_log(root: Path, tmp_path: Path) -> None:
+    list(make_loader(root, sample_log=tmp_path))
+    (path,) = tmp_path.iterdir()
+    settings, whole = WatchSettings(sample_log=tmp_path, watchdog_seconds=None), path.read_bytes()
+    last = json.dumps(list(read_sample_log(path))[-1].key.as_dict())
+    before = json.dumps(list(read_sample_log(path))[-2].key.as_dict())
+    no_lines = b"no line of a log\n" * 10_000
+    for log, key in ((whole, last), (whole[:-5], before), (no_lines + whole, last)):
+        path.write_bytes(log)
+        assert settings.last_sample(0, 0, os.getpid()) == f"the last sample it read: dataset.restore_sample({key})"
+    for log in (b"", b'{"time": 1'):
+        path.write_bytes(log)
+        assert settings.last_sample(0, 0, os.getpid()) == "it had read no sample"
+    path.write_bytes(whole + b"no line of a log\n")
+    assert settings.last_sample(0, 0, os.getpid()).startswith(f"its last sample is unknown: the last line of {path} is")
 
 
 def test_a_log_that_cannot_be_written_fails_at_the_first_sample(root: Path, tmp_path: Path) -> None:

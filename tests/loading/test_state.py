@@ -405,6 +405,10 @@ def test_what_is_refused_when_it_is_loaded_changes_nothing(data: Path, kind: str
             "'batch_geometry' of a saved position needs 'batch",
         ),
         ({"batch_geometry": {"num_nodes": 9, "ranks_per_node": 9, "batch_size": 9}}, "batches of 729 samples, of an"),
+        (
+            {"batch_geometry": {"num_nodes": 2**20, "ranks_per_node": 2**20, "batch_size": 1}},
+            "'ranks_per_node' of 'batch_geometry' of a saved position",
+        ),
         ({"skipped": {"five": [0, 0, 0, 4]}}, "a range of batches is written like '12-20', but one is 'five'"),
         ({"skipped": {"5": [0, 0, 4]}}, "'5' of 'skipped' of a saved position must be a list of 4 whole numbers"),
         ({"skipped": {"5": [0, 0, 9, 4]}}, "'5' of 'skipped'"),

@@ -216,3 +216,23 @@ def test_a_validation_that_was_due_runs_with_another_interval_too(hook: str, dat
     path = [path for path in saver.saved if hook in path.name][1]
     ended, *_ = fit(data, tmp_path, ckpt_path=path, batch_size=3, val_check_interval=4, **settings)
     assert [(step, ids) for _, _, step, ids, _ in ended] == [(2, whole[0][3]), (4, whole[0][3])]
+
+
+class StopsAfter(Callback):
+    """Ends the run after a step, in ``on_train_batch_end``: behind the callback that saves the position."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        trainer.should_stop = trainer.global_step == self.step
+
+
+def test_a_validation_that_another_callback_caused_runs_whole_after_a_resume(data: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"num_sanity_val_steps": 0, "max_epochs": 1}
+    saver = SaveInHooks(tmp_path)
+    whole, *_ = fit(data, tmp_path, StopsAfter(2), saver, **settings)
+    path = next(path for path in saver.saved if "on_validation_batch_end" in path.name)
+    ended, *_ = fit(data, tmp_path, ckpt_path=path, **settings)
+    assert [one[2] for one in ended] == [2, 3]
+    assert ended[0] == whole[0]
