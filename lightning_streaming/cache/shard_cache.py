@@ -454,8 +454,6 @@ class _Fetcher:
         except BaseException:
             if isinstance(held, HeldShard):
                 held.close()
-            if request.release is None:
-                self._failed_ahead[shard.raw_data.basename] = monotonic()
             raise
         return held
 
@@ -470,7 +468,23 @@ class _Fetcher:
     def _fetch(
         self, shard: ShardInfo, claims: list[StagingFile], request: _Request, stack: ExitStack
     ) -> HeldShard | Absence:
-        files, source = [], self._source_for(shard, request)
+        source = self._source_for(shard, request)
+        try:
+            return self._fetch_from(source, shard, claims, request, stack)
+        except (StorageError, IntegrityError):
+            if request.release is None:  # noted before a reader that waits can claim the shard
+                self._failed_ahead[shard.raw_data.basename] = monotonic()
+            raise
+
+    def _fetch_from(
+        self,
+        source: InPlaceSource | RemoteSource,
+        shard: ShardInfo,
+        claims: list[StagingFile],
+        request: _Request,
+        stack: ExitStack,
+    ) -> HeldShard | Absence:
+        files = []
         for raw, compressed in [pair for pair in shard.files if not self._presence.is_here(*pair)]:
             staging = claims[0] if raw is shard.raw_data else self._claim(raw, claims)
             compressed_staging = None

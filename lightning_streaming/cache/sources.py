@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lightning_streaming.cache.config import CacheConfig
@@ -27,7 +27,7 @@ from lightning_streaming.formats.shard import parts_format, was_written_for
 from lightning_streaming.formats.values import shortened
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.sinks import disk_errors, system_errors
-from lightning_streaming.storage.versions import Pin, check_local
+from lightning_streaming.storage.versions import NO_PIN, Pin, check_local
 
 _logger = package_logger(__name__)
 
@@ -129,12 +129,17 @@ def takes_room_in_place(shard: ShardInfo) -> bool:
     return shard.compression is not None if parts is None else not parts.is_read_in_place
 
 
-def pinned_version(file: FileInfo, config: CacheConfig) -> str:
-    """Return the version that a file must have; "" for any.
+def pin_of(file: FileInfo, config: CacheConfig, first: dict[str, str] | None = None) -> Pin:
+    """Return the version that a file must have: the recorded one, else that of the first answer.
 
     An index that lies in a directory may be a copy of the one of a cache, whose versions are those of another place.
+
+    Args:
+        file: The file.
+        config: The stream it belongs to.
+        first: The versions that first answers reported, which is added to; None for files that are read whole.
     """
-    return "" if config.format is None else file.version
+    return Pin(file.bytes, "" if config.format is None else file.version, first)
 
 
 _IN_PLACE = "the dataset is read in place: replace the file"
@@ -152,6 +157,8 @@ class InPlaceSource:
     """Where the dataset is."""
     config: CacheConfig
     """The stream it belongs to."""
+    first: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """The versions of files as they were when this process first read parts of them, of files without a recorded one."""
 
     def holds_raw(self, shard: ShardInfo, tag: int | None) -> bool:
         """Whether a shard's raw files can be used where they are; False if they must be decompressed first.
@@ -264,19 +271,21 @@ class InPlaceSource:
             ObjectNotFoundError: It does not exist.
             ShardCorruptError: It has another size than the index promises.
         """
-        return StoredInPlace(self._sound_path(file), file.bytes, pinned_version(file, self.config))
+        return StoredInPlace(self._sound_path(file), file.bytes, pin_of(file, self.config, self.first))
 
     def check_versions(self, shard: ShardInfo) -> None:
-        """Refuse a shard whose stored files were replaced since they were indexed.
+        """Refuse a shard whose stored files were replaced since they were indexed, or since parts of them were read.
 
         Raises:
             IntegrityError: One was.
         """
+        first = None if parts_format(shard) is None else self.first
         for file in shard.stored:
-            if version := pinned_version(file, self.config):
+            pin = pin_of(file, self.config, first)
+            if pin.version or first is not None:
                 path = join_under(self.directory, file.basename)
                 with suppress(FileNotFoundError):  # whoever opens it says so
-                    check_local(Pin(file.bytes, version), str(path), path.stat())
+                    check_local(pin, str(path), path.stat())
 
     def tag_of(self, file: FileInfo) -> int:
         """The tag of what is made of a file as it is now.
@@ -333,6 +342,9 @@ class RemoteSource:
     """The stream it belongs to."""
     spent: bool = False
     """Whether all attempts but the last were made just now, by a thread that fetches ahead."""
+    first: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """The versions that the first answers to this process reported, of files without a recorded one that are read in
+    parts."""
 
     def fetch(self, file: FileInfo, destination: Path, accept: Callable[[Path], None] | None = None) -> None:
         """Fetch a file into one that is there, and check it by size, by hash and by ``accept``, if there is that.
@@ -350,9 +362,8 @@ class RemoteSource:
             if accept is not None:
                 accept(path)
 
-        self._at(file).download(
-            destination, size=file.bytes, check=check, pin=Pin(version=pinned_version(file, self.config))
-        )
+        pin = replace(pin_of(file, self.config), size=None)
+        self._at(file).download(destination, size=file.bytes, check=check, pin=pin)
         _logger.debug("downloaded: %s (%d bytes)", self.shown(file), file.bytes)
 
     def read_bytes(self, file: FileInfo, start: int, stop: int) -> bytes:
@@ -361,11 +372,11 @@ class RemoteSource:
         Raises:
             StorageError: They could not be fetched.
         """
-        return self._at(file).read_range(start, stop, Pin(file.bytes, pinned_version(file, self.config)))
+        return self._at(file).read_range(start, stop, pin_of(file, self.config, self.first))
 
     def stored(self, file: FileInfo) -> StoredRemotely:
         """A file of which parts are read."""
-        return StoredRemotely(self._at(file), file.bytes, pinned_version(file, self.config))
+        return StoredRemotely(self._at(file), file.bytes, pin_of(file, self.config, self.first))
 
     def _at(self, file: FileInfo) -> Location:
         return replace(self.config.location / file.basename, spent=self.spent)
@@ -401,8 +412,8 @@ class StoredInPlace:
     path: Path
     size: int
     """Bytes."""
-    version: str = ""
-    """Its version when it was indexed; "" if unknown."""
+    pin: Pin = NO_PIN
+    """The version that its bytes must come from."""
 
     @property
     def shown(self) -> str:
@@ -420,8 +431,8 @@ class StoredInPlace:
         found = list[bytes]()
         # Buffered, because the system gives at most 2 GiB at once.
         with system_errors(f"read {self.path}"), self.path.open("rb") as file:
-            if self.version:
-                check_local(Pin(self.size, self.version), self.shown, os.fstat(file.fileno()))
+            if self.pin is not NO_PIN:
+                check_local(self.pin, self.shown, os.fstat(file.fileno()))
             for start, stop in ranges:
                 file.seek(start)
                 found.append(file.read(stop - start))
@@ -439,8 +450,8 @@ class StoredRemotely:
     location: Location
     size: int
     """Bytes."""
-    version: str = ""
-    """Its version when it was indexed; "" if unknown."""
+    pin: Pin = NO_PIN
+    """The version that its bytes must come from."""
 
     @property
     def shown(self) -> str:
@@ -453,4 +464,4 @@ class StoredRemotely:
         Raises:
             StorageError: They could not be fetched.
         """
-        return self.location.read_ranges(ranges, Pin(self.size, self.version))
+        return self.location.read_ranges(ranges, self.pin)

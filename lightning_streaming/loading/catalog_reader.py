@@ -109,7 +109,6 @@ class CatalogReader:
             catalog.lengths = CatalogLengths(catalog, counted, shown)
             room.forget_fixed_bytes()
             self._check_limit(catalog, room)
-        room.trim()
         return catalog
 
     def go_on_with(self, newer: Mapping[str, IndexCache], num_shards: Mapping[str, int]) -> None:

@@ -101,7 +101,7 @@ class ShardPrefetcher:
         self._find = find
         self._lookahead = lookahead
         self._changed = threading.Condition()
-        # These change only while holding it, except the failures.
+        # These change only while holding it.
         self._read = _Read(0, 0)
         self._moves = 0
         self._waiting_for_room: int | None = None
@@ -109,7 +109,6 @@ class ShardPrefetcher:
         self._numbers = count()
         self._under_way: dict[int, int] = {}
         """The shards of needs that were taken and are not fetched yet, by the number of the need; far ones too."""
-        self._failures: dict[int, Exception] = {}
         for number in range(num_threads):
             # Daemon threads: a download that stalls must not keep a process alive that wants to end.
             threading.Thread(target=self._fetch_in_order, name=f"shard-prefetch-{number}", daemon=True).start()
@@ -124,14 +123,6 @@ class ShardPrefetcher:
         with self._changed:
             self._read = _Read(sample, max(sample, about_to_be))
             self._changed.notify_all()
-
-    def retry_if_failed(self, shard: int) -> None:
-        """In the reader that needs a shard now: fetch it again if fetching it failed, and raise what then goes wrong.
-
-        What went wrong before may have healed, or another process may have fetched the shard since.
-        """
-        if self._failures.pop(shard, None) is not None:
-            self._fetch(shard)
 
     def moved_on(self) -> None:
         """Say that the reader has gone on to another shard, or let go of one, so that there may be room now."""
@@ -179,8 +170,8 @@ class ShardPrefetcher:
             # Else a thread that comes late would bring back what the reader is done with and what has made room.
             while sample >= self._read.samples and not self._fetch(shard) and self._wait_for_room(shard, moves):
                 moves = self._moves
-        except Exception as error:  # noqa: BLE001  kept for the reader, who raises it when it needs the shard
-            self._failures[shard] = error
+        except Exception as error:  # noqa: BLE001  the reader makes the last attempt, and raises what then fails
+            _logger.debug("shard %d was not prefetched: %s", shard, error)
         finally:
             self._found_room(shard)
 

@@ -231,8 +231,6 @@ class Reading:
     def open(self, shard: int) -> ShardReader:
         """Open a shard that is not open; measured, and fetched if need be."""
         began = perf_counter_ns()
-        if self._prefetcher is not None:
-            self._prefetcher.retry_if_failed(shard)
         reader = self._source.open(shard)
         self._meter.opened(began, self._source.take_misses(shard))
         if self._prefetcher is not None:

@@ -232,12 +232,16 @@ class SampleSource:
             cache.misses.tell = tell
 
     def begin_pass(self, readers: int) -> None:
-        """Say that this process reads in order now, among so many of this node that do, and share with these."""
+        """Say that this process reads in order now, among so many of this node that do, and share with these.
+
+        Where the directories hold more than the limit, unused shards are removed; reading the catalog removes none.
+        """
         self._open.forget_inherited()
         for cache in self._catalogs.joined_caches():  # those of streams are cleared by their meter
             cache.misses.clear()
         share_connections(readers)
         self._share_room(readers)
+        self._room.trim()
 
     def fetch(self, shard: int, wait: bool = True) -> bool:
         """Have a shard on this node.

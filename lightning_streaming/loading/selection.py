@@ -33,6 +33,8 @@ Where = str | Callable[..., Any]
 Select = Sequence[int] | Sequence[bool] | str | os.PathLike[str] | NDArray[Any]
 """Numbers of samples of a stream, or a truth value for each; or the ``.npy`` file that holds them."""
 
+_VERSION = 2
+"""Of how conditions are evaluated; part of the name of what is kept. 2: the time zone of SQL is pinned."""
 _SPLIT = re.compile(r"(?P<name>[^\[\]]*)(\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
 _PERCENT = re.compile(r"(\d{1,9}(\.\d{1,99})?)%")
 _BARE_SLICE = re.compile(r"(?P<slice>[\d.]+%:[\d.%]*|:[\d.]+%|[\d.]+%|^[\d.]*:[\d.]*)$")
@@ -195,7 +197,7 @@ class SelectionRequest:
             None if self.part is None else [str(self.part.start), str(self.part.stop), self.split_by, self.split_seed]
         )
         chosen = None if selected is None else [str(selected.dtype), hashlib.blake2b(selected.tobytes()).hexdigest()]
-        facts = json.dumps([data_version, where, part, chosen])
+        facts = json.dumps(["selection", _VERSION, data_version, where, part, chosen])
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
 

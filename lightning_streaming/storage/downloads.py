@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -51,7 +51,7 @@ class Download:
     connections: int = CONNECTIONS
     """Chunks at once, counted over the process."""
     pin: Pin = NO_PIN
-    """The version of the object that bytes must come from."""
+    """The version of the object that bytes must come from; without one, all must come from that of the first answer."""
 
     def whole(self, size: int | None) -> None:
         """Fetch all of it; None if its size is not known.
@@ -81,14 +81,17 @@ class Download:
         if kind is None:
             self.attempts.run(partial(self._run_in_thread, in_thread))
         else:
-            wanted = RemoteObject(filesystem, path, kind, mask_url(self.url), self.timeout, self.pin)
+            wanted = RemoteObject(filesystem, path, kind, mask_url(self.url), self.timeout, self._pin())
             run_on_loop(filesystem, on_loop(_Transfer(self, wanted)))
+
+    def _pin(self) -> Pin:
+        return self.pin if self.pin.first is not None else replace(self.pin, first={})
 
     def _run_in_thread(self, read: Callable[..., None]) -> None:
         filesystem, path = open_to_read(self.url, self.options)
         self.deadline.begin()
         gate, clock = Gate(self.sink), StallClock()
-        source = _BlockingObject(filesystem, path, mask_url(self.url), clock, self.pin)
+        source = _BlockingObject(filesystem, path, mask_url(self.url), clock, self._pin())
         try:
             run_watched(partial(read, source, gate), clock, self.timeout, self.deadline.left())
         except TimeoutError:
@@ -112,8 +115,6 @@ class _Chunk:
     """The first byte that has not arrived yet."""
     origin: int = 0
     """The byte of the object that would go to the beginning of the sink."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions that the latest answer reported, by kind; what arrived before comes from the same."""
 
     @property
     def span(self) -> Span | None:
@@ -215,10 +216,6 @@ class _Transfer:
             clock.mark()
             if body.is_whole and not is_alone:
                 raise _WholeBodyError
-            if chunk.at > chunk.start and body.versions != chunk.versions:
-                chunk.at = chunk.start
-                raise IntegrityError(f"{self.wanted.shown} was replaced while it was fetched", path=self.wanted.shown)
-            chunk.versions = body.versions
             unwanted = chunk.at - body.start
             while data := await body.read():
                 fresh = memoryview(data)[unwanted:]

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -45,8 +45,6 @@ class Body:
     """Whether they are the whole object, asked for or not."""
     read: _Read
     """Gives the next ones; none at the end."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of the object that the answer reports, by kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ async def _body_of(wanted: RemoteObject, answer: Any, span: Span | None) -> Body
     headers = answer.headers
     versions = answered_versions(headers, tuple(one.headers for one in answer.history))
     wanted.pin.check(wanted.shown, versions, _size_of_object(answer.status, headers))
-    return _make_body(wanted, span, answer.status, headers.get("Content-Range"), answer.content.readany, versions)
+    return _make_body(wanted, span, answer.status, headers.get("Content-Range"), answer.content.readany)
 
 
 @asynccontextmanager
@@ -146,7 +144,7 @@ async def _open_s3(wanted: RemoteObject, span: Span | None) -> AsyncIterator[Bod
         versions = {"etag": bare_etag(answer.get("ETag") or "")}
         wanted.pin.check(wanted.shown, versions, _size_of_object(status, sent))
         read = partial(answer["Body"].read, _READ_BYTES)
-        yield _make_body(wanted, span, status, answer.get("ContentRange"), read, versions)
+        yield _make_body(wanted, span, status, answer.get("ContentRange"), read)
     finally:
         answer["Body"].close()
 
@@ -173,7 +171,7 @@ async def _open_azure(wanted: RemoteObject, span: Span | None) -> AsyncIterator[
             piece: bytes = await anext(pieces, b"")
             return piece
 
-        yield Body(0, True, read, versions) if span is None else Body(span[0], False, read, versions)
+        yield Body(0, True, read) if span is None else Body(span[0], False, read)
 
 
 def _refusal_of_azure(error: Exception, wanted: RemoteObject, span: Span | None) -> Exception | None:
@@ -212,17 +210,16 @@ def _make_body(
     status: int,
     content_range: str | None,
     read: _Read,
-    versions: Mapping[str, str],
 ) -> Body:
     if span is None or status != _PARTIAL_CONTENT:
-        return Body(0, True, read, versions)
+        return Body(0, True, read)
     start = _first_byte(content_range)
     if start not in (None, span[0]):
         raise IntegrityError(
             f"asked for {wanted.shown} from byte {span[0]} on, the store sent it from byte {start} on",
             path=wanted.shown,
         )
-    return Body(span[0], False, read, versions)
+    return Body(span[0], False, read)
 
 
 def _too_short(wanted: RemoteObject, span: Span) -> IntegrityError:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from lightning_streaming.errors import IntegrityError
 
+_KINDS = ("generation", "blob", "etag", "mtime", "modified")
+"""The kinds of versions that answers report, the strongest first."""
 _MODIFIED_KEYS = ("LastModified", "last_modified", "Last-Modified", "updated", "timeModified", "modified")
 
 
@@ -34,6 +36,9 @@ class Pin:
     """Bytes of the file; None if unknown."""
     version: str = ""
     """Its version, as :func:`listed_version` returns it; "" if unknown."""
+    first: dict[str, str] | None = field(default=None, compare=False, repr=False)
+    """The versions that first answers reported, by file, to which files without a version are pinned; :meth:`check`
+    adds to it. None pins them to nothing."""
 
     def check(self, shown: str, answered: Mapping[str, str], size: int | None = None) -> None:
         """Compare with what an answer reports. What either side does not report is not compared.
@@ -46,13 +51,16 @@ class Pin:
         Raises:
             ReplacedError: They differ.
         """
-        kind, _, value = self.version.partition(":")
+        version, before = self.version, "it was indexed: the index has"
+        if not version and self.first is not None:
+            version, before = self.first.get(shown, ""), "it was first read: it had"
+            if not version and (latest := _strongest(answered)):
+                version = self.first.setdefault(shown, latest)  # one step: several threads may read the file
+        kind, _, value = version.partition(":")
         found = answered.get(kind)
         if value and found and found != value and not (kind == "blob" and len(found) != len(value)):
             raise ReplacedError(
-                f"{shown} was replaced since it was indexed: the index has {kind} {value}, but the file now has {kind} "
-                f"{found}",
-                path=shown,
+                f"{shown} was replaced since {before} {kind} {value}, but the file now has {kind} {found}", path=shown
             )
         if None not in (self.size, size) and size != self.size:
             raise ReplacedError(
@@ -63,6 +71,10 @@ class Pin:
 
 
 NO_PIN = Pin()
+
+
+def _strongest(answered: Mapping[str, str]) -> str:
+    return next((f"{kind}:{value}" for kind in _KINDS if (value := answered.get(kind))), "")
 
 
 def listed_version(entry: Mapping[str, Any]) -> str:

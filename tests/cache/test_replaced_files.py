@@ -66,9 +66,9 @@ class Place:
         self._local = None if kind == "in place" else root.with_name("cache")
         self.is_listed = kind != "http"
 
-    def cache(self, shard_format: str, name: str) -> ShardCache:
-        """The cache of a run that starts now."""
-        remote = self.remote if self.is_listed else f"{self.remote}/{name}"
+    def cache(self, shard_format: str | None, name: str | None = None) -> ShardCache:
+        """The cache of a run that starts now; ``name`` is the file that is read of a place that is not listed."""
+        remote = self.remote if self.is_listed or name is None else f"{self.remote}/{name}"
         config = CacheConfig(
             name="0", remote=remote, local=self._local, storage_options=self.options, format=shard_format,
             download_retry=0,
@@ -147,6 +147,26 @@ def test_an_index_beside_the_data_is_pinned_to_the_files_of_its_store(s3_bucket:
     let_a_minute_pass(tmp_path / "cache")
     again = ShardCache(config)
     assert values(again, list(again.read_index().shards)) == list(range(1000, 1000 + ROWS))
+
+
+@pytest.mark.parametrize("shard_format", FORMATS)
+@pytest.mark.parametrize("kind", ["http", "s3", "directory", "in place"])
+def test_without_a_recorded_version_files_are_pinned_to_the_first_answer(
+    kind: str, shard_format: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    place, make, name = Place(kind, request, tmp_path / "data"), FORMATS[shard_format], f"a.{shard_format}"
+    (indexed := tmp_path / "indexed").mkdir()
+    (indexed / name).write_bytes(make(0))
+    place.put(name, make(0))
+    place.put("index.json", made_index(Location(str(indexed)), shard_format))
+    cache = place.cache(None)
+    shards = list(cache.read_index().shards)
+    assert not any(file.version for shard in shards for file in shard.stored)
+    assert values(cache, shards[:2]) == list(range(2 * PER_PART))
+    place.put(name, make(1000))
+    with assert_error(IntegrityError, path=name, hint="start the run again"):
+        values(cache, shards[2:3])
+    assert values(place.cache(None), shards[3:4]) == list(range(1000 + 3 * PER_PART, 1000 + 4 * PER_PART))
 
 
 def test_a_range_takes_no_further_request(s3_bucket: Any, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ FAULTS = [
     ({"fault": "status", "status": 503}, DownloadError, "1 attempt"),
     ({"fault": "reset"}, DownloadError, "1 attempt"),
     ({"fault": "truncate"}, DownloadError, "1 attempt"),
-    ({"fault": "short"}, IntegrityError, "promises"),
+    ({"fault": "short"}, IntegrityError, "index.json says"),
     ({"fault": "corrupt"}, IntegrityError, "sha1"),
 ]
 
@@ -215,7 +216,7 @@ def _no_samples(index: Index, root: Path) -> None:
 
 BAD_DATASETS = [
     (_wrong_version, IndexFormatError, ["index.json", "version", "3"]),
-    (_shorter_shard, IntegrityError, ["shard.00000.mds", "promises", "arrived", "write the object"]),
+    (_shorter_shard, IntegrityError, ["shard.00000.mds", "index.json says", "write the object"]),
     (_wrong_hash, IntegrityError, ["shard.00000.mds", "sha1", "0" * 40]),
     (_unknown_encoding, IndexFormatError, ["hologram", "shard.00000.mds", "must be one of"]),
     (_climbing_basename, IndexFormatError, ["'../shard.00000.mds'", "inside its dataset directory"]),
@@ -269,6 +270,28 @@ def test_plain_samples_ask_no_more_often_for_a_shard_that_fails(
         asked.append(sum("shard.00004" in one.name for one in http_store.log()[before:]))
     # Two attempts ahead of the reader, and one more of its own where those had failed before it came.
     assert set(asked) <= {2, 3}
+
+
+def test_a_reader_that_arrives_after_a_failed_prefetch_makes_one_attempt(
+    http_store: HttpStore, tmp_path: Path
+) -> None:
+    write_dataset(http_store.root, 60, hashes=["sha1"])
+    http_store.fail("shard.00004", "status")
+
+    def arrive_late(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["id"] == 0:
+            assert wait_until(lambda: not any(one.name.startswith("shard-prefetch") for one in threading.enumerate()))
+            asked.append(sum("shard.00004" in one.name for one in http_store.log()))
+        return sample
+
+    asked: list[int] = []
+    stream = Stream(remote=http_store.url, local=str(tmp_path / "cache"), download_retry=1)
+    loader = make_loader(streams={"a": stream}, batch_size=4, shuffle=False, transform=arrive_late)
+    with pytest.raises(DownloadError):
+        list(loader)
+    loader.close()
+    asked.append(sum("shard.00004" in one.name for one in http_store.log()))
+    assert asked == [2, 3]
 
 
 def test_a_pass_that_fails_ends_its_workers(tmp_path: Path) -> None:

@@ -91,11 +91,11 @@ def test_several_shards_are_fetched_at_a_time() -> None:
     together = threading.Barrier(4)
     prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0, 0)), lambda shard: together.wait(5) >= 0, Lookahead(1, 1))
     assert wait_until(lambda: not _prefetch_threads())
-    for shard in range(4):
-        prefetcher.retry_if_failed(shard)
+    assert not together.broken
+    prefetcher.close()
 
 
-def test_a_failure_waits_for_whoever_needs_the_shard_and_stops_nobody_else() -> None:
+def test_a_failure_is_left_to_the_reader_and_stops_no_other_shard() -> None:
     def fetch(shard: int) -> bool:
         fetched.append(shard)
         if shard == 1:
@@ -103,12 +103,9 @@ def test_a_failure_waits_for_whoever_needs_the_shard_and_stops_nobody_else() -> 
         return True
 
     fetched: list[int] = []
-    prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0)), fetch, Lookahead(1, 1))
+    ShardPrefetcher(iter(_needs(0, 0, 0)), fetch, Lookahead(1, 1))
     assert wait_until(lambda: not _prefetch_threads())
     assert sorted(fetched) == [0, 1, 2]
-    prefetcher.retry_if_failed(0)
-    with pytest.raises(OSError, match="no such shard"):
-        prefetcher.retry_if_failed(1)
 
 
 def test_what_is_joined_does_not_wait_for_a_later_need_of_its_shard() -> None:
@@ -160,9 +157,8 @@ def test_ids_that_cannot_be_read_ahead_let_no_shard_be_fetched_twice() -> None:
 
     fetched: list[int] = []
     needs = [ShardNeed(0, 0), ShardNeed(1, 0, np.array([3])), ShardNeed(2, 1)]
-    prefetcher = ShardPrefetcher(iter(needs), fetch, Lookahead(8, 8), find=find)
+    ShardPrefetcher(iter(needs), fetch, Lookahead(8, 8), find=find)
     assert wait_until(lambda: not _prefetch_threads())
-    prefetcher.retry_if_failed(0)
     assert sorted(fetched) == [0, 1]
 
 

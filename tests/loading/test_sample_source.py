@@ -244,7 +244,7 @@ def test_the_smallest_limit_gives_the_same_samples(
     limited.close()
 
 
-def test_what_a_run_without_a_limit_left_is_removed_when_a_run_with_one_begins(tmp_path: Path) -> None:
+def test_what_a_run_without_a_limit_left_is_removed_when_a_pass_with_one_begins(tmp_path: Path) -> None:
     root, local = write_dataset(tmp_path / "data", 2000, size_limit=4000), str(tmp_path / "cache")
     without = make_dataset(root, local=local)
     for shard in range(without.num_shards):
@@ -253,6 +253,8 @@ def test_what_a_run_without_a_limit_left_is_removed_when_a_run_with_one_begins(t
     used = without.cache_usage
     limited = make_dataset(root, local=local, cache_limit=used // 2)
     assert limited.size == 2000
+    assert limited.cache_usage == used  # a query removes nothing
+    assert next(iter(limited))["id"] in range(2000)
     assert 0 < limited.cache_usage <= used // 2
     assert [limited[sample]["id"] for sample in (0, 1999)] == [0, 1999]
 

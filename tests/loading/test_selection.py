@@ -196,6 +196,8 @@ def test_an_outcome_has_another_name_whenever_it_may_be_another(monkeypatch: pyt
     before = condition.key("data", None)
     monkeypatch.setitem(globals(), "LEAST", 0.6)
     assert condition.key("data", None) != before
+    monkeypatch.setattr(selection_module, "_VERSION", 0)
+    assert request(where="a > 1") not in keys
 
 
 @pytest.mark.parametrize(

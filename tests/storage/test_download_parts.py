@@ -3,14 +3,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_streaming.errors import DiskFullError, StorageError
-from lightning_streaming.storage import downloads, requests
+from lightning_streaming.errors import DiskFullError, IntegrityError, StorageError
+from lightning_streaming.storage import Location, downloads, requests
 from lightning_streaming.storage.downloads import next_ticket, share_connections
 from lightning_streaming.storage.sinks import FileSink, Gate, MemorySink, disk_errors
 from tests.helpers import assert_error
@@ -149,6 +151,35 @@ def test_the_processes_of_a_node_share_its_connections(
 
     share_connections(processes)
     assert asyncio.run(run()) == most
+
+
+def test_chunks_of_two_versions_of_an_object_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            version, self.server.version = self.server.version, b"b"  # type: ignore[attr-defined]
+            start, stop = map(int, self.headers.get("Range", f"bytes=0-{size - 1}").removeprefix("bytes=").split("-"))
+            stop = min(stop + 1, size)
+            self.send_response(206)
+            self.send_header("ETag", f'"{version.decode()}"')
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
+            self.send_header("Content-Length", str(stop - start))
+            self.end_headers()
+            self.wfile.write(version * (stop - start))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    size = 3 << 16
+    monkeypatch.setattr(downloads._cut_chunks, "__defaults__", (1 << 16,))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.version = b"a"  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        place = Location(f"http://127.0.0.1:{server.server_port}/x", attempts=1, timeout=20)
+        with assert_error(IntegrityError, path="/x", hint="start the run again"):
+            place.download(tmp_path / "x", size=size)
+        place.download(tmp_path / "x", size=size)
+        server.shutdown()
+    assert (tmp_path / "x").read_bytes() == b"b" * size
 
 
 def test_bytes_go_where_they_belong_in_whatever_order(tmp_path: Path) -> None:
