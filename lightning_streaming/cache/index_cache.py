@@ -33,7 +33,7 @@ from lightning_streaming.cache.manifest import (
     read_manifest,
     write_manifest,
 )
-from lightning_streaming.cache.shared_files import StallTimeout, adopt_file, make_cache_directory, pauses
+from lightning_streaming.cache.shared_files import StallTimeout, adopt_file, make_cache_directory, pauses, write_no_link
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import Identity, join_under
@@ -233,7 +233,7 @@ class IndexCache:
             manifest, began = self._settle_manifest(lock), time.time_ns()
             cached = self._load_cached(lock.scratch, manifest.digest)
             made = self._made(cached, manifest)
-            lock.arriving.write_bytes(made.text)
+            write_no_link(lock.arriving, made.text)
             found = self._forms.load(lock.arriving, scratch=lock.scratch, shown=str(self._location))
             if cached is None or cached.digest != found.digest:
                 self._replace(lock)
@@ -342,7 +342,7 @@ class IndexCache:
         if made is None:
             self._location.download(lock.arriving, check=partial(_refuse_page, str(self._location)))
         else:
-            lock.arriving.write_bytes(made.text)
+            write_no_link(lock.arriving, made.text)
         size = lock.arriving.stat().st_size
         fetched = self._forms.load(lock.arriving, scratch=lock.scratch, shown=str(self._location))
         version: Mapping[str, Any] = {}
