@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_streaming.cache import index_files
 from lightning_streaming.cache.config import CacheConfig, has_pictures, other_format_at, way_to_an_index
@@ -33,7 +33,7 @@ from lightning_streaming.cache.manifest import (
     read_manifest,
     write_manifest,
 )
-from lightning_streaming.cache.shared_files import StallTimeout, adopt_file, make_cache_directory, pauses
+from lightning_streaming.cache.shared_files import StallTimeout, adopt_file, make_cache_directory, pauses, write_no_link
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import Identity, join_under
@@ -233,7 +233,7 @@ class IndexCache:
             manifest, began = self._settle_manifest(lock), time.time_ns()
             cached = self._load_cached(lock.scratch, manifest.digest)
             made = self._made(cached, manifest)
-            lock.arriving.write_bytes(made.text)
+            write_no_link(lock.arriving, made.text)
             found = self._forms.load(lock.arriving, scratch=lock.scratch, shown=str(self._location))
             if cached is None or cached.digest != found.digest:
                 self._replace(lock)
@@ -342,7 +342,7 @@ class IndexCache:
         if made is None:
             self._location.download(lock.arriving, check=partial(_refuse_page, str(self._location)))
         else:
-            lock.arriving.write_bytes(made.text)
+            write_no_link(lock.arriving, made.text)
         size = lock.arriving.stat().st_size
         fetched = self._forms.load(lock.arriving, scratch=lock.scratch, shown=str(self._location))
         version: Mapping[str, Any] = {}
@@ -555,27 +555,37 @@ def _compare_files(old: DatasetIndex, new: DatasetIndex) -> Iterator[tuple[str, 
     """Names of files of raw files that both indexes have, and whether they are the same: size and hashes.
 
     Where one file of a pair, raw and compressed, has changed, the other counts as changed too: it may have no hash that
-    would tell. Without hashes nothing is the same for sure: sizes of numbers, for example, are always alike.
+    would tell. Without hashes nothing is the same for sure: sizes of numbers, for example, are always alike. A version
+    that only one index has changes nothing: a listing that failed once would else empty the cache.
     """
     known = {name: content for name, content, _ in _pairs(old)}
     for name, content, names in _pairs(new):
         if name in known:
             for one in names:
-                yield one, content is not None and known[name] == content
+                yield one, known[name].is_same(content)
 
 
-def _pairs(index: DatasetIndex) -> Iterator[tuple[str, int | None, list[str]]]:
-    """Each raw file's name, a number that tells its content and its compressed form's, and the names of both.
+class _Content(NamedTuple):
+    """The recorded content of a raw file and of its compressed form."""
 
-    There is no number where neither all hashes nor the stored file's version are recorded.
-    """
+    digest: int
+    """Of their sizes and hashes."""
+    has_hashes: bool
+    version: str
+    """Of the stored file."""
+
+    def is_same(self, other: _Content) -> bool:
+        """Return whether both are surely of the same files."""
+        versions = {self.version, other.version} - {""}
+        is_known = versions or (self.has_hashes and other.has_hashes)
+        return bool(is_known) and self.digest == other.digest and len(versions) < 2
+
+
+def _pairs(index: DatasetIndex) -> Iterator[tuple[str, _Content, list[str]]]:
+    """Yield each raw file's name, its content and its compressed form's, and the names of both."""
     for shard in index.shards:
         for pair in shard.files:
             files = [file for file in pair if file is not None]
-            is_known = all(file.hashes for file in files) or files[-1].version  # of the stored one, which comes last
-            content = hash(tuple(map(_content, files))) if is_known else None
+            digest = hash(tuple((file.bytes, *sorted(file.hashes.items())) for file in files))
+            content = _Content(digest, all(file.hashes for file in files), files[-1].version)
             yield pair[0].basename, content, [file.basename for file in files]
-
-
-def _content(file: FileInfo) -> tuple[int, str, tuple[tuple[str, str], ...]]:
-    return file.bytes, file.version, tuple(sorted(file.hashes.items()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -44,6 +45,8 @@ _CLOCKS_DIFFER = 60.0
 """Seconds by which a store's clock may differ from ours."""
 _FEW_FILES = 4
 """So few files are listed one by one; of more, the directory."""
+_FEW_DIRECTORIES = 16
+"""So few directories are listed one by one; of more, all that is below the directory that they have in common."""
 _MOST_REQUESTS = 1000
 """Files that are asked about one by one over HTTP, where directories cannot be listed."""
 _CLOCK_TICK = 0.05
@@ -284,7 +287,10 @@ def found_or_made(config: CacheConfig, known: KnownIndex | None) -> MadeIndex:
                 _logger.warning("an index beside the data is left aside, and its files are looked at: %s", error)
         if told and all(one == (shard_format, block_length) for one in told):
             found = shards if config.pattern is None else _of_files(shards, config.pattern, location)
-            versions = _versions_at(location, {file.basename for shard in found for file in shard.stored})
+            stored = {file.basename for shard in found for file in shard.stored}
+            before = () if known is None else known.shards
+            recorded = {file.basename: file.version for one in before for file in one.stored if file.version}
+            versions = _versions_at(location, stored, recorded)
             if (
                 found is not shards
                 or versions
@@ -328,23 +334,44 @@ def with_versions(shard: ShardInfo, versions: Mapping[str, str]) -> ShardInfo:
     return replace(shard, **changed) if changed else shard
 
 
-def _versions_at(location: Location, names: Collection[str]) -> dict[str, str]:
-    """Return the versions of some files of a store; none where it does not list them.
+def _versions_at(location: Location, names: Collection[str], recorded: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the versions of some files of a store; without those that it does not report.
 
     An index beside the data has none: it may have been written elsewhere, and copied with the data. Files that are read
     in place are pinned by nothing but what the index says of them.
+
+    Args:
+        location: The directory, or URL.
+        names: The files.
+        recorded: Versions that the index in the cache has: they stay where the store cannot be asked.
     """
     if location.path is not None:
         return {}
     try:
         if scheme_of(location.url) in HTTP_SCHEMES or len(names) <= _FEW_FILES:
-            found = location.listed_below(sorted(names)) if len(names) <= _MOST_REQUESTS else {}
+            # Of more files, those without a version are pinned to the first answer.
+            some = names if len(names) <= _MOST_REQUESTS else recorded.keys() & names
+            found = location.listed_below(sorted(some))
         else:
-            found = dict(location.walk_files())
+            found = _listed_beside(location, names)
     except StreamingError as error:
-        _logger.debug("the versions of the files at %s are not known: %s", location, error)
-        return {}
+        _logger.debug("the versions of the files at %s could not be listed: %s", location, error)
+        return recorded
     return {name: one.version for name, one in found.items() if one is not None and name in names}
+
+
+def _listed_beside(location: Location, names: Collection[str]) -> dict[str, ListedFile | None]:
+    """Return the entries of the directories that hold some files; of many directories, of all that is below them."""
+    parents = sorted({name.rpartition("/")[0] for name in names})
+    if len(parents) > _FEW_DIRECTORIES:
+        common = "" if "" in parents else posixpath.commonpath(parents)
+        below = (location / common if common else location).walk_files()
+        return {posixpath.join(common, name): one for name, one in below.items()}
+    found = dict[str, ListedFile | None]()
+    for parent in parents:
+        files = (location / parent if parent else location).files()
+        found |= {posixpath.join(parent, name): one for name, one in files.items()}
+    return found
 
 
 def _of_files(shards: Sequence[ShardInfo], pattern: str, location: Location) -> Sequence[ShardInfo]:

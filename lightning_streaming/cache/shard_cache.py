@@ -128,6 +128,7 @@ class ShardCache:
         self._fetcher = _Fetcher(self.directory, self._source, self._presence, keep_zip=config.keep_zip)
         self.misses = self._fetcher.misses
         """What was not on this node when it was asked for, until somebody takes note."""
+        self._data_versions = dict[str, str]()  # by the digest of the index's data: files are inspected once
         # Of a directory that is read in place: whether a shard's raw files are used there, by their data file.
         self._in_place: dict[str, bool] = {}
 
@@ -181,18 +182,22 @@ class ShardCache:
         """Read so many shards of that index from now on: all that there were, and more."""
         self._index.go_on_with(newer)
         self._num_shards = num_shards
+        self._data_versions.clear()
 
     def data_version(self, index: DatasetIndex) -> str:
         """Return a name of the stream's data; files that are derived from the data are kept under it.
 
         Of a remote, it is the index's digest of the data. Of data that is read in place, it also covers size,
-        modification time and inode of each file of which the index has no hash: such a file may be rewritten without
-        a change of the index.
+        modification time and change time of each file of which the index has no hash: such a file may be rewritten
+        without a change of the index. These are read once.
 
         Args:
             index: The stream's index, or the head of it.
         """
-        return self._source.data_version(index)
+        digest = index.data_digest
+        if digest not in self._data_versions:
+            self._data_versions[digest] = self._source.data_version(index)
+        return self._data_versions[digest]
 
     def needs_room(self, index: DatasetIndex) -> bool:
         """Whether shards of this stream's index take room in its cache directory: fetched, or decompressed."""

@@ -83,6 +83,16 @@ def open_no_link(path: str | Path, flags: int, mode: int = 0o666) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, mode)
 
 
+def write_no_link(path: Path, data: bytes) -> None:
+    """Write a whole file of a cache directory, but not through a symbolic link.
+
+    Raises:
+        OSError: It is a link, or cannot be written.
+    """
+    with os.fdopen(open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        file.write(data)
+
+
 def open_to_lock(path: str | Path) -> int:
     """Open a file to lock it for ourselves, for which some network filesystems want it opened for writing.
 

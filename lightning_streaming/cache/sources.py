@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.manifest import OwnTags, tag_of_original, verified_tag
+from lightning_streaming.cache.shared_files import open_no_link
 from lightning_streaming.errors import (
     ConfigError,
     IntegrityError,
@@ -19,7 +20,7 @@ from lightning_streaming.errors import (
     ShardCorruptError,
 )
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.files import Identity, join_under
+from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.hashing import CHEAPEST_FIRST, hash_bytes, hash_file
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
@@ -108,7 +109,7 @@ def unpack(path: Path, shown: str, raw: FileInfo, algorithm: str, destination: P
     """
     with path.open("rb") as packed, disk_errors(destination, f"decompress {shown} into"):
         try:
-            with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+            with os.fdopen(open_no_link(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
                 for piece in decompressed_pieces(algorithm, packed, raw.bytes):
                     file.write(piece)
         except ShardCorruptError as error:
@@ -258,10 +259,11 @@ class InPlaceSource:
         )
         hasher = hashlib.blake2b(index.data_digest.encode(), digest_size=16)
         for name in names:  # which were checked to stay below the directory when the index was read
-            identity: Identity | None = None
+            facts: tuple[int, int, int] | None = None  # no inode: some filesystems in user space give a file another one
             with suppress(FileNotFoundError):
-                identity = Identity.of(os.stat(f"{self.directory}/{name}"))  # noqa: PTH116  a Path takes several times as long
-            hasher.update(f"{name!r}{identity}".encode("utf-8", "surrogatepass"))
+                found = os.stat(f"{self.directory}/{name}")  # noqa: PTH116  a Path takes several times as long
+                facts = found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            hasher.update(f"{name!r}{facts}".encode("utf-8", "surrogatepass"))
         return hasher.hexdigest()
 
     def stored(self, file: FileInfo) -> StoredInPlace:

@@ -56,9 +56,10 @@ class CutDocuments:
                     document.sample = self._only_columns(make() if self._key is None else self._seeded(row, make))
                 except BaseException:
                     with self._lock:
-                        self._kept.pop(name, None)
+                        if self._kept.get(name) is document:  # else it was dropped, and another thread makes it again
+                            del self._kept[name]
                     raise
-                document.num_bytes, document.is_made = _bytes_of(document.sample), True
+                document.is_made = True
                 self._make_room(name, document)
         return document.sample
 
@@ -76,10 +77,12 @@ class CutDocuments:
 
     def _make_room(self, name: tuple[int, int, int], latest: _Document) -> None:
         """Drop the oldest documents where all together have too many bytes, but for the one just made."""
+        num_bytes = _bytes_of(latest.sample)
         with self._lock:
             if self._kept.get(name) is not latest:  # it was dropped meanwhile, for those of other threads
                 return
-            self._bytes += latest.num_bytes
+            latest.num_bytes = num_bytes  # only now: dropping it subtracts them
+            self._bytes += num_bytes
             self._kept.move_to_end(name)
             while self._bytes > KEPT_BYTES and len(self._kept) > 1:
                 self._bytes -= self._kept.popitem(last=False)[1].num_bytes

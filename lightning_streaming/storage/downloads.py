@@ -19,7 +19,7 @@ from lightning_streaming.storage.requests import RemoteObject, Span
 from lightning_streaming.storage.retries import Attempts, Deadline, StallClock, longest_attempt, run_watched, watched
 from lightning_streaming.storage.sinks import Gate, Sink
 from lightning_streaming.storage.urls import mask_url
-from lightning_streaming.storage.versions import NO_PIN, Pin, version_of_open
+from lightning_streaming.storage.versions import NO_PIN, Pin, ReplacedError, version_of_open
 
 CONNECTIONS = 16
 """Chunks in flight, unless a caller says otherwise."""
@@ -207,7 +207,13 @@ class _Transfer:
                 timeout = self.download.timeout + self.wanted.silence(chunk.span)
                 longest = longest_attempt(self.download.timeout, chunk.stop - chunk.start)
                 longest = min(longest, self.download.deadline.left())
-                await watched(self._receive(chunk, size, is_alone, clock), clock, timeout, longest)
+                try:
+                    await watched(self._receive(chunk, size, is_alone, clock), clock, timeout, longest)
+                except ReplacedError:
+                    if chunk.start == 0 and chunk.is_last and self.download.pin.first is None:
+                        chunk.at = 0  # the whole object is in this chunk, so it starts over with the new version
+                        self.wanted.pin.forget()
+                    raise
 
         await self.download.attempts.run_async(attempt)
 

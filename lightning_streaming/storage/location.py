@@ -315,14 +315,25 @@ class Location:
                 files = sorted(path.iterdir()) if path.is_dir() else []
                 return {file.name: file.stat().st_size for file in files if file.is_file()}
 
-        def look(filesystem: Any, path: str) -> dict[str, int]:
+        found = self._entries()
+        return {name: told["size"] for name, told in found.items()}
+
+    def files(self) -> dict[str, ListedFile]:
+        """Return the entries of the files directly in this directory of a store, which need not exist."""
+        found = self._entries()
+        return {name: _listed(told["size"], told) for name, told in found.items() if told.get("size") is not None}
+
+    def _entries(self) -> dict[str, Mapping[str, Any]]:
+        """Return what the filesystem reports of the files directly in this directory."""
+
+        def look(filesystem: Any, path: str) -> dict[str, Mapping[str, Any]]:
             try:
                 found = call(filesystem, "ls", path, True, timeout=self._seconds(_LIST_SECONDS))
             except FileNotFoundError as error:
                 if is_more_missing(error):
                     raise
                 return {}
-            return {entry["name"].rpartition("/")[2]: entry["size"] for entry in found if entry["type"] == "file"}
+            return {entry["name"].rpartition("/")[2]: entry for entry in found if entry["type"] == "file"}
 
         return self._attempt("list", look)
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from http.cookies import Morsel
 from types import SimpleNamespace
 from typing import Any
+
+from lightning_streaming.errors import ConfigError
 
 _HARMLESS = ("accept", "accept-encoding", "content-length", "content-type", "range")
 """Headers that another origin gets, too: what they say is ours, and it could not answer without."""
@@ -33,15 +36,40 @@ def guarded(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_headers(options: dict[str, Any]) -> None:
-    """Replace ``auth`` and ``cookies`` of a session or request by the headers that they stand for."""
+    """Replace ``auth`` and ``cookies`` of a session or request by the headers that they stand for.
+
+    Raises:
+        ConfigError: ``auth`` or ``cookies`` is of another type.
+    """
     headers = dict(options.get("headers") or {})
-    there = {str(name).lower() for name in headers}
-    if options.get("auth") is not None and "authorization" not in there:
-        headers["Authorization"] = options.pop("auth").encode()
-    if isinstance(options.get("cookies"), Mapping) and "cookie" not in there:
-        headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in options.pop("cookies").items())
+    there = {str(name).lower(): name for name in headers}
+    if (login := options.pop("auth", None)) is not None and "authorization" not in there:
+        if not callable(getattr(login, "encode", None)) or isinstance(login, str):
+            raise ConfigError(
+                f"storage_options: auth must be an aiohttp.BasicAuth, but is of type {type(login).__name__}",
+                hint="pass aiohttp.BasicAuth(user, password)",
+                option="storage_options",
+            )
+        headers["Authorization"] = login.encode()
+    if cookies := _cookie_text(options.pop("cookies", None)):
+        name = there.get("cookie", "Cookie")
+        headers[name] = "; ".join(filter(None, (headers.get(name), cookies)))
     if headers:
         options["headers"] = headers
+
+
+def _cookie_text(cookies: Any) -> str:
+    """Return cookies, in any form that aiohttp takes, as a ``Cookie`` header has them."""
+    try:
+        pairs = [tuple(one) for one in (cookies.items() if isinstance(cookies, Mapping) else cookies or ())]
+        return "; ".join(f"{name}={value.coded_value if isinstance(value, Morsel) else value}" for name, value in pairs)
+    except (TypeError, ValueError):  # which are not shown: they are secrets
+        raise ConfigError(
+            "storage_options: cookies must map names to values, or be a list of pairs of them, but are of type "
+            f"{type(cookies).__name__}",
+            hint="pass cookies like {'session': '...'}",
+            option="storage_options",
+        ) from None
 
 
 @functools.cache

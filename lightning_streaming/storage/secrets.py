@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from http.cookies import Morsel
 from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, unquote_plus, urlsplit
 
@@ -126,6 +127,8 @@ def _value_of(reference: re.Match[str]) -> str:
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
+    if isinstance(value, Morsel):  # a mapping of a cookie's attributes, without its value
+        return change(value.coded_value)
     if isinstance(value, Mapping):
         return {key: _map_texts(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -246,7 +249,9 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def _texts(value: object, name: str) -> Iterator[str]:
-    if isinstance(value, Mapping):
+    if isinstance(value, Morsel):
+        yield from _texts(value.coded_value, name)
+    elif isinstance(value, Mapping):
         users = [value.get(one) for one in ("username", "user") if value.get(one)]
         yield from (f"{user}:{value['password']}" for user in users if value.get("password"))
         for key, item in value.items():

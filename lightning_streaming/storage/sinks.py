@@ -44,7 +44,8 @@ class FileSink:
         self._descriptor: int | None = None
         self.is_new = not path.exists()
         with disk_errors(path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # Not through a symbolic link, which another user of a cache directory may have put there.
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
     def __enter__(self) -> FileSink:
         return self

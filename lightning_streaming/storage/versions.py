@@ -69,6 +69,11 @@ class Pin:
                 path=shown,
             )
 
+    def forget(self) -> None:
+        """Forget the versions of first answers."""
+        if self.first is not None:
+            self.first.clear()
+
 
 NO_PIN = Pin()
 

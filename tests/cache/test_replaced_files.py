@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lightning_streaming.cache import made_index as made_index_module
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.made_index import made_index
 from lightning_streaming.cache.shard_cache import ShardCache
-from lightning_streaming.errors import IntegrityError
+from lightning_streaming.errors import IntegrityError, StorageError
 from lightning_streaming.formats import row_files
 from lightning_streaming.formats.index import ShardInfo, dump_index
 from lightning_streaming.formats.shard import open_shard
@@ -147,6 +148,65 @@ def test_an_index_beside_the_data_is_pinned_to_the_files_of_its_store(s3_bucket:
     let_a_minute_pass(tmp_path / "cache")
     again = ShardCache(config)
     assert values(again, list(again.read_index().shards)) == list(range(1000, 1000 + ROWS))
+
+
+@pytest.mark.parametrize("lost", ["a failed request", "growth"])
+def test_lost_versions_leave_the_cache_as_it_is(
+    http_store: Any, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def publish(**files: bytes) -> None:
+        for name, data in files.items():
+            (tmp_path / "data" / f"{name}.npy").write_bytes(data)
+            http_store.put(f"{name}.npy", data)
+        http_store.put("index.json", made_index(Location(str(tmp_path / "data")), "npy"))
+        (tmp_path / "cache").exists() and let_a_minute_pass(tmp_path / "cache")
+
+    def fail(*_: Any) -> None:
+        raise StorageError("no answer")
+
+    (tmp_path / "data").mkdir()
+    settings: dict[str, Any] = {"local": tmp_path / "cache", "format": "npy", "download_retry": 0}
+    config = CacheConfig(name="0", remote=http_store.url, **settings)
+    publish(a=npy(0), b=npy(500))
+    expected = values(first := ShardCache(config), list(first.read_index().shards))
+    if lost == "growth":
+        monkeypatch.setattr(made_index_module, "_MOST_REQUESTS", 2)
+        publish(c=npy(700))
+    else:
+        publish()
+        monkeypatch.setattr(Location, "listed_below", fail)
+    asked = len(http_store.requests())
+    again = ShardCache(config)
+    shards = list(again.read_index().shards)
+    assert values(again, shards[: len(expected) // PER_PART]) == expected
+    assert [name for name in http_store.requests()[asked:] if name.endswith(".npy")] == []
+    versioned = {shard.stored[0].basename for shard in shards if shard.stored[0].version}
+    assert versioned == {"a.npy", "b.npy"}
+    monkeypatch.undo()
+    publish(b=npy(1500))  # a replaced file is noticed all the same
+    latest = ShardCache(config)
+    shards = [one for one in latest.read_index().shards if one.stored[0].basename == "b.npy"]
+    assert values(latest, shards) == list(range(1500, 1500 + ROWS))
+
+
+@pytest.mark.parametrize("depth", [1, 20])
+def test_the_directories_of_the_named_files_are_listed_alone(
+    s3_bucket: Any, tmp_path: Path, depth: int
+) -> None:
+    root = tmp_path / "data"
+    names = [f"d{number}/{one}.npy" for number in (0, 1) for one in range(4)]
+    if depth > 1:
+        names = [f"deep/d{number:02}/x.npy" for number in range(depth)]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(npy(0))
+        s3_bucket.put(name, npy(0))
+    s3_bucket.put("other/y.npy", npy(0))
+    s3_bucket.put("index.json", made_index(Location(str(root)), "npy"))
+    settings: dict[str, Any] = {"storage_options": s3_bucket.options, "format": "npy", "download_retry": 0}
+    index = ShardCache(CacheConfig(name="0", remote=s3_bucket.url, local=tmp_path / "cache", **settings)).read_index()
+    assert all(file.version for shard in index.shards for file in shard.stored)
+    assert made_index_module._listed_beside(Location(s3_bucket.url, s3_bucket.options), names).keys() == set(names)
 
 
 @pytest.mark.parametrize("shard_format", FORMATS)

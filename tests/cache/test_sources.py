@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lightning_streaming.cache import sources
+from lightning_streaming.cache.config import CacheConfig
+from lightning_streaming.cache.shard_cache import ShardCache
+from lightning_streaming.cache.shared_files import write_no_link
 from lightning_streaming.cache.sources import check_hash, choose_hash, find_size, unpack
-from lightning_streaming.errors import ConfigError, IntegrityError
+from lightning_streaming.errors import ConfigError, IntegrityError, StorageError
 from lightning_streaming.formats.compression import compress
 from lightning_streaming.formats.hashing import hash_bytes, hash_names
 from lightning_streaming.formats.index import FileInfo
-from tests.helpers import assert_error
+from lightning_streaming.storage import Location
+from tests.helpers import assert_error, write_dataset
 
 
 def file_info(*hashes: str, data: bytes = b"data") -> FileInfo:
@@ -87,6 +94,43 @@ def test_a_file_that_is_unpacked_stays_the_one_that_is_locked(tmp_path: Path) ->
     with target.open("rb") as locked:
         unpack(path, "s3://b/x.zstd", file_info(), "zstd", target)
         assert locked.read() == b"data"
+
+
+def test_no_file_is_written_through_a_link(tmp_path: Path) -> None:
+    outside, link, path = tmp_path / "outside", tmp_path / "link", tmp_path / "x.zstd"
+    outside.write_bytes(b"of the user")
+    path.write_bytes(compress("zstd", b"data"))
+    link.symlink_to(outside)
+    with assert_error(StorageError, path="link"):
+        unpack(path, "s3://b/x.zstd", file_info(), "zstd", link)
+    with assert_error(StorageError, path="link"):
+        Location(str(path)).download(link)
+    with pytest.raises(OSError, match="symbolic link"):
+        write_no_link(link, b"data")
+    assert outside.read_bytes() == b"of the user"
+
+
+def test_the_version_of_data_in_place_is_read_once_and_covers_no_inode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version() -> str:
+        return (cache := ShardCache(config)).data_version(cache.read_index())
+
+    config, inspect = CacheConfig(name="0", local=write_dataset(tmp_path / "data")), os.stat
+    cache = ShardCache(config)
+    before = cache.data_version(cache.read_index())
+
+    def renumbered(path: Any, **how: Any) -> os.stat_result:
+        found = inspect(path, **how)
+        changed = (found.st_mode, found.st_ino + 1, *found[2:])
+        return os.stat_result(changed, {name: getattr(found, name) for name in ("st_mtime_ns", "st_ctime_ns")})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sources.os, "stat", renumbered)
+        assert version() == before
+    os.utime(tmp_path / "data/shard.00000.mds", ns=(0, 0))
+    assert cache.data_version(cache.read_index()) == before
+    assert version() != before
 
 
 def test_a_missing_file_has_no_size(tmp_path: Path) -> None:

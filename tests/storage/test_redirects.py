@@ -6,6 +6,7 @@ import asyncio
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,10 @@ import pytest
 import yarl
 from multidict import CIMultiDict
 
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.redirects import guarded
+from tests.helpers import assert_error
 
 DATA = bytes(range(256)) * 4
 SECRET = "a-key-that-is-secret"
@@ -88,6 +91,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "login": {"client_kwargs": {"auth": LOGIN}},
     "cookies": {"client_kwargs": {"cookies": {"session": SECRET}}},
     "cookies of a request": {"cookies": {"session": SECRET}},
+    "cookies beside others": {"headers": {"Cookie": "a=b"}, "cookies": {"session": SECRET}},
+    "pairs of cookies": {"client_kwargs": {"cookies": [["session", SECRET]]}},
+    "parsed cookies": {"client_kwargs": {"cookies": SimpleCookie(f"session={SECRET}")}},
 }
 WAYS: dict[str, Callable[[Location, Path], object]] = {
     "whole": lambda place, _: place.read(),
@@ -126,6 +132,31 @@ def test_secrets_follow_a_redirect_to_the_same_origin(options: str, origins: tup
     assert Location(f"{first.url}/x", OPTIONS[options], attempts=1, timeout=20).read() == DATA
     assert all(first.secrets())
     assert len(first.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("cookies", "header"),
+    [
+        ({"a": "1", "b": 2}, "a=1; b=2"),
+        ([("a", "1"), ["b", "2"]], "a=1; b=2"),
+        (SimpleCookie("a=1; b=2"), "a=1; b=2"),
+        ([("a", SimpleCookie("a=1")["a"])], "a=1"),
+        ({}, None),
+    ],
+)
+def test_cookies_of_every_form_become_a_header(cookies: Any, header: str | None) -> None:
+    for found in (guarded({"cookies": cookies}), guarded({"client_kwargs": {"cookies": cookies}})["client_kwargs"]):
+        assert "cookies" not in found
+        assert found.get("headers", {}).get("Cookie") == header
+    beside = guarded({"headers": {"cookie": "c=3"}, "cookies": cookies})["headers"]
+    assert beside == {"cookie": "c=3" if header is None else f"c=3; {header}"}
+
+
+@pytest.mark.parametrize("options", [{"auth": ["user", SECRET]}, {"auth": SECRET}, {"cookies": SECRET}, {"cookies": 5}])
+def test_a_login_or_cookies_of_another_type_are_refused(options: dict[str, Any]) -> None:
+    with assert_error(ConfigError, option="storage_options") as caught:
+        guarded({"client_kwargs": options})
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize(
