@@ -231,7 +231,7 @@ def test_names_of_hashes_and_sentences_on_phases_add_no_lines_to_a_refusal() -> 
 
 def test_other_lengths_are_read_by_a_new_epoch_and_with_on_change() -> None:
     text = refusal([Difference("streams.a.lengths", "'1'", "'2'")])
-    assert "`lightning-streaming state set CKPT --epoch N --sample 0`, then resume with on_change=\"warn\"" in text
+    assert '`lightning-streaming state set CKPT --epoch N --sample 0`, then resume with on_change="warn"' in text
 
 
 def test_the_mix_of_a_phase_is_one_line() -> None:

@@ -110,11 +110,11 @@ def test_they_are_refused_where_samples_are_read_one_by_one_too(tmp_path: Path, 
         write(tmp_path / name, [{"tokens": np.ones(3, name)}], {"tokens": f"ndarray:{name}"})
         for name in ("uint64", "int64")
     ]
-    watched = {"told": {"as_dtype": None}, "sample_log": tmp_path / "log"}
+    watched: dict[str, Any] = {"told": {"as_dtype": None}, "sample_log": tmp_path / "log"}
     with raises(ConfigError, "uint64, int64", "as_dtype='int64'"):
         next(iter(loader(roots, kind, **watched)))
     # A transform may make one type of them; where it does not, the error names a type of whole numbers.
-    alike = {"transform": lambda sample: {"tokens": sample["tokens"].astype(np.int64)}}
+    alike: dict[str, Any] = {"transform": lambda sample: {"tokens": sample["tokens"].astype(np.int64)}}
     assert len(values(list(loader(roots, kind, **watched, **alike)))) == 6
     with raises(SampleError, "has one type in a run", "as_dtype={'tokens': 'int64'}"):
         list(loader(roots, kind, **watched, transform=dict))
