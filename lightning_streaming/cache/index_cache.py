@@ -37,7 +37,7 @@ from lightning_streaming.cache.shared_files import StallTimeout, adopt_file, mak
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import Identity, join_under
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, parse_index
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.retries import PageError, longest_series
 

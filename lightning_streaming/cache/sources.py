@@ -159,7 +159,7 @@ class InPlaceSource:
     config: CacheConfig
     """The stream it belongs to."""
     first: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """The versions of files as they were when this process first read parts of them, of files without a recorded one."""
+    """The versions of files without a recorded one, as they were when this process first read parts of them."""
 
     def holds_raw(self, shard: ShardInfo, tag: int | None) -> bool:
         """Whether a shard's raw files can be used where they are; False if they must be decompressed first.
@@ -259,7 +259,8 @@ class InPlaceSource:
         )
         hasher = hashlib.blake2b(index.data_digest.encode(), digest_size=16)
         for name in names:  # which were checked to stay below the directory when the index was read
-            facts: tuple[int, int, int] | None = None  # no inode: some filesystems in user space give a file another one
+            # No inode: some filesystems in user space give a file another one.
+            facts: tuple[int, int, int] | None = None
             with suppress(FileNotFoundError):
                 found = os.stat(f"{self.directory}/{name}")  # noqa: PTH116  a Path takes several times as long
                 facts = found.st_size, found.st_mtime_ns, found.st_ctime_ns

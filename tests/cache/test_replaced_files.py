@@ -190,9 +190,7 @@ def test_lost_versions_leave_the_cache_as_it_is(
 
 
 @pytest.mark.parametrize("depth", [1, 20])
-def test_the_directories_of_the_named_files_are_listed_alone(
-    s3_bucket: Any, tmp_path: Path, depth: int
-) -> None:
+def test_the_directories_of_the_named_files_are_listed_alone(s3_bucket: Any, tmp_path: Path, depth: int) -> None:
     root = tmp_path / "data"
     names = [f"d{number}/{one}.npy" for number in (0, 1) for one in range(4)]
     if depth > 1:

@@ -272,9 +272,7 @@ def test_plain_samples_ask_no_more_often_for_a_shard_that_fails(
     assert set(asked) <= {2, 3}
 
 
-def test_a_reader_that_arrives_after_a_failed_prefetch_makes_one_attempt(
-    http_store: HttpStore, tmp_path: Path
-) -> None:
+def test_a_reader_that_arrives_after_a_failed_prefetch_makes_one_attempt(http_store: HttpStore, tmp_path: Path) -> None:
     write_dataset(http_store.root, 60, hashes=["sha1"])
     http_store.fail("shard.00004", "status")
 
