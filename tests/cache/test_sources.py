@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming.cache import sources
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.shard_cache import ShardCache
 from lightning_streaming.cache.shared_files import write_no_link
@@ -126,7 +125,7 @@ def test_the_version_of_data_in_place_is_read_once_and_covers_no_inode(
         return os.stat_result(changed, {name: getattr(found, name) for name in ("st_mtime_ns", "st_ctime_ns")})
 
     with monkeypatch.context() as patched:
-        patched.setattr(sources.os, "stat", renumbered)
+        patched.setattr(os, "stat", renumbered)
         assert version() == before
     os.utime(tmp_path / "data/shard.00000.mds", ns=(0, 0))
     assert cache.data_version(cache.read_index()) == before
