@@ -542,7 +542,9 @@ def test_damaged_shards_are_named_by_their_join(data: Path, tmp_path: Path) -> N
     for path in (tmp_path / "data" / "clips").glob("shard.*"):
         path.write_bytes(path.read_bytes()[:-1])
     dataset = joined_dataset(tmp_path / "data")
-    with pytest.raises(ShardCorruptError, match=r"^stream '0', join 'clip': the index promises"):
+    with pytest.raises(
+        ShardCorruptError, match=r"^stream '0', join 'clip': .*shard\.00007\.mds has \d+ bytes, but index\.json says"
+    ):
         list(dataset)
     for path in (tmp_path / "data" / "captions").glob("shard.*"):
         path.write_bytes(path.read_bytes().replace(b"of ", b"\xff\xff "))

@@ -181,7 +181,7 @@ def test_samples_that_cannot_be_taken_by_column_are_collated_as_ever(data: Path)
 
 
 def test_a_directory_of_litdata_says_which_format_it_is(data: Path) -> None:
-    with pytest.raises(IndexFormatError, match='index of litData; give format="litdata"'):
+    with pytest.raises(IndexFormatError, match='index of litData; read it with format="litdata"'):
         list(make_dataset(data / "mixed"))
 
 

@@ -63,7 +63,7 @@ def test_data_of_another_format_needs_to_be_called_so(tmp_path: Path, name: str,
     for place in (tmp_path, tmp_path / name):
         with pytest.raises(ObjectNotFoundError, match=f"files like {name} are read with format='{told}'"):
             assert StreamingDataset(remote=str(place)).size
-    with pytest.raises(ConfigError, match=f"wildcard; that goes with format=, like format='{told}'"):
+    with pytest.raises(ConfigError, match=f"wildcard; pass format= too, like format='{told}'"):
         assert StreamingDataset(remote=str(tmp_path / f"*{name[-4:]}")).size
 
 

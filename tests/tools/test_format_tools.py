@@ -507,7 +507,7 @@ def test_an_index_of_another_library_is_not_replaced_by_a_merged_one(tmp_path: P
     assert "is of another library, and is not replaced; read that directory and others as streams" in failed.err
     assert (source / INDEX_BASENAME).read_bytes() == before
     without = run("merge", source)
-    assert 'give format="litdata"' in without.err
+    assert 'read it with format="litdata"' in without.err
 
 
 def test_a_part_that_lies_elsewhere_is_refused(tmp_path: Path) -> None:
