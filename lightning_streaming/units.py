@@ -152,3 +152,18 @@ def store_whole(
     value = getattr(options, field)
     if value is not None or not or_none:
         object.__setattr__(options, field, check_whole(name or field, value, least, most, field))
+
+
+def check_truth(name: str, value: object) -> None:
+    """Check an option that is true or false: a text such as "false" would count as true.
+
+    Args:
+        name: Name of the option.
+        value: What the user passed; None where another default holds.
+
+    Raises:
+        ConfigError: It is neither a truth value nor a number that is 0 or 1.
+    """
+    is_truth = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")  # NumPy's, by both its names
+    if value is not None and not is_truth and plain_number(value) not in (0, 1):
+        raise ConfigError(f"{name} must be True or False, but got {value!r}", option=name)

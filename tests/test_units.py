@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.units import format_bytes, parse_bytes, parse_count
+from lightning_streaming.units import check_truth, format_bytes, parse_bytes, parse_count
 from tests.helpers import assert_error
 
 
@@ -88,3 +88,11 @@ def test_a_number_is_itself_in_digits_and_in_units_of_one(number: int) -> None:
 )
 def test_sizes_are_said_as_people_say_them(size: float, words: str) -> None:
     assert format_bytes(size) == words
+
+
+def test_a_truth_value_is_no_text() -> None:
+    for value in (True, False, None, 1, 0, np.True_, np.bool_(0)):
+        check_truth("shuffle", value)
+    for wrong in ("false", "True", "", [], [0], 2, 0.5, float("nan"), object()):
+        with assert_error(ConfigError, option="shuffle"):
+            check_truth("shuffle", wrong)

@@ -187,8 +187,8 @@ class ShardCache:
     def data_version(self, index: DatasetIndex) -> str:
         """Return a name of the stream's data; files that are derived from the data are kept under it.
 
-        Of a remote, it is the index's digest of the data. Of data that is read in place, it also covers size,
-        modification time and change time of each file of which the index has no hash: such a file may be rewritten
+        Of a remote, it covers the index's digest of the data, and the versions of its files where they are known. Of
+        data that is read in place, it also covers size, modification time and change time of each file of which the index has no hash: such a file may be rewritten
         without a change of the index. These are read once.
 
         Args:

@@ -397,7 +397,13 @@ class RemoteSource:
 
     def data_version(self, index: DatasetIndex) -> str:
         """Return a name of the data; see :meth:`ShardCache.data_version`."""
-        return index.data_digest
+        if not any(file.version for _, shard in index.shards.examples() for file in shard.stored):
+            return index.data_digest
+        hasher = hashlib.blake2b(index.data_digest.encode(), digest_size=16)
+        for shard in index.shards:
+            for file in shard.stored:
+                hasher.update(f"{file.basename!r} {file.version!r}".encode("utf-8", "surrogatepass"))
+        return hasher.hexdigest()
 
     def knows_tag(self, modified: int, own: OwnTags, compressed: FileInfo | None) -> bool:  # noqa: ARG002
         """Whether a file of this time was checked before, by the index that we read, and is unchanged."""

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from lightning_streaming.cache import config, shared_files
 from lightning_streaming.cache.manifest import OwnTags
-from lightning_streaming.errors import LockTimeoutError
+from lightning_streaming.errors import LockTimeoutError, StorageError
 from lightning_streaming.files import PARTIAL_SUFFIX
 from lightning_streaming.formats.index import INDEX_BASENAME
 
@@ -109,8 +109,12 @@ def shard_files(root: Path) -> Iterator[CacheEntry]:
 
 
 def selection_files(root: Path) -> Iterator[CacheEntry]:
-    """Kept selections, and what is there of those being made: files of a directory of ours that bear such names."""
-    pending, selections = [f"{root}/{config.SELECTIONS_BASENAME}"], f"{root}/{config.SELECTIONS_BASENAME}/"
+    """Yield kept selections, and what is there of those being made: files of a folder of ours that bear such names.
+
+    Raises:
+        StorageError: The folder is a link.
+    """
+    pending, selections = [_folder(root, config.SELECTIONS_BASENAME)], f"{root}/{config.SELECTIONS_BASENAME}/"
     while pending:
         with suppress(*shared_files.UNREACHABLE), os.scandir(pending.pop()) as found:
             for entry in found:
@@ -119,6 +123,18 @@ def selection_files(root: Path) -> Iterator[CacheEntry]:
                 elif entry.is_file(follow_symlinks=False) and _is_selection(entry.path, selections):
                     with suppress(FileNotFoundError):
                         yield CacheEntry.of(entry.path, entry.stat(follow_symlinks=False))
+
+
+def _folder(root: Path, name: str) -> str:
+    """Return a folder of the cache's own in its directory, which is no link: files of the user may look like ours.
+
+    Raises:
+        StorageError: It is a link.
+    """
+    folder = f"{root}/{name}"
+    if Path(folder).is_symlink():
+        raise StorageError(f"{folder} is a symbolic link", hint="remove the link", path=folder)
+    return folder
 
 
 def _is_selection(path: str, selections: str) -> bool:
@@ -157,8 +173,12 @@ def _is_cache(folder: str) -> bool:
 
 
 def staging_files(root: Path) -> Iterator[os.DirEntry[str]]:
-    """Files on their way into a cache directory, of living and dead writers."""
-    with suppress(*shared_files.UNREACHABLE), os.scandir(root / config.STAGING_BASENAME) as found:
+    """Yield the files on their way into a cache directory, of living and dead writers.
+
+    Raises:
+        StorageError: Their folder is a link.
+    """
+    with suppress(*shared_files.UNREACHABLE), os.scandir(_folder(root, config.STAGING_BASENAME)) as found:
         for entry in found:
             if entry.name.endswith(PARTIAL_SUFFIX):
                 yield entry

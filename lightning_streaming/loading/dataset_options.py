@@ -24,13 +24,16 @@ from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.settings import OrderSettings, stretched_seed
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.storage import StorageOptions, mask_url
-from lightning_streaming.units import parse_bytes, parse_count, store_whole
+from lightning_streaming.units import check_truth, parse_bytes, parse_count, store_whole
 from lightning_streaming.world import World
 
 _Part = TypeVar("_Part", OrderSettings, StreamDefaults, BadSampleOptions)
 
 _NOT_SHOWN = {"remote", "local", "storage_options", "select", "join", "world", "stream_name", "stream_config"}
 """What the streams say, may be secret, or belongs to the machines."""
+
+
+_TRUTHS = ("shuffle", "on_demand", "stretch_seed", "allow_unsafe_types", "seed_global_rng", "keep_zip", "follow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +113,8 @@ class DataOptions(OrderSettings, BadSampleOptions, DecodeOptions, StreamDefaults
         OrderSettings.__post_init__(self)
         BadSampleOptions.__post_init__(self)
         DecodeOptions.__post_init__(self)
+        for name in _TRUTHS:
+            check_truth(name, getattr(self, name))
         self._check_decoding()
         store_whole(self, "predownload", 1, or_none=True)
         store_whole(self, "replication", 1, or_none=True)

@@ -21,13 +21,19 @@ from typing import Any
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache, file_states, shared_files
-from lightning_streaming.cache.config import MANIFEST_BASENAME, QUEUE_BASENAME, USAGE_BASENAME
+from lightning_streaming.cache.config import (
+    MANIFEST_BASENAME,
+    QUEUE_BASENAME,
+    SELECTIONS_BASENAME,
+    STAGING_BASENAME,
+    USAGE_BASENAME,
+)
 from lightning_streaming.cache.file_states import StagingFile, claim, lock_if_dead, staging_path
 from lightning_streaming.cache.manifest import CacheManifest, make_tag, verified_tag, write_manifest
 from lightning_streaming.cache.quota import WaitQueue
 from lightning_streaming.cache.shared_files import pauses
 from lightning_streaming.cache.sources import RemoteSource
-from lightning_streaming.cache.usage import find_entry
+from lightning_streaming.cache.usage import find_entry, selection_files
 from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.formats.index import FileInfo
 from tests.cache.helpers import fetch_shard, open_to_all, raw_data, write_dataset
@@ -198,6 +204,22 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, target: str) -> None:
         path.unlink()
     assert outside.exists() == (target == "a file")
     assert target == "nothing" or outside.read_bytes() == b"of the user" * 10
+
+
+@pytest.mark.parametrize(("folder", "name"), [(STAGING_BASENAME, "a.part"), (SELECTIONS_BASENAME, "0" * 32 + ".npy")])
+def test_no_file_of_a_folder_that_is_a_link_is_removed(tmp_path: Path, folder: str, name: str) -> None:
+    write_dataset(tmp_path / "remote")
+    outside, root = tmp_path / "outside" / name, tmp_path / "cache"
+    outside.parent.mkdir()
+    outside.write_bytes(b"of the user")
+    os.utime(outside, (0, 0))
+    root.mkdir()
+    (root / folder).symlink_to(outside.parent)
+    cache = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "remote"), local=root))
+    with assert_error(StorageError, path=root / folder, hint="remove the link"):
+        cache.directory.prepare()
+        list(selection_files(root))
+    assert outside.read_bytes() == b"of the user"
 
 
 def test_a_manifest_that_is_a_link_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

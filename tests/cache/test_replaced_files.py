@@ -228,6 +228,23 @@ def test_without_a_recorded_version_files_are_pinned_to_the_first_answer(
     assert values(place.cache(None), shards[3:4]) == list(range(1000 + 3 * PER_PART, 1000 + 4 * PER_PART))
 
 
+@pytest.mark.parametrize("kind", ["http", "s3"])
+def test_what_is_kept_of_a_replaced_file_is_not_used(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Selections, lengths and indexes of ids are kept under the version of the data."""
+    place = Place(kind, request, tmp_path / "data")
+
+    def version() -> str:
+        cache = place.cache("npy", "a.npy")
+        return cache.data_version(cache.read_index())
+
+    place.put("a.npy", npy(0))
+    first = version()
+    assert version() == first
+    place.put("a.npy", npy(500))
+    let_a_minute_pass(tmp_path / "cache")
+    assert version() != first
+
+
 def test_a_range_takes_no_further_request(s3_bucket: Any, tmp_path: Path) -> None:
     s3_bucket.put("a.parquet", parquet(0))
     settings: dict[str, Any] = {"storage_options": s3_bucket.options, "format": "parquet"}
