@@ -188,8 +188,8 @@ class ShardCache:
         """Return a name of the stream's data; files that are derived from the data are kept under it.
 
         Of a remote, it covers the index's digest of the data, and the versions of its files where they are known. Of
-        data that is read in place, it also covers size, modification time and change time of each file of which the index has no hash: such a file may be rewritten
-        without a change of the index. These are read once.
+        data that is read in place, it also covers size, modification time and change time of each file of which the
+        index has no hash: such a file may be rewritten without a change of the index. These are read once.
 
         Args:
             index: The stream's index, or the head of it.

@@ -141,7 +141,7 @@ class FunctionOption:
                     named[name] = [f"function {functions.index(of)}" for of in called]
                 elif _is_constant(value):
                     named[name] = _constant(value)
-                elif is_checked and is_own and _may_change(value, function):
+                elif is_checked and is_own and _may_change(value):
                     raise ConfigError(
                         f"{self.name}={function_name(function)} encloses a {type(value).__name__}, which may change "
                         f"without notice ({name!r} of {one.__qualname__}); let it be numbers or text, or a tuple or "
@@ -203,10 +203,13 @@ def _plain(function: Any) -> tuple[Any, list[Any]]:
     return (function if is_plain else None), bound
 
 
-def _may_change(value: object, function: Callable[..., Any]) -> bool:
-    """Whether the outcome may change with a value that nothing tells of: an object, or a class of the user's own."""
+def _may_change(value: object) -> bool:
+    """Return whether the outcome may change with a value that has no facts: an object, its method, a user's class."""
     if isinstance(value, type):
-        return _package_of(value) == _package_of(function)
+        return not _is_installed(value.__module__)
+    of = getattr(value, "__self__", None)  # of a function of Python's itself: its module, or the object it is bound to
+    if of is not None and not isinstance(of, ModuleType | type):
+        return True
     return isinstance(value, (FunctionType, MethodType)) or not hasattr(value, "__name__")
 
 

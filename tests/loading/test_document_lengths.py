@@ -297,19 +297,22 @@ def test_what_a_module_holds_counts(own_module: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "kind"),
     [
-        "class T:\n  def encode(self, text): return text\ncount = T()",
-        "class T:\n  pass\nT = T()\ndef count(text): return T",
+        ("class T:\n  def encode(self, text): return text\ncount = T()", "T"),
+        ("class T:\n  pass\nT = T()\ndef count(text): return T", "T"),
+        ("count = {'a': 1}.get", "builtin_function_or_method"),
+        ("count = {1, 2}.__contains__", "builtin_function_or_method"),
+        ("class count:\n  def __new__(cls, text): return 3", "type"),
     ],
-    ids=["object", "function that names one"],
+    ids=["object", "function that names one", "method of a dict", "method of a set", "class"],
 )
-def test_an_object_of_a_module_is_refused_without_a_version(own_module: Any, source: str) -> None:
+def test_an_object_of_a_module_is_refused_without_a_version(own_module: Any, source: str, kind: str) -> None:
     def by_module(text):  # type: ignore[no-untyped-def]
         return own_tokens.count(text)  # type: ignore[name-defined]  # noqa: F821
 
     module = own_module(source)
-    with raises(ConfigError, "encloses a T, which may change without notice", "lengths_version="):
+    with raises(ConfigError, f"encloses a {kind}, which may change without notice", "lengths_version="):
         _key_of(module, by_module)
 
 
