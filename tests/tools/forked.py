@@ -96,7 +96,7 @@ def _run_command(
     for logger in [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]:
         for handler in getattr(logger, "handlers", ()):
             if type(handler) is logging.StreamHandler:  # it was made where this was imported, with that stderr
-                handler.setStream(sys.stderr)
+                handler.stream = sys.stderr  # setStream would flush what a test before may have closed
     code = 1
     try:
         code = main(words)
