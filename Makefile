@@ -47,14 +47,16 @@ test-lowest: $(LOWEST)/.ready  ## Run the tests that depend on Lightning and sto
 test-peers: $(READY) $(PEERS_READY)  ## Run the guides from other libraries with these, in .venv-peers or with PEERS=/path/to/python
 	PEERS=$(abspath $(PEERS)) $(BIN)/python -m pytest --all -rs tests/docs/test_migration_guides.py
 
-check: $(READY)  ## Lint, format and type checks
+check: $(READY)  ## Lint, format, words and type checks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.voice
 	$(BIN)/mypy
 
-format: $(READY)  ## Mend what the linter can mend
+format: $(READY)  ## Fix what the linter can fix, and lower the counts of words to avoid
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python -m tests.voice --write
 
 bench: $(READY)  ## Measure how fast local data is read, beside what this machine can do
 	$(BIN)/python -m benchmarks.reading
