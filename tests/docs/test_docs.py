@@ -3,7 +3,7 @@
 Each ``python`` block of a document is run, in order, in an empty directory, with the names of the blocks before it. A
 ``text`` block right after one is exactly what it prints. A block after ``<!-- not run -->`` need only be Python, and so
 here one after ``<!-- with PACKAGE -->``: guides that have such are run by ``test_migration_guides.py``.
-Those of the README, and its commands, are run by ``test_readme.py``.
+README and quick start, with their commands, are run by ``test_readme.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from lightning_streaming.formats import encodings
 
 ROOT = Path(__file__).parents[2]
-WITH_SNIPPETS = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_SNIPPETS = [ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "quickstart.md"})]
 WITH_LINKS = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -31,7 +31,7 @@ _SNIPPET = re.compile(
 )
 _LINK = re.compile(r"\]\((?P<target>[^)#\s]+)[^)]*\)")
 _IS_GUIDE = re.compile(r"^<!-- with ", re.MULTILINE)
-_REFERENCE = re.compile(r"\[([^\]\n]+)\]\[\]")
+_REFERENCE = re.compile(r"\[([^\]\n]+)\]\[([^\]\n]*)\]")
 _DEFINITION = re.compile(r"^\[([^\]\n]+)\]: (\S+)$", re.MULTILINE)
 
 
@@ -91,13 +91,19 @@ def test_the_readme_leads_to_its_files_also_where_it_is_shown_without_them() -> 
     targets = dict(_DEFINITION.findall(text))
     assert page is not None
     assert len(targets) > 20
-    assert set(_REFERENCE.findall(text)) == set(targets)
+    assert {name or shown for shown, name in _REFERENCE.findall(text)} == set(targets)
     assert [match["target"] for match in _LINK.finditer(text) if ":" not in match["target"]] == []
+    site = targets.pop("site")
+    assert f'Documentation = "{site}"' in (ROOT / "pyproject.toml").read_text()
     files = {name: target.removeprefix(f"{page[1]}/blob/main/") for name, target in targets.items()}
     assert [name for name, file in files.items() if not (ROOT / file).exists()] == []
     pictures = re.findall(rf"{page[1]}/main/(\S+?)\"".replace("github.com", "raw.githubusercontent.com"), text)
     assert [(ROOT / picture).stat().st_size > 0 for picture in pictures] == [True]
     assert re.findall(r"^git clone (.+)$", text, re.MULTILINE) == [page[1]]
+
+
+def test_the_readme_can_be_read_in_a_minute() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_a_block_that_prints_something_else_is_found(capsys: pytest.CaptureFixture[str]) -> None:

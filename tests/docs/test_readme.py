@@ -1,4 +1,4 @@
-"""The README works as printed: its commands, its programs and its configurations, in order, in one empty directory.
+"""README and quick start work as printed: commands, programs and configurations, in order, in one empty directory.
 
 A ``bash`` block is given to a shell, a ``python`` block to an interpreter of its own, a ``yaml`` block that begins with
 ``# NAME.yaml`` is written there, and a ``text`` block is exactly what the program before it prints. ``s3://my-bucket``
@@ -27,11 +27,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
 ]
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    "README.md": ("checkpoints", "python"),
+    "docs/quickstart.md": ("checkpoints", "on-s3/checkpoints", "mixed", "python"),
+}
+"""The pages, and the directories of checkpoints that their runs leave."""
 BUCKET = "s3://my-bucket"
-"""Where the README has data on a store."""
-_TOLD = re.compile(r"`(Resumed [^`]+, )\.\.\.\)`")
-"""What it says that a command prints."""
+"""The bucket that the pages use."""
+_SHOWN = re.compile(r"`(Resumed [^`]+, )\.\.\.\)`")
+"""The output of a command, as a page shows it."""
 _BLOCK = re.compile(
     r"^(?P<not_run><!-- not run -->\s*)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -77,27 +82,28 @@ def run_block(block: Block, program: str, directory: Path, capfd: pytest.Capture
     return None
 
 
+@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/quickstart.md", marks=pytest.mark.nightly)])
 def test_every_line_runs_as_printed(
-    tmp_path: Path, s3: S3Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    page: str, tmp_path: Path, s3: S3Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     newcomer = tmp_path / "newcomer"
     newcomer.mkdir()
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
-    text = README.read_text()
+    text = (ROOT / page).read_text()
     assert BUCKET in text
-    printed, languages, of_shells = None, list[str](), ""
+    printed, languages, of_shells = None, set[str](), ""
     with command_line() as program:
         for block in blocks(text.replace(BUCKET, s3.make_bucket())):
-            languages.append(block.language)
+            languages.add(block.language)
             if block.language == "text":
                 assert printed == block.text
             else:
                 printed = run_block(block, program, newcomer, capfd)
                 of_shells += (printed or "") * (block.language == "bash")
-    assert {"bash", "python", "yaml", "text"} == set(languages)
-    (resumed,) = _TOLD.findall(text)
+    assert {"bash", "python", "yaml"} <= languages
+    (resumed,) = _SHOWN.findall(text)
     assert resumed in of_shells
-    for checkpoints in ("checkpoints", "on-s3/checkpoints", "mixed", "python"):
+    for checkpoints in PAGES[page]:
         assert torch.load(newcomer / checkpoints / "last.ckpt")["global_step"] > 10
 
 
