@@ -159,7 +159,7 @@ def replaced(setup: Setup, tmp_path: Path) -> Setup:
 
 
 EXACT: dict[str, dict[str, Change]] = {
-    "shards behind those that there were": {"appended": appended},
+    "appended shards": {"appended": appended},
     "ranks, on as many nodes": {"1": to(ranks=1), "3": to(ranks=3), "4": to(ranks=4)},
     "nodes": {"2 of 1": to(nodes=2, ranks=1), "3 of 1": to(nodes=3, ranks=1), "2 of 2": to(nodes=2)},
     "batch size, accumulation": {"1": to(batch_size=1), "5": to(batch_size=5), "11": to(batch_size=11)},
@@ -184,7 +184,7 @@ EXACT: dict[str, dict[str, Change]] = {
 """Changes after which the epoch goes on as if nothing had happened."""
 
 REFUSED: dict[str, dict[str, Change]] = {
-    "otherwise number or size of shards, samples, weights, `epoch_size`, names of streams": {
+    "number or size of earlier shards, samples, weights, `epoch_size`, names of streams": {
         "shards": rewritten(size_limit=150),
         "samples": rewritten({"a": 26, "b": 13}),
         "weights": weighted(proportion=1.0),
@@ -203,8 +203,8 @@ REFUSED: dict[str, dict[str, Change]] = {
 }
 """Changes that are refused with a StateMismatchError."""
 
-PHASES_AHEAD = "[phases](mixtures.md#what-may-change-when-a-run-goes-on) that have not begun"
-PHASES_BEGUN = "phases that have begun, and the data of streams that they read"
+PHASES_AHEAD = "[phases](mixtures.md#what-may-change-at-a-resume) that have not started"
+PHASES_BEGUN = "phases that have started, and the data of streams that they read"
 ELSEWHERE = {
     PHASES_AHEAD,
     PHASES_BEGUN,
@@ -265,9 +265,7 @@ def test_change_is_refused(
 def test_data_that_is_written_anew_with_compression_is_other_data(
     saved: tuple[Setup, list[int], Mapping[str, Any]], tmp_path: Path
 ) -> None:
-    assert (
-        "a dataset that is written anew with another compression has other ones" in table()["compression of the shards"]
-    )
+    assert "a dataset that is rewritten with another compression has other ones" in table()["compression of the shards"]
     with pytest.raises(StateMismatchError, match="digest"):
         rewritten(compression="zstd")(saved[0], tmp_path).read(saved[2])
 
@@ -286,7 +284,7 @@ def test_nodes_that_do_not_fit_the_canonical_ones_are_refused_by_orig(
 
 
 def test_skip_leaves_out_what_lies_ahead(saved: tuple[Setup, list[int], Mapping[str, Any]]) -> None:
-    assert table()["`skip`"].startswith("yes: what is new is skipped from here on")
+    assert table()["`skip`"].startswith("yes: new ranges are skipped from here on")
     setup, read, state = saved
     skipping = replace(setup, order={"skip": ["1", "4-5"]})
     assert skipping.read(state)[0] == read[8:16] + read[24:]
