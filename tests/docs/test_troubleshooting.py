@@ -85,7 +85,7 @@ def _few_files() -> Iterator[Mapping[str, str]]:
 
 TROUBLES: dict[str | None, Callable[[], AbstractContextManager[Mapping[str, str]]]] = {
     "on a full disk": _full_disk,
-    "beside a process that is stopped": _stopped_process,
+    "with a stopped process": _stopped_process,
     "with few open files": _few_files,
     None: lambda: nullcontext({}),
 }
