@@ -1,12 +1,12 @@
-"""Show what caches hold, and make room, without hurting jobs that use them.
+"""Show what caches contain, and free space, without affecting jobs that use them.
 
-DIR is the cache directory of one stream, or a directory with several; by default the one with all default caches.
+DIR is the cache directory of one stream, or a directory with several; the default is the one with all default caches.
 
     lightning-streaming cache info
     lightning-streaming cache clear ~/.cache/lightning_streaming/corpus-1f0c3a5e7b9d2846
     lightning-streaming cache gc --older-than 7d --dry-run
 
-Only files are removed that were fetched, and are unchanged since; never one that a process has open or is fetching.
+Only downloaded, unchanged files are removed, and never a file that a process has open or is downloading.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tools by name, how one of them is run, and the arguments that several of them have, spelled the same."""
+"""Table of the tools, how to run one, and the arguments that several tools share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tool shows: exit codes, JSON, notes and errors, progress; tables for people, and values in a few words.
+"""Output of the tools: exit codes, JSON, notes, errors and progress; tables, and values in a few words.
 
 Results go to standard output, errors and progress to standard error.
 """

@@ -1,18 +1,18 @@
-"""Convert data of many kinds into a dataset of MDS shards.
+"""Convert files to a dataset of MDS shards.
 
-SOURCE is a file, a folder, a quoted pattern like 'data/*.jsonl', or the URL of one file. What it is, is told from the
-names of its files, or by --from:
+SOURCE is a file, a folder, a quoted pattern like 'data/*.jsonl', or the URL of one file. The names of its files
+determine its kind, or --from:
 
     jsonl         one JSON object a line: .jsonl, .ndjson, .json, also with .gz
     csv, tsv      with a header row: .csv, .tsv, also with .gz
     parquet       .parquet; needs pyarrow
-    huggingface   a folder that a Hugging Face dataset was saved to (save_to_disk); needs pyarrow
+    huggingface   a folder written by save_to_disk of Hugging Face datasets; needs pyarrow
     webdataset    .tar files of samples
-    images        a folder of images, in a folder per class or without classes
-    text          a folder of text files, or one; each file is a document
+    images        a folder of images, with a subfolder per class or without classes
+    text          a text file, or a folder of them; each file is a document
 
-With --format, SOURCE is a directory, or a URL of one, that another library wrote. Its samples are read as runs read
-them with format=, shard after shard.
+With --format, SOURCE is a directory written by another library, or its URL. Samples are read as runs read them with
+format=, shard after shard.
 
 All files of a folder, in the order of their names, become one dataset. A row that cannot be written is an error that
 names its file and line; nothing is skipped.
@@ -22,7 +22,7 @@ names its file and line; nothing is skipped.
     lightning-streaming convert s3://bucket/tars data/pictures --format webdataset --columns jpg --columns json
     lightning-streaming convert texts/ data/tokens --tokenize --tokenizer tokenizer.json --block-length 2049 --eot 0
 
-If it is stopped, even killed, run it again with --resume added.
+To continue after a stop or a kill, run the command again with --resume.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Copy a dataset to another directory or store: every file that its index names, then the index, unchanged.
 
-Every file is checked by its size, by all hashes that the index records, and if it is compressed by decompressing it
-(not with --quick). The index is published last, so a half copy is never taken for a dataset. A copy that was
-interrupted goes on when the same command is given again: what is already there and right is skipped.
+Every file is checked: its size, all hashes that the index records, and decompression if it is compressed (not with
+--quick). The index is published last, so a partial copy is never mistaken for a dataset. Run the same command again to
+continue an interrupted copy: files that are already there and correct are skipped.
 
     lightning-streaming copy data/train s3://corpus/train
     lightning-streaming copy s3://corpus/train gs://mirror/train --workers 32 --out-storage-options token=key.json
     lightning-streaming copy s3://bucket/tars /data/tars --format webdataset
 
-Exit code: 0 if all was copied; 1 if files of the source are missing or damaged, then no index is published; 2 if it
-could not be done. Nothing is deleted at the destination, but with --exist-ok the index and the plan of the dataset that
-was there, and files under the names that shards of this one have uncompressed, which might be taken for them; other
-shards that are not written over stay. Both are told. Without recorded hashes a second copy copies all files again.
+Exit code: 0 if all files were copied; 1 if files of the source are missing or damaged, then no index is published; 2
+if the copy failed. Nothing is deleted at the destination, except with --exist-ok the index and the plan of the earlier
+dataset, and files with the names of uncompressed shards of this one, which could be mistaken for them; other shards
+that are not overwritten stay. Both are reported. Without recorded hashes a second copy copies all files again.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Make the index of data that another library wrote, ahead of the runs that read it as it lies.
+"""Write the index of data of another library, before runs read it in place.
 
     lightning-streaming index s3://bucket/tars --format webdataset
     lightning-streaming index data/tokens --format npy --block-length 2049
     lightning-streaming index https://host/corpus --format megatron --out corpus
 
-Runs read such data with format= (docs/other-formats.md). The first of them on each node looks at all files and keeps
-an index of what it found, which for tar files means to read through them. This does it once for all: it writes
-index.json beside the data, where every run finds it, or into --out, for somebody else to put it there.
+Runs read such data with format= (docs/other-formats.md). The first run on each node scans all files, tar files
+completely, and caches an index. This command does it once for all runs: it writes index.json next to the data, where
+every run finds it, or to --out, if you cannot write there.
 
-Files that were looked at before are not looked at again, unless their size has changed: also when this was interrupted
-and is started again. After files were added, run it again.
+Files that have been scanned are not scanned again unless their size changed, also after an interruption. Run it again
+when files were added.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Show what a dataset holds: columns, samples, shards, sizes, compression, hashes, and its first samples. Or what the
-configuration of a run reads: of each stage, stream and phase the samples stored, selected and drawn.
+"""Show the columns, samples, shards, sizes, compression, hashes and first samples of a dataset. Or show what a run reads:
+for each stage, stream and phase the samples stored, selected and drawn.
 
-Of a dataset on a store only the index and what the samples need is read: ranges of an uncompressed shard, or one
-compressed shard, which is fetched into a temporary directory.
+For a remote dataset only the index and the bytes of the shown samples are read: ranges of an uncompressed shard, or one
+compressed shard, which is downloaded to a temporary directory.
 
     lightning-streaming inspect data/train
     lightning-streaming inspect s3://corpus/train --samples 0

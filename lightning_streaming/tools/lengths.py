@@ -1,23 +1,22 @@
-"""Count the tokens of every document of a dataset, ahead of a run that packs them; and tell how long documents are.
+"""Count the tokens of every document before a run that packs them, and show the distribution of lengths.
 
     lightning-streaming lengths s3://corpus/web --column tokens
     lightning-streaming lengths data/train --column raw --dtype uint16
     lightning-streaming lengths data/train --lengths num_tokens --json
     lightning-streaming lengths --config run.yaml
 
---column names the tokens: a column of arrays of one dimension ('ndarray', 'ndarray:uint16', 'ndarray:uint16:2048'), of
-which the elements are counted; or of bytes, with --dtype, what a token is in them. --lengths names a column of whole
-numbers that says the length, where tokens are stored in another way, or made while a run reads. A run may also have a
-Python function there, which this tool cannot be given.
+--column names the tokens: a column of one-dimensional arrays ('ndarray', 'ndarray:uint16', 'ndarray:uint16:2048'),
+whose elements are counted; or of bytes, with --dtype as the type of a token. --lengths names a column of whole numbers
+with the length, if tokens are stored in another way, or computed while a run reads. A run may also have a Python
+function there, which this tool does not accept.
 
-No tokens are decoded. Where they are the only column whose size varies ('ndarray:DTYPE' or bytes) and the shards are
-not compressed, the offsets at the head of each shard tell the lengths: of a remote dataset these alone are read, four
-bytes a document, and no shard is fetched. Else shards are fetched as a run fetches them.
+No tokens are decoded. If they are the only column of varying size ('ndarray:DTYPE' or bytes) and the shards are not
+compressed, the offsets at the start of each shard give the lengths: from a remote dataset only these are read, four
+bytes per document, and no shard is downloaded. Otherwise shards are downloaded as in a run.
 
-The lengths, four bytes a document, are kept on this node beside the dataset's cached index. Any run finds them there
-that asks the same of the same data: give --local where the run has local=. What was done is kept when this is
-interrupted: started again, it goes on. Where data was appended, only its new shards are counted. On several nodes, run
-it on each.
+The lengths, four bytes per document, are stored on this node next to the dataset's cached index. Any run with the same
+request for the same data uses them: pass --local if the run has local=. After an interruption, run it again to
+continue. Of appended data only the new shards are counted. On several nodes, run it on each.
 
 --config counts all that a run needs that packs documents (pack: in its data), for each stream of each of its stages,
 a Python function included; and plans the packs of the first epoch, so that the run need not. The plan lies in this

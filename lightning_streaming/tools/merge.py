@@ -1,16 +1,15 @@
-"""Join datasets into one, by an index over the shards of all. No shard is read, moved or copied.
+"""Merge datasets into one, with an index over all their shards. No shard is read, moved or copied.
 
-The parts lie in the merged dataset's directory or under its URL, at any depth. Their samples follow each other in the
-order the parts are named in; if none is named, all that are found are merged, in the order of their sorted paths. It
-may be done again when parts were added.
+The parts are in the merged dataset's directory or under its URL, at any depth. Their samples follow each other in the
+order of the arguments; without arguments all parts are merged, in the order of their sorted paths. Run it again when
+parts were added.
 
     lightning-streaming merge data/train
     lightning-streaming merge s3://corpus/train s3://corpus/train/web s3://corpus/train/books
     lightning-streaming merge s3://bucket/tars --format webdataset
 
-With --format, parts are data of another library. Those that have an index, of lightning-streaming index, are taken at
-its word; the files of others are looked at. Where no part is named, all that lies below is merged, in the order of the
-files' paths.
+With --format, parts are data of another library. The index of lightning-streaming index is used if there is one;
+otherwise the files are scanned. Without arguments, all files below are merged, in the order of their paths.
 """
 
 from __future__ import annotations

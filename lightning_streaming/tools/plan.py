@@ -1,17 +1,16 @@
-"""Tell what a run will read, fetch and need, before it runs: from its configuration and the indexes of its data.
+"""Predict what a run will read, download and need, from its configuration and the indexes of its data.
 
-C is a configuration of `lightning-streaming fit`. Its training data is made as training would make it; the order, who
-reads what, how far workers look ahead and what a cache keeps are worked out by the rules that the run itself follows.
-Only the indexes are read, no shard is fetched and no trainer runs. What a run counts or evaluates before it begins
-(lengths of documents that are packed, conditions of `where`) is made as by `lightning-streaming lengths` and `select`,
-if nobody has made it yet.
+C is a configuration of `lightning-streaming fit`. Its training data is created as in training; the order, the samples
+of each rank, prefetching and the contents of caches follow from the rules of the run itself. Only the indexes are
+read: no shard is downloaded and no trainer runs. What a run computes before it starts (lengths of packed documents,
+conditions of `where`) is computed as by `lightning-streaming lengths` and `select`, if it is not cached yet.
 
     lightning-streaming plan --config run.yaml
     lightning-streaming plan --config run.yaml --html plan.html --limit 500gb --limit 1tb --link 10gbit
     lightning-streaming plan --config run.yaml --ckpt run.ckpt --steps 20000
     lightning-streaming plan --config run.yaml --fail-if "repeats(math) > 4" --fail-if "bytes > 2TB"
 
-Exit code 1 says that a condition of --fail-if holds.
+The exit code is 1 if a condition of --fail-if holds.
 """
 
 from __future__ import annotations

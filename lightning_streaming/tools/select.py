@@ -1,4 +1,4 @@
-"""Evaluate which samples of a dataset a run reads, ahead of the run, which then begins at once.
+"""Evaluate which samples of a dataset a run reads, before the run, which then starts at once.
 
     lightning-streaming select s3://corpus/web --where "score >= 0.8 and lang == 'en'"
     lightning-streaming select s3://corpus/web --split '[:98%]' --split-by doc_id
@@ -7,20 +7,20 @@
     lightning-streaming select --config run.yaml
 
 --where is a condition in SQL over columns of numbers, text, bytes or json; it needs lightning-streaming[select].
---split takes a part by hash: parts that do not overlap, like [:98%] and [98%:], have no sample in common, and stay what
-they are when data is appended. A sample is selected if it meets all conditions.
+--split selects a part by hash: parts that do not overlap, like [:98%] and [98%:], have no sample in common, and stay
+the same when data is appended. A sample is selected if it meets all conditions.
 
-The outcome, one bit a sample, is kept on this node beside the dataset's cached index. Any run finds it there that asks
-the same of the same data: give --local where the run has local=. Shards are fetched only if a column is looked at. What
-was done is kept when this is interrupted: started again, it goes on. On several nodes, run it on each; or write --out
-to a place that all can read, and give that to the runs as select=.
+The result, one bit per sample, is stored on this node next to the dataset's cached index. Any run with the same
+request for the same data uses it: pass --local if the run has local=. Shards are downloaded only if a condition reads a
+column. After an interruption, run it again to continue. On several nodes, run it on each; or write --out to a location
+that all can read, and pass that to the runs as select=.
 
---not leaves out what a run with on_bad_sample: replace has written down as bad, in its bad_log. What is left goes into
---out alone, which the next run takes as select=.
+--not leaves out the samples that a run with on_bad_sample: replace has logged as bad in its bad_log. The remaining ones
+are written to --out only, which the next run takes as select=.
 
---config makes all that a run would make before it begins, for each stream of each of its stages: its selections, the
-indexes of ids by which datasets are joined with it (join: with on:), and the lengths of documents that it packs. The
-same holds for these. Ids of a stream's samples that a joined dataset lacks are counted, and make the exit code 1.
+--config computes everything that a run would compute before it starts, for each stream of each of its stages: its
+selections, the indexes of ids for joined datasets (join: with on:), and the lengths of packed documents. They are
+stored in the same way. Ids of a stream's samples that a joined dataset lacks are counted, and the exit code is 1.
 """
 
 from __future__ import annotations

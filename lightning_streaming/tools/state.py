@@ -1,8 +1,8 @@
-"""Show and move the place in the data that a checkpoint holds.
+"""Show and move the position in the data that a checkpoint contains.
 
-CKPT is a checkpoint of Lightning, the directory of a sharded one (FSDP, ModelParallel), or a file with the state of a
-loader or dataset alone, of torch.save or JSON. Checkpoints of Fabric and Composer can be shown, too. What is written
-replaces the file in one step, and what was there before stays as CKPT.bak, CKPT.bak2, and so on.
+CKPT is a Lightning checkpoint, the directory of a sharded one (FSDP, ModelParallel), or a file with only the state of a
+loader or dataset, saved by torch.save or as JSON. Checkpoints of Fabric and Composer can be shown, too. A change
+replaces the file atomically, and the earlier file stays as CKPT.bak, CKPT.bak2, and so on.
 
     lightning-streaming state show run/last.ckpt
     lightning-streaming state set run/last.ckpt --epoch 1 --sample 51200

@@ -1,14 +1,14 @@
-"""Tell which samples a step of training reads, and when a sample is read, and in which phase; without training.
+"""Show which samples a training step reads, when a sample is read, and in which phase, without training.
 
-C is a configuration of `lightning-streaming fit`. Its data module is made as training would make it, and the order is
-worked out from it: only the indexes of the streams are read, no trainer runs, no shard is fetched.
+C is a configuration of `lightning-streaming fit`. Its data module is created as in training, and the order is computed
+from it: only the indexes of the streams are read, no trainer runs, no shard is downloaded.
 
 Step N is the one in which `trainer.global_step` is N, as loggers write it: the first is 0, and a checkpoint named
-step=100 was saved right before step 100. How many ranks there are, `accumulate_grad_batches` and `limit_train_batches`
-are as the configuration has them for its trainer, unless said otherwise.
+step=100 was saved right before step 100. The number of ranks, `accumulate_grad_batches` and `limit_train_batches` are
+those of the configured trainer, unless arguments override them.
 
-Of packed documents (`pack` or `budget` in the configuration) it tells the packs, and which tokens of which documents
-are in them.
+Of packed documents (`pack` or `budget` in the configuration) it shows the packs, with the documents and tokens in
+them.
 
     lightning-streaming trace --config run.yaml --step 1200
     lightning-streaming trace --config run.yaml --step 1200 --rank 3 --nodes 2 --ranks-per-node 8

@@ -1,11 +1,11 @@
-"""Measure how fast a run's data is read on this machine, and recommend num_workers, predownload and cache_limit.
+"""Measure how fast this machine reads a run's data, and recommend num_workers, predownload and cache_limit.
 
-C is a configuration of `lightning-streaming fit`. Its data module is made as training would make it, with its transform
-and collate function, and read for a few seconds with each number of workers; no trainer runs, no model is imported.
-Data that has to be fetched comes from a few shards, in a temporary directory (see TMPDIR) that is removed in the end;
-the run's own cache is not touched.
+C is a configuration of `lightning-streaming fit`. Its data module is created as in training, with its transform and
+collate function, and read for a few seconds with each number of workers; no trainer runs, no model is imported.
+Of remote data a few shards are downloaded to a temporary directory (see TMPDIR), which is removed at the end; the run's
+own cache is not touched.
 
-Say how long a training step takes when its batch is there, and settings are judged by whether it waits.
+Pass the duration of a training step without waiting, and the settings are rated by how long the step waits for data.
 
     lightning-streaming tune --config run.yaml
     lightning-streaming tune --config run.yaml --consumer-ms 120

@@ -1,19 +1,19 @@
-"""Check a dataset: every file's size and hashes, every table of offsets, and that every sample can be decoded.
+"""Check a dataset: the size and hashes of each file, each table of offsets, and that each sample can be decoded.
 
-Each bad shard is named with what is wrong and which samples it holds. Where the index records no hashes, bytes that
-changed may pass unseen, and a line says so. Exit code: 0 if nothing is wrong, or was repaired; 1 if something is wrong;
-2 if it could not be checked.
+Each bad shard is listed with its error and its samples. If the index records no hashes, changed bytes may remain
+undetected, and a line says so. Exit code: 0 if nothing is wrong, or was repaired; 1 if something is wrong; 2 if the
+check failed.
 
     lightning-streaming verify data/train
     lightning-streaming verify s3://corpus/train --quick
     lightning-streaming verify data/train --repair s3://corpus/train
     lightning-streaming verify data/tars --format webdataset
 
-Files of a directory that look like shards, and that the index does not name, are listed; they do no harm. The raw form
-of a compressed shard must be what the compressed one holds: it may have been left by another dataset that was there.
+Files that look like shards, but are not in the index, are listed; they do no harm. The raw file of a compressed shard
+must have the contents of the compressed one: it may be a remainder of another dataset in the same directory.
 
---repair fetches bad and missing files again. What arrives is checked the same way before it takes its place; the bad
-file is not deleted but renamed to NAME.damaged. Without --repair, the shards are listed that are to be written again.
+--repair downloads bad and missing files again. A download is checked in the same way before it replaces the bad file,
+which is not deleted but renamed to NAME.damaged. Without --repair, the shards to rewrite are listed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Show a dataset, or what a run reads, as pages in the browser: samples, columns, shards, and which batch is read when.
+"""Show a dataset, or what a run reads, in the browser: samples, columns, shards, and the order of batches.
 
-The pages come from this process, for this machine alone, at an address that holds a secret; Ctrl-C ends it. They have
-no script, and load nothing from elsewhere. Of a dataset on a store only what is looked at is read, by ranges; nothing
-is written, neither where the data lies nor into the caches of runs.
+This process serves the pages, to this machine only, at an address that contains a secret; Ctrl-C ends it. The pages
+have no scripts, and load nothing from other hosts. From a remote dataset only the bytes of the shown samples are read;
+nothing is written, neither next to the data nor to the caches of runs.
 
     lightning-streaming view data/train
     lightning-streaming view s3://corpus/train --open
