@@ -1,4 +1,4 @@
-"""Show the columns, samples, shards, sizes, compression, hashes and first samples of a dataset. Or show what a run reads:
+"""Show a dataset: its columns, samples, shards, sizes, compression, hashes and first samples. Or show what a run reads:
 for each stage, stream and phase the samples stored, selected and drawn.
 
 For a remote dataset only the index and the bytes of the shown samples are read: ranges of an uncompressed shard, or one

@@ -84,7 +84,8 @@ def test_every_page_says_where_it_is_published(site: Path) -> None:
 def test_every_public_name_is_documented_once(site: Path) -> None:
     text = "".join(told(site, page) for page in PAGES if page.startswith("api/"))
     found = re.findall(r'<dt class="sig sig-object py" id="lightning_streaming\.([\w.]+)"', text)
-    classes = {f"errors.{name}" for name, one in vars(errors).items() if isinstance(one, type)}
+    exceptions = (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception))
+    classes = {f"errors.{kind.__name__}" for kind in exceptions}
     names = {*lightning_streaming.__all__, *classes} - {"errors"}
     assert names <= set(found)
     assert len(found) == len(set(found))
