@@ -24,7 +24,8 @@ from lightning_streaming.tools.console import BAD, INTERRUPTED, PROGRAM, UNREAD,
 _NOT_TEXT = re.compile(r'true|false|null|-?(0|[1-9]\d*)(\.\d+)?|[\[{"].*', re.DOTALL)
 _EXAMPLES = re.compile(r"(^    lightning-streaming .*\n)+\n?", re.MULTILINE)
 _LAYOUT = RawDescriptionHelpFormatter
-_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+ENDING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Signals at which a command removes its temporary files and ends with 128 plus their number."""
 _LARGEST = 2**31 - 1
 """The largest number of epochs, steps, nodes and so on that an argument takes: their products fit 64 bits."""
 _MOST_DIGITS = 1000
@@ -153,7 +154,7 @@ def _ended_in_order() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
         yield
         return
-    signals = [one for one in _ENDING if signal.getsignal(one) is not signal.SIG_IGN]
+    signals = [one for one in ENDING_SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
     before = {one: signal.signal(one, lambda number, _: sys.exit(128 + number)) for one in signals}
     try:
         yield

@@ -8,7 +8,7 @@ from itertools import count, islice, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError
@@ -60,6 +60,7 @@ def test_merged_stretches_are_apart_and_cover_the_same(stretches: list[SkippedRa
 
 
 @given(stretches, st.integers(0, EPOCHS))
+@example([((1, 0), (2, 0))], 1)
 def test_epochs_that_stretches_pass_over_whole_are_passed_over(stretches: list[SkippedRange], epoch: int) -> None:
     found = first_epoch_not_skipped(stretches, epoch)
     assert all(len(left_out(stretches, passed)) == LENGTH for passed in range(epoch, found))

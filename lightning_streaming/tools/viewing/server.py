@@ -13,6 +13,8 @@ import logging
 import os
 import re
 import secrets
+import signal
+import sys
 import threading
 import webbrowser
 from collections import defaultdict
@@ -27,6 +29,7 @@ from aiohttp import web
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import package_logger
+from lightning_streaming.tools.commands import ENDING_SIGNALS
 from lightning_streaming.tools.console import print_note
 from lightning_streaming.tools.viewing.page import Answer, Request
 from lightning_streaming.tools.viewing.view_pages import Pages
@@ -72,6 +75,7 @@ def serve(viewed: Viewed, port: int, *, opens_browser: bool) -> None:
 
 
 async def _serve(pages: Pages, port: int, opens_browser: bool) -> None:
+    ended = _ending_signal()
     door = _Door(pages, secrets.token_urlsafe(24))
     runner = web.ServerRunner(_Server(door.answer), shutdown_timeout=_GRACE)
     await runner.setup()
@@ -88,9 +92,29 @@ async def _serve(pages: Pages, port: int, opens_browser: bool) -> None:
         with TemporaryDirectory(prefix="lightning_streaming_", ignore_cleanup_errors=True) as private:
             if opens_browser and not await _in_thread(lambda: _open(url, Path(private))):
                 print_note("view", "no browser could be opened; open the address in one")
-            await asyncio.Event().wait()
+            sys.exit(128 + await ended)
     finally:
         await runner.cleanup()
+
+
+def _ending_signal() -> asyncio.Future[int]:
+    """Return the number of the signal that will end this process.
+
+    The handlers of :func:`~lightning_streaming.tools.commands.run_command` raise in whatever code is running, also in
+    the task of a connection, whose exception asyncio would report. So the event loop handles these signals.
+    """
+    loop = asyncio.get_running_loop()
+    number = loop.create_future()
+
+    def resolve(received: int) -> None:
+        if not number.done():
+            number.set_result(received)
+
+    if threading.current_thread() is threading.main_thread():  # which alone may handle signals
+        for one in ENDING_SIGNALS:
+            if callable(signal.getsignal(one)):
+                loop.add_signal_handler(one, resolve, one)
+    return number
 
 
 def _open(url: str, private: Path) -> bool:
