@@ -136,7 +136,7 @@ def write_config(name: str, data: Any, model: str = MODELS[0]) -> str:
     return name
 
 
-@pytest.mark.rotate(8)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("place", [*SOUND, *BROKEN])
 def test_no_command_shows_what_a_configuration_holds(place: str) -> None:
     config = write_config("run.yaml", {**SOUND, **BROKEN}[place])
@@ -150,7 +150,7 @@ def test_no_command_shows_what_a_configuration_holds(place: str) -> None:
         assert "${CANARY_HELD}" in printed
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     "args",
     [
@@ -168,6 +168,7 @@ def test_no_argument_brings_out_what_a_configuration_holds(args: list[str]) -> N
     assert found_in(shown) == []
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     "text", [f"data: {{train: {{secret: '{SECRET}", f"- {{secret: '{SECRET}'}}", f"'{URL}'", f"a: b: {URL}"]
 )
@@ -177,7 +178,7 @@ def test_no_command_shows_a_file_that_is_no_configuration(text: str) -> None:
         assert found_in(output_of(command, "--config", "run.yaml")) == []
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("written", "wrong"),
     [

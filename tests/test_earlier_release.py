@@ -38,6 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(GOLDEN / "data", tmp_path_factory.mktemp("earlier") / "data"))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("kind", MODULES)
 def test_a_checkpoint_goes_on_as_it_would_have(kind: str, data: Path, tmp_path: Path) -> None:
     batch_size, workers, _ = MADE_WITH[kind]

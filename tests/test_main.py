@@ -74,6 +74,7 @@ def test_all_else_goes_to_training(args: list[str], monkeypatch: pytest.MonkeyPa
     assert heard == [None, args]
 
 
+@pytest.mark.nightly
 def test_training_is_reached_in_a_real_process() -> None:
     ended = run_process("fit", "--trainer.mx_steps=3")
     assert ended.code == 2
@@ -122,6 +123,7 @@ def test_help_of_no_tool_takes_the_time_that_torch_takes(tmp_path: Path) -> None
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     "args",
     [

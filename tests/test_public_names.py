@@ -133,6 +133,7 @@ def test_importing_the_package_imports_neither_lightning_nor_a_store() -> None:
     assert not heavy & _loaded_after("import lightning_streaming")
 
 
+@pytest.mark.nightly
 def test_asking_for_a_trainer_name_imports_lightning() -> None:
     assert "lightning" in _loaded_after("from lightning_streaming import StreamingDataModule")
 

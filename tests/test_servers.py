@@ -214,6 +214,7 @@ def test_wrong_bytes_come_with_a_length_that_fits(store: HttpStore, fault: str, 
     assert get(store).body == DATA
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("rate", [0, 1e8])  # sent from memory, or from the file piece by piece
 @pytest.mark.parametrize("at", [0, 70_000, -1])
 def test_one_byte_is_wrong_where_it_should_be(store: HttpStore, at: int, rate: float, tmp_path: Path) -> None:
@@ -350,6 +351,7 @@ def test_a_slow_answer_comes_in_small_pieces_at_its_rate(store: HttpStore) -> No
     assert seconds_of(store.log()) > 0.8 * len(DATA) / 500e3
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("link", "readers", "seconds"),
     [

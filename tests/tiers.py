@@ -4,7 +4,7 @@
 
 * what has the mark ``nightly``, or needs a fixture of :data:`NIGHTLY_FIXTURES`;
 * of a test with the mark ``rotate`` all cases but a rotation: each value of each of its parameters occurs, not each
-  combination. ``rotate(5)`` keeps 5 cases;
+  combination. ``rotate(5)`` keeps 5 cases, which differ between tests with the same parameters;
 * of places within one test all but :func:`some`, and of the examples of a property three quarters (:func:`examples`).
 
 A test that is named on the command line (``FILE::TEST``) runs with all its cases.
@@ -94,22 +94,26 @@ def deselect_nightly(config: pytest.Config, items: list[pytest.Item]) -> None:
         if item.get_closest_marker("rotate"):
             rotated[item.path, getattr(item, "cls", None), getattr(item, "originalname", item.name)].append(item)
     nightly = {item for item in items if _is_nightly(item)}
-    for cases in rotated.values():
+    for (*_, test), cases in rotated.items():
         left = [item for item in cases if item not in nightly]
         marker = left[0].get_closest_marker("rotate") if left else None
-        chosen = rotation([_values(item) for item in left], *(marker.args if marker else ()))
+        # Not of each test the same cases, of formats say.
+        chosen = rotation(
+            [_values(item) for item in left], *(marker.args if marker else ()), first=crc32(test.encode())
+        )
         nightly.update(item for number, item in enumerate(left) if number not in chosen)
     if nightly:
         config.hook.pytest_deselected(items=[item for item in items if item in nightly])
         items[:] = [item for item in items if item not in nightly]
 
 
-def rotation(cases: Sequence[Sequence[Any]], count: int | None = None) -> set[int]:
+def rotation(cases: Sequence[Sequence[Any]], count: int | None = None, *, first: int = 0) -> set[int]:
     """Choose cases that differ as much as they can: first in the values of their factors, then in pairs of these.
 
     Args:
         cases: The value of each factor, for each case.
         count: How many to choose; None for as many as the factor of most values has.
+        first: Where to begin, of cases that differ equally.
 
     Returns:
         Indexes of the chosen cases.
@@ -118,7 +122,7 @@ def rotation(cases: Sequence[Sequence[Any]], count: int | None = None) -> set[in
         count = max((len(set(values)) for values in zip(*cases, strict=True)), default=1)
     chosen, used = set[int](), Counter[Any]()
     for turn in range(min(count, len(cases))):
-        start = turn * len(cases) // count  # so that cases of one factor are evenly spaced
+        start = first + turn * len(cases) // count  # so that cases of one factor are evenly spaced
         left = [number for number in range(len(cases)) if number not in chosen]
         best = min(left, key=lambda number: (_uses(cases[number], used), (number - start) % len(cases)))
         chosen.add(best)

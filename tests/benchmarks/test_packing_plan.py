@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks.packing_plan import CAPACITY, WINDOW, first_fit
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly
 def test_it_measures_and_prints_tables(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     words = ["--documents", "30k", "--compared", "20k", "--directory", str(tmp_path), "--json", str(out)]

@@ -60,6 +60,7 @@ def test_works_without_rows_are_read(tmp_path: Path, work: str) -> None:
     assert sum(samples_of(batch) for batch in ours.loader(case)) == SAMPLES
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("probe", ["access", "first", "resume", "gap", "memory"])
 def test_probes_take_turn_after_turn(tmp_path: Path, probe: str) -> None:
     workers: dict[str, Any] = {"num_workers": 1, "persistent": True} if probe in ("gap", "memory") else {}

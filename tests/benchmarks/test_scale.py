@@ -60,7 +60,7 @@ def read_really(url: str, node: int, cache: Path, limit: int | None, options: di
     loader.close()
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("order", "part"),
     [

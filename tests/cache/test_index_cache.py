@@ -77,6 +77,7 @@ class TestInPlace:
         assert in_place(tmp_path / "data").read() == index
         assert form.stat().st_mtime_ns == changed
 
+    @pytest.mark.rotate(2)
     @pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
     def test_a_damaged_form_is_made_again(self, tmp_path: Path, damage: str) -> None:
         index = put(tmp_path / "data", LARGE)
@@ -120,7 +121,7 @@ class TestInPlace:
 
 
 class TestRemote:
-    @pytest.mark.rotate(1)
+    @pytest.mark.nightly
     @pytest.mark.parametrize("count", [SMALL, LARGE])
     def test_processes_that_start_one_after_another_fetch_it_once(
         self, http_store: HttpStore, tmp_path: Path, count: int
@@ -134,6 +135,7 @@ class TestRemote:
         assert (tmp_path / "cache" / INDEX_BASENAME).read_bytes() == dump_index(index.shards)
         assert len(forms(tmp_path / "cache")) == (count == LARGE)
 
+    @pytest.mark.nightly
     def test_a_start_some_seconds_later_asks_again(self, http_store: HttpStore, tmp_path: Path) -> None:
         put(http_store.root, SMALL)
         _read_in_child(over_http(http_store, tmp_path))
@@ -211,6 +213,7 @@ class TestRemote:
         assert over_http(http_store, tmp_path).read() == index
         assert (tmp_path / "cache" / INDEX_BASENAME).stat().st_ino == before.st_ino
 
+    @pytest.mark.rotate(2)
     @pytest.mark.parametrize("count", [SMALL, LARGE])
     @pytest.mark.parametrize("trouble", ["status", "reset", "html"])
     def test_without_the_remote_the_index_that_is_here_is_used_with_one_warning(
@@ -232,6 +235,7 @@ class TestRemote:
         assert len(caplog.records) == 1
         assert (tmp_path / "cache" / INDEX_BASENAME).read_bytes() == dump_index(index.shards)
 
+    @pytest.mark.rotate(2)
     @pytest.mark.parametrize("count", [SMALL, LARGE])
     @pytest.mark.parametrize("kind", ["store", "path"])
     def test_one_whose_remote_says_that_there_is_none_is_refused(
@@ -271,6 +275,7 @@ class TestRemote:
             assert cache.read() == index
             let_a_minute_pass(tmp_path / "cache")
 
+    @pytest.mark.nightly
     def test_what_a_killed_process_left_is_gone_after_the_next_start(
         self, http_store: HttpStore, tmp_path: Path
     ) -> None:
@@ -307,7 +312,7 @@ class TestRemote:
         self, http_store: HttpStore, tmp_path: Path, count: int
     ) -> None:
         put(http_store.root, count)
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("fork")  # the soonest to start, so that they meet
         children = [context.Process(target=_read, args=(over_http(http_store, tmp_path),)) for _ in range(4)]
         for child in children:
             child.start()

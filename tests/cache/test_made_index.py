@@ -162,6 +162,7 @@ def test_a_file_replaced_by_an_older_one_of_the_same_size_is_inspected(data: Pat
     assert {shard.schema["column_encodings"] for shard in read(data).shards} == {("ndarray:float64:3",)}
 
 
+@pytest.mark.nightly
 def test_a_copy_of_a_process_goes_on_with_the_index_it_began_with(data: Path) -> None:
     cache = IndexCache(config(data))
     first = cache.read()
@@ -234,6 +235,7 @@ def test_blocks_of_another_length_have_an_index_of_their_own(tmp_path: Path) -> 
         assert found == [list(range(start, start + length)) for start in range(0, 100 - length + 1, length)]
 
 
+@pytest.mark.nightly
 def test_a_directory_for_some_files_is_not_taken_for_others(data: Path, tmp_path: Path) -> None:
     local = tmp_path / "local"
     some = config(data / "a*.npy", local=local)

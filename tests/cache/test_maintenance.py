@@ -384,6 +384,7 @@ def test_a_directory_without_locks_is_refused(filled: Path, monkeypatch: pytest.
     assert "shard.00000.mds" in cached(filled)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act for another user")
 def test_a_directory_of_another_user_is_cleared_as_far_as_permitted(filled: Path) -> None:
     filled.chmod(0o755)

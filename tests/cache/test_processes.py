@@ -262,7 +262,7 @@ def kill_at_random(process: Any, steps: Any, victim: str, moment: random.Random)
     return pids
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("victim", ["main", "worker"])
 def test_after_a_kill_the_next_start_completes_and_other_jobs_go_on(
     http_store: HttpStore, tmp_path: Path, victim: str

@@ -102,6 +102,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize(("kind", "shard_format", "rows"), PLACES)
 def test_a_replaced_file_ends_the_run_and_the_next_reads_the_new_one_alone(
     kind: str, shard_format: str, rows: int, request: pytest.FixtureRequest, tmp_path: Path
@@ -208,6 +209,7 @@ def test_the_directories_of_the_named_files_are_listed_alone(s3_bucket: Any, tmp
     assert made_index_module._listed_beside(Location(s3_bucket.url, s3_bucket.options), names).keys() == set(names)
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("shard_format", FORMATS)
 @pytest.mark.parametrize("kind", ["http", "s3", "directory", "in place"])
 def test_without_a_recorded_version_files_are_pinned_to_the_first_answer(

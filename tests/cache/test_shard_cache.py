@@ -194,6 +194,7 @@ class TestFetching:
         (told,) = [message for message in caplog.messages if message.startswith("attempt 1 of ")]
         assert f"to download {http_store.url}/shard.00000.mds" in told
 
+    @pytest.mark.rotate(1)
     @pytest.mark.parametrize(("fault", "word"), [("corrupt", "sha1"), ("short", "bytes")])
     @pytest.mark.parametrize("compression", [None, "zstd"])
     def test_damage_that_stays_is_told_and_not_kept(

@@ -53,6 +53,7 @@ def same_size_zeros(path: Path) -> None:
 
 
 class TestFetching:
+    @pytest.mark.rotate(2)
     @pytest.mark.parametrize("split_format", FORMATS)
     def test_both_files_come_from_s3(self, s3: S3Store, tmp_path: Path, split_format: str) -> None:
         put_dataset(tmp_path / "made", split_format, (3, 0, 2), compression="zstd", hashes=("md5", "sha1"))
@@ -107,6 +108,7 @@ class TestFetching:
         ensure_all(over_http(http_store, tmp_path))
         assert files_in(tmp_path / "cache") == whole
 
+    @pytest.mark.rotate(2)
     @COMPRESSIONS
     @WHICH
     @pytest.mark.parametrize(("fault", "word"), [("corrupt", "sha1"), ("short", "bytes")])

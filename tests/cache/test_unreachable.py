@@ -46,6 +46,7 @@ def elsewhere(root: Path, then: Callable[[], Any]) -> Callable[[], Any]:
     return look
 
 
+@pytest.mark.rotate(2)
 @only_root
 @pytest.mark.parametrize("limit", [None, "1gb"])
 @pytest.mark.parametrize("is_large", [False, True])
@@ -69,6 +70,7 @@ def test_a_compressed_one_says_what_it_needs(locked: Path, tmp_path: Path) -> No
     assert CACHE_VARIABLE in words
 
 
+@pytest.mark.rotate(2)
 @only_root
 @pytest.mark.parametrize("place", ["remote", "local", "both", "cache", "cache-http", "cache/below"])
 def test_a_directory_that_may_not_be_entered_is_told(
@@ -88,6 +90,7 @@ def test_a_directory_that_may_not_be_entered_is_told(
     assert str(locked) in words
 
 
+@pytest.mark.rotate(4)
 @only_root
 @pytest.mark.parametrize("mode", [0o755, 0o777])
 @pytest.mark.parametrize("name", ["index.json", ".origin", "shard.00000.mds", ".usage"])
@@ -110,6 +113,7 @@ def test_a_file_that_may_not_be_read_is_told_or_not_needed(
         assert found[:2] == [28, 0]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("kind", ["file", "below a file", "tmp", "nowhere"])
 def test_a_runtime_directory_that_cannot_be_is_told(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = tmp_path / f"lightning_streaming-{os.getuid()}"

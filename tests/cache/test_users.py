@@ -71,6 +71,7 @@ def shared_directory(tmp_path: Path, mode: int) -> Path:
     return root
 
 
+@pytest.mark.rotate(2)
 @as_root
 @pytest.mark.parametrize("mode", [0o2770, 0o2777, 0o777, 0o1777], ids=oct)
 def test_two_users_may_begin_at_once(tmp_path: Path, mode: int) -> None:

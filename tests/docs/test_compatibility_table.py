@@ -236,6 +236,7 @@ def in_steps(samples: Sequence[int], step: int) -> list[list[int]]:
     return [sorted(samples[start : start + step]) for start in range(0, len(samples), step)]
 
 
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize(("row", "change"), changes_of(EXACT))
 def test_change_goes_on_exactly(
     row: str, change: Change, saved: tuple[Setup, list[int], Mapping[str, Any]], tmp_path: Path
@@ -408,6 +409,7 @@ def checkpoint(saved: tuple[Setup, list[int], Mapping[str, Any]], tmp_path: Path
     return tmp_path / "run.ckpt"
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("settings", "steps"),
     [

@@ -68,6 +68,7 @@ def run(document: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
             assert prints is None or printed == prints
 
 
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize(
     "path", [path for path in WITH_SNIPPETS if not _IS_GUIDE.search(path.read_text())], ids=lambda path: path.name
 )

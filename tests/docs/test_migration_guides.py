@@ -159,6 +159,7 @@ def test_scripts_of_mosaicml_streaming_run_there_but_for_one_line(tmp_path: Path
     assert run_before(need("streaming"), code, tmp_path) == "".join(one.prints or "" for one in scripts)
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("name", GUIDES)
 def test_what_is_after_prints_what_the_guide_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -82,6 +82,7 @@ def run_block(block: Block, program: str, directory: Path, capfd: pytest.Capture
     return None
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", ["README.md", pytest.param("docs/quickstart.md", marks=pytest.mark.nightly)])
 def test_every_line_runs_as_printed(
     page: str, tmp_path: Path, s3: S3Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

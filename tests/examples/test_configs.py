@@ -104,7 +104,7 @@ def test_configuration_opens_with_how_to_launch_it(path: Path) -> None:
     assert f"fit --config configs/{path.name}" in head
 
 
-@pytest.mark.rotate(3)
+@pytest.mark.rotate(1)
 @pytest.mark.usefixtures("in_example_directory")
 @pytest.mark.parametrize("name", sorted(STEPS_PER_EPOCH))
 def test_configuration_trains_and_has_the_steps_it_says(name: str) -> None:
@@ -114,6 +114,7 @@ def test_configuration_trains_and_has_the_steps_it_says(name: str) -> None:
     assert f"{STEPS_PER_EPOCH[name]} steps per epoch" in (CONFIGS / f"{name}.yaml").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("in_example_directory")
 def test_demo_draws_from_its_streams_by_weight() -> None:
     fit("demo", max_steps=15)
@@ -122,6 +123,7 @@ def test_demo_draws_from_its_streams_by_weight() -> None:
     assert sum(sample < 1_000_000 for sample in ids) / len(ids) == pytest.approx(0.7, abs=0.1)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("in_example_directory")
 def test_validation_reads_the_same_samples_each_time() -> None:
     callback = "--trainer.callbacks+=tests.examples.test_configs.ValidationLog"
@@ -133,6 +135,7 @@ def test_validation_reads_the_same_samples_each_time() -> None:
     assert first == second
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("in_example_directory")
 def test_parts_of_one_dataset_are_trained_and_validated_on() -> None:
     callback = "--trainer.callbacks+=tests.examples.test_configs.ValidationLog"
@@ -144,6 +147,7 @@ def test_parts_of_one_dataset_are_trained_and_validated_on() -> None:
     assert all(number % 4 for number in trained)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("in_example_directory")
 def test_what_a_configuration_reads_is_told_before_it_runs() -> None:
     shown = run("inspect", "--config", CONFIGS / "held_out_split.yaml", "--json")
@@ -166,6 +170,7 @@ def test_what_a_configuration_reads_is_told_before_it_runs() -> None:
     assert "75.0%" in mixture
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("in_example_directory")
 def test_phases_are_read_as_they_are_told(caplog: pytest.LogCaptureFixture) -> None:
     (stage,) = run("inspect", "--config", CONFIGS / "phases.yaml", "--json").json["stages"]
@@ -187,6 +192,7 @@ def test_phases_are_read_as_they_are_told(caplog: pytest.LogCaptureFixture) -> N
     assert told == ["broad", "ramp", "anneal"]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("in_example_directory")
 def test_columns_of_several_datasets_are_in_each_batch() -> None:
     callback = "--trainer.callbacks+=tests.examples.test_configs.LinesLog"
@@ -213,7 +219,7 @@ def test_resume_goes_on_with_the_same_command() -> None:
     assert len(ids) == len(set(ids)) == 5 * 32
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.usefixtures("in_example_directory")
 @pytest.mark.parametrize(("batch_size", "learning_rate"), [(32, 0.006), (8, 0.003)])
 def test_link_tells_the_model_the_batch_size_of_the_data(batch_size: int, learning_rate: float) -> None:

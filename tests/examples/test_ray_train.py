@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,8 +16,6 @@ from examples import accelerate_loop
 from lightning_streaming import StreamingDataLoader, StreamingDataset, World
 from tests.examples.test_programs import run_here
 
-pytest.importorskip("ray.train", reason="needs ray[train]", exc_type=ImportError)
-
 pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -25,11 +24,16 @@ pytestmark = [
 ]
 
 
+def _ray() -> Any:
+    """Import Ray, which takes as long as all other imports of the tests together, where a test needs it."""
+    pytest.importorskip("ray.train", reason="needs ray[train]", exc_type=ImportError)
+    return importlib.import_module("ray")
+
+
 @pytest.fixture
 def cluster() -> Iterator[None]:
     """Ray, with room for two workers and their controller; all of its processes end with the test."""
-    import ray
-
+    ray = _ray()
     # Ray sets its own, and leaves them; on Ctrl-C it would start anew.
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
@@ -40,7 +44,9 @@ def cluster() -> Iterator[None]:
     gc.collect()
 
 
+@pytest.mark.nightly
 def test_it_explains_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _ray()
     with pytest.raises(SystemExit) as ended:
         run_here("ray_train", "--help", monkeypatch=monkeypatch)
     assert ended.value.code == 0

@@ -27,6 +27,7 @@ def read(store: FaultyStore, cache: Path, **settings: Any) -> None:
     assert_whole_epoch(loader_over(store, cache, **settings), SAMPLES, SIZE)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("empty_store", ["http"], indirect=True)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_faults_of_parts_heal(empty_store: FaultyStore, large_sample: Path, tmp_path: Path, family: str) -> None:
@@ -36,6 +37,7 @@ def test_faults_of_parts_heal(empty_store: FaultyStore, large_sample: Path, tmp_
     read(empty_store, tmp_path, download_timeout=0.7, download_retry=5)
 
 
+@pytest.mark.rotate(2)
 @STORES
 def test_a_store_that_ignores_ranges_is_read(empty_store: FaultyStore, large_sample: Path, tmp_path: Path) -> None:
     empty_store.put_all(large_sample)
@@ -43,6 +45,7 @@ def test_a_store_that_ignores_ranges_is_read(empty_store: FaultyStore, large_sam
     read(empty_store, tmp_path, download_retry=1, download_timeout=10)
 
 
+@pytest.mark.rotate(2)
 @STORES
 def test_a_store_that_ignores_ranges_at_times_is_read(
     empty_store: FaultyStore, large_sample: Path, tmp_path: Path
@@ -52,6 +55,7 @@ def test_a_store_that_ignores_ranges_at_times_is_read(
     read(empty_store, tmp_path, download_retry=1, download_timeout=10)
 
 
+@pytest.mark.rotate(2)
 @STORES
 def test_all_faults_at_once_heal(empty_store: FaultyStore, large_sample: Path, tmp_path: Path) -> None:
     empty_store.put_all(large_sample)
@@ -60,6 +64,7 @@ def test_all_faults_at_once_heal(empty_store: FaultyStore, large_sample: Path, t
     read(empty_store, tmp_path, download_timeout=1, download_retry=len(FAULTS) + 1)
 
 
+@pytest.mark.nightly
 def test_a_slow_link_with_faults_is_read(large_sample: Path, tmp_path: Path) -> None:
     served = tmp_path / "served"
     served.mkdir()
@@ -71,7 +76,7 @@ def test_a_slow_link_with_faults_is_read(large_sample: Path, tmp_path: Path) -> 
         read(store, tmp_path / "cache", download_timeout=0.7, download_retry=4)
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @STORES
 @pytest.mark.parametrize("extra", [-1, 1])
 def test_an_object_of_another_size_is_refused(
@@ -84,6 +89,7 @@ def test_an_object_of_another_size_is_refused(
         assert not list(tmp_path.glob("shard*"))
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("empty_store", ["http"], indirect=True)
 @pytest.mark.parametrize(("fault", "error"), [("corrupt", IntegrityError), ("stall", DownloadError)])
 def test_a_part_that_cannot_be_had_fails_the_whole(

@@ -39,7 +39,7 @@ HTTP = [("http", fault) for fault in FAULTS]
 OTHERS = [(store, fault) for store in ("s3", "gcs") for fault in SOME]
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize(
     ("empty_store", "fault", "workers"),
     [(*case, workers) for case, workers in zip([*HTTP, *OTHERS], cycle([0, 2]), strict=False)],
@@ -88,6 +88,7 @@ def test_the_reader_and_the_threads_ahead_of_it_share_the_attempts(
         assert store.requests().count("shard.00003.mds") == ahead + 1  # and once more for the reader, as it may be well
 
 
+@pytest.mark.rotate(2)
 @STORES
 def test_after_a_failure_the_loader_goes_on_where_it_stood(store: FaultyStore, tmp_path: Path) -> None:
     store.fail("shard.00003", "status")

@@ -43,7 +43,7 @@ def _every_shard_fails_once(store: FaultyStore, fault: Fault) -> None:
     store.fail("shard", times=1, each=True, **fault)
 
 
-@pytest.mark.rotate(6)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("empty_store", ["http"], indirect=True)
 @pytest.mark.parametrize(("fault", "workers"), list(zip(FAULTS, cycle([0, 2]), strict=False)))
 def test_an_epoch_is_right_if_each_shard_fails_once(
@@ -68,7 +68,7 @@ def _every_shard_fails_once_in_turn(store: FaultyStore, faults: list[str]) -> No
         store.fail(f"shard.{shard:05}", times=1, **FAULTS[fault])
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("empty_store", ["s3", "gcs"], indirect=True)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -80,7 +80,7 @@ def test_an_epoch_through_other_stores_is_right_if_each_shard_fails_once(
     assert len({entry.name for entry in store.log() if entry.fault}) == SHARDS
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("empty_store", ["http", "s3", "gcs"], indirect=True)
 @pytest.mark.parametrize("fault", HARMLESS)
 def test_an_epoch_is_right_if_a_store_is_slow_or_ignores_ranges(store: FaultyStore, tmp_path: Path, fault: str) -> None:
@@ -100,6 +100,7 @@ def test_what_a_cut_left_out_is_fetched_rightly_from_a_store_that_ignores_ranges
     assert empty_store.requests().count("shard.00000.mds") == 2
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("empty_store", ["http", "s3", "gcs"], indirect=True)
 def test_an_index_that_fails_once_is_read(store: FaultyStore, tmp_path: Path) -> None:
     store.fail("index.json", "truncate", times=1)
@@ -107,6 +108,7 @@ def test_an_index_that_fails_once_is_read(store: FaultyStore, tmp_path: Path) ->
     assert_whole_epoch(loader_over(store, tmp_path))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("empty_store", ["http", "s3", "gcs"], indirect=True)
 def test_without_hashes_a_wrong_size_is_still_noticed(
     empty_store: FaultyStore, samples_without_hashes: Path, tmp_path: Path
@@ -116,6 +118,7 @@ def test_without_hashes_a_wrong_size_is_still_noticed(
     assert_whole_epoch(loader_over(empty_store, tmp_path))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("empty_store", ["http"], indirect=True)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compressed_shards_heal_too(
@@ -126,7 +129,7 @@ def test_compressed_shards_heal_too(
     assert_whole_epoch(loader_over(empty_store, tmp_path, download_timeout=_timeout(*FAMILIES[family])))
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("empty_store", ["http", "s3", "gcs"], indirect=True)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_two_epochs_are_right_under_all_faults_at_once(store: FaultyStore, tmp_path: Path, workers: int) -> None:

@@ -15,6 +15,7 @@ from tests.servers import FaultyStore
 STORES = pytest.mark.parametrize("empty_store", ["http", "s3", "gcs"], indirect=True)
 
 
+@pytest.mark.rotate(2)
 @STORES
 def test_workers_read_though_their_parent_used_the_network_before(store: FaultyStore, tmp_path: Path) -> None:
     store.fail("shard", "reset_body", times=1, each=True)
@@ -28,6 +29,7 @@ def test_workers_read_though_their_parent_used_the_network_before(store: FaultyS
     alone.close()
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(("method", "empty_store"), [("forkserver", "s3"), ("spawn", "http")], indirect=["empty_store"])
 def test_workers_that_are_no_copies_of_their_parent_read_under_all_faults(
     store: FaultyStore, tmp_path: Path, method: str
@@ -56,6 +58,7 @@ assert gcsfs.GCSFileSystem is gcsfs.core.GCSFileSystem
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("empty_store", ["gcs"], indirect=True)
 def test_gcs_is_read_without_grpc_where_nobody_asked_for_it(store: FaultyStore, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GCSFS")}

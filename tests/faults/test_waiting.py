@@ -19,6 +19,7 @@ def requests_for(store: FaultyStore, name: str) -> list[Logged]:
 
 
 # Without being asked, nobody waits longer than 50 ms after a first failure here. gcsfs keeps headers to itself.
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("empty_store", ["http", "s3"], indirect=True)
 @pytest.mark.parametrize("wait", [{"status": 429}, {"status": 503, "retry_date": True}])
 def test_a_store_that_asks_for_time_is_given_it(store: FaultyStore, tmp_path: Path, wait: dict[str, Any]) -> None:
@@ -28,7 +29,7 @@ def test_a_store_that_asks_for_time_is_given_it(store: FaultyStore, tmp_path: Pa
     assert second.begun - first.begun >= 0.5
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @STORES
 def test_a_slow_transfer_is_not_cut_though_it_takes_several_timeouts(empty_store: FaultyStore, tmp_path: Path) -> None:
     empty_store.put_all(write_samples(tmp_path / "data", samples=PER_SHARD, size=25_000))
@@ -40,6 +41,7 @@ def test_a_slow_transfer_is_not_cut_though_it_takes_several_timeouts(empty_store
     assert request.ended - request.begun > 2 * 1.5
 
 
+@pytest.mark.rotate(1)
 @STORES
 def test_a_transfer_that_stands_still_is_cut_and_tried_again(store: FaultyStore, tmp_path: Path) -> None:
     store.fail("shard.00000", "hang", times=1)
@@ -48,6 +50,7 @@ def test_a_transfer_that_stands_still_is_cut_and_tried_again(store: FaultyStore,
     assert len(requests_for(store, "shard.00000.mds")) >= 3  # more if a busy machine is slow as well
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(("empty_store", "workers"), [("http", 2), ("s3", 0), ("gcs", 0)], indirect=["empty_store"])
 def test_a_pass_given_up_in_a_stall_ends(store: FaultyStore, tmp_path: Path, workers: int) -> None:
     store.fail("shard.0000[1-5]", "stall")

@@ -388,6 +388,7 @@ def read_everything(data: bytes) -> None:
         table_of(rows, [0, len(rows) - 1])
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("seed", [0, 1, 106])
 def test_damaged_streams_are_errors_or_other_values(seed: int) -> None:
     """Opening a stream is pyarrow's own, and what that raises its caller names; but nothing leads out of its memory."""

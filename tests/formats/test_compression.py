@@ -32,6 +32,7 @@ def test_data_comes_back_as_it_was(data: bytes, algorithm: str) -> None:
     assert decompress(algorithm.partition(":")[0], compress(algorithm, data), len(data)) == data
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_data_of_many_pieces_comes_back_as_it_was(family: str) -> None:
     data = TEXT * 200  # 4 MB
@@ -58,6 +59,7 @@ def test_another_size_than_the_index_says_is_refused(family: str, raw_bytes: int
         decompress(family, compress(family, bytes(100)), raw_bytes)
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("raw_bytes", [1000, 2**32 - 1])
 def test_neither_a_bomb_nor_a_lying_index_takes_memory(family: str, raw_bytes: int) -> None:
@@ -73,6 +75,7 @@ def test_neither_a_bomb_nor_a_lying_index_takes_memory(family: str, raw_bytes: i
     assert peak < 2 * 2**20 + len(data)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "snappy"])
 def test_a_large_file_takes_no_more_memory_than_a_small_one(family: str) -> None:
     content = random.Random(0).randbytes(2**20) * 16

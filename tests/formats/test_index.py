@@ -390,6 +390,7 @@ def read_in_pieces(data: bytes, count: int) -> Sequence[ShardInfo] | str:
         return str(error)
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("count", [1, 7, 100, 1 << 20])
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("split", [False, True])

@@ -532,6 +532,7 @@ class TestDamage:
         reader.close()
 
 
+@pytest.mark.rotate(2)
 @EVERY
 @settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())

@@ -81,7 +81,7 @@ def _whole_and_resumed(data: Path, directory: Path, stop_after: int) -> list[tup
     return made
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("stop_after", [3, 5], ids=["first epoch", "second epoch"])
 def test_two_processes_read_each_sample_once_and_resume_exactly(data: Path, tmp_path: Path, stop_after: int) -> None:
     ranks = on_ranks(_whole_and_resumed, data, tmp_path, stop_after, meeting=tmp_path / "ranks")

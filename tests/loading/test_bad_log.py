@@ -52,7 +52,7 @@ for batch in loader:
 """
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", [2, 0])
 def test_a_killed_run_goes_on_the_same_though_nothing_fails_any_more(root: Path, tmp_path: Path, workers: int) -> None:
     out = tmp_path / "out.json"

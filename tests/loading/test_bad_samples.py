@@ -154,6 +154,7 @@ def _size(sample: dict[str, Any]) -> dict[str, Any]:
     return {"id": sample["id"], "size": torch.tensor(sample["image"].size)}
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("write", "settings"),
@@ -195,6 +196,7 @@ def test_without_it_a_bad_sample_is_an_error_and_nothing_is_written(root: Path, 
     assert not (tmp_path / "log").exists()
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_resumes_at_every_step(root: Path, tmp_path: Path, workers: int) -> None:
     # Without the log too: what fails always is found again, and the same replacement with it.
@@ -273,6 +275,7 @@ def test_errors_of_a_transform_count(tmp_path: Path) -> None:
     assert found.error == "ValueError: odd odder"
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("error", "raised"),
@@ -368,7 +371,7 @@ def test_randomness_is_that_of_the_place_and_keys_and_logs_name_the_other(root: 
     assert len(logged) == len(keys) + len(list(read_bad_samples(tmp_path / "log")))
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(("limit", "stops_after"), [(3, 4), (2, 2), ("3", 4), (0, 1), ("0%", 1), ("0.2%", 2)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_end_a_run_at_the_same_batch_whatever_the_workers(

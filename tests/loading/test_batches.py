@@ -182,6 +182,7 @@ def test_arrays_of_any_shape_are_a_table_as_long_as_they_are_alike(tmp_path: Pat
     assert same(quick, batches(StreamingDataset(remote=str(root), shuffle=True, transform=Identity())))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_batches_whose_arrays_differ_from_those_of_others_come_all_the_same(
@@ -370,6 +371,7 @@ NO_BATCH: dict[str, tuple[Make, list[str], bool]] = {
 }
 
 
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize("name", NO_BATCH)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_torch_cannot_collate_is_told_in_a_paragraph(records: Path, workers: int, name: str) -> None:

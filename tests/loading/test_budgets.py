@@ -116,6 +116,7 @@ def test_documents_of_a_group_are_of_about_one_length(root: Path) -> None:
     assert tokens / room[12] > 0.8 > tokens / room[1]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_groups_are_the_same_on_any_ranks_and_workers(root: Path, ranks: int) -> None:
@@ -188,7 +189,7 @@ def assert_resumes(make: Any, every: int = 1) -> None:
         assert together(elsewhere)[: first - place] == found[place:first]
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("how", WAYS, ids=lambda how: ",".join(how) or "plain")
 def test_resuming_at_every_group(root: Path, how: dict[str, Any]) -> None:
     assert_resumes(lambda **other: loader(root, **how, **other))
@@ -212,6 +213,7 @@ SOURCES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("how", SOURCES, ids=range(len(SOURCES)))
 @pytest.mark.parametrize("budget", [{}, {"longer": "truncate", "tokens": 64}], ids=str)
 def test_however_documents_and_lengths_come(root: Path, how: dict[str, Any], budget: dict[str, Any]) -> None:

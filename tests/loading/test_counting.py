@@ -210,6 +210,7 @@ def test_a_head_that_says_other_than_its_sample_is_looked_at_as_a_whole(tmp_path
         afar(http_store, tmp_path / "local")
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("fault", ["truncate", "short", "status"])
 def test_heads_that_do_not_arrive_are_errors_of_storage(tmp_path: Path, http_store: HttpStore, fault: str) -> None:
     http_store.put_all(write_documents(tmp_path / "x", [40] * 3))

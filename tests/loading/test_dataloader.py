@@ -116,6 +116,7 @@ def test_a_finished_pass_stays_finished(root: Path) -> None:
     assert next(iterator, None) is None
 
 
+@pytest.mark.rotate(3)
 @WORKERS
 @pytest.mark.parametrize("collated", [None, "text", 7, [], {}, ()])
 def test_counting_does_not_look_into_batches(root: Path, workers: int, collated: Any) -> None:

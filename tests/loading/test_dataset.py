@@ -271,6 +271,7 @@ def test_looking_into_the_dataset_does_not_repeat_the_pass_of_a_loader(root: Pat
     assert [sample["id"] for sample in dataset] == epochs[1]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
 @pytest.mark.parametrize("kind", [DataLoader, StreamingDataLoader])
 def test_a_copy_goes_on_by_itself(root: Path, epochs: list[list[int]], copied: Any, kind: Any) -> None:
@@ -478,6 +479,7 @@ def _told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == LOGGER]
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("name", UNSUITED)
 @pytest.mark.parametrize("workers", [None, 0, 2], ids=["dataset", "loader", "workers"])
 def test_what_does_not_suit_is_told_once(

@@ -102,7 +102,7 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("kind", ["array", "tensor"])
 def test_every_format_gives_pixels(form: str, kind: str, tmp_path: Path) -> None:
     written, name = FORMS[form](tmp_path / "data"), column(form)
@@ -216,6 +216,7 @@ def singly(batches: Any) -> list[dict[str, Any]]:
     return [{name: values[place] for name, values in one.items()} for one in batches for place in range(len(one["id"]))]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(("threads", "workers", "size"), [(1, 0, 4), (5, 0, 4), (2, 2, 4), (3, 0, 1), (2, 0, 30)])
 def test_a_transform_in_threads_gives_the_same_samples(threads: int, workers: int, size: int, tmp_path: Path) -> None:
     written = {**write_mds(tmp_path / "data"), "decode": {"image": "picture"}, "transform": augment, "batch_size": size}
@@ -335,6 +336,7 @@ def test_damage_is_an_error_of_its_sample_after_all_before_it(threads: int, tmp_
     assert found == list(range(12))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("kind", ["array", "picture"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_damaged_pictures_are_replaced(kind: str, workers: int, tmp_path: Path) -> None:

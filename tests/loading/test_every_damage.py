@@ -40,6 +40,7 @@ def read_all(dataset: StreamingDataset) -> list[Any]:
     return [dataset[number] for number in range(dataset.size)]
 
 
+@pytest.mark.rotate(3)
 @EVERY
 def test_a_file_that_is_cut_is_named(written: Write, tmp_path: Path, name: str) -> None:
     rng, refused = random.Random(name), 0
@@ -78,6 +79,7 @@ def test_a_file_that_changes_under_its_index_is_named(copied: Write, name: str, 
     assert [word for word in ("stream '0'", path.name, *words) if word not in str(caught.value)] == []
 
 
+@pytest.mark.rotate(3)
 @EVERY
 def test_what_is_no_file_of_its_format_is_named(copied: Write, name: str) -> None:
     root = copied(name)
@@ -222,6 +224,7 @@ CASES = dict.fromkeys(FORMS, amount(60, 300)) | dict.fromkeys(
 """Fewer of a second form of a format."""
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(("name", "cases"), CASES.items())
 def test_damage_ends_in_the_right_values_or_in_our_errors(name: str, cases: int) -> None:
     endings = run_here(name, range(cases))

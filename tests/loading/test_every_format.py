@@ -115,7 +115,7 @@ ORDERS: Mapping[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @EVERY
 @pytest.mark.parametrize("order", ORDERS)
 def test_samples_and_order_are_those_of_mds(written: Write, name: str, order: str) -> None:
@@ -124,7 +124,7 @@ def test_samples_and_order_are_those_of_mds(written: Write, name: str, order: st
     assert sorted(numbers(name, found)) == sorted(2 * list(range(COUNT)))
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.plain])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_numbers_are_those_of_mds(written: Write, name: str, workers: int) -> None:
@@ -134,7 +134,7 @@ def test_batches_of_numbers_are_those_of_mds(written: Write, name: str, workers:
     assert len(found) == 2 * 9
 
 
-@pytest.mark.rotate(5)
+@pytest.mark.rotate(1)
 @EVERY
 def test_a_store_is_read_through_the_cache(written: Write, s3_bucket: S3Bucket, tmp_path: Path, name: str) -> None:
     put(s3_bucket, written(name), "deep/")
@@ -156,7 +156,7 @@ def put(bucket: S3Bucket, root: Path, prefix: str = "") -> None:
 # --- resumes ---
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @EVERY
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 0)])
 def test_a_run_resumes_at_every_step(written: Write, name: str, before: int, after: int) -> None:
@@ -164,7 +164,7 @@ def test_a_run_resumes_at_every_step(written: Write, name: str, before: int, aft
     assert_resumes_at_every_step(partial(make, workers=before), partial(make, workers=after), epochs=1 if before else 2)
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(3)
 @EVERY
 @pytest.mark.parametrize(("before", "after"), [((1, 2, 3), (2, 1, 4)), ((2, 1, 4), (1, 1, 5))])
 def test_other_ranks_and_batch_sizes_go_on(
@@ -199,7 +199,7 @@ FAMILIES: Mapping[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @EVERY
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_epoch_is_right_if_every_file_fails_once(
@@ -224,7 +224,7 @@ def test_an_epoch_is_right_if_every_file_fails_once(
     assert not parts(tmp_path / "cache")
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @EVERY
 @pytest.mark.parametrize("fault", ["status", "short"])
 def test_a_file_that_cannot_be_had_is_named(
@@ -298,6 +298,7 @@ def kill_after(process: Any, told: Any, wanted: int, seconds: float) -> None:
     process.join()
 
 
+@pytest.mark.rotate(3)
 @EVERY
 def test_after_a_reader_was_killed_the_next_reads_all(written: Write, tmp_path: Path, name: str) -> None:
     moment, cache = random.Random(name), tmp_path / "cache"
@@ -313,6 +314,7 @@ def test_after_a_reader_was_killed_the_next_reads_all(written: Write, tmp_path: 
             path.unlink()
 
 
+@pytest.mark.rotate(3)
 @EVERY
 def test_an_index_whose_maker_was_killed_is_made_right(
     written: Write, copied: Write, tmp_path: Path, name: str
@@ -338,7 +340,7 @@ def test_an_index_whose_maker_was_killed_is_made_right(
 # --- limits ---
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @EVERY
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_cache_of_two_shards_is_enough(written: Write, tmp_path: Path, name: str, workers: int) -> None:
@@ -362,6 +364,7 @@ def test_a_cache_of_two_shards_is_enough(written: Write, tmp_path: Path, name: s
 # --- selections, packs, mixtures, keys ---
 
 
+@pytest.mark.rotate(3)
 @EVERY
 def test_a_part_is_that_of_mds(written: Write, name: str) -> None:
     how: dict[str, Any] = {"split": "[:60%]", "columns": [FORMS[name].tokens]}
@@ -370,7 +373,7 @@ def test_a_part_is_that_of_mds(written: Write, name: str) -> None:
     assert COUNT / 4 < len(set(numbers(name, found))) < COUNT
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if "id" in form.columns])
 @pytest.mark.parametrize("where", ["id % 3 = 1 and text <> ''", lambda id, text: id % 3 == 1 and text != ""])  # noqa: A006
 def test_a_condition_selects_what_it_does_of_mds(written: Write, name: str, where: Any) -> None:
@@ -386,7 +389,7 @@ PACKINGS: Mapping[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(3)
 @EVERY
 @pytest.mark.parametrize("way", PACKINGS)
 def test_packs_are_those_of_mds(written: Write, name: str, way: str) -> None:
@@ -406,6 +409,7 @@ class AnyNumbered:
         return {"id": next(form.number(sample) for form in FORMS.values() if form.tokens in sample)}
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize(("first", "second"), list(zip(FORMS, [*list(FORMS)[1:], *list(FORMS)[:1]], strict=True)))
 def test_mixtures_are_those_of_mds(written: Write, first: str, second: str) -> None:
     def mixed(is_mds: bool) -> list[Any]:
@@ -422,6 +426,7 @@ def test_mixtures_are_those_of_mds(written: Write, first: str, second: str) -> N
     assert len(found) == 30
 
 
+@pytest.mark.rotate(3)
 @EVERY
 def test_samples_are_restored_by_their_keys(written: Write, name: str) -> None:
     form = FORMS[name]

@@ -67,6 +67,7 @@ def test_a_missing_shard_fails_the_step_that_needs_it(tmp_path: Path, workers: i
     assert ids(loader) == [list(range(first, first + 5)) for first in (15, 20, 25)]
 
 
+@pytest.mark.rotate(2)
 @WORKERS
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"\xff" * len(data), lambda data: b""])
 def test_a_damaged_shard_fails_the_step_that_needs_it(
@@ -88,7 +89,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @WORKERS
 @pytest.mark.parametrize("predownload", [1, None])
 @pytest.mark.parametrize(("fault", "error", "words"), FAULTS)
@@ -253,6 +254,7 @@ def test_a_state_of_another_dataset_fails_before_the_first_batch(tmp_path: Path)
         next(iter(loader))
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("fault", ["corrupt", "status"])
 def test_plain_samples_ask_no_more_often_for_a_shard_that_fails(
     http_store: HttpStore, tmp_path: Path, fault: str

@@ -53,6 +53,7 @@ def many(root: Path, form: str = SHORT, count: int = MANY) -> dict[str, Path]:
     return {form.format(number): root / "567"[number % 3] for number in range(count)}
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("form", [SHORT, LONG])
 @pytest.mark.parametrize("place", [0, 57, MANY - 1])
 def test_a_stream_that_left_is_named(root: Path, form: str, place: int) -> None:

@@ -49,7 +49,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.rotate(3)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("how", WAYS, ids=str)
 @pytest.mark.parametrize("cached", [False, True])
 def test_the_next_epoch_reads_what_was_appended(

@@ -169,7 +169,7 @@ class TestGolden:
     def test_read_in_place(self, name: str) -> None:
         assert read_all(StreamingDataset(local=str(golden_path("mds", name)))) == golden_samples(name)
 
-    @pytest.mark.rotate(5)
+    @pytest.mark.rotate(2)
     @pytest.mark.parametrize("keep_zip", [True, False])
     @pytest.mark.parametrize("name", [*SPLIT, "merged"])
     def test_read_from_s3(self, s3: S3Store, tmp_path: Path, name: str, keep_zip: bool) -> None:
@@ -201,7 +201,7 @@ class TestGolden:
 
 
 class TestLoader:
-    @pytest.mark.rotate(3)
+    @pytest.mark.rotate(2)
     @EVERY
     @pytest.mark.parametrize("workers", [0, 2])
     def test_every_sample_of_a_dataset_on_s3_is_read_once(
@@ -218,6 +218,7 @@ class TestLoader:
             assert batch["text"] == [sample["text"] for sample in of_batch]
             assert batch["score"].tolist() == [sample["score"] for sample in of_batch]
 
+    @pytest.mark.rotate(2)
     @EVERY
     @COMPRESSIONS
     def test_it_resumes_exactly_at_every_step(self, tmp_path: Path, split_format: str, compression: str | None) -> None:
@@ -327,6 +328,7 @@ class TestDamage:
         path.write_bytes(path.read_bytes()[::-1])
         assert read_all(dataset) == [sample_of(index) for index in range(4)]
 
+    @pytest.mark.rotate(2)
     @EVERY
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_bad_row_fails_the_step_that_needs_it(self, tmp_path: Path, split_format: str, workers: int) -> None:
@@ -373,6 +375,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "a"
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_was_registered_reaches_the_workers(root: Path, method: str) -> None:
     loader = make_loader(root, workers=2, loader={"multiprocessing_context": method})

@@ -70,6 +70,7 @@ ORDERS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.rotate(7)
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("how", ORDERS, ids=str)
 def test_an_epoch_under_way_keeps_its_shards(roots: dict[str, Path], how: dict[str, Any], follow: bool) -> None:
@@ -136,6 +137,7 @@ def test_each_stream_says_for_itself(roots: dict[str, Path], caplog: pytest.LogC
     assert "stream 'b' has 2 more shards, of 10 samples, left out before epoch 1" in told[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("context", "persistent"), [("fork", False), ("spawn", True)])
 def test_workers_are_told(roots: dict[str, Path], context: str, persistent: bool) -> None:
     seen, state = stopped(loader(roots), 3)
@@ -186,6 +188,7 @@ def test_skipped_batches_stay_where_they_are(roots: dict[str, Path]) -> None:
 SELECTIONS: list[dict[str, Any]] = [{"split": "[:60%]"}, {"where": "id % 3 != 1"}]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("stream", SELECTIONS, ids=str)
 @pytest.mark.parametrize("follow", [False, True])
 def test_selections_keep_what_was_selected(roots: dict[str, Path], stream: dict[str, Any], follow: bool) -> None:
@@ -259,6 +262,7 @@ def joined_loader(
     return make_loader(streams=stream, **how)
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("phases", [False, True])
 @pytest.mark.parametrize("follow", [False, True])
 def test_joined_datasets_grow_with_their_stream(tmp_path: Path, follow: bool, phases: bool) -> None:

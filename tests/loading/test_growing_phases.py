@@ -107,7 +107,7 @@ def test_the_pass_after_the_one_under_way_reads_all(place: Path) -> None:
     check_passes(seen + rest + first, 1000, [11], then=17)
 
 
-@pytest.mark.rotate(3)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("algo", ["blockwise", "py1s"])
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
 def test_a_step_under_way_stays_what_it_was_with_composed_batches(place: Path, method: str, algo: str) -> None:
@@ -176,6 +176,7 @@ def test_nodes_that_do_not_divide_the_canonical_nodes_go_on_with_grown_data(plac
     assert Counter(left[:96]) == Counter(expected[:96])
 
 
+@pytest.mark.nightly
 def test_workers_and_copies_are_told(place: Path) -> None:
     _, state = read(loader(roots_of(place, {})), 7)
     longer = roots_of(place, MORE)

@@ -177,6 +177,7 @@ def test_joined_samples_are_those_of_a_join_by_hand(
         dataset.close()
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("is_local", [False, True])
 def test_loaders_hand_out_the_columns_of_all(data: Path, tmp_path: Path, workers: int, is_local: bool) -> None:
@@ -185,7 +186,7 @@ def test_loaders_hand_out_the_columns_of_all(data: Path, tmp_path: Path, workers
     assert [number for batch in loader for number in numbers_in(batch)] == sequence(data)
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_are_not_forked_find_the_same(data: Path, tmp_path: Path, method: str) -> None:
     dataset = joined_dataset(data, tmp_path)

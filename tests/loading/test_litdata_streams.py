@@ -55,6 +55,7 @@ def as_mds(root: Path, name: str) -> Path:
     return write_shards(root, SIZES[name], {"number": "int"}, lambda number: {"number": number * 7**17})
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("name", ["mixed", "mixed_chunk", "mixed_batch", "rows"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_order_is_that_of_the_same_data_in_mds(name: str, workers: int, data: Path, tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def collate_again(samples: list[Any]) -> Any:
     return default_collate(samples)
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("batch_size", [1, 4, 32, 300])
 @pytest.mark.parametrize("more", [{}, {"columns": ["text", "number"]}, {"drop_last": True}], ids=str)
 def test_batches_of_texts_and_numbers_are_those_of_torch(

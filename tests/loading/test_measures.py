@@ -85,6 +85,7 @@ def fetching_loader(tmp_path: Path, workers: int, **loader: Any) -> StreamingDat
     return make_loader(tmp_path / "remote", local=str(tmp_path / "local"), workers=workers, loader=loader)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     ("workers", "method"), [(0, None), (2, "fork"), (1, "spawn")], ids=["no worker", "fork", "spawn"]
 )

@@ -81,7 +81,7 @@ def valid(read: dict[int, list[tuple[int, bool]]]) -> list[int]:
     return sorted(sample for of_rank in read.values() for sample, counts in of_rank if counts)
 
 
-@pytest.mark.rotate(14)
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("machines", [1, 2])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES_OF_8, ids=str)

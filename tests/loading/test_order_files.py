@@ -196,6 +196,7 @@ shared_order(Shuffled(SETTINGS, _shape(), 0))
 """
 
 
+@pytest.mark.nightly
 def test_what_a_killed_maker_left_is_removed_by_the_next(orders: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", MAKER]
@@ -461,6 +462,7 @@ ahead.close()
 """
 
 
+@pytest.mark.nightly
 def test_a_process_ends_while_its_background_is_busy(orders: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", LEAVES], env=environment, timeout=60, check=False).returncode == 0

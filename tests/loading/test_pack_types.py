@@ -172,6 +172,7 @@ def _float_weights(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "weights": (sample["tokens"] / 2).astype(np.float32)}
 
 
+@pytest.mark.rotate(2)
 @kinds
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_bad_documents_alone_decide_no_type(tmp_path: Path, kind: dict[str, Any], workers: int) -> None:

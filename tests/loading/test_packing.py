@@ -163,7 +163,7 @@ def test_the_last_pack_may_be_short_and_no_other_of_concat(root: Path) -> None:
     assert sum(fills) == sum(LENGTHS)
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("pack", METHODS[:2], ids=str)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_packs_are_the_same_on_any_ranks_and_workers(root: Path, pack: dict[str, Any], ranks: int) -> None:
@@ -212,7 +212,7 @@ def assert_resumes(make: Any) -> None:
         assert len(read) > 10
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("pack", METHODS[:2], ids=str)
 @pytest.mark.parametrize("how", WAYS, ids=str)
 def test_resuming_at_every_step(root: Path, pack: dict[str, Any], how: dict[str, Any]) -> None:
@@ -224,7 +224,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_documents(tmp_path_factory.mktemp("documents") / "b", LENGTHS[:50], first=150)
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("pack", METHODS[:2], ids=str)
 @pytest.mark.parametrize("algo", ["py1e", "blockwise"])
 def test_mixtures_and_phases(root: Path, other: Path, pack: dict[str, Any], algo: str) -> None:
@@ -254,6 +254,7 @@ SOURCES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("how", SOURCES, ids=range(len(SOURCES)))
 def test_however_documents_and_lengths_come(root: Path, how: dict[str, Any]) -> None:
     expected = [pack["input_ids"] for pack in packs(loader(root))]
@@ -508,6 +509,7 @@ def test_a_batch_to_skip_is_counted_over_epochs_that_differ(tmp_path: Path) -> N
         assert kept == whole[:batch] + whole[batch + 1 :]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("pack", [{}, {"lengths": "size"}], ids=str)
 def test_documents_that_are_appended_are_packed_from_the_next_epoch_on(
@@ -547,7 +549,7 @@ def test_an_epoch_without_tokens_is_refused(tmp_path: Path) -> None:
             list(at)
 
 
-@pytest.mark.rotate(3)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("skip", [(), ("1",), ("0-30",)], ids=str)
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_epochs_of_fewer_packs_than_ranks_or_batches_have(tmp_path: Path, drop_last: bool, skip: Any) -> None:

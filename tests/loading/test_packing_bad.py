@@ -36,6 +36,7 @@ def _failing(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("method", ["best_fit", "concat"])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("as_dtype", ["int64", None])

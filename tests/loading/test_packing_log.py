@@ -23,6 +23,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_documents(tmp_path_factory.mktemp("documents"))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("method", ["best_fit", "concat"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_is_logged_is_what_was_read_by_each_worker(root: Path, tmp_path: Path, workers: int, method: str) -> None:

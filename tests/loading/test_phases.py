@@ -87,6 +87,7 @@ def read_positions(loaders: list[StreamingDataLoader], steps: int | None = None)
     return found, after
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
 def test_composed_batches_begin_anew_at_each_border_and_stay_what_they_are(root: Path, method: str) -> None:
     asked: dict[str, Any] = {"batching_method": method, "shuffle_algo": "py1s", "num_canonical_nodes": 2}
@@ -111,6 +112,7 @@ def test_composed_batches_begin_anew_at_each_border_and_stay_what_they_are(root:
         assert before | after == uncut
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_of_other_start_methods_read_the_same(root: Path, whole: list[int], method: str) -> None:
     loader = phased_loader(root, workers=1, loader={"multiprocessing_context": method})
@@ -150,6 +152,7 @@ def test_lengths_are_those_of_the_whole_epoch(root: Path, batch_size: int, drop_
     assert len(list(onward)) == batches - 9
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("skip", ["8-12", "0-10", "29-39", "9-31"])
 def test_skipped_batches_may_lie_across_borders(root: Path, whole: list[int], skip: str) -> None:
     first, last = map(int, skip.split("-"))
@@ -177,6 +180,7 @@ def test_keys_tell_where_each_sample_is_and_make_it_again(root: Path, whole: lis
     assert without.restore_sample(keys[0]) == {"id": whole[156]}
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(("nodes", "ranks", "batch_size"), [(1, 3, 5), (8, 1, 3), (2, 2, 7)])
 def test_over_all_ranks_every_place_is_valid_once(root: Path, nodes: int, ranks: int, batch_size: int) -> None:
     valid: Counter[int] = Counter()

@@ -41,7 +41,7 @@ COMPOSED: dict[str, Any] = {"batching_method": "per_stream", "shuffle_algo": "py
 # --- as it was ---
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     "more", [{}, {"shuffle_algo": "blockwise"}, {"batch_size": 7, "workers": 2}, {"shuffle": False}]
 )
@@ -103,7 +103,7 @@ FUTURES: dict[str, tuple[Sequence[Phase], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.rotate(16)
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("method", ["random", "per_stream"])
 @pytest.mark.parametrize("future", FUTURES)
 @pytest.mark.parametrize("steps", [11, 29])
@@ -239,6 +239,7 @@ PASTS: dict[str, tuple[Sequence[Phase] | None, dict[str, Any], list[str]]] = {
 }
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("past", PASTS)
 def test_what_has_begun_may_not_change(root: Path, past: str, caplog: pytest.LogCaptureFixture) -> None:
     phases, asked, words = PASTS[past]

@@ -293,6 +293,7 @@ def test_every_scenario_is_looked_at() -> None:
     assert sorted(SCENARIOS) == sorted(SAME_AS_THE_REFERENCE + OURS_ON_PURPOSE)
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("name", SAME_AS_THE_REFERENCE)
 def test_batches_and_states_are_those_of_the_reference(root: Path, name: str) -> None:
     for rank in range(SCENARIOS[name]["world_size"]):

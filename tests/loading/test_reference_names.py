@@ -476,6 +476,7 @@ def test_a_vision_dataset_with_transforms(tmp_path: Path, monkeypatch: pytest.Mo
     assert (image.shape, label) == ((3, 8, 8), 1003)
 
 
+@pytest.mark.rotate(1)
 def test_weighted_streams_whose_place_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     remotes = [str(tmp_path / "a"), str(tmp_path / "b")]
     for remote, first in zip(remotes, (0, 1000), strict=True):

@@ -96,7 +96,7 @@ def test_resumes_weighted_streams(
     assert_resumes_at_every_step(partial(make_loader, streams=streams, **settings))
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     ("persistent", "drop_last", "batch_size"), [(False, False, 5), (True, True, 5), (True, False, 4)]
 )
@@ -109,6 +109,7 @@ def test_resumes_with_workers(root: Path, persistent: bool, drop_last: bool, bat
     assert_resumes_at_every_step(partial(make_loader, root, workers=2, **settings))
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
 def test_resumes_with_another_number_of_workers(root: Path, before: int, after: int) -> None:
     assert_resumes_at_every_step(
@@ -299,6 +300,7 @@ BEFORE = [Launch(2, 2, 2), Launch(1, 3, 3), Launch(1, 1, 4, workers=2)]
 AFTER = [Launch(), Launch(4, 1, 3), Launch(1, 3, 2), Launch(2, 1, 5, workers=2), Launch(2, 4, 1)]
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("before", BEFORE)
 def test_the_sequence_goes_on_in_another_world(elastic_root: Path, before: Launch, after: Launch) -> None:
@@ -430,6 +432,7 @@ def test_a_batch_of_one_rank_is_of_one_stream(roots: tuple[Path, Path]) -> None:
     assert any(len({sample >= STREAM_B for sample in chain(*step)}) == 2 for step in steps)
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_resume_is_exact_at_every_step(roots: tuple[Path, Path], method: str, workers: int) -> None:
@@ -439,7 +442,7 @@ def test_a_resume_is_exact_at_every_step(roots: tuple[Path, Path], method: str, 
     assert_resumes_at_every_step(make)
 
 
-@pytest.mark.rotate(5)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("after", [(1, 1, 8), (4, 1, 2), (1, 3, 5), (2, 4, 1), (3, 1, 4)], ids=str)
 def test_an_epoch_keeps_its_batches_in_another_world(

@@ -94,6 +94,7 @@ def same(left: list[dict[str, torch.Tensor]], right: list[dict[str, torch.Tensor
     )
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_those_of_the_same_shards_of_mds(tmp_path: Path, way: str, workers: int) -> None:
@@ -149,6 +150,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_files, "PART_BYTES", 10 * 4 * LENGTH)
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("way", WAYS)
 def test_parts_of_a_large_file_are_shards(s3: S3Store, tmp_path: Path, way: str) -> None:

@@ -183,6 +183,7 @@ def test_every_sample_of_an_epoch_is_made_again_by_a_dataset_that_knows_nothing_
             assert [elsewhere.restore_sample(key) for key in keys] == samples
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("augmentation", AUGMENTATIONS)
 def test_what_workers_made_is_made_again_without(streams: dict[str, Stream], augmentation: dict[str, Any]) -> None:
     loader = make_loader(streams=streams, workers=2, loader={"collate_fn": list, "with_keys": True}, **augmentation)
@@ -280,6 +281,7 @@ def test_it_has_samples_by_index(local: LocalDataset) -> None:
         local[29]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_of_torch_samples_from_it(local: LocalDataset, workers: int) -> None:
     assert not isinstance(local, IterableDataset)

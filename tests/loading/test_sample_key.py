@@ -54,7 +54,7 @@ def _ids_of(keys: SampleKeys) -> list[int]:
     return [{"a": 0, "b": 1000}[key.stream] + 5 * key.shard + key.index for key in keys]
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffle_algo", ["py1e", "blockwise"])
 @pytest.mark.parametrize("batching_method", ["random", "stratified", "per_stream", "device_per_stream"])

@@ -90,6 +90,7 @@ for _ in make_loader(sys.argv[1], transform=die, sample_log=sys.argv[2]):
 """
 
 
+@pytest.mark.nightly
 def test_the_last_line_of_a_killed_process_is_the_sample_that_killed_it(root: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", KILLED, str(root), str(tmp_path)]
@@ -218,6 +219,7 @@ def test_a_slow_sample_is_told_of_with_its_key_and_read_all_the_same(
     assert "watchdog" not in [line.strip() for line in rest.splitlines()]
 
 
+@pytest.mark.nightly
 def test_a_worker_that_holds_the_interpreter_is_told_of_without_the_key(
     root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

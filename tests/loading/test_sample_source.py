@@ -227,6 +227,7 @@ def test_a_limit_that_cannot_work_is_refused_with_the_one_that_would(tmp_path: P
     assert len(make_dataset(root, local=str(tmp_path / "cache"), cache_limit=least)) == 29
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("keep_zip", [False, True])
@@ -431,6 +432,7 @@ def data_of(index: int) -> bytes:
     return index.to_bytes(2, "big") * 1500
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_workers_at_rest_leave_room_to_the_one_that_is_waited_for(
     disk: Path, tmp_path: Path, shuffle: bool, monkeypatch: pytest.MonkeyPatch

@@ -108,6 +108,7 @@ def met(condition: Callable[[dict[str, Any]], Any]) -> list[int]:
     return [sample["id"] for sample in SAMPLES if condition(sample)]
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
@@ -233,6 +234,7 @@ def test_text_formats_are_looked_at_too(writer: Any, tmp_path: Path) -> None:
 # --- parts by hash ---
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("split_by", [None, "id", "doc", "lang", "raw", "big", "meta"])
 @pytest.mark.parametrize("seed", [0, -5])
 def test_parts_share_nothing_and_make_the_whole(data: Path, split_by: str | None, seed: int) -> None:
@@ -447,6 +449,7 @@ def test_data_with_hashes_is_evaluated_once_whatever_the_times_of_its_files(
     assert read(root, where="id > 10") == expected
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("spoil", [b"", b"no array", b"\x93NUMPY", bytes(8)])
 def test_a_kept_outcome_that_is_damaged_is_made_anew(tmp_path: Path, spoil: bytes) -> None:
     root = write_dataset(tmp_path / "x", 60)

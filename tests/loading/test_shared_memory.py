@@ -108,6 +108,7 @@ def sent(collate: Callable[[Any], Any], batch_slots: BatchSlots, count: int, **s
     return list(DataLoader(Numbers(count), batch_size=1, collate_fn=Sending(collate, batch_slots), **settings))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_comes_out_as_it_was(name: str) -> None:
     batch_slots = BatchSlots(2, 3)
@@ -162,6 +163,7 @@ def test_a_lost_batch_frees_its_slot_with_the_next_one() -> None:
     assert batch_slots.free(0, 4) is None
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("room", [0, 100, 5000, 9000, 30000])
 def test_what_does_not_fit_comes_in_another_way(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "_SLOT_BYTES", room)

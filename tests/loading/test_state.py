@@ -70,6 +70,7 @@ def test_a_state_survives_json_and_torch_save(state: State) -> None:
     assert torch.load(file, weights_only=True) == state == json_copy(state)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     ("streams", "name"), [(1, "x" * 2000), (16, "s" * 100), (16, "s"), (1000, "s"), (1000, "s" * 60)]
 )
@@ -330,6 +331,7 @@ def is_read(state: Any) -> bool:
     return True
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_with_one_thing_wrong_is_refused_or_means_what_it_says(data: Path, kind: str) -> None:
     make = maker(data, **KINDS[kind])
@@ -517,6 +519,7 @@ def _read(loader: StreamingDataLoader, batches: int) -> None:
             next(iterator)
 
 
+@pytest.mark.rotate(3)
 @WAYS
 @PLACES
 def test_saved_restored_and_saved_is_the_same(
@@ -564,6 +567,7 @@ def _sequence(loader: StreamingDataLoader) -> tuple[list[int], list[State]]:
     return [one for batch in batches for one in batch], states
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("micro_batch", [2, 3, 8, 12, 40], ids="batch {}".format)
 def test_another_micro_batch_goes_on_with_the_next_sample(

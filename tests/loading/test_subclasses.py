@@ -133,7 +133,7 @@ def test_iterating_hands_out_what_the_subclass_makes(root: Path, kind: type[Stre
     assert dataset[3] == dataset[3 - SAMPLES] == {"id": 3, "token": 103}
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @each_kind
 @pytest.mark.parametrize("workers", [0, 2])
 def test_so_does_a_loader(root: Path, kind: type[StreamingDataset], workers: int) -> None:

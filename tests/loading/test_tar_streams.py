@@ -44,6 +44,7 @@ def read(**settings: Any) -> list[list[Any]]:
     return [batch for _ in range(2) for batch in loader]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
 def test_samples_and_order_are_those_of_mds(tmp_path: Path, mds: Path, workers: int, ending: str) -> None:
@@ -53,6 +54,7 @@ def test_samples_and_order_are_those_of_mds(tmp_path: Path, mds: Path, workers: 
     assert sorted(one["__key__"] for batch in found for one in batch) == sorted(2 * [one["__key__"] for one in SAMPLES])
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("ending", [".tar", ".tgz"])
 def test_files_of_a_store_are_read_through_the_cache(s3: S3Store, tmp_path: Path, mds: Path, ending: str) -> None:
     bucket = s3.make_bucket()
@@ -105,6 +107,7 @@ def test_what_cannot_be_read_is_told_with_the_stream(tmp_path: Path) -> None:
         StreamingDataset(remote=str(tmp_path), format="webdataset", block_length=3)[0]
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pickles_are_read_where_that_is_allowed(tmp_path: Path, workers: int) -> None:
     tars = write_tars(tmp_path / "tars")

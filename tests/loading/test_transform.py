@@ -54,7 +54,7 @@ def _read(root: Path, start: int = 0, epoch: int = 0, **settings: Any) -> dict[i
     return dict(pair for batch in loader for pair in batch)
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @AUGMENTATIONS
 @pytest.mark.parametrize(
     "settings",

@@ -141,7 +141,7 @@ def _signal_all(processes: set[int]) -> None:
             os.kill(process, signum)
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @looks_into_proc
 def test_workers_live_through_signals_to_the_process_group_and_end_as_always(root: Path, method: str) -> None:
@@ -153,6 +153,7 @@ def test_workers_live_through_signals_to_the_process_group_and_end_as_always(roo
     assert (said, failed, trainer.returncode) == ("27\n", "", 0)
 
 
+@pytest.mark.nightly
 @looks_into_proc
 def test_workers_live_through_signals_that_come_while_they_start(root: Path) -> None:
     with _start_trainer(root, "spawn") as trainer:
@@ -179,7 +180,7 @@ def test_a_worker_that_its_parent_terminates_ends(root: Path, method: str) -> No
     loader.close()
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @looks_into_proc
 def test_a_trainer_that_exits_in_mid_epoch_is_not_held_up(root: Path, method: str) -> None:
@@ -331,6 +332,7 @@ def _assert_names_its_sample(error: BaseException, streams: dict[str, Stream], w
         failing.restore_sample(key)
 
 
+@pytest.mark.rotate(2)
 @WORKERS
 @pytest.mark.parametrize("kind", [Failing, FailingToGet, None])
 def test_what_fails_names_its_sample_and_has_the_exception_as_its_cause(

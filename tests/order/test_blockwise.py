@@ -318,6 +318,7 @@ def test_whole_repeats_need_no_luck() -> None:
     assert count([3, 0, 5], 24).tolist() == [9, 0, 15]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("granularity", [1, 7, 64, 100, 1000])
 def test_over_many_draws_every_sample_has_the_same_chance(granularity: int) -> None:
     sizes = np.tile([100, 40, 7, 1, 0, 100, 64, 65], 10)

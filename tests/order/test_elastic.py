@@ -76,6 +76,7 @@ def asked_for(algo: str, **said: object) -> SettledOrder:
     ).settled(1)
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("algo", ["", *SHUFFLE_ALGOS])
 @settings(UNHURRIED, max_examples=examples(40))
 @given(shape=mixtures(), legs=legs_on(FITTING, FITTING), epoch=epochs, partition=st.sampled_from(["orig", "relaxed"]))
@@ -141,6 +142,7 @@ def composed_epochs(draw: st.DrawFn) -> tuple[DatasetShape, list[Leg]]:
     return shape, [replace(legs[0], machines=begins), *legs[1:]]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("method", COMPOSED)
 @pytest.mark.parametrize("partition", ["orig", "relaxed"])
 @UNHURRIED

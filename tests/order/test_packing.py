@@ -327,6 +327,7 @@ def assert_same_packs(lengths: NDArray[np.int32], one: NDArray[np.uint16], other
     np.testing.assert_array_equal(np.where(lengths > 0, one, 0), np.where(lengths > 0, other, 0))
 
 
+@pytest.mark.nightly
 def test_compiled_and_plain_packs_are_the_same() -> None:
     pytest.importorskip("numba")
     fill = compiled_fill()

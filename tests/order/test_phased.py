@@ -46,6 +46,7 @@ def mixtures(draw: st.DrawFn, asked: SettledOrder) -> Mixture:
     return make_mixture(asked, phases, shards, draw(st.sampled_from([16, 1 << 20])))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("algo", ORDERS)
 @UNHURRIED
 @given(nodes=st.sampled_from([1, 6, 64]), method=st.sampled_from(BATCHING_METHODS), data=st.data())
@@ -74,6 +75,7 @@ def test_samples_of_a_stream_come_again_only_when_all_of_it_was_read(
     assert sum(drawn.values()) == 2 * mixture.plan.epoch_size == counts.sum()
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("algo", ORDERS)
 @UNHURRIED
 @given(legs=legs_on(FITTING, FITTING), epoch=epochs, data=st.data())
@@ -120,6 +122,7 @@ def composed(draw: st.DrawFn, asked: SettledOrder) -> tuple[Mixture, list[Leg]]:
     ]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("method", COMPOSED)
 @UNHURRIED
 @given(algo=st.sampled_from(ORDERS), epoch=epochs, data=st.data())
@@ -254,6 +257,7 @@ def digests(mixture: Mixture, epochs: Sequence[int] = (0, 1)) -> list[str]:
     return [mixture.shuffled(epoch, step).digest for epoch in epochs for step in range(len(mixture.plan))]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("algo", SHUFFLE_ALGOS)
 def test_a_tiny_stream_is_read_as_often_as_it_takes_pass_by_pass(algo: str) -> None:
     # More passes than 16 bits count.

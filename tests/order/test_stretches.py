@@ -79,6 +79,7 @@ def test_units_are_whole_shards_but_for_those_at_its_ends(case: tuple[np.ndarray
     assert units.are_parts.sum() <= 2
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(("start", "stop"), [(0, 150_000), (1_234, 151_000), (60_000, 260_000), (7_000, 9_500)])
 @pytest.mark.parametrize("first_id", [0, 10**12])
 def test_a_long_part_of_a_shard_is_what_short_ones_are_together(start: int, stop: int, first_id: int) -> None:

@@ -66,6 +66,7 @@ def test_an_object_comes_over_http(object_url: str, target: Path) -> None:
     assert target.read_bytes() == DATA
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("fault", "status"),
     [("status", 503), ("status", 500), ("status", 429), ("truncate", 0), ("short", 0)],
@@ -91,6 +92,7 @@ def test_a_stalled_answer_is_given_up_after_the_timeout(http_store: HttpStore, o
     assert target.read_bytes() == DATA
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
@@ -230,6 +232,7 @@ def test_an_empty_object_is_looked_at(http_store: HttpStore, target: Path) -> No
         fetch(f"{http_store.url}/missing", target, size=0)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("fault", ["status", "truncate", "hang"])
 def test_each_attempt_at_gcs_is_one_request(gcs_bucket: GcsBucket, target: Path, fault: str) -> None:
     gcs_bucket.put("x", DATA)
@@ -240,6 +243,7 @@ def test_each_attempt_at_gcs_is_one_request(gcs_bucket: GcsBucket, target: Path,
     assert gcs_bucket.requests() == ["x", "x"]
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("date", [False, True])
 def test_the_store_says_when_to_come_back(http_store: HttpStore, object_url: str, target: Path, date: bool) -> None:
     http_store.fail("x", "status", times=1, status=429, retry_after=1.0, retry_date=date)
@@ -248,7 +252,7 @@ def test_the_store_says_when_to_come_back(http_store: HttpStore, object_url: str
     assert second.begun - first.begun >= 0.9  # dates are in whole seconds, and taken by another clock
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("kind", ["http", "s3", "gcs"])
 @pytest.mark.parametrize("fault", ["status", "reset", "truncate", "short", "hang"])
 def test_no_credential_is_in_any_error(
@@ -312,6 +316,7 @@ def ranges(store: FaultyStore) -> list[str | None]:
     return [entry.range for entry in store.log()]
 
 
+@pytest.mark.rotate(2)
 def test_parts_come_in_one_request_each_and_the_last_asks_for_one_byte_more(store: FaultyStore, tmp_path: Path) -> None:
     assert fetch_large(store, tmp_path / "x") == LARGE
     assert sorted(map(str, ranges(store))) == [
@@ -333,7 +338,7 @@ def test_a_file_that_is_there_is_written_to_in_place_and_stays_after_a_failure(h
     assert target.stat().st_ino == before
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("fault", "more"),
     [
@@ -351,6 +356,7 @@ def test_each_part_heals_by_itself(store: FaultyStore, tmp_path: Path, fault: st
     assert len(ranges(store)) <= 5  # aiohttp asks once more by itself after a reset
 
 
+@pytest.mark.rotate(2)
 def test_a_store_that_is_asked_too_often_is_asked_later(
     store: FaultyStore, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,17 +373,19 @@ def test_a_part_goes_on_where_it_was_cut(http: HttpStore, tmp_path: Path) -> Non
     assert sum(begin % SECOND == 1000 for begin in begins) == 1
 
 
+@pytest.mark.nightly
 def test_a_part_that_stalls_is_asked_for_again(http: HttpStore, tmp_path: Path) -> None:
     http.fail("x", "stall", times=2)
     assert fetch_large(http, tmp_path / "x", timeout=1) == LARGE
 
 
+@pytest.mark.nightly
 def test_a_part_that_is_slow_is_waited_for(http: HttpStore, tmp_path: Path) -> None:
     http.fail("x", "slow", times=1, rate=SECOND / 1.5)
     assert fetch_large(http, tmp_path / "x", timeout=0.7, attempts=1) == LARGE
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [("truncate", DownloadError), ("short", IntegrityError), ("long", IntegrityError), ("stall", DownloadError)],
@@ -393,6 +401,7 @@ def test_a_part_that_stays_bad_ends_it(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.rotate(1)
 def test_an_object_of_another_length_is_noticed(store: FaultyStore, tmp_path: Path) -> None:
     for expected in (len(LARGE) - 1, len(LARGE) + 1, len(LARGE) * 2):
         with assert_error(IntegrityError, path=f"{store.url}/x"):
@@ -403,6 +412,7 @@ def test_an_object_of_another_length_is_noticed(store: FaultyStore, tmp_path: Pa
         assert "has more bytes" in str(caught.value)
 
 
+@pytest.mark.rotate(2)
 def test_a_store_that_ignores_ranges_sends_the_whole(store: FaultyStore, tmp_path: Path) -> None:
     store.fail("x", "ignore_range")
     assert fetch_large(store, tmp_path / "x") == LARGE
@@ -456,6 +466,7 @@ def test_the_object_that_began_first_comes_first(http: HttpStore, tmp_path: Path
     assert names[3:] in ("aaabbb", "bbbaaa")
 
 
+@pytest.mark.rotate(2)
 def test_an_object_of_unknown_size_comes_in_one_stream(store: FaultyStore, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"?" * (len(LARGE) + 9))
     store.fail("x", "truncate", times=1)

@@ -54,6 +54,7 @@ for act in (lambda: prepare(sys.argv[2]), Location(sys.argv[2]).read, Location(s
 """
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("package", "url", "extra"),
     [
@@ -174,6 +175,7 @@ def _exit_code_of_fork(*args: Any) -> int | None:
     return child.exitcode
 
 
+@pytest.mark.rotate(1)
 @_NO_FORK_WARNING
 @pytest.mark.parametrize("store", ["s3", "http"])
 def test_parent_and_forked_child_read_side_by_side(
@@ -187,6 +189,7 @@ def test_parent_and_forked_child_read_side_by_side(
     _reads(url, options, b"data")  # over a connection that the child inherited
 
 
+@pytest.mark.nightly
 @_NO_FORK_WARNING
 def test_a_child_forked_while_its_parent_downloads_in_parts_does_so_too(http_store: HttpStore, tmp_path: Path) -> None:
     data = random.Random(0).randbytes(20 << 20)
@@ -205,6 +208,7 @@ def test_a_child_forked_while_its_parent_downloads_in_parts_does_so_too(http_sto
     assert (tmp_path / "x").read_bytes() == data
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_spawned_child_downloads_after_its_parent(http_store: HttpStore, method: str) -> None:
     http_store.put("x", b"data")
@@ -320,6 +324,7 @@ def fetch(url: str, target: Path, **settings: Any) -> bytes:
     return target.read_bytes()
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("kind", ["local", "memory", "blocking", "other"])
 def test_whole_objects_and_parts_of_them_are_read(tmp_path: Path, kind: str) -> None:
     (tmp_path / "x").write_bytes(DATA)

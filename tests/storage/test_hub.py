@@ -213,6 +213,7 @@ def test_nothing_is_written_to_the_hub(hub: HubDataset, tmp_path: Path) -> None:
             act()
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("fault", ["status", "reset", "reset_body", "truncate", "short", "long"])
 def test_what_passes_is_tried_again(hub: HubDataset, tmp_path: Path, fault: str) -> None:
     hub.put("x", b"data" * 100)

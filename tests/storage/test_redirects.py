@@ -105,6 +105,7 @@ WAYS: dict[str, Callable[[Location, Path], object]] = {
 }
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_no_secret_follows_a_redirect_to_another_port(
     options: str, origins: tuple[Origin, Origin], tmp_path: Path
@@ -125,6 +126,7 @@ def test_no_secret_follows_a_redirect_to_another_port(
     assert [bool(one) for one in first.secrets()] == [True, False]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_secrets_follow_a_redirect_to_the_same_origin(options: str, origins: tuple[Origin, Origin]) -> None:
     first, _ = origins

@@ -179,6 +179,7 @@ def test_seconds_and_dates_are_understood(value: str, seconds: float | None) -> 
     assert retries._parse_retry_after(value, NOW) == seconds
 
 
+@pytest.mark.nightly
 @given(st.text(max_size=40))
 def test_any_value_gives_a_wait_that_can_be_waited_or_none(value: str) -> None:
     seconds = retries._parse_retry_after(value, NOW)
@@ -302,6 +303,7 @@ def test_the_store_is_given_the_time_it_asked_for() -> None:
     assert 20 < pause <= 20 + retries._LONGEST_WAIT
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     "error",
     [
@@ -457,6 +459,7 @@ def test_what_stalls_is_cancelled() -> None:
     assert ended
 
 
+@pytest.mark.nightly
 def test_what_is_slow_is_not_cancelled() -> None:
     progress, stopped = StallClock(), list[bool]()
     asyncio.run(watched(_marking(progress, stopped), progress, 1.5, inf))

@@ -62,6 +62,7 @@ def test_groups_of_the_first_epoch_are_told_as_they_are_read(train: dict[str, An
     assert "packs of the first epoch" in run("inspect", "--config", config).out
 
 
+@pytest.mark.nightly
 def test_what_a_run_needs_is_counted_and_planned(
     train: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

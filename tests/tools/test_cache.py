@@ -270,6 +270,7 @@ def test_a_shard_that_a_job_has_open_stays_and_others_are_fetched_again(http_sto
     assert len(shards(tmp_path / "a")) == 3
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_a_shard_that_a_job_is_downloading_arrives(http_store: HttpStore, tmp_path: Path) -> None:
     write_texts(http_store.root)

@@ -187,6 +187,7 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None
         assert process.wait() == 141
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("closed", "words", "code"),
     [

@@ -187,7 +187,7 @@ def on_terminal(*words: object) -> str:
     return shown.decode()
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "bar"),
     [

@@ -197,7 +197,7 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path, more: t
     assert files(out) == files(tmp_path / "in_one_go")
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("more", "found"),
     [(("--size-limit", "8kb"), "shard.*.mds"), (("--part-size", "80kb", "--workers", 2), "part.*/index.json")],
@@ -220,7 +220,7 @@ def test_so_does_one_of_another_format(
     assert files(out) == files(tmp_path / "in_one_go")
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("more", [(), ("--part-size", "2mb", "--workers", 2)], ids=["one_part", "parts"])
 def test_a_conversion_that_is_told_to_end_leaves_nothing_in_the_temporary_directory(
     tmp_path: Path, more: tuple[object, ...]
@@ -355,6 +355,7 @@ def test_texts_become_full_blocks_of_bytes(tmp_path: Path) -> None:
     assert "14 tokens of 3 documents; dropped 2," in outcome.out
 
 
+@pytest.mark.nightly
 def test_each_part_is_packed_alone_whatever_the_workers(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.jsonl", 100, text="x" * 9 + "{}")
     args = ["--tokenize", "--tokenizer", "bytes", "--block-length", 64, "--part-size", "1kb", "--json"]
@@ -447,7 +448,7 @@ def test_a_column_that_is_no_text_cannot_be_tokenized(tmp_path: Path) -> None:
     assert "line 1: the column 'id' must be text to be tokenized, but is int" in outcome.err
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("part_size", ["2kb", "1gb"])
 def test_from_a_bucket_to_a_bucket(tmp_path: Path, s3: S3Store, part_size: str) -> None:
     bucket = s3.make_bucket()
@@ -504,7 +505,7 @@ def test_several_columns_without_an_encoding_at_once(tmp_path: Path) -> None:
     assert samples("out") == [{"when": "2024-01-02", "none": None, "id": 1, "at": "00:00:05"}]
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("more", [(), ("--part-size", "1kb", "--workers", 1), ("--hashes=sha1", "--resume")])
 @pytest.mark.parametrize("name", ["id", "a b", "a:b"])
 def test_a_row_that_does_not_fit_after_others_were_written(name: str, more: tuple[object, ...], tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def test_a_conversion_that_failed_goes_on_once_its_source_is_mended(tmp_path: Pa
     assert told in run("convert", *args).err
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("part_size", ["2kb", "256mb"])
 def test_a_line_that_cannot_be_read_is_named_with_what_is_left_and_how_to_go_on(tmp_path: Path, part_size: str) -> None:
     source = write_rows(tmp_path / "a.jsonl", 200)
@@ -150,6 +151,7 @@ def _fail_late(tmp_path: Path, *more: object) -> tuple[Path, Path]:
     return source, out
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("begun", [PARTS_OF_2KB, IN_ONE_PART], ids=["parts", "one_part"])
 def test_what_was_begun_with_other_options_is_not_gone_on_with(tmp_path: Path, begun: tuple[object, ...]) -> None:
     source, out = _fail_late(tmp_path, *begun)
@@ -257,6 +259,7 @@ def _times(out: Path) -> dict[str, int]:
     return {path.parent.name: path.stat().st_mtime_ns for path in out.glob("part.*/shard.*")}
 
 
+@pytest.mark.nightly
 def test_only_parts_whose_input_changed_begin_again(tmp_path: Path) -> None:
     source, out = _write_texts(tmp_path / "raw", "abcd"), tmp_path / "out"
     _fail_in_part(3, source, out)
@@ -304,6 +307,7 @@ def test_a_finished_dataset_is_not_changed_by_a_resume(tmp_path: Path) -> None:
     assert files(out) == before
 
 
+@pytest.mark.nightly
 def test_a_class_that_was_added_since_is_refused_because_it_changes_the_numbers_of_others(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "pets" / name).mkdir(parents=True)
@@ -317,6 +321,7 @@ def test_a_class_that_was_added_since_is_refused_because_it_changes_the_numbers_
     assert "the classes of SOURCE is ['bat', 'cat', 'dog'], but was ['cat', 'dog'] when writing began" in outcome.err
 
 
+@pytest.mark.nightly
 def test_a_source_that_was_moved_is_gone_on_with(tmp_path: Path) -> None:
     source, out = _write_texts(tmp_path / "raw", "abc"), tmp_path / "out"
     _fail_in_part(2, source, out)
@@ -327,6 +332,7 @@ def test_a_source_that_was_moved_is_gone_on_with(tmp_path: Path) -> None:
     assert before.items() <= _times(out).items()
 
 
+@pytest.mark.nightly
 def test_changed_parts_begin_again_on_a_bucket_too(tmp_path: Path, s3: S3Store) -> None:
     bucket, stores = s3.make_bucket(), options(s3.options)
     source = _write_texts(tmp_path / "raw", "abc")

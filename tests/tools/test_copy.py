@@ -76,6 +76,7 @@ def test_what_is_there_and_right_is_skipped(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "data")
 
 
+@pytest.mark.nightly
 def test_a_copy_that_was_killed_goes_on(tmp_path: Path, http_store: HttpStore, s3: S3Store) -> None:
     """The source stops answering in the middle; the copy is killed there, and given again."""
     index = write_texts(http_store.root, 60, hashes=None)
@@ -138,6 +139,7 @@ def test_another_dataset_is_not_written_over_unasked(on_s3: bool, tmp_path: Path
     assert found.keys() == contents(tmp_path / "old").keys(), "nothing is deleted"
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("on_s3", [False, True])
 @pytest.mark.parametrize("hashes", [None, ["sha1"]])
 def test_files_of_others_are_not_taken_for_ours_after_an_interruption(
@@ -268,6 +270,7 @@ def test_shards_of_the_dataset_that_was_there_stay_and_are_told(tmp_path: Path) 
     assert found.out.endswith(f"not named by the index, to be removed when you like: 2 files ({', '.join(stay)})\n")
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("more", [[], ["--part-size", "1kb"]], ids=["one part", "parts"])
 def test_a_conversion_does_not_go_on_where_its_dataset_was_written_over(more: list[str], tmp_path: Path) -> None:
     for name, first in {"old": 0, "new": 1000}.items():

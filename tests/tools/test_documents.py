@@ -72,6 +72,7 @@ def rewritten(document: str, directory: Path) -> Iterator[tuple[str, str]]:
                 yield text, run_console(text, directory, program)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
 def test_commands_print_what_the_document_says(document: Path, tmp_path: Path) -> None:
     checked = 0

@@ -115,7 +115,7 @@ def unpacked(root: Path) -> list[Path]:
 # --- convert ---
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("kind", LARGE)
 def test_what_was_converted_is_read_in_the_same_order(kind: str, tmp_path: Path) -> None:
     source, told = make(tmp_path, kind)
@@ -127,6 +127,7 @@ def test_what_was_converted_is_read_in_the_same_order(kind: str, tmp_path: Path)
     assert there != read(source, told, columns=columns)
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_converted_has_the_same_samples(kind: str, tmp_path: Path) -> None:
     source, told = make(tmp_path, kind)
@@ -180,6 +181,7 @@ def test_a_conversion_that_was_stopped_goes_on(limit: int | None, tmp_path: Path
     assert other.code == 2
 
 
+@pytest.mark.nightly
 def test_data_on_a_store_is_converted_by_several_processes(s3_bucket: S3Bucket, tmp_path: Path) -> None:
     source, told = make(tmp_path, "npy")
     for path in source.iterdir():
@@ -312,7 +314,7 @@ def test_what_pyarrow_does_not_read_is_not_called_damaged(
     assert "damaged" not in found.err
 
 
-@pytest.mark.rotate(8)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("kind", "workers"), [*((kind, 1) for kind in KINDS), ("npy", 2), ("webdataset gz", 2), ("mixed_chunk", 2)]
 )
@@ -362,6 +364,7 @@ def test_what_an_index_says_of_files_that_have_changed_is_told(tmp_path: Path) -
     assert "format='npy'" in repaired.err
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("kind", ["webdataset gz", "megatron"])
 def test_bad_files_are_fetched_again_where_there_is_an_index(kind: str, tmp_path: Path) -> None:
     source, told = make(tmp_path, kind)
@@ -380,6 +383,7 @@ def test_bad_files_are_fetched_again_where_there_is_an_index(kind: str, tmp_path
 # --- copy ---
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_are_read_like_their_source(kind: str, tmp_path: Path) -> None:
     source, told = make(tmp_path, kind)
@@ -442,7 +446,7 @@ def below(tmp_path: Path, kind: str) -> tuple[Path, list[Any]]:
     return tmp_path / "all", told
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("kind", ["npy", "megatron", "webdataset gz", "mixed", "mixed_chunk", "tokens"])
 @pytest.mark.parametrize("indexed", ["", "a", "ab"])
 def test_parts_become_one_dataset_with_or_without_indexes(kind: str, indexed: str, tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def fit(program: str, directory: Path, *args: str) -> Any:
 NIGHTLY = ("unlabelled", "files", "pixels", "text", "mapping", "caption", "alone")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind in NIGHTLY)) for kind in DATA])
 def test_what_is_written_trains_and_goes_on(kind: str, tmp_path: Path, program: str) -> None:
     columns, make, told = DATA[kind]
@@ -122,6 +123,7 @@ def test_what_is_written_trains_and_goes_on(kind: str, tmp_path: Path, program: 
         assert all(torch.equal(whole[name], resumed["state_dict"][name]) for name in whole)
 
 
+@pytest.mark.nightly
 def test_several_datasets_are_mixed_and_some_is_held_out(tmp_path: Path, program: str) -> None:
     columns, make, _ = DATA["text"]
     for number, name in enumerate(("a/code", "b/code", "docs"), 1):
@@ -310,6 +312,7 @@ def _literals_of(module: str) -> list[Any]:
     return [ast.literal_eval(one.value) for one in ast.parse(module).body if isinstance(one, ast.Assign)]
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_names_of_columns_stay_literals(name: str, tmp_path: Path) -> None:
     others = [one for one in HOSTILE_NAMES if one != name]

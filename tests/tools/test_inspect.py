@@ -30,7 +30,7 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
 
 
-@pytest.mark.rotate(9)
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("dataset", GOLDEN)
 def test_golden_datasets_are_shown_here_and_from_a_store_alike(dataset: str, s3: S3Store) -> None:
     directory, bucket = golden_path("mds", dataset), s3.make_bucket()
@@ -101,6 +101,7 @@ def test_no_samples_are_read_if_none_are_wanted(tmp_path: Path) -> None:
     assert "shard.00000.mds" in missing.err
 
 
+@pytest.mark.nightly
 def test_of_an_uncompressed_shard_on_a_store_only_the_samples_bytes_are_read(tmp_path: Path, s3: S3Store) -> None:
     """The object is cut off after its first sample, which only a reader of ranges does not notice."""
     write_texts(tmp_path, size_limit=None)

@@ -24,6 +24,7 @@ def data(tmp_path: Path) -> Path:
     return write_documents(tmp_path)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("method", ["best_fit", "concat"])
 def test_packs_of_the_first_epoch_are_told_as_they_are_read(data: Path, method: str) -> None:
     train = packed_train(data, pack={"method": method})
@@ -53,6 +54,7 @@ def test_a_checkpoint_of_packs_goes_with_it(data: Path) -> None:
     assert "order.pack" in refused.err
 
 
+@pytest.mark.nightly
 def test_what_a_run_needs_is_counted_and_planned(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack_plans, "_SMALL", 0)  # so that plans are kept in files
     monkeypatch.setenv("LIGHTNING_STREAMING_RUNTIME", str(data / "runtime"))

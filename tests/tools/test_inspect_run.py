@@ -84,6 +84,7 @@ def test_a_long_phase_tells_its_steps_though_it_is_no_ramp(data: Path, monkeypat
     assert first[:4] == ["long", "10,000,000", "3", "code"]
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("length", [3, 60])
 def test_no_number_is_cut_whatever_the_width(data: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -98,6 +99,7 @@ def test_no_number_is_cut_whatever_the_width(data: Path, monkeypatch: pytest.Mon
     assert "…" not in told.out
 
 
+@pytest.mark.nightly
 def test_phases_that_would_be_read_again_though_one_was_cut_are_told(data: Path) -> None:
     phases = [{**PHASES[0], "cut": 40}, *PHASES[1:]]
 

@@ -178,7 +178,7 @@ def kept_parts(local: Path) -> set[str]:
     return {path.stem for path in local.glob("selections/*.parts/*.npy")}
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_one_that_was_ended_goes_on_where_it_was(
     remote: HttpStore, tmp_path: Path, number: signal.Signals, code: int

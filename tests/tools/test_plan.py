@@ -128,6 +128,7 @@ def test_phases_read_what_is_told_of_each(data: Path, tmp_path: Path) -> None:
     assert [one["step"] for one in told["over_time"]["phases"]] == [0, 52, 84]
 
 
+@pytest.mark.nightly
 def test_of_long_runs_a_part_is_looked_at_and_said_to_be(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +144,7 @@ def test_of_long_runs_a_part_is_looked_at_and_said_to_be(
     assert part["run"]["epochs"] == whole["run"]["epochs"] == 40
 
 
+@pytest.mark.nightly
 def test_of_a_long_epoch_a_part_is_looked_at(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = {"streams": {name: {"remote": str(data / name), "proportion": 1} for name in SIZES}, "epoch_size": 120_000}
     whole = plan(tmp_path, train, "--json", max_epochs=1).json
@@ -168,6 +170,7 @@ def test_simulations_that_are_too_long_are_cut_short_and_said_to_be(
     assert whole["bytes"] / 2 < cut["caches"][0]["bytes"] < 2 * whole["bytes"]
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("shards", [2000, 3000])
 def test_what_is_fetched_again_is_told_with_and_without_a_limit_to_compare_it_with(
     data: Path, tmp_path: Path, shards: int
@@ -198,6 +201,7 @@ def test_what_no_limit_removes_is_fetched_once_however_many_epochs_follow(
     assert told["over_time"]["caches"][0]["fetched"][-1] == told["caches"][0]["bytes"]
 
 
+@pytest.mark.nightly
 def test_steps_and_epochs_asked_for_go_before_the_trainer(data: Path, tmp_path: Path) -> None:
     train = phased_train(data)
     assert plan(tmp_path, train, "--json", "--epochs", 2, max_epochs=9).json["run"]["epochs"] == 2
@@ -229,6 +233,7 @@ def test_the_tables_say_it_all(data: Path, tmp_path: Path) -> None:
     assert f"{format_bytes(limit_of(data, 3000))} (configured)" in shown.out
 
 
+@pytest.mark.nightly
 def test_data_that_is_read_in_place_fetches_nothing(data: Path, tmp_path: Path) -> None:
     told = plan(tmp_path, phased_train(data), "--json", max_epochs=1).json
     assert [(one["bytes"], one["peak"]) for one in told["caches"]] == [(0, 0)]
@@ -252,7 +257,7 @@ def test_mixing_is_told_beside_what_chance_gives(
 # --- conditions ---
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("condition", "holds"),
     [
@@ -290,6 +295,7 @@ def test_conditions_are_reported_to_programs(data: Path, tmp_path: Path) -> None
     assert (done.code, done.json["failed"]) == (1, ["samples > 1"])
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize(
     ("condition", "words"),
     [
@@ -361,6 +367,7 @@ def test_of_a_number_of_which_the_least_is_known_only_what_follows_is_said(
         assert parsed.holds({parsed.name: AtLeast(least)}) is holds
 
 
+@pytest.mark.nightly
 def test_conditions_on_what_was_looked_at_in_part(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_reads, "_MOST_EPOCHS", 3)
     train = phased_train(data)

@@ -49,6 +49,7 @@ def hashes(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return tuple(request.param)
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("has_index", [False, True])
 def test_a_copy_over_uncompressed_shards_is_refused_or_removes_them(
@@ -157,6 +158,7 @@ def mixed(request: pytest.FixtureRequest, hashes: tuple[str, ...], tmp_path: Pat
     return tmp_path / "mixed"
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("argument", ["remote", "local"])
 def test_in_place_the_compressed_files_are_read(argument: str, mixed: Path) -> None:
     before = contents(mixed)
@@ -164,10 +166,12 @@ def test_in_place_the_compressed_files_are_read(argument: str, mixed: Path) -> N
     assert contents(mixed) == before, "nothing is written where it is read in place"
 
 
+@pytest.mark.rotate(2)
 def test_in_a_cache_the_compressed_files_are_read(mixed: Path, tmp_path: Path) -> None:
     assert ids(remote=str(tmp_path / "new"), local=str(mixed)) == NEW
 
 
+@pytest.mark.rotate(2)
 def test_verify_names_them(mixed: Path) -> None:
     name = f"shard.00000.{read_index(mixed).shards[0].format}"
     done = run("verify", mixed)
@@ -176,16 +180,19 @@ def test_verify_names_them(mixed: Path) -> None:
     assert name in run("verify", mixed, "--quick").out
 
 
+@pytest.mark.rotate(2)
 def test_verify_repairs_them(mixed: Path, tmp_path: Path) -> None:
     assert run("verify", mixed, "--repair", tmp_path / "new").code == 0
     assert run("verify", mixed).code == 0
     assert ids(remote=str(mixed)) == NEW
 
 
+@pytest.mark.rotate(2)
 def test_inspect_shows_what_the_compressed_files_hold(mixed: Path) -> None:
     assert "5000" in run("inspect", mixed).out
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("keep_zip", [False, True])
 def test_a_cache_directory_is_read_in_place_as_it_is(
     keep_zip: bool, shard_format: str, hashes: tuple[str, ...], tmp_path: Path

@@ -169,7 +169,7 @@ def kept_parts(local: Path) -> set[str]:
     return {path.stem for path in local.glob("selections/*.parts/*.npy")}
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_one_that_was_ended_goes_on_where_it_was(
     remote: HttpStore, tmp_path: Path, number: signal.Signals, code: int
@@ -230,7 +230,7 @@ def test_what_a_run_needs_is_made_for_all_its_stages(
     assert sorted((int(one["id"]), int(one["y"])) for one in dataset[:]) == [(n, n * n) for n in range(1, 20, 2)]
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(("gone", "where"), [((7,), ""), ((3, 8, 15), ""), ((3, 8), "id > 3"), ((8,), "id <> 8")])
 def test_ids_that_a_joined_dataset_lacks_are_told_ahead_of_a_run(
     data: Path, tmp_path: Path, gone: tuple[int, ...], where: str

@@ -96,6 +96,7 @@ def saved_by(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return copy
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("by", SAVED_BY)
 def test_what_is_set_is_the_place_alone_however_it_was_saved(
     saved_by: Callable[[str, Path], Path], by: str, tmp_path: Path
@@ -123,7 +124,7 @@ def test_what_is_set_is_the_place_alone_however_it_was_saved(
         assert (after["epoch"], after["seen"]) == (epoch, before["seen"]), target
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("by", SAVED_BY)
 def test_fit_goes_on_where_it_was_set(
@@ -143,6 +144,7 @@ def test_fit_goes_on_where_it_was_set(
     assert trainer.fit_loop.epoch_loop._batches_that_stepped == trainer.global_step
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("run_settings", "trainer_settings"),
     [

@@ -51,6 +51,7 @@ def read_some(train: dict[str, Any], batches: int, saved: Path) -> Counter[str]:
     return begun
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_documents_read_are_counted_by_the_configuration(data: Path, tmp_path: Path, order: dict[str, Any]) -> None:
     train, saved = packed_train(data, **order), tmp_path / "state.json"

@@ -56,7 +56,7 @@ def shown(path: Path, *args: object) -> dict[str, Any]:
     return {"place": place, **{one["name"]: one for one in place["streams"]}}
 
 
-@pytest.mark.rotate(5)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("batches", [0, 1, 5, 13, 14, 20, 21, 22, 29, 30, 35, 60])
 def test_counts_are_right_or_not_told(data: Path, batches: int) -> None:
     train = phased_train(data)
@@ -128,6 +128,7 @@ def test_data_alone_does_not_count_phases(data: Path) -> None:
     assert "give" in refused.err
 
 
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize("sample", [4, 48, 52, 56, 84, 100, 116])
 @pytest.mark.parametrize("saved", [1, 18, 28])
 def test_a_place_moved_over_borders_is_where_a_run_goes_on(data: Path, saved: int, sample: int) -> None:

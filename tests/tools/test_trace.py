@@ -232,6 +232,7 @@ def test_a_new_skip_counts_batches_where_steps_are_of_several(data: Path, tmp_pa
     assert_traced(resumed, "--config", config, "--ckpt", saved)
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("trainer", "words"),
     [
@@ -292,7 +293,7 @@ def test_ranks_of_a_checkpoint_are_those_it_was_saved_with(data: Path, tmp_path:
     }
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("before", "after"), [(16, 24), (24, 16)])
 def test_a_run_that_goes_on_with_another_batch_size_is_traced_on_the_ranks_configured(
     before: int, after: int, data: Path, tmp_path: Path
@@ -326,7 +327,7 @@ def mesh(**sizes: Any) -> dict[str, Any]:
     return {"class_path": "lightning.pytorch.strategies.ModelParallelStrategy", "init_args": sizes}
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("strategy", "trainer", "replication"),
     [
@@ -352,6 +353,7 @@ def test_ranks_read_as_the_strategy_has_them(
     assert traced("--config", config, "--step", 1, *by_hand) == found.json["reads"]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("strategy", "trainer", "words"),
     [
@@ -471,6 +473,7 @@ def test_a_sample_that_is_not_drawn_is_told_so(data: Path, tmp_path: Path) -> No
     assert shown.out == f"web:{shard}:{index} is not read in 2 epochs from epoch 0 on\n"
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize(
     ("args", "words"),
     [

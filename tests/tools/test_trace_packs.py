@@ -71,7 +71,7 @@ def traced_run(train: dict[str, Any], batch_size: int, ranks: int, checkpoint: P
     return run_on(module, {}, asked)
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_step_and_every_document_are_traced_as_they_are_read(
@@ -105,6 +105,7 @@ def test_epochs_have_as_many_steps_as_they_have_packs(data: Path) -> None:
         assert {read.key.epoch for read in reads_of_step(at, before - 1)} == {epoch}
 
 
+@pytest.mark.nightly
 def test_the_command_names_packs_and_documents(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     train = packed_train(data)

@@ -128,6 +128,7 @@ def test_compressed_shards_in_place_are_decompressed_elsewhere(tmp_path: Path, t
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.nightly
 def test_one_dataset_with_a_split_is_fetched_as_far_as_is_asked_for(http_store: HttpStore, tmp_path: Path) -> None:
     write_data(http_store.root)
     config = write_config(tmp_path / "run.yaml", {"remote": http_store.url, "split": "web"})
@@ -136,6 +137,7 @@ def test_one_dataset_with_a_split_is_fetched_as_far_as_is_asked_for(http_store: 
     assert tuned("--config", config, *QUICK, "--fetch", "1b")["link"]["shards"] == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_the_fragment_goes_after_the_configuration_of_fit(http_store: HttpStore, tmp_path: Path) -> None:
@@ -201,6 +203,7 @@ def test_transform_and_collate_of_the_data_module_are_used_for_the_stage_that_is
     assert not (tmp_path / "transformed-train").exists()
 
 
+@pytest.mark.nightly
 def test_tables_say_what_was_measured_and_why(http_store: HttpStore, tmp_path: Path) -> None:
     write_data(http_store.root)
     config = write_config(tmp_path / "run.yaml", {"streams": streams(http_store.url)})
@@ -268,6 +271,7 @@ def refused(*args: object) -> Outcome:
     return shown
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -297,6 +301,7 @@ def joined(root: object, *, joined_from: object = None, **join: Any) -> dict[str
     return asked
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("how", [{}, {"on": "id", "columns": ["id", "text"]}])
 def test_joined_data_that_is_read_in_place_is_measured(tmp_path: Path, how: dict[str, Any]) -> None:
     root, other = write_data(tmp_path / "data"), write_data(tmp_path / "other")
@@ -325,6 +330,7 @@ def test_joined_data_that_is_fetched_is_refused_before_that(tmp_path: Path, http
     assert http_store.requests() == []
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("module", "words"),
     [
@@ -343,6 +349,7 @@ def test_data_modules_that_cannot_be_tuned_are_refused(module: str, words: str, 
     assert words in refused("--config", config, *QUICK, "--num-workers", "1").err
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("workers", ["0", "1"])
 @pytest.mark.parametrize(
     ("module", "words", "where"),
@@ -382,7 +389,7 @@ def _ended(process: subprocess.Popen[bytes], told: signal.Signals) -> int | None
     return None
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("told", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_nothing_is_left_of_a_run_that_is_told_to_end(
     told: signal.Signals, code: int, tmp_path: Path, temporary: Path

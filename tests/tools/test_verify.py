@@ -97,6 +97,7 @@ def test_every_bad_shard_is_told_with_what_is_wrong(tmp_path: Path) -> None:
     assert f"shard 0, samples 0 to {first - 1}" in " ".join(shown.out.split())
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("compression", [None, "zstd", "gz"])
 def test_every_byte_of_a_shard_is_watched_over(tmp_path: Path, compression: str | None) -> None:
     index = write_texts(tmp_path, 3, compression=compression)
@@ -213,6 +214,7 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     assert together.err == ""
 
 
+@pytest.mark.nightly
 def test_on_a_store_as_in_a_directory(tmp_path: Path, s3: S3Store) -> None:
     index = write_texts(tmp_path, compression="zstd")
     bucket = s3.make_bucket()

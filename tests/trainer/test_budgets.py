@@ -90,7 +90,7 @@ def test_epochs_have_as_many_steps_as_they_have_groups(documents: Path, tmp_path
         assert sorted(map(len, chain(*validated))) == sorted(VAL_LENGTHS)
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     "name", ["batch end", "epoch end", "exception, accumulation", "limit_train_batches as a share"]

@@ -60,6 +60,7 @@ class Tunable(Reader):
         super().__init__(lambda: streaming(data, batch_size=self.batch_size), lambda: evaluating(data))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("step", [1, 4, 6])
 def test_an_exception_saves_the_place_of_every_loader(step: int, data: Path, tmp_path: Path) -> None:
     def crash(_name: str, model: LightningModule) -> None:
@@ -95,6 +96,7 @@ def test_weights_alone_are_refused_by_lightning_in_words(data: Path, tmp_path: P
         trainer_for(tmp_path, StreamingStateCallback()).fit(two(data), ckpt_path=saver.best_model_path)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("callback", [BatchSizeFinder(max_trials=2), LearningRateFinder(num_training_steps=4)])
 @pytest.mark.filterwarnings("ignore:.*lr_find:", "ignore:The number of training batches")
 def test_tuning_before_the_first_step_takes_no_samples(callback: Callback, data: Path, tmp_path: Path) -> None:
@@ -106,6 +108,7 @@ def test_tuning_before_the_first_step_takes_no_samples(callback: Callback, data:
     assert model.seen == whole.seen
 
 
+@pytest.mark.nightly
 def test_tuning_the_data_module_takes_no_samples(data: Path, tmp_path: Path) -> None:
     run = Run(data=data, directory=tmp_path, batch_size=2)
     by_callback, by_tuner, whole = Recorder(), Recorder(), Recorder()
@@ -132,7 +135,7 @@ def test_tuning_by_validation_still_evaluates_every_sample(mode: str, data: Path
     assert model.evaluated == list(range(2000, 2006))
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("callback", [BatchSizeFinder(max_trials=2), LearningRateFinder(num_training_steps=3)])
 def test_tuning_in_a_run_that_resumes_is_refused(callback: Callback, data: Path, tmp_path: Path) -> None:
     # Lightning restores what it saved before the search, and with it forgets the checkpoint that fit was given.

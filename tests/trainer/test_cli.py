@@ -106,6 +106,7 @@ def test_help_keeps_the_lines_of_its_examples(capsys: pytest.CaptureFixture[str]
     assert "\n    data:" in shown
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("key", "explained"),
     [
@@ -165,7 +166,7 @@ def test_help_of_a_class_of_the_user_shows_its_own_arguments(capsys: pytest.Capt
     assert "--data.batch_size" in shown
 
 
-@pytest.mark.rotate(6)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
@@ -218,7 +219,7 @@ def test_wrong_settings_are_named_and_little_else(
     assert len(error.splitlines()) <= 16
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("right", "wrong", "reason"),
     [
@@ -269,6 +270,7 @@ def test_debug_shows_where_a_setting_was_refused(arg: str, run_yaml: str) -> Non
     assert any("jsonargparse" in frame.filename for frame in traceback.extract_tb(raised.value.__traceback__))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("arg", ["--data.bath_size=2", "--data.batch_size=two", "--data.batch_size=0"])
 def test_debug_shows_no_secret(arg: str, run_yaml: str) -> None:
     stream = "a: {remote: data/a, proportion: 0.5"
@@ -392,6 +394,7 @@ def joining_yaml(run_yaml: str) -> str:
     return run_yaml
 
 
+@pytest.mark.nightly
 def test_joins_are_read_from_yaml_and_saved_without_secrets(joining_yaml: str) -> None:
     written = Path(joining_yaml).read_text()
     secret = "remote: data/names, storage_options: {auto_mkdir: false, token: open sesame}"
@@ -406,6 +409,7 @@ def test_joins_are_read_from_yaml_and_saved_without_secrets(joining_yaml: str) -
     assert [(one.name, one.asked.on) for one in streams["b"].joined] == [("again", None), ("names", "id")]
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     ("right", "wrong", "reason"),
     [
@@ -468,6 +472,7 @@ def phased_yaml(run_yaml: str) -> str:
     return run_yaml
 
 
+@pytest.mark.nightly
 def test_printed_and_saved_phases_run_again(phased_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = output_of("fit", "--config", phased_yaml, "--print_config", capsys=capsys)
     assert "# Mixtures of the streams that follow each other within an epoch" in printed
@@ -483,6 +488,7 @@ def test_printed_and_saved_phases_run_again(phased_yaml: str, capsys: pytest.Cap
         assert cli.trainer.global_step == 3
 
 
+@pytest.mark.nightly
 def test_phases_are_given_on_the_command_line(phased_yaml: str) -> None:
     phases = '[{"name": "all", "mix": {"a": 2, "b": 1}}]'
     cli = StreamingCLI(["fit", "--config", phased_yaml, f"--data.train.phases={phases}"])
@@ -494,7 +500,7 @@ def test_phases_are_given_on_the_command_line(phased_yaml: str) -> None:
     assert [one.name for one in cli.datamodule.configs["train"].phases] == ["all", "third"]
 
 
-@pytest.mark.rotate(5)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     ("phases", "reason"),
     [

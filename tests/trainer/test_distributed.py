@@ -51,7 +51,7 @@ def test_ranks_share_each_epoch_and_have_equally_many_batches(data: Path, tmp_pa
         assert counts.total() == ALL_SAMPLES + 1
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     ("then", "now"),
     [((2, 2, 0), (1, 3, 0)), ((2, 2, 0), (2, 3, 2)), ((1, 3, 2), (3, 2, 0))],
@@ -111,6 +111,7 @@ def _read_in_a_spawned_worker(data: Path) -> list[str]:
     return []
 
 
+@pytest.mark.nightly
 def test_spawned_workers_of_a_plain_loader_do_not_all_read_as_rank_0(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", 8)
     first, _ = on_ranks(_only_on_rank_0, data, meeting=tmp_path / "ranks")

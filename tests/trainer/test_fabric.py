@@ -80,7 +80,7 @@ def data(tmp_path: Path) -> Path:
     return write_dataset(tmp_path / "data", 29)
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("stop_at", [5, 8, 11], ids=["mid-epoch", "end of an epoch", "next epoch"])
 def test_saved_and_loaded_loader_goes_on_at_the_sample(stop_at: int, data: Path, tmp_path: Path) -> None:
     run = FabricRun(data=data, directory=tmp_path, workers=1)
@@ -131,6 +131,7 @@ def _in_columns(model: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
     return parallelize_module(model, mesh["tensor_parallel"], ColwiseParallel())
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("by_mesh", [False, True])
 def test_sharded_checkpoint_of_a_device_mesh_holds_the_state_as_plain_values(
     by_mesh: bool, data: Path, tmp_path: Path

@@ -101,7 +101,7 @@ def told(*args: str, code: int = 2) -> str:
     return lines[0].partition("error: ")[2]
 
 
-@pytest.mark.rotate(9)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -140,6 +140,7 @@ def test_missing_validation_data_is_called_by_its_stage() -> None:
     assert told(VALIDATED, "--data.val.remote=none").startswith("data.val: there is no dataset at")
 
 
+@pytest.mark.nightly
 def test_a_store_without_credentials_is_told_in_a_paragraph(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -154,6 +155,7 @@ def test_damaged_data_has_a_code_of_its_own() -> None:
     assert "index.json" in told(code=1)
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_of_another_model_or_data_is_told_in_a_paragraph() -> None:
     assert run("fit", "--config", "run.yaml").code == 0
     (checkpoint,) = Path("out").rglob("*.ckpt")
@@ -164,6 +166,7 @@ def test_a_checkpoint_of_another_model_or_data_is_told_in_a_paragraph() -> None:
     assert "other data or another order" in told(*resumed, "--data.train.shuffle=true")
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     ("args", "kind"),
     [
@@ -178,6 +181,7 @@ def test_what_the_code_of_the_user_raises_keeps_its_traceback(args: list[str], k
     assert re.search(r"File \".*failing_\w+\.py\"", "".join(traceback.format_exception(raised.value)))
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_of_a_transform_that_fails_its_line_and_the_columns_are_told(workers: str) -> None:
     fit = ("fit", "--config", "run.yaml", "--data=failing_models.Untransformed", f"--data.num_workers={workers}")
@@ -195,6 +199,7 @@ def test_of_a_transform_that_fails_its_line_and_the_columns_are_told(workers: st
     assert re.search(r"File \".*failing_\w+\.py\"", "".join(traceback.format_exception(raised.value)))
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_the_line_is_of_the_user_where_compiled_code_was_called(workers: str) -> None:
     ended = run("fit", "--config", "run.yaml", "--data=failing_models.Compiled", f"--data.num_workers={workers}")
@@ -203,6 +208,7 @@ def test_the_line_is_of_the_user_where_compiled_code_was_called(workers: str) ->
     assert re.match(rf"in (<lambda>|transform) of failing_models\.py, line {number}: return pandas", line)
 
 
+@pytest.mark.nightly
 def test_debug_shows_the_whole() -> None:
     with pytest.raises(ObjectNotFoundError, match=r"data\.val: there is no dataset"):
         run("fit", "--config", "run.yaml", VALIDATED, "--data.val.remote=none", "--debug")
@@ -255,7 +261,7 @@ def trained(program: str) -> Train:
     return train
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     ("saves", "told"),
     [
@@ -279,6 +285,7 @@ def test_ctrl_c_ends_training_with_130_and_says_where_to_go_on(trained: Train, s
     assert line == f"lightning-streaming fit: interrupted in step 2; {told.format(here=Path.cwd())}"
 
 
+@pytest.mark.nightly
 def test_the_arguments_that_are_told_where_nothing_was_saved_save_some(trained: Train) -> None:
     interrupted = trained("--model=failing_models.Interrupted", checkpoints("ModelCheckpoint", every_n_train_steps=5))
     told = interrupted.err.partition("on this machine; ")[2].partition(" saves some")[0]
@@ -289,6 +296,7 @@ def test_the_arguments_that_are_told_where_nothing_was_saved_save_some(trained: 
 ANEW = "This run begins anew, beside a checkpoint of step {}: --ckpt_path {} goes on from there. Once "
 
 
+@pytest.mark.nightly
 def test_a_run_beside_checkpoints_says_that_it_begins_anew_and_how_to_go_on(trained: Train) -> None:
     saves = checkpoints("ModelCheckpoint", every_n_train_steps=2, save_last=True)
     first = trained(saves, "--trainer.max_steps=2")
@@ -304,6 +312,7 @@ def test_a_run_beside_checkpoints_says_that_it_begins_anew_and_how_to_go_on(trai
     assert "begins anew" not in went_on.err
 
 
+@pytest.mark.nightly
 def test_it_does_not_where_slurm_has_put_a_job_back(trained: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     saves = checkpoints("ModelCheckpoint", every_n_train_steps=2, save_last=True)
     assert trained(saves, "--trainer.max_steps=2").code == 0
@@ -317,6 +326,7 @@ def test_it_does_not_where_slurm_has_put_a_job_back(trained: Train, monkeypatch:
     assert "begins anew" not in went_on.err
 
 
+@pytest.mark.nightly
 def test_so_it_does_where_no_directory_was_named(trained: Train) -> None:
     assert trained("--trainer.max_steps=2").code == 0
     (saved,) = Path("out", "checkpoints").glob("*.ckpt")

@@ -85,6 +85,7 @@ def written_to_a_terminal(do: Callable[[], object]) -> str:
     return text
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar, None])
 def test_a_terminal_is_shown_the_first_download(tmp_path: Path, bar: type[Callback] | None) -> None:
     write_dataset(tmp_path / "data")
@@ -110,6 +111,7 @@ def lingering(id: int) -> bool:  # noqa: A002  a condition is told of columns by
     return id >= 0
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar, None])
 def test_a_terminal_is_shown_how_far_a_selection_is(tmp_path: Path, bar: type[Callback] | None) -> None:
     write_dataset(tmp_path / "data")
@@ -127,7 +129,7 @@ def soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> p
     return caplog
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("bar", [TQDMProgressBar, None])
 def test_the_log_is_told_of_each_wait_where_there_is_no_terminal(
     tmp_path: Path, bar: type[Callback] | None, soon: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]

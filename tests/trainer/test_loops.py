@@ -66,12 +66,14 @@ BESIDE: dict[str, tuple[int | None, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("name", ARRANGEMENTS)
 def test_each_arrangement_resumes_at_every_step(name: str, data: Path, tmp_path: Path) -> None:
     arrangement, settings = ARRANGEMENTS[name]
     check_resume_at_every_step(lambda: Reader(lambda: arrangement(data)), tmp_path, **settings)
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("mode", MODES)
 def test_resumes_at_every_step_combined(mode: Any, beside: str, data: Path, tmp_path: Path) -> None:
@@ -139,6 +141,7 @@ CHANGING: dict[str, Callable[[Path, int], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("changing", CHANGING)
 def test_epochs_of_other_data_or_another_order_are_read_as_they_are_asked_for(
     changing: str, data: Path, tmp_path: Path
@@ -190,6 +193,7 @@ RHYTHMS: dict[str, tuple[dict[str, Any], list[int]]] = {
 }
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("name", RHYTHMS)
 def test_each_rhythm_of_validation_resumes_at_every_step(name: str, data: Path, tmp_path: Path) -> None:
     settings, validated_after = RHYTHMS[name]
@@ -280,7 +284,7 @@ def of_epoch(model: Recorder, epoch: int) -> list[int]:
     return [sample for seen_in, sample in model.seen if seen_in == epoch]
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("batch_size", [3, 8])
 @pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
 def test_another_batch_size_at_every_step(method: str, batch_size: int, data: Path, tmp_path: Path) -> None:

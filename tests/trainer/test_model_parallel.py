@@ -119,6 +119,7 @@ class SplitRecorder(AdamRecorder):
         fully_shard(self.layer, mesh=self.device_mesh["data_parallel"])
 
 
+@pytest.mark.nightly
 def test_tensor_parallel_ranks_read_the_same_and_go_on_in_other_groups(run: Run, tmp_path: Path) -> None:
     groups = RankedRun(run=run, strategy=mesh_of_2_by_2, meeting=tmp_path / "four", count=4, model=SplitRecorder)
     whole = groups.fit()

@@ -90,7 +90,7 @@ def test_the_state_of_a_run_with_one_thing_wrong_is_refused_or_another_sound_one
         assert run.trainer.batches <= run.trainer.batches_in_epoch or not run.trainer.batches_in_epoch, change
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 def test_fit_refuses_what_is_wrong_beside_the_loaders_or_means_the_same(
     saved: tuple[str, Path], data: Path, tmp_path: Path
 ) -> None:

@@ -215,7 +215,7 @@ def whole_run(run: PackRun, known: dict[str, Any]) -> tuple[Any, Any]:
     return known[key]  # type: ignore[no-any-return]  # put there just now
 
 
-@pytest.mark.rotate(5)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", WAYS)
 def test_resuming_twice_shows_the_weights_the_same_packs(
@@ -246,7 +246,7 @@ def test_a_schedule_of_so_many_steps_is_the_same_after_each_resume(documents: Pa
     assert rates[0] == rates[1]
 
 
-@pytest.mark.rotate(3)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("name", [name for name in WAYS if "limit" not in name])
 def test_resuming_with_other_batch_sizes_and_workers(
     name: str, documents: Path, uninterrupted: dict[str, Any], tmp_path: Path
@@ -278,7 +278,7 @@ ON_RANKS = {
 """On how many ranks each of three runs is that go on from one another."""
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(("name", "counts"), ON_RANKS.items())
 def test_resuming_on_other_ranks(
     name: str, counts: tuple[int, int, int], documents: Path, uninterrupted: dict[str, Any], tmp_path: Path

@@ -31,7 +31,7 @@ def run_of(data: Path, directory: Path, *phases: Phase, workers: int = 0) -> Run
     return Run(data=data, directory=directory, order=order, workers=workers, trainer={"max_epochs": 2})
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("stop", [2, 4, 7, 13])
 def test_it_goes_on_with_another_future(data: Path, tmp_path: Path, stop: int) -> None:
     saved = tmp_path / "saved.ckpt"

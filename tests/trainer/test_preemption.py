@@ -103,7 +103,7 @@ class Validations(Callback):
             self.after.append(trainer.global_step)
 
 
-@pytest.mark.rotate(6)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("name", PLACES)
 def test_a_run_preempted_twice_shows_the_weights_the_same(name: str, data: Path, tmp_path: Path) -> None:
     trigger, settings = PLACES[name]

@@ -72,7 +72,7 @@ def assert_goes_on(new: Any, stop_after: int, directory: Path, **settings: Any) 
 
 
 # Before the first optimizer step, right at one, between two, and the same in the second epoch.
-@pytest.mark.rotate(7)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("accumulate", "stop_after", "is_limited_by_steps"),
     [
@@ -97,6 +97,7 @@ def test_goes_on_in_the_epoch_that_was_stopped(
     )
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("stop_after", [1, 2, 4])
 def test_goes_on_beside_a_loader_without_a_length(stop_after: int, data: Path, tmp_path: Path) -> None:
     def new() -> Reader:

@@ -162,7 +162,7 @@ LOOPS: dict[str, tuple[dict[str, Any], Callable[[Asked, Path], Any]]] = {
 }
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize(("saved", "asked"), [(16, 4), (4, 16), (None, 7)])
 @pytest.mark.parametrize("name", LOOPS)
 def test_canonical_nodes_asked_for_change_nothing(
@@ -275,12 +275,13 @@ CASES = {
 }
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("name", CASES)
 def test_other_machines_have_epochs_of_their_own_length(name: str, data: Path, tmp_path: Path) -> None:
     assert_goes_on_as_a_plain_loader_does(CASES[name], data, tmp_path)
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("canonical", [None, 16])
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
 def test_an_epoch_composed_elsewhere_keeps_its_length(
@@ -375,8 +376,8 @@ def steps(model: Reader) -> list[tuple[int, int, list[int]]]:
     return [(epoch, index, loaders[-1] if loaders[-1] else loaders) for epoch, index, loaders, *_ in model.seen]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.filterwarnings("ignore:You're resuming from", "ignore:You defined a `validation_step`")
-@pytest.mark.rotate(6)
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
 @pytest.mark.parametrize(
     "loop", [{}, {"limit_train_batches": 0.9}, {"accumulate_grad_batches": 2}], ids=["plain", "limited", "accumulating"]

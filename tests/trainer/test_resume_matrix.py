@@ -167,7 +167,7 @@ WORKERS = (
 )
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(16)
 @pytest.mark.parametrize(("workers", "persistent"), WORKERS)
 @pytest.mark.parametrize("name", IN_EVERY_WAY)
 def test_resuming_twice_shows_the_weights_the_same(
@@ -212,7 +212,7 @@ BY_BATCHES = (
 """Where a number of batches, or what is in a batch, decides what is read: with other batches it is something else."""
 
 
-@pytest.mark.rotate(len(IN_EVERY_WAY) // 2)
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize("name", IN_EVERY_WAY)
 def test_resuming_twice_with_other_batch_sizes_shows_the_weights_the_same(
     name: str, data: Path, uninterrupted: dict[str, tuple[Recorder, Trainer]], tmp_path: Path
@@ -294,6 +294,7 @@ def to_the_end(run: RunOfAll, ckpt_path: Path | None) -> tuple[Any, Any]:
     return model.seen, model.steps_per_epoch
 
 
+@pytest.mark.rotate(5)
 @pytest.mark.filterwarnings(
     "ignore:You requested to overfit",
     "ignore:The dirpath has changed",

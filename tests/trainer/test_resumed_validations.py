@@ -149,6 +149,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 """Settings of a run, and the hooks that its checkpoints are saved in."""
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_checkpoint_of_any_hook_resumes_to_the_same_validations(name: str, data: Path, tmp_path: Path) -> None:
     settings, hooks = CASES[name]

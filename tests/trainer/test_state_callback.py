@@ -244,7 +244,7 @@ class SeesTwo(Recorder):
         return self.loss(batch["a"])
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(2)
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")  # it means the ordinary loader
 @pytest.mark.parametrize("ahead", [False, True], ids=["lengths known", "one batch ahead"])
 @pytest.mark.parametrize("save_after", [2, 4, 5, 7])

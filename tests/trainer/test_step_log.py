@@ -39,6 +39,7 @@ def _seen(log: Path, data: Path) -> list[tuple[int, int]]:
     return [(key.epoch, dataset.restore_sample(key)["id"]) for key in read_step_log(log)]
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(("workers", "accumulate"), [(0, 1), (2, 1), (0, 2)])
 def test_a_run_that_lost_steps_and_went_on_has_the_log_of_one_that_did_not(
     data: Path, tmp_path: Path, workers: int, accumulate: int
@@ -84,6 +85,7 @@ def _documents(root: Path) -> Path:
     return root
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 def test_parts_of_documents_are_told_apart_whatever_the_batch_size(tmp_path: Path, method: str) -> None:
@@ -180,6 +182,7 @@ def test_what_no_optimizer_step_took_is_left_out(data: Path, tmp_path: Path) -> 
     assert _seen(tmp_path / "log", data) == resumed.seen
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("model", [Recorder, _Manual, _ManualWithOwnOptimizer])
 def test_whoever_saves_at_a_batchs_end_finds_it_in_the_log(data: Path, tmp_path: Path, model: type[Recorder]) -> None:
     run, ckpt_path = Run(data=data, directory=tmp_path), tmp_path / "saved.ckpt"

@@ -100,6 +100,7 @@ def write_with_an_interruption(out: Path, mode: Any, at: int) -> tuple[int, bool
     return interruptions, False
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("mode", ["create", "resume"])
 def test_an_interruption_at_any_moment_loses_nothing(mode: Literal["create", "resume"], tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -177,6 +178,7 @@ def test_waiting_for_room_may_be_interrupted(
     assert [sample["id"] for sample in read_samples(tmp_path / "out", tmp_path)] == list(range(50))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("samples", [1, 3, 5])
 def test_finishing_may_be_interrupted(samples: int, gate: threading.Event, tmp_path: Path) -> None:
     writer = MDSWriter(out=str(tmp_path / "out"), **SETTINGS)
@@ -259,7 +261,7 @@ def test_a_dataset_is_resumed_after_any_operation(kind: str, places: str, tmp_pa
     assert operations > 40
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("kind", KILLED_SETTINGS)
 @pytest.mark.parametrize("places", ["directory", "pair", "pair kept"])
 @pytest.mark.parametrize("added", [3, 70])
@@ -284,6 +286,7 @@ def test_a_dataset_is_appended_to_after_any_operation(kind: str, places: str, ad
     assert operations > 10
 
 
+@pytest.mark.nightly
 def test_who_resumes_what_was_appended_to_is_in_nobodys_way(tmp_path: Path) -> None:
     job = conversion("", "append", "raw")
     expected = contents(job.uninterrupted(tmp_path / "expected"))
@@ -306,7 +309,7 @@ def test_who_resumes_what_was_appended_to_is_in_nobodys_way(tmp_path: Path) -> N
     assert outcomes == {"finished", "not finished"}
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["raw", "two files"])
 def test_what_an_earlier_version_left_is_discarded_at_any_moment(kind: str, tmp_path: Path) -> None:
     job = conversion("", "append", kind)
@@ -341,6 +344,7 @@ def test_the_source_may_have_grown_when_a_dataset_is_resumed(tmp_path: Path) -> 
     assert had_last
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("mode", ["resume", "append"])
 def test_a_writer_may_be_killed_again_and_again(mode: str, tmp_path: Path) -> None:
     chosen = random.Random(3)
@@ -358,6 +362,7 @@ def test_a_writer_may_be_killed_again_and_again(mode: str, tmp_path: Path) -> No
 KILLS = kills(10, 30)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("mode", ["resume", "append"])
 def test_writers_are_killed_at_random_moments(mode: str, tmp_path: Path) -> None:
     expected = contents(conversion("", mode, "compressed").uninterrupted(tmp_path / "expected"))
@@ -373,7 +378,7 @@ def test_writers_are_killed_at_random_moments(mode: str, tmp_path: Path) -> None
             break
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["resume", "append"])
 def test_a_writer_to_a_bucket_is_killed_at_random_moments(mode: str, s3: S3Store, tmp_path: Path) -> None:
     expected = contents(conversion("", mode, "compressed").uninterrupted(tmp_path / "expected"))

@@ -160,6 +160,7 @@ def with_notes(directory: Path) -> list[tuple[str, range]]:
     return [(str(directory), numbers) for numbers in INPUTS]
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver", "fork"])
 def test_samples_stand_in_the_order_of_the_inputs(start_method: str, tmp_path: Path) -> None:
     out = write(tmp_path / "out", make.count_last_first, start_method=start_method)
@@ -194,6 +195,7 @@ def test_parts_may_be_empty_and_fewer_than_workers(tmp_path: Path) -> None:
     assert ids(write(tmp_path / "out", inputs=[range(0), range(3), range(0)], num_workers=8)) == [0, 1, 2]
 
 
+@pytest.mark.nightly
 def test_a_bucket_is_written(s3: S3Store, tmp_path: Path) -> None:
     url = f"{s3.make_bucket()}/corpus"
     for mode in ("create", "resume"):
@@ -305,6 +307,7 @@ def test_creating_where_something_is_is_refused(tmp_path: Path) -> None:
     assert "is a file" in str(caught.value)
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -32,6 +32,7 @@ from tests.writing.test_merge import contents, ids
 SPAWN = multiprocessing.get_context("spawn")
 
 
+@pytest.mark.nightly
 def test_a_worker_whose_parent_is_gone_ends_quietly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ours, theirs = SPAWN.Pipe()
     worker = SPAWN.Process(target=_serve, args=(theirs, plan_parts([range(3)], make.count, tmp_path / "out")))
@@ -59,6 +60,7 @@ class OnlyHere:
         return "OnlyHere()"
 
 
+@pytest.mark.nightly
 def test_an_input_that_cannot_be_unpickled_is_named(tmp_path: Path) -> None:
     inputs: list[Any] = [range(3), OnlyHere(os.getpid())]
     with pytest.raises(PartError) as caught:
@@ -100,6 +102,7 @@ def start_and_compare() -> None:
     assert worker.exitcode == 0
 
 
+@pytest.mark.nightly
 def test_no_ctrl_c_reaches_a_process_that_is_being_started() -> None:
     """Nor the first one of a program, with which multiprocessing starts a process of its own."""
     code = "from tests.writing.test_parallel_workers import start_and_compare; start_and_compare()"

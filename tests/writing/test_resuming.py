@@ -78,6 +78,7 @@ def test_a_block_that_fails_keeps_what_is_stored(tmp_path: Path, expected: dict[
     assert contents(out) == expected
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("place", ["directory", "bucket", "pair", "pair kept"])
 def test_a_finished_dataset_is_left_as_it_is(place: str, s3: S3Store, tmp_path: Path) -> None:
     url, here = f"{s3.make_bucket()}/data", str(tmp_path / "out")

@@ -211,6 +211,7 @@ def test_an_index_that_could_not_be_stored_can_be_tried_again(faulty: FaultyS3, 
     assert fetch(url, s3.options, tmp_path / "copy") == [7]
 
 
+@pytest.mark.nightly
 def test_what_failed_is_resumed(faulty: FaultyS3, s3: S3Store, tmp_path: Path) -> None:
     url = f"{s3.make_bucket()}/data"
     faulty.fail(r"PUT .*shard\.00002", 403, times=1)
@@ -247,6 +248,7 @@ def test_a_bucket_that_is_not_there_is_named(s3: S3Store) -> None:
         write_ids(3, "s3://no-such-bucket/data", storage_options=s3.options)
 
 
+@pytest.mark.nightly
 def test_the_index_is_stored_after_every_shard(faulty: FaultyS3, s3: S3Store) -> None:
     write_ids(100, f"{s3.make_bucket()}/data", max_workers=4, storage_options=faulty.options)
     stored = [request for request in faulty.requests if request.startswith("PUT")]

@@ -64,6 +64,7 @@ class Seen(HTMLParser):
         self.texts.append(data)
 
 
+@pytest.mark.nightly
 def test_a_page_is_one_file_without_scripts_and_names_do_nothing_to_it(page: Path) -> None:
     seen = Seen(page.read_text())
     assert not [tag for tag, _ in seen.tags if tag in ("script", "b-hostile", "iframe", "object", "form")]
@@ -119,6 +120,7 @@ def test_a_page_that_cannot_be_written_is_an_error_at_once(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_plan_is_told_even_if_its_page_cannot_be_written_any_more(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

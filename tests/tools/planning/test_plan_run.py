@@ -124,6 +124,7 @@ NIGHTLY = (
 )
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in RUNS])
 def test_a_run_does_what_was_planned(url: str, tmp_path: Path, name: str) -> None:
     train, trainer, data = RUNS[name]
@@ -231,6 +232,7 @@ def test_what_is_left_of_a_run_is_planned_from_its_checkpoint(url: str, tmp_path
     assert cache["refetched"] > 1
 
 
+@pytest.mark.nightly
 def test_packs_are_as_full_as_planned(url: str, tmp_path: Path) -> None:
     pack = {"column": "tokens", "capacity": CAPACITY, "window": 32}
     train = {"streams": {"books": {"remote": f"{url}/books"}}, "pack": pack, "num_canonical_nodes": 2}
@@ -243,6 +245,7 @@ def test_packs_are_as_full_as_planned(url: str, tmp_path: Path) -> None:
     assert plan["caches"][0]["bytes"] == pytest.approx(really.bytes, rel=0.02)
 
 
+@pytest.mark.nightly
 def test_of_compressed_shards_the_stored_bytes_are_fetched_and_the_raw_ones_kept(url: str, tmp_path: Path) -> None:
     train = {"streams": {"zip": {"remote": f"{url}/zip"}}}
     config = write_config(tmp_path / "run.yaml", train, {"max_epochs": 1}, batch_size=8)

@@ -85,7 +85,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.rotate(5)
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_steps_are_those_of_the_trainer(data: Path, tmp_path: Path, name: str) -> None:
     of, batch, trainer = RUNS[name]
@@ -93,6 +93,7 @@ def test_steps_are_those_of_the_trainer(data: Path, tmp_path: Path, name: str) -
     assert_same(run("plan", "--config", config, "--json").json, train(config))
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("of", "batch", "trainer", "steps"),
     [
@@ -113,6 +114,7 @@ def test_what_was_read_before_a_checkpoint_is_what_the_run_had_read(
     assert_same(plan, train(config, ckpt=ckpt), before.ids)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("trainer", [{"max_steps": 100}, {"max_steps": 106, "max_epochs": 9}, {"max_epochs": 5}])
 def test_epochs_that_nobody_looks_at_end_where_the_run_does(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: dict[str, Any]
@@ -143,6 +145,7 @@ def test_mixing_is_that_of_the_steps_that_are_planned(data: Path, tmp_path: Path
     assert mixing[1] == pytest.approx(1 / 9)  # the last of them is of two shards
 
 
+@pytest.mark.nightly
 def test_phases_are_marked_where_they_begin(data: Path, tmp_path: Path) -> None:
     of = {"phases": PHASES, "epoch_size": 120}
     config, ckpt = configured(tmp_path, data, {"batch_size": 2}, of, max_epochs=1), tmp_path / "run.ckpt"

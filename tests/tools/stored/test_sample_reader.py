@@ -351,6 +351,7 @@ def _write_shards(directory: Path, **writer: Any) -> tuple[list[int], list[str]]
     return firsts, [shard.raw_data.basename for shard in index.shards]
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("fault", [{"fault": "status", "status": 500}, {"fault": "reset"}, {"fault": "truncate"}])
 def test_a_shard_that_fails_leaves_the_others_alone(s3_bucket: S3Bucket, tmp_path: Path, fault: dict[str, Any]) -> None:
     firsts, names = _write_shards(tmp_path)
@@ -383,6 +384,7 @@ def test_a_store_that_sends_nothing_is_asked_once_for_all_shards_that_are_wanted
         assert reader.read(firsts)[2] == {"id": firsts[2], "text": f"text {firsts[2]:03}"}
 
 
+@pytest.mark.nightly
 def test_a_store_that_is_gone_or_asked_too_often_is_asked_once(http_store: HttpStore, tmp_path: Path) -> None:
     firsts, names = _write_shards(tmp_path)
     http_store.put_all(tmp_path)

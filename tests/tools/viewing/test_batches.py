@@ -161,6 +161,7 @@ def test_every_page_of_a_run_leads_to_the_batches_and_each_step_to_its_own(strea
         assert "/token/s/0/sample/5" in Elements.of(html(pages, "batches", **asked)).values("a", "href")
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(
     ("pack", "capacity"),
     [({"column": "tokens", "capacity": 256}, 256), ({"column": "tokens", "tokens": 300}, 300)],

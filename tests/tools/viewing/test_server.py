@@ -164,6 +164,7 @@ def test_the_browser_is_told_the_address_by_a_file_that_nobody_else_can_read(ric
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_where_there_is_no_browser_that_is_told(rich: Path, tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name not in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")}
     with viewer(rich, "--open", env={**env, "PATH": str(tmp_path)}) as one:
@@ -215,6 +216,7 @@ def test_what_asks_for_no_one_part_is_given_the_whole(shown: Viewer, asked: str)
     assert shown.get(_SOUND, Range="bytes=0-1", **{"If-Range": '"x"'}).data == whole.data
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize(("ends", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_it_ends_when_told_and_leaves_nothing(tmp_path: Path, ends: int, code: int) -> None:
     write_texts(tmp_path / "data", compression="zstd")
@@ -283,6 +285,7 @@ def test_a_compressed_shard_of_a_store_is_fetched_when_that_is_asked_for(
     pages.viewed.close()
 
 
+@pytest.mark.nightly
 def test_files_of_another_format_on_a_store_are_read_by_way_of_a_cache_of_its_own(
     s3_bucket: S3Bucket, tmp_path: Path
 ) -> None:
@@ -300,6 +303,7 @@ def test_files_of_another_format_on_a_store_are_read_by_way_of_a_cache_of_its_ow
     assert all(entry.range for entry in read)
 
 
+@pytest.mark.nightly
 def test_a_store_that_fails_is_told_in_the_page_and_the_server_lives(written: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(written)
     with viewer(s3_bucket.url, *options(s3_bucket.options)) as one:
@@ -314,6 +318,7 @@ def test_a_store_that_fails_is_told_in_the_page_and_the_server_lives(written: Pa
         assert f"caption {first} " in one.get(f"s/0/sample/{first}").text
 
 
+@pytest.mark.nightly
 def test_it_ends_soon_also_while_a_store_does_not_answer(written: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(written)
     s3_bucket.fail(r"shard\.00001", "hang")

@@ -176,6 +176,7 @@ def test_phases_are_listed(streams: Path) -> None:
         assert "phase second" in Elements.of(html(pages, "order", step="6", steps="1")).text
 
 
+@pytest.mark.nightly
 def test_nothing_of_a_run_is_written_to(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
     where = {"remote": s3_bucket.url, "storage_options": s3_bucket.options, "local": str(streams / "node")}
@@ -191,6 +192,7 @@ def test_nothing_of_a_run_is_written_to(streams: Path, s3_bucket: S3Bucket) -> N
     assert all(entry.range for entry in s3_bucket.log() if "shard" in entry.name)
 
 
+@pytest.mark.nightly
 def test_a_selection_of_a_store_is_evaluated_when_that_is_asked_for(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
     _config({"web": {"remote": s3_bucket.url, "storage_options": s3_bucket.options, "where": "id < 30"}})
@@ -212,6 +214,7 @@ def _link_to_ask(text: str) -> dict[str, str]:
     return dict(parse_qsl(urlsplit(link).query))
 
 
+@pytest.mark.nightly
 def test_of_what_is_not_known_one_stage_and_the_step_that_was_wanted_are_asked_for(
     streams: Path, s3_bucket: S3Bucket
 ) -> None:
@@ -230,6 +233,7 @@ def test_of_what_is_not_known_one_stage_and_the_step_that_was_wanted_are_asked_f
         assert _link_to_ask(html(pages, "batches", **wanted)) == {**wanted, "asked": "1"}
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("stream", "is_asked_for"),
     [
@@ -252,6 +256,7 @@ def test_a_selection_is_asked_for_where_columns_decide(
     assert all(entry.range for entry in s3_bucket.log() if "shard" in entry.name)
 
 
+@pytest.mark.nightly
 def test_what_was_made_of_another_condition_makes_nothing_known(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
     where = {"remote": s3_bucket.url, "storage_options": s3_bucket.options, "local": str(streams / "node")}
@@ -304,6 +309,7 @@ def test_the_machines_that_were_named_read_in_all_pages(streams: Path) -> None:
         assert "3 nodes of 4 ranks" in Elements.of(html(pages, "order")).text
 
 
+@pytest.mark.nightly
 def test_a_selection_that_is_kept_is_read_where_it_is(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
     where = {"remote": s3_bucket.url, "storage_options": s3_bucket.options, "where": "id < 30"}
@@ -386,6 +392,7 @@ def test_where_a_checkpoint_stands_and_what_comes_next(streams: Path) -> None:
     assert shown[: len(traced)] == [f"{one['key']['shard']}:{one['key']['index']}" for one in traced]
 
 
+@pytest.mark.nightly
 def test_what_was_read_before_the_checkpoint_is_said_to_be(streams: Path) -> None:
     _config(MIXED)
     _train(7)
@@ -411,6 +418,7 @@ def test_what_was_read_before_the_checkpoint_is_said_to_be(streams: Path) -> Non
     assert 0 < len(told) < 40
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_of_several_loaders_shows_them_all(streams: Path) -> None:
     _config(MIXED)
     _train(3)
