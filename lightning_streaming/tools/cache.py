@@ -41,24 +41,24 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
-    actions = parser.add_subparsers(metavar="ACTION", required=True, help="what to do; ACTION --help explains each")
+    """Add the arguments of the tool."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True, help="the action; ACTION --help explains each")
     _add(actions, "info", "show what caches hold", show)
     clearing = _add(actions, "clear", "remove all that was fetched and is not in use", clear)
-    clearing.add_argument("--yes", action="store_true", help="do not ask")
+    clearing.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     garbage = _add(actions, "gc", "remove what nobody will need", collect)
     garbage.add_argument(
         "--older-than",
         metavar="AGE",
         type=_age,
-        help="also remove shards and selections last used before that, for example 7d; units are s, m, h, d and w",
+        help="also remove shards and selections not used for this long, for example 7d; units are s, m, h, d and w",
     )
     for one in (clearing, garbage):
-        one.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+        one.add_argument("--dry-run", action="store_true", help="only show what would be removed")
 
 
 def run(args: Namespace) -> int:
-    """Do what was asked for."""
+    """Run the requested action."""
     code: int = args.action(args)
     return code
 
@@ -159,7 +159,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
 
 def _add(actions: Any, word: str, words: str, action: Callable[[Namespace], int]) -> ArgumentParser:
     parser = add_action(actions, word, words, action)
-    words = "cache directory, or one with several; the default caches if left out"
+    words = "cache directory, or one with several; by default the default caches"
     parser.add_argument("directory", metavar="DIR", nargs="?", help=words)
     add_json(parser)
     return parser

@@ -29,38 +29,38 @@ ENDING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if has
 _LARGEST = 2**31 - 1
 """The largest number of epochs, steps, nodes and so on that an argument takes: their products fit 64 bits."""
 _MOST_DIGITS = 1000
-"""Python itself refuses numbers of more than 4300 digits, with an error of its own."""
+"""Python itself refuses numbers of more than 4300 digits, with another error."""
 COMMANDS = {
     "init": "write a first run for a dataset: a configuration, a model, a transform",
-    "convert": "make a dataset of JSON lines, CSV, Parquet, tar files, images or texts",
-    "index": "make the index of data of another format, ahead of the runs that read it as it lies",
-    "inspect": "show what a dataset holds: columns, sizes, first samples",
-    "view": "show a dataset, or what a run reads, as pages in the browser",
+    "convert": "create a dataset from JSON lines, CSV, Parquet, tar files, images or text",
+    "index": "write the index of data of another format, before runs read it in place",
+    "inspect": "show the columns, sizes and first samples of a dataset",
+    "view": "show a dataset, or what a run reads, in the browser",
     "verify": "check every file and every sample of a dataset, and repair it",
     "copy": "copy a dataset to another directory or store, checked",
-    "merge": "join datasets under one index, without copying",
-    "select": "evaluate which samples a run reads, ahead of the run",
-    "lengths": "count the tokens of every document, ahead of a run that packs them",
-    "state": "show and move the place in the data that a checkpoint holds",
-    "trace": "tell which samples a step of training reads, and when a sample is read",
-    "plan": "tell what a run will read, fetch and need, before it runs",
-    "tune": "measure how fast a run's data is read here, and recommend settings for it",
-    "cache": "show what caches hold, and make room in them",
+    "merge": "merge datasets under one index, without copying",
+    "select": "evaluate which samples a run reads, before the run",
+    "lengths": "count the tokens of every document, before a run that packs them",
+    "state": "show and move the position in the data that a checkpoint contains",
+    "trace": "show which samples a training step reads, and when a sample is read",
+    "plan": "predict what a run will read, download and need",
+    "tune": "measure how fast this machine reads a run's data, and recommend settings",
+    "cache": "show the contents of caches, and free space",
 }
-"""What each tool does, in one line, by what is typed after ``lightning-streaming``.
+"""One line of help for each tool, by its name on the command line.
 
-A tool is the module of this name, which is not imported before it is asked for. Its docstring is its description;
-``add_arguments(parser)`` says what it can be told, and ``run(args)`` does the work and returns an exit code. It raises
-StreamingError where that could not be done, which is shown without a traceback. ``args.given`` are its words.
+A tool is the module of this name, which is imported on demand. Its docstring is its description, ``add_arguments``
+adds its arguments, and ``run(args)`` does the work and returns an exit code. It raises StreamingError for a failure,
+which is shown without a traceback. ``args.given`` are the words of the command line.
 """
 GROUPS = {
-    "Make a dataset": ("convert", "index", "merge"),
-    "Look at it": ("inspect", "view"),
+    "Create a dataset": ("convert", "index", "merge"),
+    "Inspect it": ("inspect", "view"),
     "Check and move it": ("verify", "copy", "cache"),
     "Prepare a run": ("init", "plan", "tune", "select", "lengths"),
     "Run": ("fit", "validate", "test", "predict", "trace", "state"),
 }
-"""The commands as they are listed, by what they are for: the tools, and what Lightning's command line does."""
+"""The groups in which the commands are listed: the tools, and those of Lightning's command line."""
 
 STAGES = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 """The data of each of Lightning's stages; of ``fit`` that to train on."""
@@ -77,7 +77,7 @@ def run_command(name: str, args: Sequence[str]) -> int:
         The exit code of the process.
 
     Raises:
-        SystemExit: The arguments cannot be parsed, or ask for help; or the process was told to end.
+        SystemExit: The arguments cannot be parsed, or request help; or the process was signalled to end.
     """
     tool, parser = import_module(f"lightning_streaming.tools.{name}"), parser_of(name)
     for stream in (sys.stdout, sys.stderr):
@@ -88,14 +88,14 @@ def run_command(name: str, args: Sequence[str]) -> int:
             with _ended_in_order():
                 code: int = tool.run(parser.parse_args(args, Namespace(given=tuple(args))))
         finally:
-            sys.stdout.flush()  # to find out here, and not when Python exits, that nobody reads the output any more
+            sys.stdout.flush()  # to detect here, and not when Python exits, that the reader closed the pipe
     except StreamingError as error:
         print_error(parser.prog, error)
         return BAD if isinstance(error, FormatError | IntegrityError) else UNUSABLE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read the output, head for example, has seen enough
-        # Python would fail to flush what is left when it exits.
+    except BrokenPipeError:  # the reader closed the pipe, for example head
+        # Python would fail to flush the rest when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     except OSError as error:  # the system refused a path, or a disk is full
@@ -108,7 +108,7 @@ def run_command(name: str, args: Sequence[str]) -> int:
 
 
 def parser_of(name: str) -> CommandParser:
-    """The parser of a tool's arguments.
+    """Return the parser of a tool's arguments.
 
     Args:
         name: One of :data:`COMMANDS`.
@@ -122,9 +122,9 @@ def parser_of(name: str) -> CommandParser:
 
 
 class CommandParser(ArgumentParser):
-    """A parser that answers a mistake with what is wrong and where to read on, not with all there is to read.
+    """A parser that answers a mistake with the error and a hint to the help, not with the help itself.
 
-    The commands in a description are shown as examples, below the options: what is read last stays in sight.
+    The commands in a description are shown as examples, below the options, where they stay visible.
     """
 
     def __init__(self, *, description: str | None = None, **settings: Any) -> None:
@@ -133,7 +133,7 @@ class CommandParser(ArgumentParser):
         super().__init__(description=_EXAMPLES.sub("", description or "", count=1) or None, **settings)
 
     def format_help(self) -> str:
-        """The help, with the examples at its end."""
+        """Return the help, with the examples at its end."""
         return super().format_help() + (f"\nexamples:\n\n{self.examples}\n" if self.examples else "")
 
     def error(self, message: str) -> NoReturn:
@@ -175,20 +175,20 @@ def add_loader(parser: ArgumentParser, words: str = "") -> None:
         parser: What to add it to.
         words: More about it.
     """
-    told = f"name of the train loader; needed if the checkpoint is of several{words}"
-    parser.add_argument("--loader", metavar="NAME", help=told)
+    words = f"name of the train loader; required if the checkpoint has several{words}"
+    parser.add_argument("--loader", metavar="NAME", help=words)
 
 
 def add_dataset(parser: ArgumentParser, *, or_else: bool = False) -> None:
-    """Add the dataset to look at, as ``args.dataset``; and whether its unsafe columns may be decoded.
+    """Add the dataset, as ``args.dataset``, and ``--allow-unsafe-types``.
 
     Args:
         parser: What to add it to.
-        or_else: Whether it may be left out, because something else can be looked at.
+        or_else: Whether the dataset may be omitted because the tool accepts something else.
     """
     words = "directory or URL of a dataset, or of its index.json"
     parser.add_argument("dataset", metavar="DATASET", nargs="?" if or_else else None, help=words)
-    words = "also decode columns of encoding pkl, which can run any code of whoever wrote the data"
+    words = "also decode columns of encoding pkl, which can run any code of the author of the data"
     parser.add_argument("--allow-unsafe-types", action="store_true", help=words)
 
 
@@ -200,12 +200,15 @@ def add_format(parser: ArgumentParser, *, required: bool = False, has_block_leng
         required: Whether it must be said.
         has_block_length: Whether the tool has an option of that name already.
     """
-    words = "what lies there, if it has no index of ours: it is read as it lies, as runs read it with format="
-    told = "what lies there" if required else words
-    parser.add_argument("--format", required=required, choices=OTHER_FORMATS, help=told)
+    words = (
+        "format of the data"
+        if required
+        else "format of data without an index: it is read in place, as by format= of runs"
+    )
+    parser.add_argument("--format", required=required, choices=OTHER_FORMATS, help=words)
     if has_block_length:
         return
-    words = "with --format: tokens of a sample, where it is to be a block of so many"
+    words = "with --format: tokens per sample, for samples that are blocks of tokens"
     parser.add_argument("--block-length", type=positive, metavar="N", help=words)
 
 
@@ -218,8 +221,8 @@ def add_action(actions: Any, word: str, words: str, action: Callable[[Namespace]
         words: What it does, in one line.
         action: Does it, and returns an exit code.
     """
-    told = {"help": words, "description": getdoc(action)}
-    parser: ArgumentParser = actions.add_parser(word, **told, formatter_class=_LAYOUT, allow_abbrev=False)
+    texts = {"help": words, "description": getdoc(action)}
+    parser: ArgumentParser = actions.add_parser(word, **texts, formatter_class=_LAYOUT, allow_abbrev=False)
     parser.set_defaults(action=action)
     return parser
 
@@ -239,7 +242,7 @@ def add_storage_options(parser: ArgumentParser, name: str = "--storage-options",
         type=_parse_pair,
         default=StorageOptions({}),
         help=f"an argument of the fsspec filesystem of {of}, for example anon=true or endpoint_url=http://host; may be "
-        'given several times. Numbers, true, false, null, {...}, [...] and "..." are read as JSON, all else is text. '
+        'given several times. Numbers, true, false, null, {...}, [...] and "..." are read as JSON, others as text. '
         "Values are never shown",
     )
 
@@ -265,7 +268,7 @@ def add_workers(parser: ArgumentParser, default: int | None, words: str) -> None
 
 def add_run(parser: ArgumentParser) -> None:
     """Add ``args.config``, and what it may leave open: ``args.nodes``, ``args.ranks_per_node``, ``args.batch_size``."""
-    words = "configuration of the run; of several, as with fit, a later one overrides what an earlier one says"
+    words = "configuration of the run; may be given several times: as with fit, a later one overrides an earlier one"
     parser.add_argument("--config", metavar="C", action="append", required=True, help=words)
     parser.add_argument("--nodes", metavar="P", type=positive, help="number of nodes")
     parser.add_argument("--ranks-per-node", metavar="G", type=positive, help="processes, or GPUs, on each node")
@@ -277,7 +280,7 @@ def add_set(parser: ArgumentParser, words: str = "") -> None:
 
     Args:
         parser: What to add it to.
-        words: What comes before what it does.
+        words: A prefix of its help.
     """
     parser.add_argument(
         "--set",

@@ -61,18 +61,18 @@ _ONLY_TO_TOKENIZE = ("tokenizer", "block_length", "dtype", "eot", "text_column")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
+    """Add the arguments of the tool."""
     add = parser.add_argument
     add("source", metavar="SOURCE", help="what to convert")
     add("out", metavar="OUT", help="directory or URL of the dataset")
-    add("--from", dest="kind", choices=list(KINDS), help="what SOURCE is, if its names do not tell")
+    add("--from", dest="kind", choices=list(KINDS), help="kind of SOURCE, if its names do not determine it")
     commands.add_format(parser, has_block_length=True)
     add(
         "--columns",
         metavar="NAME[:ENCODING]",
         action="append",
         default=[],
-        help="a column to write, and its encoding, which follows from the data if it is left out; may be given several "
+        help="a column to write, and its encoding, which by default follows from the data; may be given several "
         "times, and then other columns are left out. All columns by default",
     )
     add("--separator", metavar="X", help="between cells of CSV, for example ';'; a comma by default")
@@ -87,10 +87,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--part-size",
         metavar="SIZE",
         default="256mb",
-        help="bytes of input that make a part, the piece of work of one process; 256mb by default. A source that has "
-        "more than one is written into folders of OUT, the same ones whatever --workers is",
+        help="bytes of input per part, the unit of work of one process; 256mb by default. A source of several parts is "
+        "written to folders of OUT, the same ones for any --workers",
     )
-    add("--resume", action="store_true", help="go on where a run with the same source and options was stopped")
+    add("--resume", action="store_true", help="continue a stopped conversion with the same source and options")
     _add_tokenizing(parser)
     commands.add_json(parser)
     commands.add_storage_options(parser, of="OUT")
@@ -103,13 +103,13 @@ def _add_tokenizing(parser: ArgumentParser) -> None:
     add(
         "--tokenize",
         action="store_true",
-        help=f"write one column, {tokens.COLUMN}: documents packed end to end into blocks that are all full. What "
-        "is left at the end of each part is dropped, and its size told",
+        help=f"write one column, {tokens.COLUMN}: documents packed end to end into full blocks. The "
+        "rest at the end of each part is dropped, and its size reported",
     )
     add("--tokenizer", metavar="FILE.json", help=f"file of the tokenizers package, or {tokens.BYTES} for UTF-8")
-    words = "tokens in a block; without --tokenize, of the data that --format names"
+    words = "tokens per block; without --tokenize, of the data of --format"
     add("--block-length", metavar="N", type=commands.positive, help=words)
-    add("--dtype", choices=tokens.DTYPES, help="of the tokens; the smallest that holds them by default")
+    add("--dtype", choices=tokens.DTYPES, help="type of the tokens; by default the smallest that holds them")
     add("--eot", metavar="ID", help="token to put after each document: its number, or its name")
     add("--text-column", metavar="NAME", help="column of the documents; text by default")
 

@@ -50,11 +50,11 @@ _OVER_OTHERS = b" over others"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
+    """Add the arguments of the tool."""
     parser.add_argument("source", metavar="SOURCE", help="directory or URL of a dataset, or of its index.json")
     parser.add_argument("out", metavar="OUT", help="directory or URL to copy it to")
     add_format(parser)
-    parser.add_argument("--exist-ok", action="store_true", help="write over another dataset that is there")
+    parser.add_argument("--exist-ok", action="store_true", help="overwrite a dataset in OUT")
     parser.add_argument("--quick", action="store_true", help="check sizes and hashes only, decompress nothing")
     add_workers(parser, 8, "files to copy at a time; 8 by default. From store to store each takes its size on disk")
     add_json(parser)

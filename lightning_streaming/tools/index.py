@@ -34,11 +34,11 @@ _JOURNAL = ".index.journal"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
+    """Add the arguments of the tool."""
     add = parser.add_argument
     add("source", metavar="SRC", help="directory or URL of the data")
     add_format(parser, required=True)
-    add("--out", metavar="DIR", help="directory or URL to write index.json into; by default SRC")
+    add("--out", metavar="DIR", help="directory or URL to write index.json to; by default SRC")
     add_json(parser)
     add_storage_options(parser)
 

@@ -29,10 +29,10 @@ _MOST_NAMES = 12
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
+    """Add the arguments of the tool."""
     words = "directory or URL of a dataset; several are mixed"
     parser.add_argument("datasets", metavar="DATASET", nargs="+", help=words)
-    words = "directory to write to; it is made where there is none. The current one by default"
+    words = "directory to write to, created if necessary; by default the current one"
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path(), help=words)
     add_format(parser)
     add_storage_options(parser)
@@ -45,11 +45,11 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def run(args: Namespace) -> int:
-    """Look, write, and say what to type next."""
+    """Inspect the datasets, write the files, and print the next commands."""
     out: Path = args.out
     there = [name for name in (RUN, MODULE) if (out / name).exists()]
     if there:
-        raise ConfigError(f"{out / there[0]} is there already, and stays as it is; choose another --out")
+        raise ConfigError(f"{out / there[0]} exists and is not overwritten; choose another --out")
     places = [find_dataset(one, args.storage_options, args.format, args.block_length) for one in args.datasets]
     looks = [look_at(place) for place in places]
     task = task_of(looks)
@@ -57,14 +57,14 @@ def run(args: Namespace) -> int:
     files = {MODULE: module_text(task, all(isinstance(one, str) for one in values)), RUN: config_text(looks, task, out)}
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        with (out / name).open("x", encoding="utf-8") as file:  # not over one that somebody has just put there
+        with (out / name).open("x", encoding="utf-8") as file:  # do not overwrite a file that was just created
             file.write(text)
     for look in looks:
         print_line(f"{look.place.shown}: {told_size(look)}; columns {_listed(look.columns)}")
     unread = dict.fromkeys(name for look in looks for name in look.columns if name not in task.columns)
     left_out = f", and leaves out {_listed(unread)}" if unread else ""
     print_line(f"Wrote {out / RUN} and {out / MODULE}: {task.kind.value}. It reads {_listed(task.columns)}{left_out}.")
-    print_line("Train, and go on after any stop, with")
+    print_line("Train, and resume after any stop, with")
     print_line()
     where = "" if out == Path() else f"cd {shell_word(str(out))} && "
     print_line(f"    {where}{PROGRAM} fit --config {RUN}")

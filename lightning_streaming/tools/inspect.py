@@ -47,13 +47,13 @@ _BAR_WIDTH = 24
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
+    """Add the arguments of the tool."""
     add_dataset(parser, or_else=True)
     add_format(parser)
-    words = "show what a run reads that is configured so; of several, a later one overrides what an earlier one says"
+    words = "show what the run of this configuration reads; of several, a later one overrides an earlier one"
     parser.add_argument("--config", metavar="C", action="append", default=[], help=words)
     words = (
-        "with --config: of the training that goes on from this checkpoint; streams that it has done with may be gone"
+        "with --config: show the training that resumes from this checkpoint; streams it no longer reads may be missing"
     )
     parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
     parser.add_argument("--samples", metavar="N", type=not_negative, help="how many samples to show; 2 by default")

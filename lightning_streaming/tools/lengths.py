@@ -54,15 +54,15 @@ _HALF = 1 << 16
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
+    """Add the arguments of the tool."""
     add = parser.add_argument
     add("dataset", metavar="DATASET", nargs="?", help="directory or URL of a dataset, as the run's remote=")
-    words = "count what a run needs that is configured so; of several, a later one overrides what an earlier one says"
+    words = "count what the run of this configuration needs; of several, a later one overrides an earlier one"
     add("--config", metavar="C", action="append", default=[], help=words)
-    add("--column", metavar="NAME", help="column of the tokens: arrays of one dimension, or bytes with --dtype")
-    add("--dtype", metavar="DTYPE", help="what a token is in a column of bytes, like uint16")
-    add("--lengths", metavar="NAME", help="column of whole numbers that says the length of each document")
-    add("--local", metavar="DIR", help="the run's local=: its cache directory; by default the one it has by default")
+    add("--column", metavar="NAME", help="column of the tokens: one-dimensional arrays, or bytes with --dtype")
+    add("--dtype", metavar="DTYPE", help="type of the tokens in a column of bytes, like uint16")
+    add("--lengths", metavar="NAME", help="column of whole numbers with the length of each document")
+    add("--local", metavar="DIR", help="the run's local=: its cache directory, if it is not the default one")
     add_format(parser)
     add_json(parser)
     add_storage_options(parser)

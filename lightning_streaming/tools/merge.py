@@ -30,7 +30,7 @@ from lightning_streaming.writing.merge import dataset_location, joined, merge, m
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
+    """Add the arguments of the tool."""
     parser.add_argument("out", metavar="OUT", help="directory or URL of the merged dataset, which gets an index.json")
     parser.add_argument("parts", metavar="PART", nargs="*", default=(), help="directory or URL of a dataset below OUT")
     add_format(parser)

@@ -37,16 +37,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = f"conditions of --fail-if are NAME OP NUMBER or NAME(STREAM) OP NUMBER; names are\n\n{names_told()}"
     add_run(parser)
     add_set(parser)
-    words = "plan the run that goes on from this checkpoint of Lightning"
+    words = "plan the run that resumes from this Lightning checkpoint"
     parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
     add_loader(parser)
     parser.add_argument("--accumulate", metavar="A", type=positive, help="batches of a step")
     parser.add_argument(
-        "--epochs", metavar="N", type=positive, help="how many epochs to plan, whatever the trainer says"
+        "--epochs", metavar="N", type=positive, help="number of epochs to plan, instead of the trainer's"
     )
-    parser.add_argument(
-        "--steps", metavar="N", type=not_negative, help="up to which step to plan, whatever the trainer says"
-    )
+    parser.add_argument("--steps", metavar="N", type=not_negative, help="last step to plan, instead of the trainer's")
     words = "also plan caches of this limit, as 500gb; none for no limit; may be given several times"
     parser.add_argument("--limit", metavar="SIZE", type=_limit, action="append", default=[], help=words)
     words = "between a node and the store, as 10gbit, or 1.2gb for bytes a second (default: 10gbit)"
@@ -54,9 +52,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     words = "seconds before the store answers (default: 0.05)"
     parser.add_argument("--latency", metavar="S", type=_seconds, default=0.05, help=words)
     parser.add_argument(
-        "--html", metavar="F", type=Path, help="also write a page with charts to this file, which needs no other"
+        "--html", metavar="F", type=Path, help="also write a self-contained page with charts to this file"
     )
-    words = "end with exit code 1 where this holds, as 'repeats(math) > 4'; may be given several times; names are below"
+    words = "end with exit code 1 if this holds, as 'repeats(math) > 4'; may be given several times; names are below"
     parser.add_argument("--fail-if", metavar="CONDITION", type=_condition, action="append", default=[], help=words)
     add_json(parser)
 

@@ -61,20 +61,22 @@ _AT_ONCE = 1 << 20
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
+    """Add the arguments of the tool."""
     add = parser.add_argument
     add("dataset", metavar="DATASET", nargs="?", help="directory or URL of a dataset, as the run's remote=")
-    words = "make what a run needs that is configured so; of several, a later one overrides what an earlier one says"
+    words = "compute what the run of this configuration needs; of several, a later one overrides an earlier one"
     add("--config", metavar="C", action="append", default=[], help=words)
     add("--where", metavar="SQL", help="condition over columns, for example \"score >= 0.8 and lang == 'en'\"")
     add("--split", metavar="PART", help="part by hash, like '[:98%%]'; or of a subdirectory, like 'train[98%%:]'")
-    add("--split-by", metavar="COLUMN", help="keep samples of one value of this column, like doc_id, in one part")
+    add(
+        "--split-by", metavar="COLUMN", help="keep samples with the same value of this column, like doc_id, in one part"
+    )
     add("--split-seed", metavar="N", type=int, help="key of the hash that draws parts; 0 by default")
     add("--select", metavar="FILE.npy", help="numbers of the samples to take, or a truth value for each")
     words = "leave out the bad samples of a log: the bad_log of a run, or a file there"
     add("--not", dest="bad_logs", metavar="LOG", action="append", default=[], help=words)
-    add("--stream", metavar="NAME", help="with --not: the run's stream that reads this dataset, where it has several")
-    add("--local", metavar="DIR", help="the run's local=: its cache directory; by default the one it has by default")
+    add("--stream", metavar="NAME", help="with --not: the run's stream that reads this dataset, if it has several")
+    add("--local", metavar="DIR", help="the run's local=: its cache directory, if it is not the default one")
     add(
         "--out", metavar="KEEP.npy", type=Path, help="also write a truth value for each sample, for select= of a stream"
     )

@@ -52,33 +52,37 @@ from lightning_streaming.tools.stored.stored_dataset import find_dataset
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
-    actions = parser.add_subparsers(metavar="ACTION", required=True, help="what to do; ACTION --help explains each")
-    _add_show(add_action(actions, "show", "show the place", show))
+    """Add the arguments of the tool."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True, help="the action; ACTION --help explains each")
+    _add_show(add_action(actions, "show", "show the position", show))
     _add_set(add_action(actions, "set", "move it to a sample of an epoch", _set_place))
     _add_skip(add_action(actions, "skip", "move it forward", skip))
     _add_import(add_action(actions, "import", "take it from MosaicML Streaming", _import_state))
-    _add_branch(add_action(actions, "branch", "say how to end the running phase there, to go on with others", branch))
+    _add_branch(
+        add_action(
+            actions, "branch", "show how to end the current phase at the checkpoint and continue with others", branch
+        )
+    )
 
 
 def run(args: Namespace) -> int:
-    """Do what was asked for."""
+    """Run the requested action."""
     code: int = args.action(args)
     return code
 
 
 def _add_show(parser: ArgumentParser) -> None:
     _add_checkpoint(parser)
-    parser.add_argument("--loader", metavar="NAME", help="show this one alone")
+    parser.add_argument("--loader", metavar="NAME", help="show only this train loader")
     parser.add_argument(
         "--data",
         metavar="NAME=PLACE",
         action="append",
         default=[],
-        help="directory or URL of a stream; given for all of them, also what this epoch has read of each is counted. "
-        "NAME= may be left out where there is only one",
+        help="directory or URL of a stream; given for all of them, the samples of each in this epoch are counted, too. "
+        "NAME= may be omitted for a single stream",
     )
-    words = "configuration of the run, in place of --data; several may be given. Needed of a run with where=, or phases"
+    words = "configuration of the run, instead of --data; may be given several times. Required with where= or phases"
     parser.add_argument("--config", metavar="C", action="append", default=[], help=words)
     add_json(parser)
     add_storage_options(parser, of="the store of --data")
@@ -92,7 +96,7 @@ def _add_set(parser: ArgumentParser) -> None:
         metavar="S",
         type=position,
         required=True,
-        help="samples of it that count as read, by all ranks; of packed documents, packs",
+        help="number of its samples, over all ranks, that count as read; of packed documents, packs",
     )
     add_loader(parser)
     _add_output(parser)
@@ -101,8 +105,8 @@ def _add_set(parser: ArgumentParser) -> None:
 def _add_skip(parser: ArgumentParser) -> None:
     _add_checkpoint(parser)
     moved = parser.add_mutually_exclusive_group(required=True)
-    moved.add_argument("--samples", metavar="N", type=amount, help="so many samples, or packs, by all ranks")
-    moved.add_argument("--batches", metavar="N", type=amount, help="so many batches of all ranks, or steps")
+    moved.add_argument("--samples", metavar="N", type=amount, help="number of samples, or packs, over all ranks")
+    moved.add_argument("--batches", metavar="N", type=amount, help="number of batches of all ranks, or steps")
     add_loader(parser, ", except with --batches, which moves all")
     _add_output(parser)
 
@@ -112,7 +116,7 @@ def _add_import(parser: ArgumentParser) -> None:
     parser.add_argument(
         "checkpoint",
         metavar="CKPT",
-        help="checkpoint of Lightning to put it in; or a file to be made, .pt or .json, for the state alone",
+        help="Lightning checkpoint to add it to; or a new file, .pt or .json, for the state alone",
     )
     parser.add_argument("--source", dest="name", metavar="NAME", help="which state of SRC, as show SRC names them")
     parser.add_argument("--loader", metavar="NAME", help='the train loader; by default the only one, or "train"')
@@ -130,11 +134,11 @@ def _add_checkpoint(parser: ArgumentParser) -> None:
 
 
 def _add_output(parser: ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write this new file and leave CKPT as it is")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write to this new file and leave CKPT unchanged")
     parser.add_argument(
         "--allow-unsafe-types",
         action="store_true",
-        help="also take a checkpoint with objects of any class, which can run any code of whoever wrote it",
+        help="also take a checkpoint with objects of any class, which can run any code of its author",
     )
     add_json(parser)
 

@@ -24,34 +24,40 @@ from lightning_streaming.tools.commands import add_json, add_loader, add_run, ad
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
+    """Add the arguments of the tool."""
     add = parser.add_argument
     wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--step", metavar="N", type=not_negative, help="tell what this global step reads")
+    wanted.add_argument("--step", metavar="N", type=not_negative, help="show what this global step reads")
     wanted.add_argument(
         "--sample",
         metavar="S",
-        help="tell when this sample is read: STREAM:SHARD:INDEX, counted from 0 within stream and shard; or a key as "
-        "JSON, from with_keys=True or from this tool, for one very read",
+        help="show when this sample is read: STREAM:SHARD:INDEX, counted from 0 within stream and shard; or a key as "
+        "JSON, from with_keys=True or from this tool, for a single read",
     )
-    add("--rank", metavar="R", type=not_negative, help="only what this rank reads; all by default")
+    add("--rank", metavar="R", type=not_negative, help="only the samples of this rank; all by default")
     add_run(parser)
     add("--accumulate", metavar="K", type=positive, help="batches per step (accumulate_grad_batches)")
     add(
         "--ckpt",
         dest="checkpoint",
         metavar="CKPT",
-        help="trace the run that goes on from this checkpoint of Lightning: steps count from its own, and unless said "
-        "otherwise there are as many ranks as it was saved with",
+        help="trace the run that resumes from this Lightning checkpoint: steps count from its own, and the number of "
+        "ranks defaults to that of the checkpoint",
     )
     add_loader(parser)
-    add("--epochs", metavar="E", type=positive, default=20, help="look for a sample in so many epochs; 20 by default")
+    add(
+        "--epochs",
+        metavar="E",
+        type=positive,
+        default=20,
+        help="number of epochs to search for a sample; 20 by default",
+    )
     add_set(parser)
     add(
         "--fields",
         action="store_true",
-        help="show what is in each sample also where its shard is not on this node: the bytes of the sample alone are "
-        "fetched, or of a compressed shard all",
+        help="show the contents of each sample even if its shard is not on this node: only the bytes of the sample are "
+        "downloaded, or all of a compressed shard",
     )
     add_json(parser)
 

@@ -25,29 +25,28 @@ from lightning_streaming.units import parse_bytes
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
+    """Add the arguments of the tool."""
     add = parser.add_argument
-    add("--stage", choices=STAGES, default="fit", help="whose data to read; fit by default: data.train")
+    add("--stage", choices=STAGES, default="fit", help="stage whose data to read; fit by default: data.train")
     add(
         "--num-workers",
         metavar="N,N,...",
         type=_parse_candidates,
-        help="numbers of workers to try; by default 0, 1, 2, 4, ... as long as more help, up to the cores that there "
-        "are for each rank",
+        help="numbers of workers to try; by default 0, 1, 2, 4, ... while more help, up to the cores of each rank",
     )
-    add("--seconds", metavar="S", type=_positive_number, default=3.0, help="for each of them; 3 by default")
+    add("--seconds", metavar="S", type=_positive_number, default=3.0, help="duration for each of them; 3 by default")
     add(
         "--consumer-ms",
         metavar="MS",
         type=_not_negative_number,
-        help="how long a training step takes when its batch is there, in milliseconds; 0 for steps that do nothing",
+        help="duration of a training step without waiting for data, in milliseconds; 0 for steps that do nothing",
     )
     add_run(parser)
     add(
         "--fetch", metavar="SIZE", type=_parse_size, default=parse_bytes("256mb"),
-        help="how much to fetch at most, but one shard of each stream at least; 256mb by default",
+        help="maximum to download, but at least one shard of each stream; 256mb by default",
     )  # fmt: skip
-    add("--disk", metavar="SIZE", type=_parse_size, help="room that the cache may take; by default what its disk has")
+    add("--disk", metavar="SIZE", type=_parse_size, help="space for the cache; by default the free space of its disk")
     add("--yaml", action="store_true", help="print only the settings, as a configuration")
     add_json(parser)
 

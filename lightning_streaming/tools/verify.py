@@ -93,12 +93,12 @@ _Check = Callable[..., list[_Problem]]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
+    """Add the arguments of the tool."""
     add = parser.add_argument
     add_dataset(parser)
     add_format(parser)
     add("--quick", action="store_true", help="check sizes and hashes of stored files only")
-    add("--repair", metavar="SOURCE", help="fetch bad files of a directory again, from another directory or a URL")
+    add("--repair", metavar="SOURCE", help="restore bad files of a directory from another directory or a URL")
     add_workers(parser, None, "processes to check with; one for each processor by default, fewer for small datasets")
     add_json(parser)
     add_storage_options(parser)

@@ -36,12 +36,12 @@ _LAST_PORT = 65535
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what it can be told."""
+    """Add the arguments of the tool."""
     add_dataset(parser, or_else=True)
     add_format(parser)
-    words = "show what a run reads that is configured so; of several, a later one overrides what an earlier one says"
+    words = "show what the run of this configuration reads; of several, a later one overrides an earlier one"
     parser.add_argument("--config", metavar="C", action="append", default=[], help=words)
-    words = "with --config: of the training that goes on from this checkpoint"
+    words = "with --config: show the training that resumes from this checkpoint"
     parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
     add_loader(parser, ", with --ckpt")
     parser.add_argument("--nodes", metavar="P", type=positive, help="with --config: number of nodes")
@@ -50,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     words = "with --config: batches per step (accumulate_grad_batches)"
     parser.add_argument("--accumulate", metavar="K", type=positive, help=words)
     add_set(parser, "with --config: ")
-    words = "port of this machine; any that is free by default"
+    words = "port of this machine; by default any free one"
     parser.add_argument("--port", metavar="N", type=_port, default=0, help=words)
     parser.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
     add_storage_options(parser)

@@ -229,7 +229,7 @@ def test_nothing_is_overwritten(tmp_path: Path, name: str, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     refused = run("init", "data")
     assert refused.code == 2
-    assert f"{name} is there already" in refused.err
+    assert f"{name} exists and is not overwritten" in refused.err
     assert (tmp_path / name).read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["data", name])
 
