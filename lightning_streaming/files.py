@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,10 +15,16 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from lightning_streaming.errors import IndexFormatError, LockTimeoutError
+from lightning_streaming.errors import IndexFormatError, LockTimeoutError, StorageError
 
 PARTIAL_SUFFIX = ".part"
 _LOCK_POLL_SECONDS = 0.01
+SECOND = 10**9
+"""In nanoseconds."""
+FIRST_TAG = 978_307_200
+"""The year 2001 begins. Whole seconds differ on every filesystem, and no program writes files in the past."""
+TAGS_SPAN = 283_996_800
+"""Seconds until the year 2010 begins."""
 
 
 def partial_path(path: Path) -> Path:
@@ -43,6 +51,24 @@ def appears_whole(path: Path) -> Iterator[Path]:
     except BaseException:  # whatever it was, Ctrl-C too: nothing half-written stays
         partial.unlink(missing_ok=True)
         raise
+
+
+def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
+    """Open a file unless it is a pipe or another special file, which may block; serves as ``opener`` of :func:`open`.
+
+    Raises:
+        StorageError: It is a special file.
+        OSError: It cannot be opened.
+    """
+    refusal = StorageError(f"{path} is no regular file", hint="remove it", path=str(path))
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK, mode)
+    except OSError as error:
+        raise refusal if error.errno == errno.ENXIO else error from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise refusal
+    return descriptor
 
 
 def remove_partials(path: Path) -> None:
@@ -143,3 +169,16 @@ class Identity(NamedTuple):
         """The identity of a file, by its descriptor, its path, or what ``stat`` gave."""
         found = file if isinstance(file, os.stat_result) else os.stat(file)  # noqa: PTH116  a descriptor has no Path
         return cls(*(number & 2**63 - 1 for number in (found.st_size, found.st_mtime_ns, found.st_ino)))
+
+
+def is_tag(modified: int) -> bool:
+    """Return whether a modification time, in nanoseconds, may be one that a cache gives its files."""
+    return modified % SECOND == 0 and FIRST_TAG <= modified // SECOND < FIRST_TAG + TAGS_SPAN
+
+
+def change_time(found: os.stat_result) -> int:
+    """Return when a file was last changed, replaced or renamed, in nanoseconds, by the clock of its filesystem.
+
+    0 for a file of a cache: its readers set its access time, which changes this time as well.
+    """
+    return 0 if is_tag(found.st_mtime_ns) else found.st_ctime_ns

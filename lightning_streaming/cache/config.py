@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import stat
@@ -22,7 +21,7 @@ from lightning_streaming.formats.images import IMAGE_SUFFIXES
 from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS, format_told_by
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
 from lightning_streaming.storage.file_patterns import is_one_name, split_location, without_query
-from lightning_streaming.units import store_whole
+from lightning_streaming.units import plain_number, store_whole
 
 CACHE_VARIABLE = "LIGHTNING_STREAMING_CACHE"
 """Environment variable that moves the root of all default cache directories."""
@@ -103,15 +102,15 @@ class CacheConfig:
                 stream=self.name,
             )
         self._check_whole("download_retry", 0)
-        if not 0 < self.download_timeout < math.inf:
+        if (plain_number(self.download_timeout) or 0) <= 0:
             raise ConfigError(
                 f"download_timeout of stream {self.name!r} must be a positive number of seconds, "
-                f"but is {self.download_timeout}",
+                f"but is {self.download_timeout!r}",
                 option="download_timeout",
                 stream=self.name,
             )
         self._check_format()
-        if self.validate_hash and self.validate_hash not in hash_names():
+        if self.validate_hash not in (None, "", *hash_names()):
             raise ConfigError(
                 f"validate_hash of stream {self.name!r} must be one of {', '.join(hash_names())}, "
                 f"but is {self.validate_hash!r}",

@@ -39,7 +39,7 @@ from lightning_streaming.cache.sources import InPlaceSource, RemoteSource
 from lightning_streaming.cache.usage import CacheEntry, UsageCount
 from lightning_streaming.errors import IntegrityError, StorageError
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.files import PARTIAL_SUFFIX, Identity, join_under
+from lightning_streaming.files import PARTIAL_SUFFIX, Identity, join_under, open_regular
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 
 _ABANDONED_SECONDS = 24 * 3600
@@ -210,8 +210,8 @@ class HeldShard:
     def add(self, path: Path) -> os.stat_result | None:
         """Hold another file; gives what it is, None if there is none that may be read."""
         try:
-            descriptor = os.open(path, os.O_RDONLY)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            descriptor = open_regular(path, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError, PermissionError, StorageError):
             return None
         self._descriptors.append(descriptor)
         with suppress(shared_files.LocksUnsupportedError):

@@ -21,7 +21,7 @@ from lightning_streaming.cache.file_states import StagingFile, claim, is_written
 from lightning_streaming.cache.index_form import IndexForm, identity_of, note_identity, read_form, write_form
 from lightning_streaming.cache.usage import staging_files
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.files import PARTIAL_SUFFIX, Identity
+from lightning_streaming.files import PARTIAL_SUFFIX, Identity, open_regular
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index, read_index
 
 LARGE_INDEX_BYTES = 2**20
@@ -74,7 +74,7 @@ class IndexForms:
             FileNotFoundError: There is no such file.
         """
         shown = shown or str(path)
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             identity = Identity.of(file.fileno())
             if identity.size < LARGE_INDEX_BYTES:
                 text = file.read()
@@ -169,7 +169,7 @@ def _sha256(file: BinaryIO) -> str:
 
 def remove_unlocked(path: Path) -> bool:
     """Remove a parsed form unless somebody has it mapped; gives whether it was removed."""
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), open(path, "rb", opener=open_regular) as file:
         if shared_files.try_lock(file.fileno(), shared=False):
             path.unlink()
             return True
@@ -185,7 +185,7 @@ def form_name(digest: str) -> str:
 def _opened(path: Path) -> Iterator[BinaryIO | None]:
     """A form, open and locked; None if there is none. A map of it keeps the lock after it is closed."""
     try:
-        file = path.open("rb")
+        file = os.fdopen(open_regular(path, os.O_RDONLY), "rb")
     except OSError:
         yield None
         return

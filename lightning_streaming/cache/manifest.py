@@ -29,14 +29,9 @@ from typing import Any
 from lightning_streaming.cache.config import MANIFEST_BASENAME
 from lightning_streaming.cache.shared_files import adopt_file, open_no_link, unwritable
 from lightning_streaming.errors import StorageError
+from lightning_streaming.files import FIRST_TAG, SECOND, TAGS_SPAN, change_time, is_tag
 
 _ORIGINALS = "originals"
-SECOND = 10**9
-"""In nanoseconds, which all times here are in."""
-_FIRST = 978_307_200
-"""The year 2001 begins. Whole seconds are told apart by every filesystem, and nobody writes files in the past."""
-_SPAN = 283_996_800
-"""Seconds until the year 2010 begins."""
 _FAMILY = 128
 """Seconds of one family: few, so that no old file of somebody has such a time by chance; the span has whole ones."""
 
@@ -46,7 +41,7 @@ _FRESH_NANOSECONDS = 10 * 10**9
 
 def make_tag() -> int:
     """A tag for a directory that has none: a random whole second of the years 2001 to 2009, in nanoseconds."""
-    return (_FIRST + secrets.randbelow(_SPAN // _FAMILY) * _FAMILY) * SECOND
+    return (FIRST_TAG + secrets.randbelow(TAGS_SPAN // _FAMILY) * _FAMILY) * SECOND
 
 
 def next_tag(tag: int) -> int:
@@ -55,21 +50,21 @@ def next_tag(tag: int) -> int:
     return later if _family(later) == _family(tag) else make_tag()
 
 
-def tag_of_original(modified: int, size: int) -> int:
-    """The tag of a raw file made from a compressed one that is read in place: another one once that has changed.
+def tag_of_original(found: os.stat_result) -> int:
+    """Return the tag of what is made from a file that is read in place: another one once that has changed.
 
     Args:
-        modified: The compressed file's modification time, in nanoseconds.
-        size: Its bytes.
+        found: The state of the file that is read in place.
     """
-    digest = hashlib.sha256(f"{modified} {size}".encode()).digest()
-    return (_FIRST + int.from_bytes(digest[:8], "big") % _SPAN) * SECOND
+    text = f"{found.st_mtime_ns} {found.st_size} {change_time(found)}"
+    digest = hashlib.sha256(text.encode()).digest()
+    return (FIRST_TAG + int.from_bytes(digest[:8], "big") % TAGS_SPAN) * SECOND
 
 
 def parse_tag(text: bytes) -> int | None:
     """The tag that a manifest names; None if it is not one."""
     tag = int(text) if text.isdigit() else 0
-    return tag if _is_tag(tag) else None
+    return tag if is_tag(tag) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +79,7 @@ class OwnTags:
     def include(self, modified: int) -> bool:
         """Whether a file with this modification time, in nanoseconds, is ours, by whichever index it was checked."""
         if self.tag is None:
-            return _is_tag(modified)
+            return is_tag(modified)
         return (modified - self.tag) % (2 * SECOND) == 0 and _family(modified) == _family(self.tag)
 
     @property
@@ -115,11 +110,7 @@ def verified_tag(tag: int) -> int:
 
 
 def _family(modified: int) -> int:
-    return (modified // SECOND - _FIRST) // _FAMILY
-
-
-def _is_tag(modified: int) -> bool:
-    return modified % SECOND == 0 and _FIRST <= modified // SECOND < _FIRST + _SPAN
+    return (modified // SECOND - FIRST_TAG) // _FAMILY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,13 +169,16 @@ def read_manifest(directory: Path) -> CacheManifest | None:
     """What the manifest of a directory says; None if there is none.
 
     Raises:
-        StorageError: There is one that may not be read.
+        StorageError: There is one that may not be read, or that is a link or a special file.
     """
     path = directory / MANIFEST_BASENAME
     try:
-        lines = path.read_bytes().splitlines()
+        with open(path, "rb", opener=open_no_link) as file:
+            lines = file.read().splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except StorageError:
+        raise
     except OSError as error:
         raise StorageError(
             f"{path} cannot be read: {error}",

@@ -27,6 +27,7 @@ from lightning_streaming.cache.config import SELECTIONS_BASENAME
 from lightning_streaming.cache.index_files import remove_unlocked
 from lightning_streaming.errors import ShardCorruptError
 from lightning_streaming.escaping import package_logger
+from lightning_streaming.files import open_regular
 from lightning_streaming.formats.npy_header import header_of
 from lightning_streaming.waits import waiting
 
@@ -51,7 +52,7 @@ def map_bits(path: Path) -> NDArray[Any] | None:
 
     By way of a link they are only looked at: when they were used last is for those to say whose directory has them.
     """
-    with suppress(OSError, ValueError, ShardCorruptError), path.open("rb") as file:
+    with suppress(OSError, ValueError, ShardCorruptError), open(path, "rb", opener=open_regular) as file:
         with suppress(shared_files.LocksUnsupportedError):
             shared_files.try_lock(file.fileno(), shared=True)  # the map keeps the lock
         if not path.is_symlink():

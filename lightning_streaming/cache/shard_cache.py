@@ -49,6 +49,8 @@ _UNPACK_SECONDS = 60.0
 """Added to how long a download may be silent: for checking and decompressing what arrived, or for waiting for room."""
 _SPENT_SECONDS = 60.0
 """For so long after fetching a shard ahead has failed, a reader makes only one attempt more."""
+_MOST_LISTED = 1024
+"""Shards read in place of which the files are listed when the run begins; of more, each process lists what it reads."""
 _SWEEP_SECONDS = 5.0
 """More than anybody needs to find out whether a staging file is dead."""
 
@@ -117,6 +119,7 @@ class ShardCache:
         """The stream, as errors call it."""
         self._index = IndexCache(config)
         self._num_shards: int | None = None  # as many as ranks have agreed to read of it
+        self._num_listed = 0  # shards of a directory that is read in place whose files were listed
         source = config.source_directory()
         self._source: InPlaceSource | RemoteSource = (
             RemoteSource(config) if source is None else InPlaceSource(source, config)
@@ -165,7 +168,12 @@ class ShardCache:
         """
         with self._named():
             index = self._index.read()
-        return index if self._num_shards is None else index.head(self._num_shards)
+        if self._num_shards is not None:
+            index = index.head(self._num_shards)
+        if isinstance(self._source, InPlaceSource) and self._num_listed != len(index.shards) <= _MOST_LISTED:
+            self._source.list_versions(index.shards)
+            self._num_listed = len(index.shards)
+        return index
 
     def index_anew(self) -> IndexCache:
         """The stream's index as it is by now, read; whoever goes on with it says so to :meth:`go_on_with`.
@@ -236,6 +244,18 @@ class ShardCache:
             yield held.directory
         finally:
             held.close()
+        self.check_unchanged(shard)
+
+    def check_unchanged(self, shard: ShardInfo) -> None:
+        """Raise an error for a shard that is read in place and has changed during the run.
+
+        Raises:
+            IntegrityError: A file of it was replaced or written to since the run listed it, or first read it.
+        """
+        if isinstance(self._source, InPlaceSource):
+            with self._named():
+                if self._is_in_place(shard):
+                    self._source.check_versions(shard)
 
     def fetch_ahead(
         self, shard: ShardInfo, quota: CacheQuota | None = None, spare_since: int | None = None

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.errors import DiskFullError, LockTimeoutError, StorageError
-from lightning_streaming.files import Identity
+from lightning_streaming.files import Identity, open_regular
 from lightning_streaming.storage.sinks import DISK_FULL
 
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
@@ -64,7 +64,7 @@ def try_lock(descriptor: int, *, shared: bool) -> bool:
 def is_locked(path: Path, *, shared: bool = False) -> bool:
     """Whether somebody has a file locked so that we cannot: for ourselves, or ``shared``."""
     with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_regular(path, os.O_RDONLY)
         try:
             return not try_lock(descriptor, shared=shared)
         finally:
@@ -78,9 +78,10 @@ def open_no_link(path: str | Path, flags: int, mode: int = 0o666) -> int:
     Also serves as ``opener`` of :func:`open`.
 
     Raises:
+        StorageError: It is a special file.
         OSError: It is a link, or cannot be opened.
     """
-    return os.open(path, flags | os.O_NOFOLLOW, mode)
+    return open_regular(path, flags | os.O_NOFOLLOW, mode)
 
 
 def write_no_link(path: Path, data: bytes) -> None:
@@ -100,9 +101,9 @@ def open_to_lock(path: str | Path) -> int:
         OSError: It is gone, or may not be read either.
     """
     try:
-        return os.open(path, os.O_RDWR)
+        return open_regular(path, os.O_RDWR)
     except OSError:  # another user's, or on a disk that may only be read
-        return os.open(path, os.O_RDONLY)
+        return open_regular(path, os.O_RDONLY)
 
 
 def unlock_and_close(descriptor: int) -> None:
@@ -317,6 +318,8 @@ def unwritable(root: Path, error: OSError) -> StorageError:
     """What to say where something in a cache directory could not be written."""
     if not isinstance(error, PermissionError) and not is_reachable(root):
         return directory_gone(root)
+    if isinstance(error, StorageError):
+        return error
     if error.errno == errno.ELOOP and error.filename is not None:
         return StorageError(
             f"{os.fsdecode(error.filename)} is a symbolic link, and the cache writes to no link, which may lead to any "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from lightning_streaming.cache.config import CacheConfig
@@ -131,14 +132,14 @@ def takes_room_in_place(shard: ShardInfo) -> bool:
 
 
 def pin_of(file: FileInfo, config: CacheConfig, first: dict[str, str] | None = None) -> Pin:
-    """Return the version that a file must have: the recorded one, else that of the first answer.
+    """Return the version that a file must have: the recorded one, and that of the first answer.
 
     An index that lies in a directory may be a copy of the one of a cache, whose versions are those of another place.
 
     Args:
         file: The file.
         config: The stream it belongs to.
-        first: The versions that first answers reported, which is added to; None for files that are read whole.
+        first: The versions that first answers reported, which is added to; None not to pin the file to them.
     """
     return Pin(file.bytes, "" if config.format is None else file.version, first)
 
@@ -159,7 +160,7 @@ class InPlaceSource:
     config: CacheConfig
     """The stream it belongs to."""
     first: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """The versions of files without a recorded one, as they were when this process first read parts of them."""
+    """The versions of files, by path, as they were when the run listed them, else when this process first read them."""
 
     def holds_raw(self, shard: ShardInfo, tag: int | None) -> bool:
         """Whether a shard's raw files can be used where they are; False if they must be decompressed first.
@@ -236,16 +237,20 @@ class InPlaceSource:
         Raises:
             ObjectNotFoundError: The compressed file does not exist.
             ShardCorruptError: It is not what the index promises.
+            IntegrityError: It was replaced during the run.
             DiskFullError: There is no room for the raw file.
         """
         path = self._sound_path(compressed)
         found = path.stat()
+        self._check_version(compressed, found)
         try:
             check_hash(path, str(path), compressed, choose_hash(compressed, self.config.validate_hash))
             unpack(path, str(path), raw, algorithm, destination)
         except IntegrityError as error:
+            self._check_version(compressed)
             raise ShardCorruptError(str(error.args[0]), hint=_IN_PLACE, path=error.path) from error
-        return tag_of_original(found.st_mtime_ns, found.st_size)
+        self._check_version(compressed)
+        return tag_of_original(found)
 
     def data_version(self, index: DatasetIndex) -> str:
         """Return a name of the data as it is now; see :meth:`ShardCache.data_version`."""
@@ -276,19 +281,29 @@ class InPlaceSource:
         """
         return StoredInPlace(self._sound_path(file), file.bytes, pin_of(file, self.config, self.first))
 
+    def list_versions(self, shards: Iterable[ShardInfo]) -> None:
+        """Record how the files of some shards are now, unless they are recorded already."""
+        for file in (file for shard in shards for file in chain(*shard.files) if file is not None):
+            path = f"{self.directory}/{file.basename}"  # checked to be below the directory when the index was read
+            with suppress(OSError):  # the reader that needs it raises the error
+                check_local(Pin(first=self.first), path, os.stat(path))  # noqa: PTH116  a Path takes several times as long
+
     def check_versions(self, shard: ShardInfo) -> None:
-        """Refuse a shard whose stored files were replaced since they were indexed, or since parts of them were read.
+        """Raise an error for a shard whose files were replaced since they were indexed, or since the run began.
 
         Raises:
             IntegrityError: One was.
         """
-        first = None if parts_format(shard) is None else self.first
-        for file in shard.stored:
-            pin = pin_of(file, self.config, first)
-            if pin.version or first is not None:
-                path = join_under(self.directory, file.basename)
-                with suppress(FileNotFoundError):  # whoever opens it says so
-                    check_local(pin, str(path), path.stat())
+        stored = shard.stored
+        if parts_format(shard) is None or not self._has(stored[0]):
+            stored = tuple(raw for raw, _ in shard.files)
+        for file in stored:
+            with suppress(FileNotFoundError):  # the reader that opens it raises the error
+                self._check_version(file)
+
+    def _check_version(self, file: FileInfo, found: os.stat_result | None = None) -> None:
+        path = join_under(self.directory, file.basename)
+        check_local(pin_of(file, self.config, self.first), str(path), path.stat() if found is None else found)
 
     def tag_of(self, file: FileInfo) -> int:
         """The tag of what is made of a file as it is now.
@@ -297,8 +312,7 @@ class InPlaceSource:
             ObjectNotFoundError: It does not exist.
             ShardCorruptError: It has another size than the index promises.
         """
-        found = self._sound_path(file).stat()
-        return tag_of_original(found.st_mtime_ns, found.st_size)
+        return tag_of_original(self._sound_path(file).stat())
 
     def knows_tag(self, modified: int, own: OwnTags, compressed: FileInfo | None) -> bool:
         """Whether a raw file of this time was decompressed from the compressed file as it is now.
@@ -312,7 +326,7 @@ class InPlaceSource:
             found = join_under(self.directory, compressed.basename).stat()
         except FileNotFoundError:
             return False
-        return modified == tag_of_original(found.st_mtime_ns, found.st_size)
+        return modified == tag_of_original(found)
 
     def _has(self, file: FileInfo) -> bool:
         return find_size(join_under(self.directory, file.basename)) is not None
@@ -346,28 +360,33 @@ class RemoteSource:
     spent: bool = False
     """Whether all attempts but the last were made just now, by a thread that fetches ahead."""
     first: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """The versions that the first answers to this process reported, of files without a recorded one that are read in
-    parts."""
+    """The versions that the first answers to this process reported, by file, but for files with a hash to check."""
 
     def fetch(self, file: FileInfo, destination: Path, accept: Callable[[Path], None] | None = None) -> None:
         """Fetch a file into one that is there, and check it by size, by hash and by ``accept``, if there is that.
 
         Raises:
-            IntegrityError: What arrives is not what the index promises, time after time.
+            IntegrityError: What arrives is not what the index promises, or not the version that this process fetched
+                before, time after time.
             DiskFullError: There is no room for it.
             StorageError: It could not be fetched.
             ConfigError: The hash to check by is not recorded.
         """
-        name = choose_hash(file, self.config.validate_hash)
+        name, shown = choose_hash(file, self.config.validate_hash), self.shown(file)
+        known = self.first if name is None and shown in self.first else None
 
         def check(path: Path) -> None:
-            check_hash(path, self.shown(file), file, name)
+            check_hash(path, shown, file, name)
             if accept is not None:
                 accept(path)
 
-        pin = replace(pin_of(file, self.config), size=None)
-        self._at(file).download(destination, size=file.bytes, check=check, pin=pin)
-        _logger.debug("downloaded: %s (%d bytes)", self.shown(file), file.bytes)
+        pin = replace(pin_of(file, self.config, known), size=None)
+        version = self._at(file).download(destination, size=file.bytes, check=check, pin=pin)
+        if name is None and version:
+            self.first.setdefault(shown, version)
+        elif name is None and known is None:
+            _warn_without_versions(self.config.location)
+        _logger.debug("downloaded: %s (%d bytes)", shown, file.bytes)
 
     def read_bytes(self, file: FileInfo, start: int, stop: int) -> bytes:
         """Fetch some bytes of a file.
@@ -414,6 +433,22 @@ class RemoteSource:
         return str(self._at(file))
 
 
+_without_versions = set[str]()
+"""Hosts of which a warning was logged by this process."""
+
+
+def _warn_without_versions(location: Location) -> None:
+    """Log once for each host that replaced files cannot be noticed."""
+    host = str(location).partition("://")[2].partition("/")[0]
+    if host and host not in _without_versions:
+        _without_versions.add(host)
+        _logger.warning(
+            "%s reports no versions of its files (neither ETag nor Last-Modified), so the run does not notice a file "
+            "that is replaced by one of the same size; write the dataset with hashes",
+            host,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class StoredInPlace:
     """A file of this machine of which parts are read."""
@@ -440,8 +475,7 @@ class StoredInPlace:
         found = list[bytes]()
         # Buffered, because the system gives at most 2 GiB at once.
         with system_errors(f"read {self.path}"), self.path.open("rb") as file:
-            if self.pin is not NO_PIN:
-                check_local(self.pin, self.shown, os.fstat(file.fileno()))
+            check_local(self.pin, self.shown, os.fstat(file.fileno()))
             for start, stop in ranges:
                 file.seek(start)
                 found.append(file.read(stop - start))
@@ -449,6 +483,7 @@ class StoredInPlace:
                     raise ShardCorruptError(
                         f"{self.path} must have {self.size} bytes, but ends before byte {stop}", path=str(self.path)
                     )
+            check_local(self.pin, self.shown, os.fstat(file.fileno()))
         return found
 
 
@@ -473,4 +508,7 @@ class StoredRemotely:
         Raises:
             StorageError: They could not be fetched.
         """
-        return self.location.read_ranges(ranges, self.pin)
+        found = self.location.read_ranges(ranges, self.pin)
+        if not self.pin.version and self.shown not in (self.pin.first or ()):
+            _warn_without_versions(self.location)
+        return found

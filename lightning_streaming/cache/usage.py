@@ -254,8 +254,8 @@ def write_number(descriptor: int, number: int) -> None:
 
 def read_number(path: Path) -> int | None:
     """The number that a file holds; None if there is none."""
-    with suppress(OSError):
-        return _parse_number(path.read_bytes()[:_DIGITS])
+    with suppress(OSError), open(path, "rb", opener=shared_files.open_no_link) as file:
+        return _parse_number(file.read(_DIGITS))
     return None
 
 

@@ -34,7 +34,7 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     StorageError,
 )
-from lightning_streaming.files import join_under
+from lightning_streaming.files import join_under, open_regular
 from lightning_streaming.formats.mds_samples import plain_schema, read_decoder
 from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.shard_table import MAX_RAW_BYTES, ShardInfo, check_columns, shared_entry
@@ -164,7 +164,7 @@ def map_file(path: Path, expected_bytes: int, start: int = 0, stop: int | None =
         StorageError: It cannot be opened.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             with suppress(OSError):  # a filesystem without locks, or a file that is just being removed
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             found = os.fstat(file.fileno())

@@ -391,6 +391,8 @@ class LoaderPass(Iterator[Any]):
             dead = workers.dead_worker(under_way.groups) if type(error) is RuntimeError else None  # torch's own
             self._loader._end_workers(under_way.groups)
             if dead is not None:
+                if dead.read_lost_bytes and (changed := passes_of(self._loader.dataset).find_changed()):
+                    raise changed.with_context(str(dead)) from error
                 raise SampleError(f"{dead}; {self._last_sample(under_way.start, dead)}") from error
             raise
         finally:

@@ -60,14 +60,16 @@ class OpenShards:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
-    def make_room(self, info: ShardInfo) -> None:
-        """Close what was used longest ago, so that one more shard may be opened."""
-        most_bytes = self.most_bytes
+    def make_room(self, info: ShardInfo) -> list[int]:
+        """Close what was used longest ago, so that one more shard may be opened; return which shards that were."""
+        most_bytes, closed = self.most_bytes, list[int]()
         while self.readers and (
             self._num_files + len(info.files) > _MOST_FILES
             or (most_bytes is not None and self._num_bytes + raw_bytes(info) > most_bytes)
         ):
-            self.close(next(iter(self.readers)))
+            closed.append(next(iter(self.readers)))
+            self.close(closed[-1])
+        return closed
 
     def add(self, shard: int, info: ShardInfo, reader: ShardReader) -> None:
         """Keep the reader of a shard that was opened."""

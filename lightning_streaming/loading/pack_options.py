@@ -19,6 +19,7 @@ from lightning_streaming.loading.document_lengths import LengthsRequest
 from lightning_streaming.order.packing import LARGEST_WINDOW, AnyPackSettings, BudgetSettings, PackSettings
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
+from lightning_streaming.units import plain_number
 
 MADE = ("position_ids", "document_ids", "cu_seqlens", "max_seqlen")
 """What is made of the lengths of packed documents alone."""
@@ -143,7 +144,7 @@ class Packing:
         if isinstance(self.pad, Mapping) and (more := sorted({*self.pad} - {*self.columns})):
             raise ConfigError(f"{self.option}.pad may name {', '.join(self.columns)}, but names {more[0]!r}")
         for pad in self.pad.values() if isinstance(self.pad, Mapping) else (self.pad,):
-            if not isinstance(pad, int | float | np.number):
+            if plain_number(pad) is None and not isinstance(pad, float | np.floating):
                 raise ConfigError(f"{self.option}.pad must be a number, or one for each column, but is {self.pad!r}")
 
 

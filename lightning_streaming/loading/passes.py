@@ -15,7 +15,7 @@ import numpy as np
 
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.shard_cache import Misses
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.loading.bad_options import BadSampleOptions
 from lightning_streaming.loading.bad_samples import BadSamples, BadTally
@@ -377,6 +377,10 @@ class Passes:
     def has(self, shard: int) -> bool:
         """See :meth:`~lightning_streaming.loading.sample_source.SampleSource.has`."""
         return self._source.has(shard)
+
+    def find_changed(self) -> StreamingError | None:
+        """See :meth:`~lightning_streaming.loading.sample_source.SampleSource.find_changed`."""
+        return self._source.find_changed()
 
     def fixed_bytes(self) -> int:
         """See :meth:`~lightning_streaming.loading.sample_source.SampleSource.fixed_bytes`."""

@@ -60,6 +60,8 @@ class Phase:
                 f"{self.mix!r}"
             )
         for stream in self.mix:
+            if not isinstance(stream, str):
+                raise ConfigError(f"{self._told('mix')} must map names of streams to weights, but has {stream!r}")
             self._weights(stream)
         for place, where in enumerate(("beginning", "end")):
             total = sum(self._weights(stream)[place] for stream in self.mix)

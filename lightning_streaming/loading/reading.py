@@ -187,6 +187,7 @@ class Reading:
                 self._near_end()
             self._window, self._joined = window, window.joined
             yield window
+        self._source.check_unchanged()
 
     def _tokens(self, window: Window) -> NDArray[np.int64] | None:
         """Tokens in each batch of a window, and room for them; None without packs."""

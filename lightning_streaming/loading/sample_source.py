@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
+from time import monotonic
 from types import MappingProxyType
 from typing import Any
 
@@ -59,7 +60,8 @@ from lightning_streaming.waits import IN_LOG
 
 _MOST_TABLES = 64
 """Shards whose offsets are remembered; four bytes for each of their samples."""
-
+_SECONDS_BETWEEN_CHECKS = 5.0
+"""Between two checks whether files that are mapped in place have changed."""
 
 DecodeSample = Callable[[dict[str, Any], int, int], dict[str, Any]]
 """Makes the pictures of a sample what was asked for; is told its shard, and its index there."""
@@ -105,6 +107,7 @@ class SampleSource:
         """How to show waits for what is read and worked out of indexes."""
         self._room_watch = RoomWatch(self._room)
         self._open = OpenShards(self._stamp_used)
+        self._checks_at = 0.0
         self._ahead = ShardsAhead()
         self._offsets: OrderedDict[int, LoneSamples] = OrderedDict()
 
@@ -379,7 +382,7 @@ class SampleSource:
         """
         cache, info = self._checked(shard)
         self._open.forget_inherited()
-        self._open.make_room(info)
+        self.check_unchanged(self._open.make_room(info))
         self._room_watch.look_next_time()
         self._ahead.end(shard)
         for attempts_left in range(retry, -1, -1):
@@ -436,6 +439,28 @@ class SampleSource:
         """Say that this reader needs a shard no more in this pass."""
         self._open.close(shard)
         self._ahead.end(shard)
+        self.check_unchanged([shard])
+
+    def check_unchanged(self, shards: Iterable[int] | None = None) -> None:
+        """Raise an error if files that are read in place have changed during the run.
+
+        Args:
+            shards: Of which shards. None: those that are open.
+
+        Raises:
+            IntegrityError: A file has.
+        """
+        for shard in tuple(self.readers) if shards is None else shards:
+            cache, info = self._cache_of(shard)
+            cache.check_unchanged(info)
+
+    def find_changed(self) -> StreamingError | None:
+        """Return the error of the first file read in place that has changed; None if none has. Inspects all files."""
+        try:
+            self.check_unchanged(range(len(self.catalog.shards)))
+        except StreamingError as error:
+            return error
+        return None
 
     def finish(self, shard: int) -> None:
         """Say that this pass needs a shard no more, whoever reads: under a limit it goes before others."""
@@ -446,7 +471,14 @@ class SampleSource:
         """Say that this process may not read on for long, as when a batch is complete.
 
         Where room is scarce nothing stays mapped meanwhile: whoever waits for room might be who we wait for.
+
+        Raises:
+            IntegrityError: A file that is read in place has changed; its shard is checked every few seconds.
         """
+        now = monotonic()
+        if now >= self._checks_at:
+            self._checks_at = now + _SECONDS_BETWEEN_CHECKS
+            self.check_unchanged()
         share = self._open.most_bytes
         if (share is not None and share < self._room_watch.largest_shard) or self._room_watch.is_felt():
             self._open.close_all()
@@ -494,7 +526,12 @@ class SampleSource:
         return error if str(error).startswith(label) else type(error)(f"{label}: {error}")
 
     def __getstate__(self) -> dict[str, Any]:
-        made_anew = {"known_catalog": None, "_offsets": OrderedDict(), "encodings": registered_encodings()}
+        made_anew = {
+            "known_catalog": None,
+            "_checks_at": 0.0,
+            "_offsets": OrderedDict(),
+            "encodings": registered_encodings(),
+        }
         return {**{name: value for name, value in self.__dict__.items() if name != "_decoder"}, **made_anew}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

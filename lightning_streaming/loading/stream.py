@@ -157,7 +157,7 @@ class Stream(StoredOptions):
         return SelectionRequest(
             where=None if told.where == "" else told.where,
             part=part,
-            split_by=told.split_by or None,
+            split_by=None if told.split_by == "" else told.split_by,
             split_seed=told.split_seed,
             select=select,
         )
@@ -230,6 +230,10 @@ def named_streams(
     if bool(streams) == (only["remote"] is not None or only["local"] is not None):
         raise ConfigError("give either streams= or remote=/local=, not both and not neither")
     if not streams:
+        if unnamed := [name for name in stream_config or {} if not isinstance(name, str)]:
+            raise ConfigError(
+                f"stream_config must map arguments of Stream to values, but has {unnamed[0]!r}", option="stream_config"
+            )
         own = {name: value for name, value in only.items() if value is not None}
         return {"0": Stream(**{**(stream_config or {}), **own})}
     said = {"storage_options": only["storage_options"], "stream_config": stream_config, "join": only["join"]}

@@ -414,6 +414,11 @@ class DeadWorker(NamedTuple):
     exit_code: int
     """The negative number of the signal that killed it, or its exit status."""
 
+    @property
+    def read_lost_bytes(self) -> bool:
+        """Whether it read a part of a mapped file that is not there any more, or was out of shared memory."""
+        return self.exit_code == -signal.SIGBUS
+
     def __str__(self) -> str:
         said = f"worker process {self.worker} (pid {self.pid})"
         if self.exit_code >= 0:
@@ -425,7 +430,7 @@ class DeadWorker(NamedTuple):
 _NATIVE_CODE = " (a crash in native code, such as that of a decoder)"
 _LIKELY_CAUSES = {
     "SIGKILL": " (often by the system, when memory runs out: use fewer workers or smaller batches)",
-    "SIGBUS": " (often when shared memory runs out, see /dev/shm)",
+    "SIGBUS": " (when shared memory runs out, see /dev/shm, or a file that is read in place was truncated)",
     **dict.fromkeys(("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE"), _NATIVE_CODE),
 }
 

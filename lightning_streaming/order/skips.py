@@ -172,7 +172,7 @@ def parse_batch_ranges(asked: Iterable[int | str], field: str) -> tuple[BatchRan
     Raises:
         ConfigError: One is not written so, ends before it begins, or overlaps another.
     """
-    if isinstance(asked, str) or not isinstance(asked, Iterable):
+    if isinstance(asked, str | bytes | bytearray | Mapping) or not isinstance(asked, Iterable):
         raise ConfigError(f'{field} must be a list of global batches like ["12000-12100", "15000"], but got {asked!r}')
     ranges = sorted(_parse(one, field) for one in asked)
     for before, after in pairwise(ranges):

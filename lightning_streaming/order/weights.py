@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.sequence import SampleSequence, digest_of
 from lightning_streaming.order.stretches import StreamPasses, Stretch, StretchUnits, stretch_units
-from lightning_streaming.units import plain_number, store_whole
+from lightning_streaming.units import LARGEST_COUNT, plain_number, store_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,9 +126,12 @@ def _relative(
 
 
 def _absolute(weights: Sequence[StreamWeight], totals: NDArray[np.int64]) -> ResolvedWeights:
-    choose = np.asarray(
-        [_absolute_choice(weight, size) for weight, size in zip(weights, totals.tolist(), strict=True)], np.int64
-    )
+    counts = [_absolute_choice(weight, size) for weight, size in zip(weights, totals.tolist(), strict=True)]
+    if sum(counts) > LARGEST_COUNT:
+        raise ConfigError(
+            f"an epoch would draw {sum(counts)} samples, but has {LARGEST_COUNT} at most", hint="lower repeat or choose"
+        )
+    choose = np.asarray(counts, np.int64)
     if not choose.any():
         raise ConfigError("the weights draw no sample at all; raise a repeat or a choose")
     return _resolved(choose / choose.sum(), choose, totals)

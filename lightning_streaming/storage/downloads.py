@@ -51,7 +51,9 @@ class Download:
     connections: int = CONNECTIONS
     """Chunks at once, counted over the process."""
     pin: Pin = NO_PIN
-    """The version of the object that bytes must come from; without one, all must come from that of the first answer."""
+    """The version of the object that bytes must come from; all must come from that of the first answer as well."""
+    seen: dict[str, str] = field(default_factory=dict, repr=False)
+    """The version that the first answer reported, by URL, where the pin has no such versions."""
 
     def whole(self, size: int | None) -> None:
         """Fetch all of it; None if its size is not known.
@@ -85,7 +87,10 @@ class Download:
             run_on_loop(filesystem, on_loop(_Transfer(self, wanted)))
 
     def _pin(self) -> Pin:
-        return self.pin if self.pin.first is not None else replace(self.pin, first={})
+        if self.pin.first is not None:
+            return self.pin
+        self.seen.clear()
+        return replace(self.pin, first=self.seen)
 
     def _run_in_thread(self, read: Callable[..., None]) -> None:
         filesystem, path = open_to_read(self.url, self.options)

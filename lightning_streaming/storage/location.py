@@ -224,7 +224,7 @@ class Location:
         check: Callable[[Path], None] | None = None,
         connections: int = CONNECTIONS,
         pin: Pin = NO_PIN,
-    ) -> None:
+    ) -> str:
         """Fetch the object into a file.
 
         A file that exists is written to where it is: it keeps its inode and locks, and is neither replaced nor removed.
@@ -239,6 +239,9 @@ class Location:
             connections: Chunks in flight at once, at least 1, counted over all downloads of this process; the download
                 that began first goes first.
             pin: The version of the object that is wanted.
+
+        Returns:
+            The version that the store reported with it; "" if none, or if the pin has those of first answers.
 
         Raises:
             IntegrityError: What arrives has another size than expected, is not the version of ``pin``, or fails the
@@ -262,7 +265,7 @@ class Location:
                 except IntegrityError as error:
                     pause = series.pause_after(error)
                 else:
-                    return
+                    return next(iter(download.seen.values()), "")
                 Event().wait(pause)
 
     def stat(self) -> ObjectStat:

@@ -13,8 +13,9 @@ from datetime import datetime
 from typing import Any
 
 from lightning_streaming.errors import IntegrityError
+from lightning_streaming.files import change_time
 
-_KINDS = ("generation", "blob", "etag", "mtime", "modified")
+_KINDS = ("generation", "blob", "etag", "size", "mtime", "modified")
 """The kinds of versions that answers report, the strongest first."""
 _MODIFIED_KEYS = ("LastModified", "last_modified", "Last-Modified", "updated", "timeModified", "modified")
 
@@ -37,8 +38,8 @@ class Pin:
     version: str = ""
     """Its version, as :func:`listed_version` returns it; "" if unknown."""
     first: dict[str, str] | None = field(default=None, compare=False, repr=False)
-    """The versions that first answers reported, by file, to which files without a version are pinned; :meth:`check`
-    adds to it. None pins them to nothing."""
+    """The versions that first answers reported, by file, to which files are pinned as well; :meth:`check` adds to it.
+    None pins them to nothing."""
 
     def check(self, shown: str, answered: Mapping[str, str], size: int | None = None) -> None:
         """Compare with what an answer reports. What either side does not report is not compared.
@@ -51,17 +52,11 @@ class Pin:
         Raises:
             ReplacedError: They differ.
         """
-        version, before = self.version, "it was indexed: the index has"
-        if not version and self.first is not None:
-            version, before = self.first.get(shown, ""), "it was first read: it had"
-            if not version and (latest := _strongest(answered)):
-                version = self.first.setdefault(shown, latest)  # one step: several threads may read the file
-        kind, _, value = version.partition(":")
-        found = answered.get(kind)
-        if value and found and found != value and not (kind == "blob" and len(found) != len(value)):
-            raise ReplacedError(
-                f"{shown} was replaced since {before} {kind} {value}, but the file now has {kind} {found}", path=shown
-            )
+        _compare(self.version, shown, answered, "it was indexed: the index has")
+        latest = "" if self.first is None else _strongest(answered)
+        if self.first is not None and latest:
+            known = self.first.setdefault(shown, latest)  # one step: several threads may read the file
+            _compare(known, shown, answered, "it was first read: it had")
         if None not in (self.size, size) and size != self.size:
             raise ReplacedError(
                 f"{shown} was replaced since it was indexed: the index has {self.size} bytes, but the file now has "
@@ -76,6 +71,15 @@ class Pin:
 
 
 NO_PIN = Pin()
+
+
+def _compare(version: str, shown: str, answered: Mapping[str, str], before: str) -> None:
+    kind, _, value = version.partition(":")
+    found = answered.get(kind)
+    if value and found and found != value and not (kind == "blob" and len(found) != len(value)):
+        raise ReplacedError(
+            f"{shown} was replaced since {before} {kind} {value}, but the file now has {kind} {found}", path=shown
+        )
 
 
 def _strongest(answered: Mapping[str, str]) -> str:
@@ -93,7 +97,7 @@ def listed_version(entry: Mapping[str, Any]) -> str:
     if etag := entry.get("ETag") or entry.get("etag"):
         return f"etag:{bare_etag(str(etag))}"
     if isinstance(entry.get("mtime"), (int, float)):  # of a local file
-        return f"mtime:{entry['mtime']!r}"  # no inode: some filesystems in user space give a file another one
+        return f"mtime:{entry['mtime']!r}"
     modified = next((entry[key] for key in _MODIFIED_KEYS if entry.get(key)), "")
     text = modified.isoformat() if isinstance(modified, datetime) else str(modified)
     return text and f"modified:{text}"
@@ -142,7 +146,9 @@ def check_local(pin: Pin, shown: str, found: os.stat_result) -> None:
 
 
 def _local_version(found: os.stat_result) -> dict[str, str]:
-    return {"mtime": repr(found.st_mtime)}
+    """Return the versions of a local file. No inode: some filesystems in user space give a file another one."""
+    state = f"{found.st_size}, mtime {found.st_mtime_ns}, ctime {change_time(found)}"
+    return {"mtime": repr(found.st_mtime), "size": state}
 
 
 def bare_etag(etag: str) -> str:

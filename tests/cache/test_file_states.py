@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -33,7 +34,7 @@ from lightning_streaming.cache.manifest import CacheManifest, make_tag, verified
 from lightning_streaming.cache.quota import WaitQueue
 from lightning_streaming.cache.shared_files import pauses
 from lightning_streaming.cache.sources import RemoteSource
-from lightning_streaming.cache.usage import find_entry, selection_files
+from lightning_streaming.cache.usage import find_entry, read_number, selection_files
 from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.formats.index import FileInfo
 from tests.cache.helpers import fetch_shard, open_to_all, raw_data, write_dataset
@@ -234,6 +235,28 @@ def test_a_manifest_that_is_a_link_is_not_written_over(tmp_path: Path, monkeypat
     with pytest.raises(OSError, match="symbolic links"):
         write_manifest(tmp_path, manifest, tmp_path / "scratch")
     assert outside.read_bytes() == b"of the user" * 10
+
+
+@pytest.mark.parametrize("name", [MANIFEST_BASENAME, USAGE_BASENAME, QUEUE_BASENAME])
+@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK])
+def test_a_special_file_of_the_caches_own_name_is_refused(tmp_path: Path, name: str, kind: int) -> None:
+    write_dataset(tmp_path / "remote")
+    root = tmp_path / "cache"
+    cache = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "remote"), local=root))
+    (shard, _) = cache.read_index().shards
+    (root / name).unlink(missing_ok=True)
+    os.mknod(root / name, kind | 0o600)
+    with assert_error(StorageError, path=root / name, hint="remove it"):
+        WaitQueue(root) if name == QUEUE_BASENAME else fetch_shard(ShardCache(cache._config), shard)
+    assert read_number(root / name) is None
+
+
+def test_a_pipe_under_the_name_of_a_shard_is_replaced(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "remote")
+    cache = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "remote"), local=tmp_path / "cache"))
+    (shard, _) = cache.read_index().shards
+    os.mkfifo(tmp_path / "cache" / shard.raw_data.basename)
+    assert (fetch_shard(cache, shard) / shard.raw_data.basename).read_bytes() == raw_data(0)
 
 
 def test_a_directory_that_is_gone_is_not_made_again(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.index_files import locked_index
 from lightning_streaming.cache.maintenance import is_cache
 from lightning_streaming.cache.manifest import (
-    SECOND,
     CacheManifest,
     OwnTags,
     make_tag,
@@ -36,6 +35,7 @@ from lightning_streaming.cache.manifest import (
 )
 from lightning_streaming.cache.usage import read_usage, scan
 from lightning_streaming.errors import ConfigError, IntegrityError, StorageError
+from lightning_streaming.files import SECOND
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, dump_index
 from tests.cache.helpers import (
     LARGE,
@@ -54,8 +54,13 @@ from tests.helpers import assert_error
 from tests.servers import HttpStore
 
 
+def state(modified: int, size: int = 5, changed: int = 0) -> os.stat_result:
+    """What ``stat`` says of a file."""
+    return os.stat_result((0,) * 6 + (size, 0, 0, 0), {"st_mtime_ns": modified, "st_ctime_ns": changed})
+
+
 def test_a_tag_is_a_whole_second_long_ago() -> None:
-    for tag in (make_tag(), tag_of_original(1_700_000_000_123_456_789, 5)):
+    for tag in (make_tag(), tag_of_original(state(1_700_000_000_123_456_789))):
         assert tag % SECOND == 0
         assert 2001 <= datetime.fromtimestamp(tag // SECOND, timezone.utc).year <= 2009
 
@@ -68,14 +73,18 @@ def test_a_directory_owns_what_has_its_tag() -> None:
 
 
 def test_a_directory_of_decompressed_files_owns_what_has_any_tag() -> None:
-    assert OwnTags(None).include(tag_of_original(1, 2))
-    assert not OwnTags(None).include(tag_of_original(1, 2) + 1)
+    assert OwnTags(None).include(tag_of_original(state(1)))
+    assert not OwnTags(None).include(tag_of_original(state(1)) + 1)
     assert not OwnTags(None).include(1_700_000_000 * SECOND)
 
 
 def test_a_file_made_from_another_original_has_another_tag() -> None:
-    tags = {tag_of_original(modified, size) for modified in (1, 2, 10**18) for size in (1, 2)}
-    assert len(tags) == 6
+    states = [state(modified, size, 1) for modified in (1, 2, 10**18) for size in (1, 2)]
+    assert len({tag_of_original(one) for one in [*states, state(1, 1, 2)]}) == 7
+
+
+def test_a_file_made_from_one_of_a_cache_has_the_same_tag_when_that_was_used() -> None:
+    assert tag_of_original(state(tag := make_tag(), 5, 1)) == tag_of_original(state(tag, 5, 2))
 
 
 @pytest.mark.parametrize(

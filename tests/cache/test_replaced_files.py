@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+import pickle
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,7 @@ from lightning_streaming.formats import row_files
 from lightning_streaming.formats.index import ShardInfo, dump_index
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.storage import Location
-from tests.cache.helpers import let_a_minute_pass
+from tests.cache.helpers import fetch_shard, let_a_minute_pass, raw_data, write_dataset
 from tests.helpers import assert_error
 
 ROWS = 40
@@ -283,3 +288,128 @@ def test_data_that_has_grown_is_not_the_same_where_a_file_was_replaced(tmp_path:
     replaced = ShardCache(config).read_index()
     assert replaced.data_digest == grown.data_digest
     assert not replaced.begins_like(before)
+
+
+def replace_file(path: Path, data: bytes, how: str) -> None:
+    """Replace a file: its bytes where they are, or the file itself by one of the same modification time."""
+    before = path.stat()
+    if how == "written over":
+        with path.open("r+b") as file:
+            file.write(data)
+    else:
+        (new := path.with_name("new")).write_bytes(data)
+        os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+        new.replace(path)
+        assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+REPLACED = pytest.mark.parametrize("how", ["written over", "renamed"])
+
+
+@REPLACED
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_shard_in_place_that_is_replaced_ends_the_run_in_every_process(
+    tmp_path: Path, compression: str | None, how: str
+) -> None:
+    root = tmp_path / "data"
+    write_dataset(root, hashes=(), compression=compression)
+    write_dataset(tmp_path / "other", hashes=(), seed=1, compression=compression)
+    cache = ShardCache(CacheConfig(name="0", local=root))
+    first, second = cache.read_index().shards
+    worker = pickle.loads(pickle.dumps(cache))
+    assert (fetch_shard(cache, first) / first.raw_data.basename).read_bytes() == raw_data(0)
+    for shard in (first, second):
+        name = shard.stored[0].basename
+        replace_file(root / name, (tmp_path / "other" / name).read_bytes(), how)
+        for process in (cache, worker):
+            with assert_error(IntegrityError, path=root / name, stream="0", hint="start the run again"):
+                fetch_shard(process, shard)
+    again = ShardCache(CacheConfig(name="0", local=root))
+    again.read_index()
+    assert (fetch_shard(again, first) / first.raw_data.basename).read_bytes() == raw_data(0, seed=1)
+
+
+@REPLACED
+def test_a_shard_that_is_replaced_while_it_is_held_is_noticed_at_the_end(tmp_path: Path, how: str) -> None:
+    write_dataset(tmp_path)
+    cache = ShardCache(CacheConfig(name="0", local=tmp_path))
+    (shard, _) = cache.read_index().shards
+    with assert_error(IntegrityError, path=shard.raw_data.basename), cache.hold(shard):
+        replace_file(tmp_path / shard.raw_data.basename, raw_data(0, seed=1), how)
+
+
+def test_a_cache_that_is_read_in_place_may_be_in_use(tmp_path: Path) -> None:
+    """Those who use it set the access times of its files."""
+    write_dataset(tmp_path / "remote")
+    owner = ShardCache(CacheConfig(name="0", remote=str(tmp_path / "remote"), local=tmp_path / "cache"))
+    (shard, _) = owner.read_index().shards
+    fetch_shard(owner, shard)
+    cache = ShardCache(CacheConfig(name="0", local=tmp_path / "cache"))
+    cache.read_index()
+    for _ in range(2):
+        before = (tmp_path / "cache" / shard.raw_data.basename).stat().st_ctime_ns
+        while (tmp_path / "cache" / shard.raw_data.basename).stat().st_ctime_ns == before:
+            fetch_shard(owner, shard)
+        fetch_shard(cache, shard)
+
+
+@REPLACED
+def test_row_groups_in_the_cache_are_not_mixed_with_those_of_another_file(tmp_path: Path, how: str) -> None:
+    place = tmp_path / "data"
+    place.mkdir()
+    (place / "a.parquet").write_bytes(parquet(0))
+
+    def cache() -> ShardCache:
+        return ShardCache(CacheConfig(name="0", remote=str(place), format="parquet"))
+
+    first = cache()
+    assert values(first, list(first.read_index().shards)[:2]) == list(range(2 * PER_PART))
+    replace_file(place / "a.parquet", parquet(1000), how)
+    again = cache()
+    assert values(again, list(again.read_index().shards)) == list(range(1000, 1000 + ROWS))
+
+
+@pytest.mark.parametrize("kind", ["http", "s3", "gcs", "directory"])
+def test_a_shard_without_hashes_that_is_fetched_again_is_of_the_same_version(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    place = Place(kind, request, tmp_path / "data")
+    write_dataset(tmp_path / "written", hashes=())
+    for path in (tmp_path / "written").iterdir():
+        place.put(path.name, path.read_bytes())
+    cache = place.cache(None)
+    first, second = cache.read_index().shards
+    for _ in range(2):
+        assert (fetch_shard(cache, first) / first.raw_data.basename).read_bytes() == raw_data(0)
+        assert cache.evict(first)
+    for shard in (first, second):
+        place.put(shard.raw_data.basename, bytes(shard.raw_data.bytes))
+    with assert_error(IntegrityError, path=first.raw_data.basename, hint="start the run again"):
+        fetch_shard(cache, first)
+    assert (fetch_shard(cache, second) / second.raw_data.basename).read_bytes() == bytes(second.raw_data.bytes)
+    place.store and place.store.heal()
+
+
+class WithoutVersions(SimpleHTTPRequestHandler):
+    """Serves files without a word of their versions."""
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword != "Last-Modified":
+            super().send_header(keyword, value)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_a_server_without_versions_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_dataset(tmp_path / "plain", hashes=())
+    write_dataset(tmp_path / "hashed")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(WithoutVersions, directory=str(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        host = f"127.0.0.1:{server.server_port}"
+        for name, warnings in (("hashed", 0), ("plain", 1)):
+            cache = ShardCache(CacheConfig(name="0", remote=f"http://{host}/{name}", local=tmp_path / f"{name}-cache"))
+            for shard in cache.read_index().shards:
+                fetch_shard(cache, shard)
+            assert sum(f"{host} reports no versions" in one.getMessage() for one in caplog.records) == warnings
+        server.shutdown()

@@ -30,7 +30,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.loading import passes
 from lightning_streaming.order.draw import Shuffled, drawn_here
-from tests.helpers import ids, make_loader, raises, write_dataset
+from tests.helpers import assert_error, ids, make_loader, raises, write_dataset
 from tests.loading.processes import children, wait_until
 from tests.servers import HttpStore, S3Store
 
@@ -77,6 +77,17 @@ def test_a_damaged_shard_fails_the_step_that_needs_it(
     shard.write_bytes(damage(shard.read_bytes()))
     loader = _in_shards(shard.parent, workers=workers)
     assert _steps_before(loader, ShardCorruptError, "stream '0'", "shard.00002.mds") == 2
+
+
+@pytest.mark.parametrize("shard", [0, 3])
+def test_a_file_that_changes_while_it_is_read_in_place_ends_the_pass(tmp_path: Path, shard: int) -> None:
+    path = write_dataset(tmp_path / "data", 30) / f"shard.{shard:05}.mds"
+    batches = iter(_in_shards(path.parent))
+    assert [next(batches)["id"][0].item() for _ in range(2)] == [0, 5]
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"x")
+    with assert_error(IntegrityError, path=path, stream="0", hint="start the run again"):
+        list(batches)
 
 
 FAULTS = [

@@ -23,9 +23,9 @@ import numpy as np
 import pytest
 
 from lightning_streaming import Stream, StreamingDataset, World, read_sample_log
-from lightning_streaming.errors import FormatError, SampleError
+from lightning_streaming.errors import FormatError, SampleError, ShardCorruptError
 from lightning_streaming.loading.sample_log import WatchSettings
-from tests.helpers import ids, make_dataset, make_loader, write_dataset
+from tests.helpers import assert_error, ids, make_dataset, make_loader, write_dataset
 from tests.loading.processes import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -146,6 +146,26 @@ def test_the_error_of_a_worker_that_dies_names_how_and_which_sample(
     else:
         assert "sample_log=" in told
         assert "rank0-worker0.jsonl" in told
+
+
+def _truncate(sample: dict[str, Any], path: Path, may_die: Path) -> dict[str, Any]:
+    if sample["id"] == 2:
+        assert wait_until(may_die.exists)
+        os.truncate(path, 0)
+    return sample
+
+
+def test_the_error_of_a_worker_whose_mapped_file_was_truncated_names_the_file(tmp_path: Path) -> None:
+    ready, shard = tmp_path / "ready", write_dataset(tmp_path / "data") / "shard.00000.mds"
+    loader = make_loader(
+        shard.parent, workers=1, shuffle=False, transform=partial(_truncate, path=shard, may_die=ready)
+    )
+    thread = threading.Thread(target=_once_the_main_thread_waits, args=(ready,))
+    thread.start()
+    with closing(loader), assert_error(ShardCorruptError, path=shard) as raised:
+        list(loader)
+    thread.join()
+    assert "was killed by SIGBUS" in str(raised.value)
 
 
 def test_a_line_cut_short_is_left_out_and_another_one_refused(root: Path, tmp_path: Path) -> None:
