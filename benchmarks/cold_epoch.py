@@ -130,7 +130,7 @@ def our_epoch(cache: Path, workers: int, endpoint: str) -> Iterable[Any]:
 
     options = {"key": "key", "secret": "secret", "endpoint_url": endpoint}
     dataset = StreamingDataset(
-        remote=f"s3://{BUCKET}/{NAME}", local=str(cache / NAME), storage_options=options, shuffle=shuffled()
+        remote=f"s3://{BUCKET}/{NAME}", local=str(cache / NAME), storage={"options": options}, shuffle=shuffled()
     )
     return StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=workers)
 
@@ -142,7 +142,7 @@ def format_epoch(name: str, cache: Path, workers: int, endpoint: str) -> Iterabl
     dataset = StreamingDataset(
         remote=f"s3://{BUCKET}/{name}",
         local=str(cache / name),
-        storage_options={"key": "key", "secret": "secret", "endpoint_url": endpoint},
+        storage={"options": {"key": "key", "secret": "secret", "endpoint_url": endpoint}},
         shuffle=shuffled(),
         format=name,
         columns=["values" if name == "npy" else "blob"],

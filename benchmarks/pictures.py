@@ -8,7 +8,7 @@ Run from the root of the repository, on a machine that does nothing else:
 plain dataset are measured. Batches are of 64 tensors uint8 of shape (3, 224, 224), which torch's own collate stacks:
 
     ours       decode={"image": "picture"}; the part is drawn before anything is decoded. Without workers, as many
-               ``decode_threads`` as there are cores
+               ``decode.threads`` as there are cores
     pillow     a torch dataset of files in a directory, decoded, cropped and resized by Pillow
     litdata    its StreamingDataset of bytes, and the same by Pillow in its transform
     mosaicml   its StreamingDataset of the MDS shards that we read, whose images are Pillow's
@@ -130,7 +130,10 @@ def loader_of(system: str, root: Path, workers: int) -> Iterable[Any]:
         from lightning_streaming import StreamingDataLoader, StreamingDataset
 
         threads = 0 if workers else os.cpu_count() or 1
-        asked: dict[str, Any] = {"decode": {"image": "picture"}, "transform": ours_cropped, "decode_threads": threads}
+        asked: dict[str, Any] = {
+            "decode": {"columns": {"image": "picture"}, "threads": threads},
+            "transform": ours_cropped,
+        }
         return StreamingDataLoader(StreamingDataset(remote=str(root / "mds"), shuffle=True, **asked), **how)
     if system == "pillow":
         return DataLoader(Files(root / "files"), shuffle=True, **how)  # type: ignore[arg-type]

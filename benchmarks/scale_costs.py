@@ -77,7 +77,7 @@ def _write_shards(out: Path, shard_bytes: int) -> None:
 def _dataset(url: str, scratch: Path, name: str) -> StreamingDataset:
     options = {"key": "key", "secret": "secret", "endpoint_url": url}
     local = scratch / f"cache-{name}"
-    return StreamingDataset(remote=f"s3://bucket/{name}", local=str(local), storage_options=options, batch_size=32)
+    return StreamingDataset(remote=f"s3://bucket/{name}", local=str(local), storage={"options": options}, batch_size=32)
 
 
 def _read_shards(url: str, scratch: Path) -> tuple[float, float]:

@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from lightning_streaming.formats.encodings import register_encoding, registered_encodings
     from lightning_streaming.formats.pictures import Picture
     from lightning_streaming.loading.bad_log import BadSample, read_bad_samples
+    from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
     from lightning_streaming.loading.dataloader import StreamingDataLoader
     from lightning_streaming.loading.dataset import StreamingDataset
+    from lightning_streaming.loading.debug_config import DebugConfig
+    from lightning_streaming.loading.decode_config import DecodeConfig
     from lightning_streaming.loading.following import read_appended
     from lightning_streaming.loading.join_options import Join
     from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from lightning_streaming.loading.sample_access import LocalDataset
     from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
     from lightning_streaming.loading.sample_log import LoggedSample, read_sample_log
+    from lightning_streaming.loading.storage_config import StorageConfig
     from lightning_streaming.loading.stream import Stream
     from lightning_streaming.loading.transform import rng_for
     from lightning_streaming.trainer.config import StreamingConfig
@@ -39,8 +43,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadSample",
+    "BadSamplesConfig",
     "Budget",
     "CSVWriter",
+    "DebugConfig",
+    "DecodeConfig",
     "JSONWriter",
     "Join",
     "KeyedBatch",
@@ -58,6 +65,7 @@ __all__ = [
     "SampleKey",
     "SampleKeys",
     "StepLog",
+    "StorageConfig",
     "Stream",
     "StreamingConfig",
     "StreamingDataLoader",
@@ -89,8 +97,11 @@ __all__ = [
 # Found when first asked for: a tool or a writer has no use for torch, and a worker process none for lightning.
 _MODULE_OF = {
     "BadSample": "loading.bad_log",
+    "BadSamplesConfig": "loading.bad_samples_config",
     "Budget": "loading.pack_options",
     "CSVWriter": "writing.writers",
+    "DebugConfig": "loading.debug_config",
+    "DecodeConfig": "loading.decode_config",
     "JSONWriter": "writing.writers",
     "Join": "loading.join_options",
     "KeyedBatch": "loading.sample_key",
@@ -108,6 +119,7 @@ _MODULE_OF = {
     "SampleKey": "loading.sample_key",
     "SampleKeys": "loading.sample_key",
     "StepLog": "trainer.step_log",
+    "StorageConfig": "loading.storage_config",
     "Stream": "loading.stream",
     "StreamingConfig": "trainer.config",
     "StreamingDataLoader": "loading.dataloader",

@@ -20,7 +20,7 @@ from lightning_streaming.errors import UnknownArgumentError
 _Class = TypeVar("_Class", bound=type)
 
 _ON_EACH_STREAM = "it belongs to each stream: dataset.streams[0].{}"
-_IN_STORAGE_OPTIONS = "give storage_options=, which fsspec's filesystem of the URL takes"
+_IN_STORAGE_OPTIONS = "give storage={'options': {...}}, which fsspec's filesystem of the URL takes"
 _KEEP_RAW = "cache_limit= lets shards go when there is no more room, those used longest ago first"
 _SHARD_BYTES = "shards are cut by bytes: size_limit="
 _EXTRA_BYTES = "the writer counts what its format adds; size_limit= is the limit of a whole shard"
@@ -116,7 +116,7 @@ REPLACED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "spanner": "np.searchsorted(dataset.sample_offset_per_shard, sample_id, 'right') - 1 is a sample's shard",
         "resample_streams": "lightning-streaming trace tells which samples a step reads",
         "on_exception": "a failure is raised in the step that needed the sample",
-        **{name: _ON_EACH_STREAM.format(name) for name in ("remote", "local", "split", "storage_options")},
+        **{name: _ON_EACH_STREAM.format(name) for name in ("remote", "local", "split", "storage")},
         **{name: _ON_EACH_STREAM.format(name) for name in ("download_retry", "download_timeout")},
         **{name: _ON_EACH_STREAM.format(name) for name in ("validate_hash", "keep_zip")},
         "stream_name": "dataset.streams has each stream by name",
@@ -247,7 +247,9 @@ def _refuse(cls: type, name: str) -> NoReturn:
     accepted = sorted(set(_accepted(cls)))
     said = _said_of(cls, REPLACED_ARGUMENTS).get(name) or _meant(f"{name}=", [f"{one}=" for one in accepted])
     said = said or f"help({cls.__name__}) tells what it takes"
-    raise UnknownArgumentError(f"{cls.__name__} takes no argument {name!r}: {said}")
+    group = getattr(cls, "option", None)
+    option = f"{group}.{name}" if isinstance(group, str) else name
+    raise UnknownArgumentError(f"{cls.__name__} takes no argument {name!r}: {said}", option=option)
 
 
 def _refuse_places(cls: type, places: int, given: int) -> NoReturn:

@@ -16,7 +16,6 @@ from tests.helpers import make_loader, write_shards
 SIZES = [5, 7, 6, 8, 5]
 BROKEN = (3, 9, 10, 25)
 """Of shard 0, 1, 1 and 3."""
-MAKES: dict[str, Any] = {"on_bad_sample": "replace", "max_bad": "100%"}
 
 
 def shard_of(number: int, sizes: Sequence[int] = SIZES) -> int:
@@ -64,9 +63,16 @@ def ids(batches: Iterable[Any]) -> list[int]:
     return [number for batch in batches for number in batch["id"].tolist()]
 
 
-def replacing_loader(root: Path | str | None, log: Path, **settings: Any) -> StreamingDataLoader:
+def replacing(log: Path | str, most: int | str = "100%") -> dict[str, Any]:
+    """The group ``bad_samples`` of a dataset that replaces them."""
+    return {"action": "replace", "max": most, "log": str(log)}
+
+
+def replacing_loader(
+    root: Path | str | None, log: Path, *, most: int | str = "100%", **settings: Any
+) -> StreamingDataLoader:
     """A loader that replaces bad samples."""
-    return make_loader(root, **{**MAKES, "bad_log": log, **settings})
+    return make_loader(root, bad_samples=replacing(log, most), **settings)
 
 
 def _jpeg(number: int) -> bytes:

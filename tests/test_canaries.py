@@ -25,7 +25,14 @@ import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_streaming import MDSWriter, Stream, StreamingConfig, StreamingDataLoader, StreamingDataModule
+from lightning_streaming import (
+    MDSWriter,
+    StorageConfig,
+    Stream,
+    StreamingConfig,
+    StreamingDataLoader,
+    StreamingDataModule,
+)
 from lightning_streaming.__main__ import main
 from lightning_streaming.errors import StreamingError
 from lightning_streaming.loading.dataset import StreamingDataset
@@ -93,7 +100,7 @@ def output_of(*args: object) -> str:
 
 # Configurations ---------------------------------------------------------------------------------------------------
 
-STREAM = {"remote": URL, "storage_options": OPTIONS}
+STREAM = {"remote": URL, "storage": {"options": OPTIONS}}
 SOUND: dict[str, Any] = {
     "a stage": {"train": STREAM},
     "a stream": {"train": {"streams": {"a": STREAM, "b": STREAM}}},
@@ -107,12 +114,18 @@ BROKEN: dict[str, Any] = {
     "a list under remote": {"train": {**STREAM, "remote": [URL]}},
     "a mapping under remote": {"train": {**STREAM, "remote": {"url": URL}}},
     "a list under local": {"train": {**STREAM, "local": [URL]}},
-    "a list of options": {"train": {**STREAM, "storage_options": [OPTIONS]}},
-    "options as text": {"train": {**STREAM, "storage_options": json.dumps(OPTIONS)}},
-    "an option as text": {"train": {**STREAM, "storage_options": f"key={KEY},secret={SECRET}"}},
+    "a list of options": {"train": {**STREAM, "storage": {"options": [OPTIONS]}}},
+    "options as text": {"train": {**STREAM, "storage": {"options": json.dumps(OPTIONS)}}},
+    "an option as text": {"train": {**STREAM, "storage": {"options": f"key={KEY},secret={SECRET}"}}},
     "options misspelt": {"train": {"remote": URL, "storage_option": OPTIONS}},
+    "options of a group misspelt": {"train": {"remote": URL, "storage": {"option": OPTIONS}}},
+    "options without their field": {"train": {"remote": URL, "storage": OPTIONS}},
+    "options without their field in a stream": {"train": {"streams": {"a": {"remote": URL, "storage": OPTIONS}}}},
+    "options as a flat field": {"train": {"remote": URL, "storage_options": OPTIONS}},
+    "storage as text": {"train": {"remote": URL, "storage": json.dumps(OPTIONS)}},
+    "a list as storage": {"train": {"remote": URL, "storage": [OPTIONS]}},
     "options beside a stream": {"train": {"streams": {"a": {"remote": URL, **OPTIONS}}}},
-    "options as a stage": {"train": {"storage_options": STREAM}, "val": STREAM},
+    "options as a stage": {"train": {"storage": {"options": STREAM}}, "val": STREAM},
     "an unknown field of a stage": {"train": {**STREAM, "shufle": True}},
     "an unknown field of a stream": {"train": {"streams": {"a": {**STREAM, "proporton": 1}}}},
     "an unknown field of the data": {"train": STREAM, "bath_size": 2},
@@ -192,7 +205,7 @@ def test_no_command_shows_a_file_that_is_no_configuration(text: str) -> None:
     ],
 )
 def test_no_argument_is_shown(written: str, wrong: str) -> None:
-    options = "--data.train.streams.a.storage_options"
+    options = "--data.train.streams.a.storage.options"
     ways = {
         "one by one": [f"{options}.key={KEY}", f"{options}.secret={SECRET}"],
         "as JSON": [f"{options}={json.dumps(OPTIONS)}"],
@@ -219,24 +232,24 @@ def test_what_a_data_module_raises_comes_without_the_configuration() -> None:
 
 
 def test_nothing_is_shown_by_what_represents_or_describes_an_object() -> None:
-    stream = Stream(remote=URL, storage_options=OPTIONS)
-    config = StreamingConfig(remote=URL, storage_options=OPTIONS)
+    stream = Stream(remote=URL, storage={"options": OPTIONS})
+    config = StreamingConfig(remote=URL, storage={"options": OPTIONS})
     module = StreamingDataModule(train=config, val=StreamingConfig(streams={"a": stream}))
     dataset = StreamingDataset(streams={"a": stream}, batch_size=1)
     loader = StreamingDataLoader(dataset, batch_size=1)
-    options = [one.storage_options for one in (stream, config)]
+    options = [one.storage for one in (stream, config)]
     for one in (stream, config, module, module.configs, dataset, loader, *options):
         assert found_in(f"{one!r} {one} {one:}") == []
     assert found_in(json.dumps([dataset.config(), loader.config()])) == []
     assert found_in(yaml.dump([stream, config, *options])) == []
     with pytest.raises(TypeError):
-        json.dumps(stream.storage_options)
+        json.dumps(StorageConfig.options_of(stream.storage))
 
 
 def test_options_reach_filesystems_workers_and_copies_as_they_are() -> None:
-    stream = Stream(remote=URL, storage_options=OPTIONS)
+    stream = Stream(remote=URL, storage={"options": OPTIONS})
     for one in (stream, deepcopy(stream), pickle.loads(pickle.dumps(stream))):
-        assert dict(one.storage_options) == OPTIONS
+        assert dict(StorageConfig.options_of(one.storage)) == OPTIONS
         assert one == stream
 
 
@@ -321,7 +334,7 @@ def test_a_refusal_that_repeats_the_request_is_shown_without_it(
     else:
         url = url.replace(f"{USER}:{PASSWORD}@", "")
     dataset = StreamingDataset(
-        remote=url, local=str(tmp_path / "x"), storage_options=options, download_retry=0, batch_size=1
+        remote=url, local=str(tmp_path / "x"), storage={"options": options}, download_retry=0, batch_size=1
     )
     with pytest.raises(StreamingError) as raised:
         len(dataset)
@@ -332,7 +345,7 @@ def test_a_refusal_that_repeats_the_request_is_shown_without_it(
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_refused_shard_is_told_without_secrets_from_a_worker_too(echo: str, workers: int, tmp_path: Path) -> None:
     remote = refusing(echo, "Cookie", which="index").replace(f"{USER}:{PASSWORD}@", "")
-    dataset = StreamingDataset(remote=remote, local=str(tmp_path / "x"), storage_options=HEADERS, download_retry=0)
+    dataset = StreamingDataset(remote=remote, local=str(tmp_path / "x"), storage={"options": HEADERS}, download_retry=0)
     loader = StreamingDataLoader(dataset, batch_size=1, num_workers=workers)
     with pytest.raises(StreamingError) as raised:
         list(loader)
@@ -349,7 +362,7 @@ def test_no_tool_shows_what_its_store_was_asked_with(echo: str, tmp_path: Path) 
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id": 1}\n')
     torch.save({"callbacks": {}}, tmp_path / "x.ckpt")
-    config = write_config("run.yaml", {"batch_size": 1, "train": {"remote": url, "storage_options": HEADERS}})
+    config = write_config("run.yaml", {"batch_size": 1, "train": {"remote": url, "storage": {"options": HEADERS}}})
     shown = {
         "inspect": output_of("inspect", url, *given),
         "verify": output_of("verify", url, *given),
@@ -399,7 +412,9 @@ def here(tmp_path: Path) -> StreamingConfig:
         for number in range(8):
             writer.write({"id": number})
     options = {"auto_mkdir": True, **OPTIONS}
-    return StreamingConfig(streams={"a": Stream(remote="data", storage_options=options)}, sample_log="log")
+    return StreamingConfig(
+        streams={"a": Stream(remote="data", storage={"options": options})}, debug={"sample_log": "log"}
+    )
 
 
 def holding_canaries(folder: Path) -> list[str]:
@@ -423,8 +438,8 @@ def test_no_file_of_a_run_holds_secrets_and_its_checkpoint_loads(here: Streaming
     assert holding_canaries(tmp_path) == []
     held = torch.load("last.ckpt", weights_only=True)["datamodule_hyper_parameters"]["train"]["streams"]["a"]
     assert held["remote"] == "data"
-    assert held["storage_options"]["auto_mkdir"] is True
-    assert held["storage_options"]["token"] == "${CANARY_HELD}"
+    assert held["storage"]["options"]["auto_mkdir"] is True
+    assert held["storage"]["options"]["token"] == "${CANARY_HELD}"
     again = Own.load_from_checkpoint("last.ckpt").configs["train"]
     assert again is not None
     assert again.streams is not None
@@ -442,10 +457,10 @@ def test_weights_alone_hold_no_secrets_of_the_data(here: StreamingConfig, tmp_pa
 
 def test_no_file_of_the_command_line_holds_secrets(here: StreamingConfig, tmp_path: Path) -> None:
     assert here.streams is not None
-    options = dict(here.streams["a"].storage_options)
+    options = dict(StorageConfig.options_of(here.streams["a"].storage))
     data = {
         "class_path": "tests.test_canaries.Own",
-        "init_args": {"train": {"remote": "data", "storage_options": options}},
+        "init_args": {"train": {"remote": "data", "storage": {"options": options}}},
     }
     config = {"seed_everything": 1, "model": {"class_path": MODELS[0]}, "data": data}
     settings = {"accelerator": "cpu", "max_steps": 1, "enable_progress_bar": False, "enable_model_summary": False}

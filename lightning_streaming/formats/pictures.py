@@ -162,7 +162,7 @@ class Picture:
             ConfigError: Always.
         """
         raise ConfigError(
-            "a Picture is not decoded yet", hint="call its decode(), crop() or pil(), or ask for decode: array"
+            "a Picture is not decoded yet", hint="call its decode(), crop() or pil(), or give decode.columns array"
         )
 
     def __reduce__(self) -> tuple[type[Picture], tuple[bytes]]:
@@ -332,7 +332,7 @@ def decoded_columns(asked: Mapping[str, str]) -> DecodePictures:
                 raise error.with_context(f"column {name!r}") from error
             except _NoPictureError as error:
                 raise ConfigError(
-                    f"decode={{{name!r}: {kind!r}}}: the column {error}", option="decode.columns"
+                    f"decode.columns={{{name!r}: {kind!r}}}: the column {error}", option="decode.columns"
                 ) from None
         return sample
 

@@ -40,7 +40,7 @@ def bad_log_path(directory: str | os.PathLike[str], rank: int, worker: int) -> P
     """Where one worker writes down what it finds bad; there is no file until it finds something.
 
     Args:
-        directory: What the dataset was given as ``bad_log``.
+        directory: Given as ``bad_samples.log``.
         rank: Among the ranks that read different samples.
         worker: Among the workers of that rank; 0 where there are none.
     """
@@ -65,8 +65,9 @@ def write_bad_sample(path: Path, key: SampleKey, attempt: int, told: StreamingEr
             log.write(line)
     except OSError as error:
         raise StorageError(
-            f"bad_log={str(path.parent)!r} takes no line on a sample that was bad: {error}; make room, or pass a "
-            "directory that can be written to"
+            f"bad_samples.log={str(path.parent)!r} takes no line on a sample that was bad: {error}",
+            hint="make room, or pass a directory that can be written to",
+            option="bad_samples.log",
         ) from error
 
 
@@ -76,7 +77,7 @@ def read_bad_samples(path: str | os.PathLike[str]) -> Iterator[BadSample]:
     Lines that were cut short, as a full disk or a power cut leaves them, are left out.
 
     Args:
-        path: What the dataset was given as ``bad_log``; or one of the files there.
+        path: Given to the dataset as ``bad_samples.log``; or one of the files there.
 
     Raises:
         ObjectNotFoundError: There is no such file or directory.

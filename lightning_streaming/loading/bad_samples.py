@@ -30,7 +30,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.escaping import in_one_line, package_logger
 from lightning_streaming.loading.bad_log import BadSample, bad_log_path, read_bad_samples, write_bad_sample
-from lightning_streaming.loading.bad_options import BadSampleOptions, parse_limit
+from lightning_streaming.loading.bad_samples_config import BadSamplesConfig, parse_limit
 from lightning_streaming.loading.sample_key import Replacement, Row, SampleKey, keys_of_rows
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import PassStart
@@ -124,7 +124,7 @@ class BadSamples:
 
     def __init__(
         self,
-        asked: BadSampleOptions,
+        asked: BadSamplesConfig,
         source: SampleSource,
         start: PassStart,
         worker: int,
@@ -133,11 +133,11 @@ class BadSamples:
         found: Callable[[], None],
         tally: BadTally | None,
     ) -> None:
-        assert asked.bad_log is not None, "checked with the options"
-        self.directory = Path(asked.bad_log)
+        assert asked.log is not None, "checked with the options"
+        self.directory = Path(asked.log)
         self.known: dict[int, set[tuple[int, int]]] = {}
         """Shards and indexes of what was found bad before this pass, by position."""
-        self._path = bad_log_path(asked.bad_log, start.world.rank, worker)
+        self._path = bad_log_path(asked.log, start.world.rank, worker)
         self._source = source
         self._start = start
         self._in_packs = in_packs
@@ -149,11 +149,16 @@ class BadSamples:
         """Read what was found bad at places of this epoch before.
 
         Raises:
-            ConfigError: ``bad_log`` is no directory.
+            ConfigError: ``bad_samples.log`` is no directory.
             FormatError: What is there is no log of bad samples.
         """
         if self.directory.exists() and not self.directory.is_dir():
-            raise ConfigError(f"bad_log must be a directory, but {self.directory} is a file; name another one")
+            raise ConfigError(
+                f"bad_samples.log must be a directory, but {self.directory} is a file",
+                hint="name another one",
+                option="bad_samples.log",
+                path=str(self.directory),
+            )
         catalog = self._source.catalog
         firsts = dict(zip(catalog.stream_names, accumulate(catalog.shards_per_stream, initial=0), strict=False))
         self.known = {}
@@ -265,10 +270,10 @@ class BadTally:
         has_warned: Takes a word for what was warned of, so that it is not again.
     """
 
-    def __init__(self, asked: BadSampleOptions, start: PassStart, has_warned: set[str]) -> None:
-        assert asked.bad_log is not None, "checked with the options"
-        self._directory = Path(asked.bad_log)
-        self._limit = parse_limit(asked.max_bad)
+    def __init__(self, asked: BadSamplesConfig, start: PassStart, has_warned: set[str]) -> None:
+        assert asked.log is not None, "checked with the options"
+        self._directory = Path(asked.log)
+        self._limit = parse_limit(asked.max)
         self._start = start
         self._has_warned = has_warned
         self._read = self._bad = 0
@@ -294,12 +299,12 @@ class BadTally:
 
     def _told(self) -> str:
         rank, epoch = self._start.world.rank, self._start.cursor.epoch
-        limit = f"max_bad={self._limit.told} allows {self._limit.allowed(self._read)}"
+        limit = f"bad_samples.max={self._limit.text} allows {self._limit.allowed(self._read)}"
         return (
             f"{self._bad} of the {self._read} samples that rank {rank} has read of epoch {epoch} in this pass are "
             f"bad, and {limit}:\n{self._first(_MOST_TOLD)}\nAll are told in {self._directory}. Mend the data or the "
             f"transform, leave them out with `lightning-streaming select DATASET --not {self._directory} --out "
-            "KEEP.npy`, or raise max_bad"
+            "KEEP.npy`, or raise bad_samples.max"
         )
 
     def _first(self, most: int) -> str:

@@ -37,6 +37,7 @@ from lightning_streaming.loading.sample_key import (
     keys_of_batches,
     no_keys,
 )
+from lightning_streaming.loading.sample_log import last_sample
 from lightning_streaming.loading.shared_memory import make_slots
 from lightning_streaming.loading.state import Cursor, PassStart
 from lightning_streaming.order.partition import Partition
@@ -417,8 +418,8 @@ class LoaderPass(Iterator[Any]):
         self._keys = None  # which hold the order, maybe a mapped file
 
     def _last_sample(self, start: PassStart, dead: workers.DeadWorker) -> str:
-        watched = passes_of(self._loader.dataset).watched
-        return watched.last_sample(start.world.rank, dead.worker, dead.pid)
+        directory = passes_of(self._loader.dataset).debug.sample_log
+        return last_sample(directory, start.world.rank, dead.worker, dead.pid)
 
     def _labelled(self, batch: Any, keys: SampleKeys) -> Any:
         told = self._loader._progress.told_keys

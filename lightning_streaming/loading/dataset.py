@@ -13,16 +13,20 @@ from torch.utils.data import get_worker_info
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
 from lightning_streaming.loading.dataset_options import DatasetOptions
+from lightning_streaming.loading.debug_config import DebugConfig
+from lightning_streaming.loading.decode_config import DecodeConfig
+from lightning_streaming.loading.option_groups import group_of
 from lightning_streaming.loading.other_trainers import AcceleratedDataset
 from lightning_streaming.loading.passes import CurrentRun, Passes, PassSettings
 from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.reference_names import ReferenceNames, told
 from lightning_streaming.loading.run import OnChange
 from lightning_streaming.loading.run_order import RunRequest
-from lightning_streaming.loading.sample_log import WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import Cursor, read_state
+from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.loading.stream import DatasetStreams, Stream, selections_of
 from lightning_streaming.loading.worker_samples import WorkerSamples
 from lightning_streaming.loading.workers import prepare_worker_process
@@ -72,8 +76,10 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         unsafe, limit = options.allow_unsafe_types, options.cache_bytes()
         pack = options.packing()
         lengths = None if pack is None else pack.request()
-        source = SampleSource(caches, unsafe, options.columns, limit, selections, joins, lengths, options.decode)
-        super().__init__(source, options.on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)
+        decode, bad = group_of(options, DecodeConfig), group_of(options, BadSamplesConfig)
+        source = SampleSource(caches, unsafe, options.columns, limit, selections, joins, lengths, decode.columns)
+        on_demand = group_of(options, StorageConfig).on_demand
+        super().__init__(source, on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
         asked = RunRequest(
             settings=settings,
@@ -85,8 +91,8 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             pack=pack,
             followed=frozenset(place for place, one in enumerate(named.values()) if one.is_followed(defaults)),
         )
-        run, watched = CurrentRun(asked, source), WatchSettings(options.sample_log, options.watchdog_seconds)
-        read = PassSettings(options.predownload, watched, options.bad_samples(), options.decode_threads)
+        run = CurrentRun(asked, source)
+        read = PassSettings(options.predownload, group_of(options, DebugConfig), bad, decode.threads)
         self._passes = Passes(run, source, misses, read)
         self.streams = DatasetStreams(named, defaults, run, source)
         self._described = options.described(named)

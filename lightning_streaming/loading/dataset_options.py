@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.bad_options import BadSampleOptions
-from lightning_streaming.loading.decode_options import DecodeOptions
+from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
+from lightning_streaming.loading.debug_config import DebugConfig
+from lightning_streaming.loading.decode_config import DecodeConfig
 from lightning_streaming.loading.join_options import Join, named_joins
+from lightning_streaming.loading.option_groups import OptionGroup, group_of, store_group
 from lightning_streaming.loading.pack_options import Budget, Pack, Packing, parse_packing
 from lightning_streaming.loading.phase_options import Phase, check_all_streams_are_read, listed_phases, settled_phases
 from lightning_streaming.loading.selection import Select
@@ -23,17 +25,17 @@ from lightning_streaming.loading.stream import Asked, Stream, StreamDefaults, na
 from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.settings import OrderSettings, stretched_seed
 from lightning_streaming.order.skips import parse_batch_ranges
-from lightning_streaming.storage import StorageOptions, mask_url
+from lightning_streaming.storage import mask_url
 from lightning_streaming.units import check_truth, parse_bytes, parse_count, store_whole
 from lightning_streaming.world import World
 
-_Part = TypeVar("_Part", OrderSettings, StreamDefaults, BadSampleOptions)
+_Part = TypeVar("_Part", OrderSettings, StreamDefaults)
 
-_NOT_SHOWN = {"remote", "local", "storage_options", "select", "join", "world", "stream_name", "stream_config"}
+_NOT_SHOWN = {"remote", "local", "select", "join", "world", "stream_name", "stream_config"}
 """What the streams say, may be secret, or belongs to the machines."""
 
 
-_TRUTHS = ("shuffle", "on_demand", "stretch_seed", "allow_unsafe_types", "seed_global_rng", "keep_zip", "follow")
+_TRUTHS = ("shuffle", "stretch_seed", "allow_unsafe_types", "seed_global_rng", "keep_zip", "follow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,6 @@ class StreamOptions:
         remote: Where the only stream's shards come from: a path, or any URL fsspec knows (s3://, gs://, https://, ...).
         local: The only stream's directory on this node. None: under the user's cache directory, or none at all where
             ``remote`` is a path of this machine.
-        storage_options: Passed to fsspec for the only stream: key, secret, endpoint_url, token, ...
         select: Numbers of the samples of the only stream that are read; a truth value for each; or a ``.npy`` file of
             either.
         phases: Mixtures of the streams that follow each other within an epoch, in place of ``proportion``, ``repeat``
@@ -63,7 +64,6 @@ class StreamOptions:
     streams: Asked | None = None
     remote: str | None = field(default=None, repr=False)
     local: str | None = None
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     select: Select | None = field(default=None, repr=False)
     phases: Sequence[Phase | Mapping[str, Any]] | None = None
     join: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -72,7 +72,7 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions(OrderSettings, BadSampleOptions, DecodeOptions, StreamDefaults, StreamOptions):
+class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
     """Which data is read, in which order, and what of it is kept: all that a configuration can say.
 
     Args:
@@ -81,8 +81,6 @@ class DataOptions(OrderSettings, BadSampleOptions, DecodeOptions, StreamDefaults
             they are read in order.
         cache_limit: Most bytes that the streams' directories on this node may hold, like "200gb"; the shards used
             longest ago then make room. None: no limit. See docs/cache.md.
-        on_demand: Whether ``dataset[i]`` and ``restore_sample`` read one sample by its bytes alone where its shard is
-            stored uncompressed and is not here, rather than fetch the shard.
         skip: Global batches of the whole run to leave out, counted from 0, like ["12000-12100"]. Their samples stay the
             same when ranks or batch size change. See docs/resume.md.
         stretch_seed: Use the seed that MosaicML Streaming 0.2 made of ``shuffle_seed``; with "py2s" this is its order.
@@ -92,27 +90,33 @@ class DataOptions(OrderSettings, BadSampleOptions, DecodeOptions, StreamDefaults
         replication: This many consecutive ranks read the same samples (tensor or sequence parallelism).
         seed_global_rng: Also seed ``random``, ``numpy.random`` and torch from each sample's key before each transform,
             or before each call of an overridden ``__getitem__``.
-        sample_log: Directory for a log of the samples that each worker read, to write or add to; see docs/loading.md.
-        watchdog_seconds: When one sample takes longer than this, tell on stderr which it is and where its worker is.
+        bad_samples: Handling of samples that cannot be read: fields of
+            :class:`~lightning_streaming.BadSamplesConfig`, like ``{"action": "replace", "log": "logs/bad"}``. None:
+            they are errors. See docs/bad_samples.md.
+        decode: Decoding of columns of pictures: fields of :class:`~lightning_streaming.DecodeConfig`, like
+            ``{"columns": {"image": "array"}}``. See docs/pictures.md.
+        debug: Tools to find the sample at which a worker fails or hangs: fields of
+            :class:`~lightning_streaming.DebugConfig`, like ``{"sample_log": "logs"}``.
     """
 
     epoch_size: int | float | str | None = None
     predownload: int | None = None
     cache_limit: int | float | str | None = None
-    on_demand: bool = False
     skip: Sequence[int | str] = ()
     stretch_seed: bool = False
     allow_unsafe_types: bool = False
     columns: Sequence[str] | None = None
     replication: int | None = None
     seed_global_rng: bool = False
-    sample_log: str | os.PathLike[str] | None = None
-    watchdog_seconds: float | None = None
+    bad_samples: BadSamplesConfig | Mapping[str, Any] | None = None
+    decode: DecodeConfig | Mapping[str, Any] | None = None
+    debug: DebugConfig | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         OrderSettings.__post_init__(self)
-        BadSampleOptions.__post_init__(self)
-        DecodeOptions.__post_init__(self)
+        StreamDefaults.__post_init__(self)
+        for kind in (BadSamplesConfig, DecodeConfig, DebugConfig):
+            store_group(self, kind)
         for name in _TRUTHS:
             check_truth(name, getattr(self, name))
         self._check_decoding()
@@ -123,8 +127,6 @@ class DataOptions(OrderSettings, BadSampleOptions, DecodeOptions, StreamDefaults
         object.__setattr__(self, "pack", parse_packing(Pack, self.pack))
         object.__setattr__(self, "budget", parse_packing(Budget, self.budget))
         self._check_packing(self.settled_phases())
-        if self.storage_options is not None:
-            object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         object.__setattr__(self, "join", named_joins(self.join))
 
     def packing(self) -> Packing | None:
@@ -132,15 +134,19 @@ class DataOptions(OrderSettings, BadSampleOptions, DecodeOptions, StreamDefaults
         return parse_packing(Pack, self.pack) or parse_packing(Budget, self.budget)
 
     def _check_decoding(self) -> None:
-        if self.decode_threads and self.seed_global_rng:
+        decode = group_of(self, DecodeConfig)
+        if decode.threads and self.seed_global_rng:
             raise ConfigError(
-                "seed_global_rng seeds generators that all threads share, so samples made in decode_threads would draw "
-                "each other's numbers; give transform a parameter rng, which is the sample's own, or leave one out"
+                "seed_global_rng seeds generators that all threads share, so samples made in decode.threads would draw "
+                "each other's numbers",
+                hint="give transform a parameter rng, which is the sample's own, or leave one of the two options out",
+                option="decode.threads",
             )
-        lacking = [name for name in self.decode or () if self.columns is not None and name not in self.columns]
+        lacking = [name for name in decode.columns or () if self.columns is not None and name not in self.columns]
         if lacking:
             raise ConfigError(
-                f"decode names column {lacking[0]!r}, which columns={list(self.columns or ())} leaves out"
+                f"decode.columns names {lacking[0]!r}, which columns={list(self.columns or ())} leaves out",
+                option=f"decode.columns.{lacking[0]}",
             )
 
     def _check_packing(self, phases: Sequence[SettledPhase]) -> None:
@@ -240,7 +246,7 @@ class DatasetOptions(DataOptions):
         if self.stream_name != "stream":
             raise ConfigError(
                 f"stream_name={self.stream_name!r} would name a class in a registry, which is not served; make the "
-                "stream and give it as streams=[Stream(remote=..., storage_options=...)]"
+                "stream and give it as streams=[Stream(remote=..., storage=...)]"
             )
 
     def order(self) -> OrderSettings:
@@ -252,17 +258,13 @@ class DatasetOptions(DataOptions):
         """What streams use that do not say."""
         return self._part(StreamDefaults)
 
-    def bad_samples(self) -> BadSampleOptions:
-        """What becomes of samples that cannot be read."""
-        return self._part(BadSampleOptions)
-
     def named_streams(self) -> dict[str, Stream]:
         """The streams by name, however they were given.
 
         Raises:
             ConfigError: They were given in two ways, or in none, or are no streams.
         """
-        only = {name: getattr(self, name) for name in ("remote", "local", "storage_options", "select", "join")}
+        only = {name: getattr(self, name) for name in ("remote", "local", "select", "join")}
         return named_streams(self.streams, only, self.stream_config)
 
     def cache_bytes(self) -> int | None:
@@ -278,8 +280,6 @@ class DatasetOptions(DataOptions):
         parsed = {
             "epoch_size": self.samples_per_epoch(),
             "cache_limit": self.cache_bytes(),
-            "sample_log": None if self.sample_log is None else os.fspath(self.sample_log),
-            "bad_log": None if self.bad_log is None else os.fspath(self.bad_log),
             "streams": {name: _describe_stream(stream) for name, stream in streams.items()},
             "phases": [vars(one) for one in listed_phases(self.phases) or ()] or None,
         }
@@ -315,7 +315,7 @@ def describe(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_stream(stream: Stream) -> dict[str, Any]:
-    said = {one.name: getattr(stream, one.name) for one in fields(Stream) if one.name != "storage_options"}
+    said = {one.name: getattr(stream, one.name) for one in fields(Stream) if one.name != "storage"}
     return {
         **said,
         "remote": None if stream.remote is None else mask_url(str(stream.remote)),  # a Path is taken too
@@ -342,7 +342,7 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
-    if isinstance(value, Packing):
+    if isinstance(value, OptionGroup | Packing):
         return _plain(value.described())
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}

@@ -8,8 +8,10 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError, UnknownArgumentError
 from lightning_streaming.formats.shard_table import check_selection
+from lightning_streaming.loading.option_groups import store_group
+from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.replaced_names import tells_unknown_arguments
-from lightning_streaming.storage import StorageOptions, mask_url
+from lightning_streaming.storage import mask_url
 
 
 @tells_unknown_arguments
@@ -25,7 +27,7 @@ class Join:
             None: with the one of the same number, and both have equally many samples.
         columns: Which of its columns are taken, by their names there. None: all; but not ``on``, which is the same.
         prefix: What the names of its columns begin with in the sample, like "clip_".
-        storage_options: Passed to fsspec, as for a stream; those of the stream are not used.
+        storage: Access to its store, as for a stream; nothing of the stream's is used.
 
     Raises:
         ConfigError: Nothing says where the dataset is, or an argument is of another kind.
@@ -36,7 +38,7 @@ class Join:
     on: str | None = None
     columns: Sequence[str] | None = None
     prefix: str = ""
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    storage: StorageConfig | Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.remote is None and self.local is None:
@@ -46,7 +48,7 @@ class Join:
         if not isinstance(self.prefix, str):
             raise ConfigError(f"prefix of a join must be a text, but is {self.prefix!r}")
         object.__setattr__(self, "columns", check_selection(self.columns))
-        object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
+        store_group(self, StorageConfig)
 
     def __repr__(self) -> str:
         remote = None if self.remote is None else mask_url(str(self.remote))

@@ -17,9 +17,10 @@ from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.shard_cache import Misses
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.loading.bad_options import BadSampleOptions
 from lightning_streaming.loading.bad_samples import BadSamples, BadTally
+from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.debug_config import DebugConfig
 from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
 from lightning_streaming.loading.measures import BatchMeter
 from lightning_streaming.loading.missing_ids import MissingIds
@@ -40,7 +41,7 @@ from lightning_streaming.loading.run import (
 )
 from lightning_streaming.loading.run_order import RunRequest
 from lightning_streaming.loading.sample_key import keys_of_rows
-from lightning_streaming.loading.sample_log import WatchSettings
+from lightning_streaming.loading.sample_log import watch_of
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.scanning import Watched
 from lightning_streaming.loading.shared_memory import PassCounter
@@ -301,10 +302,10 @@ class PassSettings(NamedTuple):
 
     predownload: int | None
     """Samples ahead of each worker for which shards are fetched; None for a number that suits."""
-    watched: WatchSettings
-    """Who is told of each sample."""
-    bad: BadSampleOptions
-    """What becomes of samples that cannot be read."""
+    debug: DebugConfig
+    """The log of samples and the watchdog."""
+    bad: BadSamplesConfig
+    """Handling of samples that cannot be read."""
     threads: int
     """In which each process that reads finishes samples; 0 for none beside the one that reads."""
 
@@ -346,9 +347,9 @@ class Passes:
         return self._source.catalog
 
     @property
-    def watched(self) -> WatchSettings:
-        """Who is told of each sample."""
-        return self._settings.watched
+    def debug(self) -> DebugConfig:
+        """The log of samples and the watchdog."""
+        return self._settings.debug
 
     def index_anew(self, stream: str) -> IndexCache:
         """The index of a stream as it is by now; see :meth:`SampleSource.index_anew`."""
@@ -470,8 +471,10 @@ class Passes:
         making = making_of(start.shuffle_seed, start.cursor.epoch)
         if self._settings.threads and making.make is not None:
             raise ConfigError(
-                f"decode_threads={self._settings.threads} has threads decode samples and apply transform, but "
-                f"{making.name} makes them one by one; leave decode_threads out, or give the dataset a transform="
+                f"decode.threads={self._settings.threads} has threads decode samples and apply transform, but "
+                f"{making.name} makes them one by one",
+                hint="leave decode.threads out, or give the dataset a transform=",
+                option="decode.threads",
             )
         meter = BatchMeter(self._misses, is_read=is_measured)
         return WorkerPass(
@@ -482,7 +485,7 @@ class Passes:
             predownload=self._settings.predownload,
             near_end=partial(run.prepare_after, start),
             meter=meter,
-            watch=self._settings.watched.watch(source, start, worker),
+            watch=watch_of(self._settings.debug, source, start, worker),
             pack=run.asked.pack,
             types=self._types(run.asked.pack),
             bad=self._bad_samples(start, worker, meter, is_measured),
@@ -496,7 +499,7 @@ class Passes:
         return ColumnTypes(packing, lambda: stored_types(packing, source.catalog), self._settled_types)
 
     def _bad_samples(self, start: PassStart, worker: int, meter: BatchMeter, is_measured: bool) -> BadSamples | None:
-        if self._settings.bad.on_bad_sample == "error":
+        if not self._settings.bad.replaces:
             return None
         tally, in_packs = None if is_measured else self.bad_tally(start), self.run.asked.pack is not None
         found = meter.found_bad
@@ -504,7 +507,7 @@ class Passes:
 
     def bad_tally(self, start: PassStart) -> BadTally | None:
         """Counts the bad samples of a pass for who consumes it; None where they are errors."""
-        return None if self._settings.bad.on_bad_sample == "error" else BadTally(self._settings.bad, start, self._told)
+        return BadTally(self._settings.bad, start, self._told) if self._settings.bad.replaces else None
 
     def assign(self, of_pass: WorkerPass) -> None:
         """Let the next ``iter`` of the dataset in this process read this."""

@@ -14,7 +14,8 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.decode_options import DecodeOptions
+from lightning_streaming.loading.decode_config import DecodeConfig
+from lightning_streaming.loading.option_groups import as_group
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.stream import Stream, StreamDefaults
@@ -301,7 +302,8 @@ class LocalDataset(ShardAccess, Dataset[Any]):
         split: Subdirectory of it, like "train"; or a part of it, like "train[:98%]".
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         columns: Names of the columns to read. None: all.
-        decode: What columns of pictures give, by name; see docs/pictures.md.
+        decode: What columns of pictures give: a :class:`~lightning_streaming.DecodeConfig` without threads, like
+            ``{"columns": {"image": "array"}}``. See docs/pictures.md.
 
     Raises:
         ConfigError: ``columns`` is not a list of names, or ``decode`` cannot be.
@@ -314,15 +316,19 @@ class LocalDataset(ShardAccess, Dataset[Any]):
         *,
         allow_unsafe_types: bool = False,
         columns: Sequence[str] | None = None,
-        decode: Mapping[str, str] | None = None,
+        decode: DecodeConfig | Mapping[str, Any] | None = None,
     ) -> None:
         self.local = local
         self.split = split or ""
         stream, defaults = Stream(local=str(local), split=split), StreamDefaults()
         asked = {"0": stream.selection(defaults)}
         cache = ShardCache(stream.cache_config("0", defaults))
-        decode = DecodeOptions(decode=decode).decode
-        source = SampleSource({"0": cache}, allow_unsafe_types, columns, selections=asked, decode=decode)
+        decoding = as_group(DecodeConfig, decode) or DecodeConfig()
+        if decoding.threads:
+            raise ConfigError(
+                "decode.threads is of a StreamingDataset; a LocalDataset has none", option="decode.threads"
+            )
+        source = SampleSource({"0": cache}, allow_unsafe_types, columns, selections=asked, decode=decoding.columns)
         super().__init__(source, on_demand=False)
 
     def __len__(self) -> int:

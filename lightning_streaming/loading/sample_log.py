@@ -21,73 +21,58 @@ from typing import Any, Protocol
 
 from torch.utils.data import get_worker_info
 
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import FormatError
+from lightning_streaming.loading.debug_config import DebugConfig
 from lightning_streaming.loading.line_log import LineLog, last_whole_line, whole_lines
 from lightning_streaming.loading.sample_key import Row, SampleKey, keys_of_rows
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import PassStart
 
-_TOO_LONG = 10**6
-"""Seconds that no sample takes, and that every clock can wait."""
 _NO_MORE = object()
 
 
-@dataclass(frozen=True, slots=True)
-class WatchSettings:
-    """Which watch a person asked for."""
-
-    sample_log: str | os.PathLike[str] | None
-    """Directory for logs of the samples read; None for no log."""
-    watchdog_seconds: float | None
-    """How long one sample may take before the watchdog tells; None for no watchdog."""
-
-    def __post_init__(self) -> None:
-        if self.sample_log is not None and not (isinstance(self.sample_log, (str, os.PathLike)) and self.sample_log):
-            raise ConfigError(f"sample_log must be a directory to write logs to, but got {self.sample_log!r}")
-        if self.watchdog_seconds is not None:
-            _require_seconds("watchdog_seconds", self.watchdog_seconds)
-
-    def watch(self, source: SampleSource, start: PassStart, worker: int) -> SampleWatch | None:
-        """The watch over a worker's pass; None if nobody asked for any."""
-        if self.sample_log is None and self.watchdog_seconds is None:
-            return None
-        return SampleWatch(partial(self._watchers, source, start, worker))
-
-    def last_sample(self, rank: int, worker: int, pid: int) -> str:
-        """Return what an error says of the sample that a worker was reading when it died.
-
-        Args:
-            rank: Among the ranks that read different samples.
-            worker: Among the workers of that rank.
-            pid: The worker's.
-        """
-        if self.sample_log is None:
-            name = _sample_log_path("", rank, worker).name
-            return f"to find the sample, pass sample_log=DIRECTORY to the dataset; the last line of {name} names it"
-        path = _sample_log_path(self.sample_log, rank, worker)
-        try:
-            line = last_whole_line(path) if path.exists() else None
-            sample = None if line is None else _parsed(line, f"the last line of {path}")
-        except (FormatError, OSError) as error:  # the worker's end is the error to report
-            return f"its last sample is unknown: {error}"
-        if sample is None or sample.pid != pid:
-            return "it had read no sample"
-        return f"the last sample it read: dataset.restore_sample({json.dumps(sample.key.as_dict())})"
-
-    def _watchers(self, source: SampleSource, start: PassStart, worker: int) -> Sequence[Watcher]:
-        key = keys_of_rows(source.catalog, start)
-        rank = start.world.rank
-        log = None if self.sample_log is None else _sample_log_path(self.sample_log, rank, worker)
-        watchers: list[Watcher] = [] if log is None else [_SampleLog(log, key)]
-        if self.watchdog_seconds is not None:
-            stacks = None if log is None else log.with_suffix(".stacks")
-            watchers.append(_Watchdog(self.watchdog_seconds, f"worker {worker} of rank {rank}", key, stacks))
-        return watchers
+def watch_of(debug: DebugConfig, source: SampleSource, start: PassStart, worker: int) -> SampleWatch | None:
+    """Return the watch over a worker's pass; None without a log and a watchdog."""
+    if debug.sample_log is None and debug.watchdog_seconds is None:
+        return None
+    return SampleWatch(partial(_watchers, debug, source, start, worker))
 
 
-def _require_seconds(setting: str, seconds: object) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < _TOO_LONG:
-        raise ConfigError(f"{setting} must be a number of seconds above 0 and below 10**6, but got {seconds!r}")
+def _watchers(debug: DebugConfig, source: SampleSource, start: PassStart, worker: int) -> Sequence[Watcher]:
+    key = keys_of_rows(source.catalog, start)
+    rank = start.world.rank
+    log = None if debug.sample_log is None else _sample_log_path(debug.sample_log, rank, worker)
+    watchers: list[Watcher] = [] if log is None else [_SampleLog(log, key)]
+    if debug.watchdog_seconds is not None:
+        stacks = None if log is None else log.with_suffix(".stacks")
+        watchers.append(_Watchdog(debug.watchdog_seconds, f"worker {worker} of rank {rank}", key, stacks))
+    return watchers
+
+
+def last_sample(directory: str | os.PathLike[str] | None, rank: int, worker: int, pid: int) -> str:
+    """Return what an error says of the sample that a worker was reading when it died.
+
+    Args:
+        directory: Given as ``debug.sample_log``; None without a log.
+        rank: Among the ranks that read different samples.
+        worker: Among the workers of that rank.
+        pid: The worker's.
+    """
+    if directory is None:
+        name = _sample_log_path("", rank, worker).name
+        return (
+            f"to find the sample, pass debug={{'sample_log': DIRECTORY}} to the dataset; the last line of {name} names "
+            "it"
+        )
+    path = _sample_log_path(directory, rank, worker)
+    try:
+        line = last_whole_line(path) if path.exists() else None
+        sample = None if line is None else _parsed(line, f"the last line of {path}")
+    except (FormatError, OSError) as error:  # the worker's end is the error to report
+        return f"its last sample is unknown: {error}"
+    if sample is None or sample.pid != pid:
+        return "it had read no sample"
+    return f"the last sample it read: dataset.restore_sample({json.dumps(sample.key.as_dict())})"
 
 
 class Watcher(Protocol):

@@ -13,11 +13,13 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.join_options import Join, named_joins
 from lightning_streaming.loading.joining import JoinedDataset, JoinSource, joined_label
+from lightning_streaming.loading.option_groups import OptionGroup, store_group
 from lightning_streaming.loading.selection import SelectionOptions, SelectionRequest, Where, parse_split
+from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.order.weights import StreamWeight
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
-from lightning_streaming.storage import StorageOptions, is_url, join_url, mask_url
+from lightning_streaming.storage import is_url, join_url, mask_url
 
 if TYPE_CHECKING:
     from lightning_streaming.loading.passes import CurrentRun
@@ -34,8 +36,8 @@ class StoredOptions(SelectionOptions):
     """What lies at a stream's ``remote``, and how it is fetched; None for what the dataset says of all its streams.
 
     Args:
-        storage_options: Passed to fsspec: ``key``, ``secret``, ``endpoint_url``, ``token``, ``anon``, ... A value may
-            name environment variables, like "${PARTNER_KEY}".
+        storage: Access to its store: fields of :class:`~lightning_streaming.StorageConfig`, like
+            ``{"options": {"anon": True}}``.
         download_retry: Attempts per file, or part of a large one, after the first.
         download_timeout: Seconds without a byte arriving after which an attempt ends.
         validate_hash: Hash to check downloaded files with. None: one that the index offers.
@@ -46,7 +48,7 @@ class StoredOptions(SelectionOptions):
             whatever documents they are of.
     """
 
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    storage: StorageConfig | Mapping[str, Any] | None = field(default=None, repr=False)
     download_retry: int | None = None
     download_timeout: float | None = None
     validate_hash: str | None = None
@@ -89,7 +91,9 @@ class Stream(StoredOptions):
             object.__setattr__(self, option, _as_text(option, getattr(self, option)))
         if self.remote is None and self.local is None:
             raise ConfigError("a stream needs remote=, local=, or both")
-        object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
+        store_group(self, StorageConfig)
+        if isinstance(self.storage, StorageConfig) and self.storage.on_demand:
+            raise ConfigError("storage.on_demand belongs to the dataset, not to a stream", option="storage.on_demand")
         object.__setattr__(self, "join", named_joins(self.join))
         self.weight()
         self.selection(StreamDefaults())
@@ -114,7 +118,7 @@ class Stream(StoredOptions):
             name=name,
             remote=_with_subdirectory(self.remote, subdirectory),
             local=_with_subdirectory(self.local, subdirectory),
-            storage_options=self.storage_options,
+            storage_options=StorageConfig.options_of(told.storage),
             download_retry=told.download_retry,
             download_timeout=told.download_timeout,
             validate_hash=told.validate_hash,
@@ -137,7 +141,7 @@ class Stream(StoredOptions):
                 name=f"{name}.join.{join}",
                 remote=None if asked.remote is None else str(asked.remote),
                 local=asked.local,
-                storage_options=asked.storage_options,
+                storage_options=StorageConfig.options_of(asked.storage),
                 format=None,
                 block_length=None,
             )
@@ -168,7 +172,8 @@ class Stream(StoredOptions):
 
     def _with(self, defaults: StreamDefaults) -> StreamDefaults:
         own = {one.name: getattr(self, one.name) for one in fields(StreamDefaults)}
-        return replace(defaults, **{name: value for name, value in own.items() if value is not None})
+        known = {name: _over(value, getattr(defaults, name)) for name, value in own.items() if value is not None}
+        return replace(defaults, **known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +199,8 @@ class StreamDefaults:
             streams that do not say.
         follow: Whether epochs that have not begun read what was appended to a stream meanwhile, for streams that do not
             say.
+        storage: Access to stores: fields of :class:`~lightning_streaming.StorageConfig`, like
+            ``{"options": {"anon": True}}``. The options are those of streams that have none.
     """
 
     split: str | None = None
@@ -207,6 +214,10 @@ class StreamDefaults:
     format: str | None = None
     block_length: int | None = None
     follow: bool = False
+    storage: StorageConfig | Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        store_group(self, StorageConfig)
 
 
 def named_streams(
@@ -236,7 +247,7 @@ def named_streams(
             )
         own = {name: value for name, value in only.items() if value is not None}
         return {"0": Stream(**{**(stream_config or {}), **own})}
-    said = {"storage_options": only["storage_options"], "stream_config": stream_config, "join": only["join"]}
+    said = {"stream_config": stream_config, "join": only["join"]}
     told = [*(name for name, value in said.items() if value), *(["select"] if only["select"] is not None else [])]
     if told:
         raise ConfigError(f"with streams=, {told[0]} is said of each stream")
@@ -304,6 +315,10 @@ def _listed(names: Sequence[str]) -> str:
     shown = [repr(name) for name in names[:_MOST_NAMES]]
     more = len(names) - len(shown)
     return f"{', '.join(shown)}{f' and {more} more' if more else ''} {'has' if len(names) == 1 else 'have'}"
+
+
+def _over(own: Any, default: Any) -> Any:
+    return own.over(default) if isinstance(own, OptionGroup) else own
 
 
 def _with_subdirectory(location: str | None, subdirectory: str | None) -> str | None:
@@ -379,9 +394,9 @@ class DatasetStream:
         return self._source.catalog.samples_per_stream[self.place]
 
     @property
-    def storage_options(self) -> Mapping[str, Any]:
-        """Arguments of its filesystem."""
-        return self.asked.storage_options
+    def storage(self) -> StorageConfig:
+        """Access to its store."""
+        return StorageConfig(options=self.cache_config().storage_options)
 
     @property
     def download_retry(self) -> int:

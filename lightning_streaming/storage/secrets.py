@@ -26,7 +26,6 @@ _SECRET_NAME = re.compile(
     r"(?:$|[_-])",
     re.IGNORECASE,
 )
-_MUST = "storage_options must map names to values, like {'anon': True}"
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _REFERENCES = re.compile(r"(?:(?:bearer|basic|token) +)?(?:\$\{[A-Za-z_]\w*\})+", re.IGNORECASE)
 _URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
@@ -56,6 +55,7 @@ class StorageOptions(Mapping[str, Any]):
 
     Args:
         options: By name, as fsspec's filesystem takes them. None: none.
+        option: Name of the option that they are from.
 
     Raises:
         ConfigError: They are no mapping from names to values. What they are is not shown: it may be secret.
@@ -63,12 +63,13 @@ class StorageOptions(Mapping[str, Any]):
 
     __slots__ = ("_options",)
 
-    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, options: Mapping[str, Any] | None = None, option: str = "storage_options") -> None:
+        must = f"{option} must map names to values, like {{'anon': True}}"
         if not isinstance(options, Mapping | None):
-            raise ConfigError(f"{_MUST}, but are of type {type(options).__name__}", option="storage_options")
+            raise ConfigError(f"{must}, but are of type {type(options).__name__}", option=option)
         for name in options or ():
             if not isinstance(name, str):
-                raise ConfigError(f"{_MUST}, but have a name of type {type(name).__name__}", option="storage_options")
+                raise ConfigError(f"{must}, but have a name of type {type(name).__name__}", option=option)
         self._options = dict(options or {})
 
     def __getitem__(self, name: str) -> Any:

@@ -47,7 +47,7 @@ def run(args: Namespace) -> int:
     """Make the index, and say what is in it."""
     stream = Stream(
         remote=args.source,
-        storage_options=args.storage_options,
+        storage={"options": args.storage_options},
         format=args.format,
         block_length=args.block_length,
     )

@@ -78,7 +78,7 @@ def run(args: Namespace) -> int:
     asked = _request(args)
     place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
     how = {"format": args.format, "block_length": args.block_length}
-    stream = Stream(remote=place.location, local=args.local, storage_options=place.options, **how)
+    stream = Stream(remote=place.location, local=args.local, storage={"options": place.options}, **how)
     cache = ShardCache(stream.cache_config(place.shown, StreamDefaults()))
     index, began = cache.read_index(), time.monotonic()
     if not index.num_samples:

@@ -15,8 +15,8 @@ request for the same data uses it: pass --local if the run has local=. Shards ar
 column. After an interruption, run it again to continue. On several nodes, run it on each; or write --out to a location
 that all can read, and pass that to the runs as select=.
 
---not leaves out the samples that a run with on_bad_sample: replace has logged as bad in its bad_log. The remaining ones
-are written to --out only, which the next run takes as select=.
+--not leaves out the samples that a run with bad_samples.action: replace has logged as bad in its bad_samples.log. The
+remaining ones are written to --out only, which the next run takes as select=.
 
 --config computes everything that a run would compute before it starts, for each stream of each of its stages: its
 selections, the indexes of ids for joined datasets (join: with on:), and the lengths of packed documents. They are
@@ -73,7 +73,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add("--split-seed", metavar="N", type=int, help="key of the hash that draws parts; 0 by default")
     add("--select", metavar="FILE.npy", help="numbers of the samples to take, or a truth value for each")
-    words = "leave out the bad samples of a log: the bad_log of a run, or a file there"
+    words = "leave out the bad samples of a log: the bad_samples.log of a run, or a file there"
     add("--not", dest="bad_logs", metavar="LOG", action="append", default=[], help=words)
     add("--stream", metavar="NAME", help="with --not: the run's stream that reads this dataset, if it has several")
     add("--local", metavar="DIR", help="the run's local=: its cache directory, if it is not the default one")
@@ -105,7 +105,7 @@ def _select_of_dataset(args: Namespace) -> dict[str, Any]:
     asked = {name: getattr(args, name) for name in ("where", "split", "split_by", "split_seed", "select")}
     settings = {name: value for name, value in asked.items() if value is not None}
     settings |= {name: value for name in _KINDS if (value := getattr(args, name)) is not None}
-    stream = Stream(remote=place.location, local=args.local, storage_options=place.options, **settings)
+    stream = Stream(remote=place.location, local=args.local, storage={"options": place.options}, **settings)
     request = stream.selection(StreamDefaults())
     _check(args, has_part=request.part is not None, is_all=request.is_all)
     bad = _bad_samples(args.bad_logs, args.stream) if args.bad_logs else []

@@ -30,9 +30,13 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
+from lightning_streaming.loading.debug_config import DebugConfig
+from lightning_streaming.loading.decode_config import DecodeConfig
 from lightning_streaming.loading.join_options import Join
 from lightning_streaming.loading.pack_options import Budget, Pack
 from lightning_streaming.loading.phase_options import Phase
+from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
 from lightning_streaming.terminal import tell_error
@@ -58,6 +62,10 @@ _EXPLAINED: Mapping[str, type] = {
     ".join": Join,
     ".pack": Pack,
     ".budget": Budget,
+    ".bad_samples": BadSamplesConfig,
+    ".decode": DecodeConfig,
+    ".storage": StorageConfig,
+    ".debug": DebugConfig,
 }
 """Fields of a stage's data that ``--data.train.FIELD.help`` explains, and their classes."""
 _NAMED = (Stream, Join)

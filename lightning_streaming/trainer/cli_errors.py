@@ -305,7 +305,7 @@ def _wrong_value(name: str, kinds: Sequence[Any], value: Any) -> str:
     literals = [repr(one) for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
     words = [_words_of(kind) for kind in kinds if get_origin(kind) is not Literal]
     words += [f"one of {', '.join(literals)}"] if literals else []
-    got = "" if "storage_options" in name else f", but got {str(value)!r}"
+    got = "" if _OPTIONS.search(name) else f", but got {str(value)!r}"
     return f"{name} must be {' or '.join(dict.fromkeys(words))}{got}"
 
 
@@ -540,8 +540,8 @@ def _whole_words(error: BaseException) -> str:
 _CONFIG = ("--config", "-c")
 _NEGATIVE = re.compile(r"-[\d.]")
 """How a number begins that looks like an option, and is the value of the one before."""
-_OPTIONS = re.compile(r"storage.?opt", re.IGNORECASE)
-"""How a field of storage options begins, also one that is misspelt."""
+_OPTIONS = re.compile(r"(?:^|\.)storage(?:\.|$)|storage.?opt", re.IGNORECASE)
+"""The fields of storage options, also misspelt ones."""
 
 
 def written_in(args: Sequence[str]) -> list[tuple[str, Any]]:

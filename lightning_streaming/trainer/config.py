@@ -12,12 +12,16 @@ import jsonargparse
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.bad_options import OnBadSample  # noqa: F401  # as the command line resolves types
+from lightning_streaming.loading.bad_samples_config import BadSamplesConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.dataset_options import DataOptions
+from lightning_streaming.loading.debug_config import DebugConfig  # noqa: F401  # as types are resolved here
+from lightning_streaming.loading.decode_config import DecodeConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.join_options import Join
+from lightning_streaming.loading.option_groups import OptionGroup
 from lightning_streaming.loading.pack_options import Budget, Pack
 from lightning_streaming.loading.phase_options import Phase
 from lightning_streaming.loading.selection import Select, Where  # noqa: F401  # as the command line resolves types
+from lightning_streaming.loading.storage_config import StorageConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
@@ -48,8 +52,6 @@ class StreamingConfig(DataOptions):
     streams: Mapping[str, Stream] | None = None
     phases: Sequence[Phase] | None = None
     shuffle: bool | None = None  # type: ignore[assignment]  # None until the stage is known
-    sample_log: str | None = None
-    bad_log: str | None = None
 
     def __post_init__(self) -> None:
         if not self.streams and self.remote is None and self.local is None:
@@ -84,6 +86,8 @@ def config_of(stage: StreamingConfig | Mapping[str, Any] | None) -> StreamingCon
 
 
 _Hide = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+_SECRETS = ("storage", "storage_options")
+"""Fields below which anything may be secret."""
 
 
 def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
@@ -95,15 +99,19 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
         name: Its field.
         hide: Makes of storage options what may be shown.
     """
-    if isinstance(value, StorageOptions) or (name == "storage_options" and isinstance(value, Mapping)):
+    if isinstance(value, StorageOptions) or (name in _SECRETS and isinstance(value, Mapping)):
         return hide(value)
     if name == "join" and isinstance(value, Mapping):
         return {key: shown(one, "remote", hide) for key, one in value.items()}
-    if isinstance(value, Budget | Join | Pack | Stream | Phase | StreamingConfig):
+    if isinstance(value, Budget | Join | OptionGroup | Pack | Stream | Phase | StreamingConfig):
         return {one.name: shown(getattr(value, one.name), one.name, hide) for one in fields(value)}
     if isinstance(value, jsonargparse.Namespace):
-        copied = copy(value)
-        vars(copied).update({key: shown(one, key, hide) for key, one in vars(value).items()})
+        copied, own = copy(value), vars(value)
+        if name in _SECRETS and "init_args" not in own:
+            vars(copied).clear()
+            own = dict(hide(own))
+        parts = {key: shown(one, name if key == "init_args" else key, hide) for key, one in own.items()}
+        vars(copied).update(parts)
         return copied
     if isinstance(value, str | os.PathLike):
         return _shown_text(value, name)
@@ -125,9 +133,10 @@ def _shown_text(text: str | os.PathLike[str], name: str) -> Any:
 
 
 def _represent(dumper: Any, value: Any) -> Any:
-    return dumper.represent_data(shown(value, "storage_options" if isinstance(value, StorageOptions) else ""))
+    return dumper.represent_data(shown(value))
 
 
 # Known to all of the process, because loggers write hyperparameters with yaml.dump, which would else write every field.
 for _kind in (Budget, Join, Pack, Stream, Phase, StreamingConfig, StorageOptions):
     yaml.add_representer(_kind, _represent)
+yaml.add_multi_representer(OptionGroup, _represent)

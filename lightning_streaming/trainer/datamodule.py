@@ -13,8 +13,10 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
 from lightning_streaming.loading.dataloader import StreamingDataLoader, watch_first_download
 from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.option_groups import group_of
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.signatures import accepts_keyword, check_accepts, explains_options_of, takes_options_of
@@ -306,11 +308,14 @@ def _check_logs(configs: Mapping[Stage, StreamingConfig | None]) -> None:
     """Refuse stages that would take each other's bad samples for their own."""
     owners: dict[Path, Stage] = {}
     for stage, config in configs.items():
-        directory = None if config is None or config.bad_log is None else Path(config.bad_log).absolute()
+        log = None if config is None else group_of(config, BadSamplesConfig).log
+        directory = None if log is None else Path(log).absolute()
         if directory is not None and owners.setdefault(directory, stage) != stage:
             raise ConfigError(
-                f"data.{owners[directory]} and data.{stage} have the same bad_log, {directory}, and would replace each "
-                "other's samples; give each a directory of its own"
+                f"data.{owners[directory]} and data.{stage} have the same bad_samples.log, {directory}, and would "
+                "replace each other's samples",
+                hint="give each stage its own directory",
+                option=f"{stage}.bad_samples.log",
             )
 
 

@@ -140,9 +140,9 @@ def test_storage_options_that_are_no_mapping_are_refused(way: str, options: Any,
     columns = {"id": "int"}
     function: Any = iter
     ways: dict[str, Callable[[], Any]] = {
-        "dataset": lambda: StreamingDataset(remote=data, storage_options=options).size,
-        "url": lambda: StreamingDataset(remote=url, storage_options=options).size,
-        "stream": lambda: StreamingDataset(streams={"a": Stream(remote=url, storage_options=options)}).size,
+        "dataset": lambda: StreamingDataset(remote=data, storage={"options": options}).size,
+        "url": lambda: StreamingDataset(remote=url, storage={"options": options}).size,
+        "stream": lambda: StreamingDataset(streams={"a": Stream(remote=url, storage={"options": options})}).size,
         "writer": lambda: MDSWriter(out=url, columns=columns, storage_options=options),
         "pair": lambda: MDSWriter(out=(data, url), columns=columns, storage_options=options),
         "merge": lambda: merge([f"{url}/a"], url, storage_options=options),

@@ -155,7 +155,9 @@ def cached(setup: Setup, root: Path) -> Setup:
 
 def replaced(setup: Setup, tmp_path: Path) -> Setup:
     """Samples that turn out to be bad are replaced from here on."""
-    return replace(setup, order={**setup.order, "on_bad_sample": "replace", "max_bad": 3, "bad_log": tmp_path / "bad"})
+    return replace(
+        setup, order={**setup.order, "bad_samples": {"action": "replace", "max": 3, "log": tmp_path / "bad"}}
+    )
 
 
 EXACT: dict[str, dict[str, Change]] = {
@@ -169,11 +171,11 @@ EXACT: dict[str, dict[str, Change]] = {
         "spawn": loaded(num_workers=1, multiprocessing_context="spawn"),
         "predownload": ordered(predownload=1),
     },
-    "`on_bad_sample`, `max_bad`": {"replaced": replaced},
+    "`bad_samples`": {"replaced": replaced},
     "where the data is (`remote`, `local`), storage options, retries": {
         "remote": moved,
         "local": cached,
-        "options": weighted(storage_options={"auto_mkdir": False}, download_retry=7, download_timeout=5.0),
+        "options": weighted(storage={"options": {"auto_mkdir": False}}, download_retry=7, download_timeout=5.0),
     },
     "compression of the shards": {"compressed afterwards": compressed},
     "`shuffle_seed`, `num_canonical_nodes`": {

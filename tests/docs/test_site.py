@@ -107,7 +107,20 @@ def test_training_is_documented_among_the_commands(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["StreamingDataModule", "StreamingConfig", "Stream", "Phase", "Join", "Pack", "Budget"]
+    "name",
+    [
+        "StreamingDataModule",
+        "StreamingConfig",
+        "Stream",
+        "Phase",
+        "Join",
+        "Pack",
+        "Budget",
+        "BadSamplesConfig",
+        "DecodeConfig",
+        "StorageConfig",
+        "DebugConfig",
+    ],
 )
 def test_every_field_of_a_configuration_is_documented(site: Path, name: str) -> None:
     listed = re.findall(r"<dt><strong>(\w+)</strong><span", told(site, "configuration"))

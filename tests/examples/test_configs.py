@@ -256,8 +256,8 @@ def test_configuration_trains_from_buckets(
     for stream in IN_BUCKETS[name] or [""]:
         data = f"--data.train.streams.{stream}" if stream else "--data.train"
         args += [f"{data}.remote={write_to_bucket(store)}", f"{data}.local=cache/{stream}"]
-        options = (written["streams"][stream] if stream else written).get("storage_options", {})
-        args.append(f"{data}.storage_options={json.dumps({**options, 'endpoint_url': store.url})}")
+    options = written.get("storage", {}).get("options", {})
+    args.append(f"--data.train.storage.options={json.dumps({**options, 'endpoint_url': store.url})}")
     cli = fit(name, *args, *ON_ONE_CPU.get(name, []))
     assert cli.trainer.global_step == 2
     assert cli.trainer.num_training_batches == 128 // cli.datamodule.batch_size

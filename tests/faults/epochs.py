@@ -40,7 +40,13 @@ def loader_over(
         remote=store.url,
         local=str(cache),
         batch_size=PER_SHARD,
-        **{"storage_options": store.options, "download_timeout": 2, "download_retry": 2, "shuffle": False, **settings},
+        **{
+            "storage": {"options": store.options},
+            "download_timeout": 2,
+            "download_retry": 2,
+            "shuffle": False,
+            **settings,
+        },
     )
     return StreamingDataLoader(dataset, num_workers=workers, collate_fn=list, multiprocessing_context=method)
 

@@ -104,8 +104,8 @@ def test_credentials_of_a_stream_are_sent(store: FaultyStore, tmp_path: Path) ->
     store.fail("", "auth", status=401, authorization="Bearer right")
     for headers in ({}, {"Authorization": "Bearer wrong"}):
         with raises(AccessDeniedError, "index.json"):
-            next(iter(loader_over(store, tmp_path / "none", storage_options={"headers": headers})))
+            next(iter(loader_over(store, tmp_path / "none", storage={"options": {"headers": headers}})))
     asked = len(store.log())
     assert asked == 2
     options = {"headers": {"Authorization": "Bearer right"}}
-    assert_whole_epoch(loader_over(store, tmp_path / "cache", 2, storage_options=options))
+    assert_whole_epoch(loader_over(store, tmp_path / "cache", 2, storage={"options": options}))

@@ -129,9 +129,9 @@ def test_a_line_cut_short_is_left_out_and_another_one_refused(root: Path, tmp_pa
 def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     broken = write_broken_json(tmp_path / "data")
-    with raises(ConfigError, "bad_log must be a directory", "is a file"):
+    with raises(ConfigError, "bad_samples.log must be a directory", "is a file"):
         ids(replacing_loader(broken, tmp_path / "file"))
-    with raises(StorageError, "bad_log", "takes no line"):
+    with raises(StorageError, "bad_samples.log", "takes no line"):
         ids(replacing_loader(broken, tmp_path / "file" / "log"))
 
 

@@ -45,9 +45,9 @@ from lightning_streaming.errors import (
 from lightning_streaming.loading.bad_samples import choose_other, is_bad_sample
 from tests.broken_data import (
     BROKEN,
-    MAKES,
     SIZES,
     ids,
+    replacing,
     replacing_loader,
     shard_of,
     write_broken_arrays,
@@ -332,7 +332,7 @@ class _Doubled(StreamingDataset):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samples_of_a_subclass_are_replaced(root: Path, tmp_path: Path, workers: int) -> None:
     settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, "shuffle_block_size": 16}
-    dataset = _Doubled(remote=str(root), bad_log=tmp_path, **MAKES, **settings)
+    dataset = _Doubled(remote=str(root), bad_samples=replacing(tmp_path), **settings)
     with closing(StreamingDataLoader(dataset, num_workers=workers)) as loader:
         batches = list(loader)
     assert ids(batches) == ids(replacing_loader(root, tmp_path / "other"))
@@ -359,7 +359,11 @@ def _augmented(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, An
 def test_randomness_is_that_of_the_place_and_keys_and_logs_name_the_other(root: Path, tmp_path: Path) -> None:
     sound = write_shards(tmp_path / "sound", SIZES)
     planned = [one for batch in make_loader(sound, transform=_augmented) for one in batch["noise"].tolist()]
-    watched = {"transform": _augmented, "sample_log": tmp_path / "read", "loader": {"with_keys": True}}
+    watched: dict[str, Any] = {
+        "transform": _augmented,
+        "debug": {"sample_log": tmp_path / "read"},
+        "loader": {"with_keys": True},
+    }
     loader = replacing_loader(root, tmp_path / "log", **watched)
     batches = list(loader)
     assert [one for batch, _ in batches for one in batch["noise"].tolist()] == planned
@@ -377,19 +381,22 @@ def test_randomness_is_that_of_the_place_and_keys_and_logs_name_the_other(root: 
 def test_too_many_end_a_run_at_the_same_batch_whatever_the_workers(
     root: Path, tmp_path: Path, limit: int | str, stops_after: int, workers: int
 ) -> None:
-    loader = replacing_loader(root, tmp_path, workers=workers, max_bad=limit)
+    loader = replacing_loader(root, tmp_path, workers=workers, most=limit)
     read = 0
-    with closing(loader), raises(BadSamplesError, f"max_bad={limit} allows", "sample 3 of shard 0", str(tmp_path)):
+    with (
+        closing(loader),
+        raises(BadSamplesError, f"bad_samples.max={limit} allows", "sample 3 of shard 0", str(tmp_path)),
+    ):
         for _ in loader:
             read += 1
     assert read == stops_after
     with raises(BadSamplesError):
-        list(replacing_loader(root, tmp_path, max_bad=limit))
+        list(replacing_loader(root, tmp_path, most=limit))
 
 
 def test_the_error_can_be_sent_and_names_the_first(root: Path, tmp_path: Path) -> None:
     with pytest.raises(BadSamplesError) as caught:
-        list(replacing_loader(root, tmp_path, max_bad=2))
+        list(replacing_loader(root, tmp_path, most=2))
     copied = pickle.loads(pickle.dumps(caught.value))
     assert type(copied) is BadSamplesError
     assert str(copied) == str(caught.value)
@@ -400,10 +407,9 @@ def test_the_error_can_be_sent_and_names_the_first(root: Path, tmp_path: Path) -
 @pytest.mark.parametrize("workers", [0, 2])
 def test_readers_without_our_loader_count_themselves(root: Path, tmp_path: Path, workers: int) -> None:
     def dataset(limit: Any) -> StreamingDataset:
-        told = {**MAKES, "max_bad": limit, "bad_log": tmp_path / str(limit)}
-        return StreamingDataset(remote=str(root), batch_size=4, **told)
+        return StreamingDataset(remote=str(root), batch_size=4, bad_samples=replacing(tmp_path / str(limit), limit))
 
-    with raises(BadSamplesError, "max_bad=0 allows 0"):
+    with raises(BadSamplesError, "bad_samples.max=0 allows 0"):
         list(DataLoader(dataset(0), batch_size=4, num_workers=workers))
     read = ids(DataLoader(dataset(4), batch_size=4, num_workers=workers))
     assert len(read) == sum(SIZES)
@@ -414,12 +420,12 @@ def test_readers_without_our_loader_count_themselves(root: Path, tmp_path: Path,
 def test_a_share_is_of_what_was_read(tmp_path: Path, is_ours: bool) -> None:
     def read(broken: set[int], name: str) -> list[int]:
         root = write_broken_json(tmp_path / name, [500] * 4, broken)
-        settings = {**MAKES, "max_bad": "0.2%", "bad_log": tmp_path / "log" / name, "batch_size": 10}
+        settings: dict[str, Any] = {"bad_samples": replacing(tmp_path / "log" / name, "0.2%"), "batch_size": 10}
         dataset = StreamingDataset(remote=str(root), shuffle=False, **settings)
         return ids(StreamingDataLoader(dataset) if is_ours else DataLoader(dataset, batch_size=10))
 
     assert len(read({1, 2, 1900}, "late")) == 2000
-    with raises(BadSamplesError, "max_bad=0.2% allows 2"):
+    with raises(BadSamplesError, "bad_samples.max=0.2% allows 2"):
         read({1, 2, 1400}, "early")
 
 

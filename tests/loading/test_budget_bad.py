@@ -10,7 +10,7 @@ import pytest
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset, read_bad_samples
 from lightning_streaming.errors import BadSamplesError
-from tests.broken_data import MAKES
+from tests.broken_data import replacing
 from tests.helpers import raises
 from tests.loading.test_packing import LENGTHS, write_documents
 
@@ -47,7 +47,7 @@ def _sizes(documents: list[dict[str, Any]]) -> list[int]:
 def _loader(root: Path, log: Path, *, workers: int = 0, loader: Any = None, **settings: Any) -> StreamingDataLoader:
     budget = {"column": "tokens", "tokens": 256, "buckets": 4, "window": 32, "pad": 7}
     dataset = StreamingDataset(
-        remote=str(root), budget=budget, shuffle=True, num_canonical_nodes=2, bad_log=log, **MAKES, **settings
+        remote=str(root), budget=budget, shuffle=True, num_canonical_nodes=2, bad_samples=replacing(log), **settings
     )
     return StreamingDataLoader(dataset, num_workers=workers, **(loader or {}))
 

@@ -296,7 +296,7 @@ def test_keys_and_valid_are_of_documents(root: Path) -> None:
 
 
 def test_the_log_names_the_documents_that_were_read(root: Path, tmp_path: Path) -> None:
-    at = loader(root, sample_log=str(tmp_path / "log"))
+    at = loader(root, debug={"sample_log": str(tmp_path / "log")})
     whole = groups(at)
     lines = read_sample_log(tmp_path / "log" / "rank0-worker0.jsonl")
     logged = [tuple(at.restore_sample(line.key)["tokens"].tolist()) for line in lines]

@@ -329,7 +329,7 @@ def test_a_worker_does_not_tell_the_place_of_all(root: Path) -> None:
 def test_a_dataset_tells_all_it_was_asked_for() -> None:
     asked = set(inspect.signature(StreamingDataset).parameters)
     told = make_dataset("/data").config()
-    told_of_streams = {"remote", "local", "storage_options", "select", "join", "stream_name", "stream_config"}
+    told_of_streams = {"remote", "local", "select", "join", "stream_name", "stream_config"}
     assert told.keys() == asked - {"world", *told_of_streams} | {"type"}
     assert told["streams"]["0"]["remote"] == "/data"
 
@@ -354,10 +354,10 @@ def test_the_same_wish_in_other_words_is_told_alike(one: dict[str, Any], same: d
 
 def test_no_secret_is_told() -> None:
     streams = {
-        "a": Stream(remote="https://user:secret@host/a?token=secret", storage_options={"key": "secret"}),
+        "a": Stream(remote="https://user:secret@host/a?token=secret", storage={"options": {"key": "secret"}}),
         "b": Stream(remote="s3://b", local="/cache"),
     }
-    one = make_dataset("s3://c", storage_options={"secret": "secret"})
+    one = make_dataset("s3://c", storage={"options": {"secret": "secret"}})
     assert "secret" not in json.dumps([make_loader(streams=streams).config(), one.config()])
 
 
@@ -424,7 +424,7 @@ def test_nothing_is_read_for_it_and_nothing_secret_told(tmp_path: Path) -> None:
     dataset = StreamingDataset(
         streams={
             "web": Stream(
-                remote="https://me:hunter2@nowhere.invalid/a?sig=hunter2", storage_options={"key": "hunter2"}
+                remote="https://me:hunter2@nowhere.invalid/a?sig=hunter2", storage={"options": {"key": "hunter2"}}
             ),
             "gone": Stream(remote=str(tmp_path / "gone")),
         }

@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,18 @@ import PIL.Image
 import pytest
 import torch
 
-from lightning_streaming import LocalDataset, MDSWriter, Picture, StreamingDataset, read_bad_samples
+from lightning_streaming import (
+    LocalDataset,
+    MDSWriter,
+    Picture,
+    StreamingDataLoader,
+    StreamingDataset,
+    read_bad_samples,
+)
 from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError, SampleError
+from tests.broken_data import replacing
 from tests.formats.tar_data import write_samples
-from tests.helpers import assert_resumes_at_every_step, ids, make_dataset, make_loader, raises
+from tests.helpers import assert_error, assert_resumes_at_every_step, ids, make_dataset, make_loader, raises
 from tests.servers import HttpStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -106,7 +115,7 @@ def equal(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("kind", ["array", "tensor"])
 def test_every_format_gives_pixels(form: str, kind: str, tmp_path: Path) -> None:
     written, name = FORMS[form](tmp_path / "data"), column(form)
-    dataset = StreamingDataset(**written, decode={name: kind}, batch_size=4)
+    dataset = StreamingDataset(**written, decode={"columns": {name: kind}}, batch_size=4)
     stored = {int(one["id"]): one[name] for one in (dataset[place] for place in range(COUNT))}
     assert sorted(stored) == list(range(COUNT))
     for number, found in stored.items():
@@ -114,7 +123,7 @@ def test_every_format_gives_pixels(form: str, kind: str, tmp_path: Path) -> None
         assert (pixels == pixels_of(number, "PNG" if form == "png" else "JPEG")).all()
         assert pixels.dtype == np.uint8
     for threads, workers in ((0, 0), (3, 0), (0, 2), (2, 1)):
-        loader = make_loader(**written, decode={name: kind}, decode_threads=threads, workers=workers)
+        loader = make_loader(**written, decode={"columns": {name: kind}, "threads": threads}, workers=workers)
         for batch in loader:
             for number, found in zip(batch["id"].tolist(), batch[name], strict=True):
                 assert equal(found, torch.as_tensor(stored[number]))
@@ -124,7 +133,7 @@ def test_every_format_gives_what_is_not_decoded(form: str, tmp_path: Path) -> No
     written, name = FORMS[form](tmp_path / "data"), column(form)
 
     def asked(kind: str) -> Any:
-        dataset = StreamingDataset(**written, decode={name: kind}, batch_size=4)
+        dataset = StreamingDataset(**written, decode={"columns": {name: kind}}, batch_size=4)
         return {int(one["id"]): one[name] for one in dataset[:]}
 
     image = asked("pil")[5]
@@ -140,7 +149,9 @@ def test_every_format_gives_what_is_not_decoded(form: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("encoding", ["jpeg_array", "list[jpeg]"])
 def test_lists_of_pictures_become_lists(encoding: str, tmp_path: Path) -> None:
-    dataset = StreamingDataset(**write_mds(tmp_path / "data", encoding), decode={"image": "array"}, batch_size=4)
+    dataset = StreamingDataset(
+        **write_mds(tmp_path / "data", encoding), decode={"columns": {"image": "array"}}, batch_size=4
+    )
     (found,) = dataset[7]["image"]
     assert found.shape == (24, 16, 3)
 
@@ -164,9 +175,9 @@ def test_pictures_of_litdata_are_turned_unless_decoded_here(tmp_path: Path) -> N
         return StreamingDataset(remote=str(chunk), format="litdata", batch_size=1, **asked)[0]["image"]
 
     assert read().shape == (3, 16, 24)
-    assert read(decode={"image": "tensor"}).shape == (3, 24, 16)
-    assert read(decode={"image": "bytes"}) == file.getvalue()
-    assert read(decode={"image": "pil"}).size == (16, 24)
+    assert read(decode={"columns": {"image": "tensor"}}).shape == (3, 24, 16)
+    assert read(decode={"columns": {"image": "bytes"}}) == file.getvalue()
+    assert read(decode={"columns": {"image": "pil"}}).size == (16, 24)
 
 
 _LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
@@ -180,9 +191,10 @@ def test_joined_columns_are_decoded_by_their_names_in_samples(on: str | None, tm
             written.write({"id": number})
     join = {"more": {"remote": str(tmp_path / "images"), "on": on, "columns": ["image"], "prefix": "of_"}}
     for kind in ("array", "picture"):
-        asked: dict[str, Any] = {"remote": str(tmp_path / "own"), "join": join, "decode": {"of_image": kind}}
+        asked: dict[str, Any] = {"remote": str(tmp_path / "own"), "join": join}
+        asked["decode"] = {"columns": {"of_image": kind}, "threads": 2}
         dataset = make_dataset(**asked)
-        samples = [*make_loader(**asked, decode_threads=2, loader={"collate_fn": list}), [dataset[4], dataset[-1]]]
+        samples = [*make_loader(**asked, loader={"collate_fn": list}), [dataset[4], dataset[-1]]]
         for sample in (one for batch in samples for one in batch):
             found = sample["of_image"] if kind == "array" else sample["of_image"].decode()
             assert (found == pixels_of(sample["id"])).all()
@@ -190,16 +202,18 @@ def test_joined_columns_are_decoded_by_their_names_in_samples(on: str | None, tm
 
 def test_a_sample_that_is_read_alone_is_decoded(http_store: HttpStore) -> None:
     write_mds(http_store.root)
-    dataset = make_dataset(http_store.url, on_demand=True, decode={"image": "array"})
+    dataset = make_dataset(http_store.url, storage={"on_demand": True}, decode={"columns": {"image": "array"}})
     assert (dataset[4]["image"] == pixels_of(4)).all()
     assert dataset.cache_usage < 4000
 
 
 def test_a_directory_as_a_map_is_decoded(tmp_path: Path) -> None:
     write_mds(tmp_path / "data")
-    assert (LocalDataset(tmp_path / "data", decode={"image": "array"})[3]["image"] == pixels_of(3)).all()
-    with pytest.raises(ConfigError, match="'rgb'"):
-        LocalDataset(tmp_path / "data", decode={"image": "rgb"})
+    assert (LocalDataset(tmp_path / "data", decode={"columns": {"image": "array"}})[3]["image"] == pixels_of(3)).all()
+    with assert_error(ConfigError, option="decode.columns.image"):
+        LocalDataset(tmp_path / "data", decode={"columns": {"image": "rgb"}})
+    with assert_error(ConfigError, option="decode.threads"):
+        LocalDataset(tmp_path / "data", decode={"threads": 2})
 
 
 # --- transforms ---
@@ -219,13 +233,14 @@ def singly(batches: Any) -> list[dict[str, Any]]:
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize(("threads", "workers", "size"), [(1, 0, 4), (5, 0, 4), (2, 2, 4), (3, 0, 1), (2, 0, 30)])
 def test_a_transform_in_threads_gives_the_same_samples(threads: int, workers: int, size: int, tmp_path: Path) -> None:
-    written = {**write_mds(tmp_path / "data"), "decode": {"image": "picture"}, "transform": augment, "batch_size": size}
-    read = (list(make_loader(**written, decode_threads=one, workers=workers)) for one in (threads, 0))
+    written = {**write_mds(tmp_path / "data"), "transform": augment, "batch_size": size}
+    none, many = ({"columns": {"image": "picture"}, "threads": count} for count in (0, threads))
+    read = (list(make_loader(**written, decode=decode, workers=workers)) for decode in (many, none))
     assert all(equal(one, other) for one, other in zip(*map(singly, read), strict=True))
-    loader = make_loader(**written, decode_threads=threads, loader={"with_keys": True})
+    loader = make_loader(**written, decode=many, loader={"with_keys": True})
     for batch, keys in loader:
         for one, key in zip(singly([batch]), keys, strict=True):
-            assert equal(make_dataset(**written, decode_threads=threads).restore_sample(key), one)
+            assert equal(make_dataset(**written, decode=many).restore_sample(key), one)
 
 
 def test_the_threads_are_those_that_were_asked_for(tmp_path: Path) -> None:
@@ -241,7 +256,7 @@ def test_the_threads_are_those_that_were_asked_for(tmp_path: Path) -> None:
         return sample
 
     before = threading.active_count()
-    read = ids(make_loader(**write_mds(tmp_path / "data"), columns=["id"], transform=note, decode_threads=2))
+    read = ids(make_loader(**write_mds(tmp_path / "data"), columns=["id"], transform=note, decode={"threads": 2}))
     assert sum(map(len, read)) == COUNT
     assert len(names) == 2
     assert threading.active_count() == before
@@ -249,7 +264,7 @@ def test_the_threads_are_those_that_were_asked_for(tmp_path: Path) -> None:
 
 def test_a_pass_that_is_left_leaves_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
-    written = {**write_mds(tmp_path / "data"), "decode": {"image": "array"}, "decode_threads": 3}
+    written = {**write_mds(tmp_path / "data"), "decode": {"columns": {"image": "array"}, "threads": 3}}
     batches = iter(make_loader(**written))
     next(batches)
     assert threading.active_count() > before
@@ -265,7 +280,7 @@ def test_each_thread_uses_one_of_torch_and_no_other_does(tmp_path: Path) -> None
 
     torch.set_num_threads(3)
     try:
-        for batch in make_loader(**write_mds(tmp_path / "data"), transform=note, decode_threads=2):
+        for batch in make_loader(**write_mds(tmp_path / "data"), transform=note, decode={"threads": 2}):
             assert batch["threads"].tolist() == [1] * len(batch["threads"])
             other = threading.Thread(target=lambda: others.append(torch.get_num_threads()))
             other.start()
@@ -286,7 +301,7 @@ def test_a_thread_that_is_told_to_end_begins_no_further_sample(tmp_path: Path) -
         return sample
 
     loader = make_loader(
-        **write_mds(tmp_path / "data"), columns=["id"], transform=wait, decode_threads=1, batch_size=16
+        **write_mds(tmp_path / "data"), columns=["id"], transform=wait, decode={"threads": 1}, batch_size=16
     )
     batches = iter(loader)
     next(batches)
@@ -301,12 +316,12 @@ def test_a_thread_that_is_told_to_end_begins_no_further_sample(tmp_path: Path) -
 
 def test_a_bad_picture_that_is_read_twice_is_replaced_alike(tmp_path: Path) -> None:
     written = write_mds(tmp_path / "data", bad=(3, 13))
-    asked: dict[str, Any] = {"decode": {"image": "array"}, "on_bad_sample": "replace", "max_bad": 8}
-    asked["epoch_size"] = 3 * COUNT
+    asked: dict[str, Any] = {**written, "epoch_size": 3 * COUNT, "batch_size": 16}
     read = []
     for threads in (0, 2):
         log = tmp_path / f"bad{threads}"
-        loader = make_loader(**written, **asked, bad_log=str(log), decode_threads=threads, batch_size=16)
+        decode = {"columns": {"image": "array"}, "threads": threads}
+        loader = make_loader(**asked, bad_samples=replacing(log, 8), decode=decode)
         batches = list(loader)
         told = [(one.key.position, one.key.shard, one.key.index) for one in read_bad_samples(log)]
         read.append((ids(batches), told, loader.statistics().bad_samples))
@@ -314,10 +329,11 @@ def test_a_bad_picture_that_is_read_twice_is_replaced_alike(tmp_path: Path) -> N
 
 
 def test_resumes_are_exact(tmp_path: Path) -> None:
-    written = {**write_mds(tmp_path / "data"), "decode": {"image": "picture"}, "transform": augment}
-    assert_resumes_at_every_step(
-        lambda: make_loader(**written, decode_threads=2), lambda: make_loader(**written), epochs=1
-    )
+    def loader(threads: int) -> StreamingDataLoader:
+        return make_loader(**written, decode={"columns": {"image": "picture"}, "threads": threads}, transform=augment)
+
+    written = write_mds(tmp_path / "data")
+    assert_resumes_at_every_step(partial(loader, 2), partial(loader, 0), epochs=1)
 
 
 # --- errors ---
@@ -327,7 +343,7 @@ def test_resumes_are_exact(tmp_path: Path) -> None:
 def test_damage_is_an_error_of_its_sample_after_all_before_it(threads: int, tmp_path: Path) -> None:
     written = write_mds(tmp_path / "data", bad=(13,))
     loader = make_loader(
-        **written, decode={"image": "array"}, decode_threads=threads, shuffle=False, num_canonical_nodes=1
+        **written, decode={"columns": {"image": "array"}, "threads": threads}, shuffle=False, num_canonical_nodes=1
     )
     found = []
     with raises(EncodingError, "stream '0'", "shard.00002.mds, sample 3: column 'image'"):
@@ -341,11 +357,12 @@ def test_damage_is_an_error_of_its_sample_after_all_before_it(threads: int, tmp_
 @pytest.mark.parametrize("workers", [0, 1])
 def test_damaged_pictures_are_replaced(kind: str, workers: int, tmp_path: Path) -> None:
     written = write_mds(tmp_path / "data", bad=(3, 13))
-    asked = {"on_bad_sample": "replace", "max_bad": 2, **({"transform": augment} if kind == "picture" else {})}
+    asked = {"transform": augment} if kind == "picture" else {}
     read = []
     for threads in (0, 2):
         log = tmp_path / f"bad{threads}"
-        options = {**written, **asked, "bad_log": str(log), "decode": {"image": kind}, "decode_threads": threads}
+        decode = {"columns": {"image": kind}, "threads": threads}
+        options = {**written, **asked, "bad_samples": replacing(log, 2), "decode": decode}
         read.append(list(make_loader(**options, workers=workers)))
         assert len(list(read_bad_samples(log))) == 2
     assert all(equal(one, other) for one, other in zip(*read, strict=True))
@@ -357,26 +374,26 @@ def test_an_error_of_a_transform_is_told_as_ever(threads: int, tmp_path: Path) -
     def fail(sample: dict[str, Any]) -> None:
         raise KeyError("mine")
 
-    loader = make_loader(**write_mds(tmp_path / "data"), columns=["id"], transform=fail, decode_threads=threads)
+    loader = make_loader(**write_mds(tmp_path / "data"), columns=["id"], transform=fail, decode={"threads": threads})
     with raises(SampleError, "transform failed on sample", "KeyError: 'mine'", "restore_sample"):
         next(iter(loader))
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     written = write_mds(tmp_path / "data")
-    for asked, word in (
-        ({"decode": {"image": "rgb"}}, "'pil', 'bytes', 'array', 'tensor', 'picture'"),
-        ({"decode": ["image"]}, "map names of columns"),
-        ({"decode": {"image": "array"}, "columns": ["id"]}, "leaves out"),
-        ({"decode_threads": -1}, "decode_threads"),
-        ({"decode_threads": 2, "seed_global_rng": True}, "seed_global_rng"),
+    for asked, option in (
+        ({"decode": {"columns": {"image": "rgb"}}}, "decode.columns.image"),
+        ({"decode": {"columns": ["image"]}}, "decode.columns"),
+        ({"decode": {"columns": {"image": "array"}}, "columns": ["id"]}, "decode.columns.image"),
+        ({"decode": {"threads": -1}}, "decode.threads"),
+        ({"decode": {"threads": 2}, "seed_global_rng": True}, "decode.threads"),
     ):
-        with pytest.raises(ConfigError, match=word):
+        with assert_error(ConfigError, option=option):
             StreamingDataset(**written, **asked)
     with pytest.raises(ConfigError, match=r"no stream has; there are id, image"):
-        next(iter(make_loader(**written, decode={"picture": "array"})))
+        next(iter(make_loader(**written, decode={"columns": {"picture": "array"}})))
     with pytest.raises(ConfigError, match=r"'id': 'array'.*holds no pictures"):
-        next(iter(make_loader(**written, decode={"id": "array"})))
+        next(iter(make_loader(**written, decode={"columns": {"id": "array"}})))
 
 
 class Doubled(StreamingDataset):
@@ -386,15 +403,15 @@ class Doubled(StreamingDataset):
 
 def test_a_subclass_is_given_pixels_and_has_no_threads(tmp_path: Path) -> None:
     written = write_mds(tmp_path / "data")
-    dataset = Doubled(**written, decode={"image": "array"}, batch_size=4)
+    dataset = Doubled(**written, decode={"columns": {"image": "array"}}, batch_size=4)
     assert (next(iter(dataset)) <= 127).all()
     with pytest.raises(ConfigError, match="makes them one by one"):
-        next(iter(Doubled(**written, decode={"image": "array"}, decode_threads=1, batch_size=4)))
+        next(iter(Doubled(**written, decode={"columns": {"image": "array"}, "threads": 1}, batch_size=4)))
 
 
 def test_what_decodes_is_named_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = write_mds(tmp_path / "data")
     monkeypatch.setitem(__import__("sys").modules, "simplejpeg", None)
     with pytest.raises(MissingDependencyError, match=r"lightning-streaming\[jpeg\]"):
-        StreamingDataset(**written, decode={"image": "array"}, batch_size=4)[0]
-    assert StreamingDataset(**written, decode={"image": "bytes"}, batch_size=4)[0]["image"] == file_of(0)
+        StreamingDataset(**written, decode={"columns": {"image": "array"}}, batch_size=4)[0]
+    assert StreamingDataset(**written, decode={"columns": {"image": "bytes"}}, batch_size=4)[0]["image"] == file_of(0)

@@ -26,6 +26,7 @@ from lightning_streaming.cache.quota import largest_shard_bytes, least_limit
 from lightning_streaming.errors import DownloadError, EncodingError, IntegrityError
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import retries
+from tests.broken_data import replacing_loader
 from tests.cache.helpers import Watcher, measured, parts
 from tests.formats.every_format import COUNT, FORMS, Sample, ranges, same
 from tests.helpers import (
@@ -138,7 +139,7 @@ def test_batches_of_numbers_are_those_of_mds(written: Write, name: str, workers:
 @EVERY
 def test_a_store_is_read_through_the_cache(written: Write, s3_bucket: S3Bucket, tmp_path: Path, name: str) -> None:
     put(s3_bucket, written(name), "deep/")
-    how: dict[str, Any] = {"storage_options": s3_bucket.options, "local": str(tmp_path / "cache")}
+    how: dict[str, Any] = {"storage": {"options": s3_bucket.options}, "local": str(tmp_path / "cache")}
     expected = epochs(mds_loader(name, written(f"mds of {name}")))
     for workers in (2, 0):
         asked = len(s3_bucket.requests())
@@ -208,7 +209,7 @@ def test_an_epoch_is_right_if_every_file_fails_once(
     put(s3_bucket, written(name))
     still = family == "wrong and still"
     how: dict[str, Any] = {
-        "storage_options": s3_bucket.options,
+        "storage": {"options": s3_bucket.options},
         "local": str(tmp_path / "cache"),
         "download_timeout": 0.5 if still else 5,
         "download_retry": 3,
@@ -231,7 +232,11 @@ def test_a_file_that_cannot_be_had_is_named(
     written: Write, s3_bucket: S3Bucket, tmp_path: Path, name: str, fault: str
 ) -> None:
     put(s3_bucket, written(name))
-    how: dict[str, Any] = {"storage_options": s3_bucket.options, "local": str(tmp_path / "cache"), "download_retry": 1}
+    how: dict[str, Any] = {
+        "storage": {"options": s3_bucket.options},
+        "local": str(tmp_path / "cache"),
+        "download_retry": 1,
+    }
     loader = loader_of(name, s3_bucket.url, **how, **IN_TURN)
     assert len(loader.dataset) == COUNT
     last = stored_files(loader)[-1]
@@ -513,10 +518,9 @@ def test_a_bad_sample_is_replaced_as_one_of_mds(written: Write, copied: Write, t
     if name in SPOILED:
         SPOILED[name](root)
         make = Numbered
-    how: dict[str, Any] = {"on_bad_sample": "replace", "max_bad": "100%"}
-    found = make_loader(root, transform=make(name), bad_log=tmp_path / "log", **how, **FORMS[name].options)
+    found = replacing_loader(root, tmp_path / "log", transform=make(name), **FORMS[name].options)
     read = list(chain(*ids(found)))
-    expected = make_loader(written(f"mds of {name}"), transform=Failing(name), bad_log=tmp_path / "other", **how)
+    expected = replacing_loader(written(f"mds of {name}"), tmp_path / "other", transform=Failing(name))
     assert read == list(chain(*ids(expected)))
     assert set(read) == set(range(COUNT)) - {BAD}
     (bad,) = {(one.key.shard, one.key.index) for one in read_bad_samples(tmp_path / "log")}

@@ -129,7 +129,7 @@ def test_a_missing_object_fails_the_step_that_needs_it(s3: S3Store, tmp_path: Pa
             writer.write({"id": index})
     filesystem = s3fs.S3FileSystem(**s3.options, skip_instance_cache=True)
     filesystem.rm_file(f"{bucket}/shard.00002.mds")
-    loader = _in_shards(bucket, workers=workers, local=str(tmp_path), storage_options=s3.options)
+    loader = _in_shards(bucket, workers=workers, local=str(tmp_path), storage={"options": s3.options})
     assert _steps_before(loader, ObjectNotFoundError, "stream '0'", f"{bucket}/shard.00002.mds", "no such object") == 2
 
 

@@ -55,7 +55,7 @@ def test_mds_is_read_cold_and_resumed_exactly(publish: Publish, tmp_path: Path) 
     caches = iter(range(100))
 
     def make() -> Any:
-        return make_loader(url, storage_options=options, local=str(tmp_path / f"cache{next(caches)}"))
+        return make_loader(url, storage={"options": options}, local=str(tmp_path / f"cache{next(caches)}"))
 
     assert read_epochs(make(), 2) == read_epochs(make_loader(root), 2)
     assert_resumes_at_every_step(make, epochs=1)
@@ -64,7 +64,7 @@ def test_mds_is_read_cold_and_resumed_exactly(publish: Publish, tmp_path: Path) 
 def test_workers_read_cold(publish: Publish, tmp_path: Path) -> None:
     root = write_dataset(tmp_path / "data")
     url, options = publish(root)
-    loader = make_loader(url, storage_options=options, local=str(tmp_path / "cache"), workers=2)
+    loader = make_loader(url, storage={"options": options}, local=str(tmp_path / "cache"), workers=2)
     assert ids(loader) == ids(make_loader(root, workers=2))
 
 
@@ -87,7 +87,7 @@ def test_other_formats_are_read(publish: Publish, tmp_path: Path, write: Callabl
     how = {**write(root), "local": str(tmp_path / "of this machine"), "loader": {"collate_fn": list}}
     url, options = publish(root)
     near = [repr(batch) for batch in make_loader(root, **how)]
-    far = make_loader(url, **{**how, "storage_options": options, "local": str(tmp_path / "far")})
+    far = make_loader(url, **{**how, "storage": {"options": options}, "local": str(tmp_path / "far")})
     assert [repr(batch) for batch in far] == near
 
 
@@ -97,7 +97,7 @@ def test_revisions_share_no_cache(hub: HubDataset, monkeypatch: pytest.MonkeyPat
     for number, revision in enumerate(("main", "v2", "refs/convert/parquet")):
         data = write_dataset(tmp_path / str(number), first_id=100 * number)
         url, options = _on_hub(hub, revision, data)
-        found.append(sorted(chain.from_iterable(ids(make_loader(url, storage_options=options)))))
+        found.append(sorted(chain.from_iterable(ids(make_loader(url, storage={"options": options})))))
     assert found == [list(range(100 * number, 100 * number + 29)) for number in range(3)]
 
 
@@ -105,8 +105,8 @@ def test_private_data_is_read_with_a_token_by_workers(private_hub: HubDataset, t
     url, options = _on_hub(private_hub, "main", write_dataset(tmp_path / "data"))
     settings: dict[str, Any] = {"local": str(tmp_path / "cache"), "workers": 2}
     with pytest.raises(AccessDeniedError, match="give a token"):
-        list(make_loader(url, storage_options=options, **settings))
-    loader = make_loader(url, storage_options={**options, "token": TOKEN}, **settings)
+        list(make_loader(url, storage={"options": options}, **settings))
+    loader = make_loader(url, storage={"options": {**options, "token": TOKEN}}, **settings)
     assert sorted(chain.from_iterable(ids(loader))) == list(range(29))
 
 
@@ -119,7 +119,7 @@ def test_a_dataset_is_written_to_azure(azure: Any, tmp_path: Path) -> None:
     there = Location(url, options)
     assert there.walk() == sorted(path.name for path in local.iterdir())
     assert all((there / path.name).read() == path.read_bytes() for path in local.iterdir())
-    loader = make_loader(url, storage_options=options, local=str(tmp_path / "cache"))
+    loader = make_loader(url, storage={"options": options}, local=str(tmp_path / "cache"))
     assert ids(loader) == ids(make_loader(local))
 
 

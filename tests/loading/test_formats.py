@@ -175,7 +175,7 @@ class TestGolden:
     def test_read_from_s3(self, s3: S3Store, tmp_path: Path, name: str, keep_zip: bool) -> None:
         bucket = s3.make_bucket()
         upload_all(golden_path("mds", name), bucket, s3.options)
-        settings: dict[str, Any] = {"remote": bucket, "storage_options": s3.options, "local": str(tmp_path)}
+        settings: dict[str, Any] = {"remote": bucket, "storage": {"options": s3.options}, "local": str(tmp_path)}
         assert read_all(StreamingDataset(**settings, keep_zip=keep_zip)) == golden_samples(name)
         wanted = {
             compressed.basename
@@ -210,7 +210,7 @@ class TestLoader:
         put_dataset(tmp_path / "made", split_format, compression="zstd", hashes=("sha1",))
         bucket = s3.make_bucket()
         upload_all(tmp_path / "made", bucket, s3.options)
-        loader = make_loader(bucket, workers=workers, storage_options=s3.options, local=str(tmp_path / "cache"))
+        loader = make_loader(bucket, workers=workers, storage={"options": s3.options}, local=str(tmp_path / "cache"))
         batches = list(loader)
         assert sorted(one for batch in ids(batches) for one in batch) == list(range(COUNT))
         for batch in batches:

@@ -311,7 +311,7 @@ def test_a_misspelt_argument_of_a_join_is_told_with_those_that_there_are() -> No
 
 
 def test_single_samples_are_read_by_their_bytes_alone(data: Path, tmp_path: Path) -> None:
-    dataset = joined_dataset(data, tmp_path, on_demand=True)
+    dataset = joined_dataset(data, tmp_path, storage={"on_demand": True})
     assert plain(dataset[17]) == expected(17)
     assert not list((tmp_path / "clip").glob("shard.*"))
     assert not list((tmp_path / "images").glob("shard.*"))
@@ -685,7 +685,7 @@ def test_what_is_fetched_of_joined_data_is_measured(data: Path, tmp_path: Path) 
 
 
 def test_nothing_is_shown_that_is_secret(data: Path) -> None:
-    join = {"clip": {"remote": "s3://user:hunter2@bucket/x", "storage_options": {"secret": "hunter2"}}}
+    join = {"clip": {"remote": "s3://user:hunter2@bucket/x", "storage": {"options": {"secret": "hunter2"}}}}
     dataset = StreamingDataset(remote=str(data / "images"), join=join)
     assert "hunter2" not in repr(dataset.streams) + repr(join and dataset.streams[0].asked.join) + str(dataset.config())
     assert dataset.config()["streams"]["0"]["join"]["clip"]["on"] is None

@@ -83,7 +83,7 @@ def test_data_on_a_store_is_read(data: Path, s3_bucket: S3Bucket, tmp_path: Path
     for path in (data / "mixed_chunk").iterdir():
         s3_bucket.put(path.name, path.read_bytes())
     more: dict[str, Any] = {
-        "storage_options": s3_bucket.options,
+        "storage": {"options": s3_bucket.options},
         "local": str(tmp_path / "cache"),
         "format": "litdata",
         "columns": ["number"],

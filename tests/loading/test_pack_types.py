@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lightning_streaming import Budget, MDSWriter, Pack, Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, SampleError
 from lightning_streaming.loading.pack_types import first_lost
-from tests.broken_data import MAKES
+from tests.broken_data import replacing
 from tests.helpers import raises
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -110,7 +110,7 @@ def test_they_are_refused_where_samples_are_read_one_by_one_too(tmp_path: Path, 
         write(tmp_path / name, [{"tokens": np.ones(3, name)}], {"tokens": f"ndarray:{name}"})
         for name in ("uint64", "int64")
     ]
-    watched: dict[str, Any] = {"told": {"as_dtype": None}, "sample_log": tmp_path / "log"}
+    watched: dict[str, Any] = {"told": {"as_dtype": None}, "debug": {"sample_log": tmp_path / "log"}}
     with raises(ConfigError, "uint64, int64", "as_dtype='int64'"):
         next(iter(loader(roots, kind, **watched)))
     # A transform may make one type of them; where it does not, the error names a type of whole numbers.
@@ -178,7 +178,7 @@ def _float_weights(sample: dict[str, Any]) -> dict[str, Any]:
 def test_batches_of_bad_documents_alone_decide_no_type(tmp_path: Path, kind: dict[str, Any], workers: int) -> None:
     documents: Documents = [{"tokens": np.full(4, number, np.uint16)} for number in (9, 1, 9, 3, 5, 9, 9)]
     root = write(tmp_path / "a", documents, {"tokens": "ndarray:uint16"})
-    how = {"transform": _float_weights, **MAKES, "bad_log": tmp_path / "log"}
+    how = {"transform": _float_weights, "bad_samples": replacing(tmp_path / "log")}
     read = loader([root], kind, workers, told={"along": ["weights"]}, shuffle=False, **how)
     batches = [*read, *read]
     assert len(batches) == 14

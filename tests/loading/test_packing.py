@@ -672,7 +672,7 @@ CUT: list[dict[str, Any]] = [{"method": "best_fit"}, {"method": "concat"}]
 def test_a_document_is_transformed_once_for_all_of_its_pieces(long: Path, pack: dict[str, Any], threads: int) -> None:
     counting = _Counting()
     told = {**pack, "capacity": 8, "along": ["labels"]}
-    at = loader(long, pack=told, transform=counting, decode_threads=threads)
+    at = loader(long, pack=told, transform=counting, decode={"threads": threads})
     drawn: dict[int, set[int]] = {}
     for one in packs(at):
         for token, label, of in zip(one["input_ids"], one["labels"], one["document_ids"], strict=True):

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_streaming import read_bad_samples
 from lightning_streaming.errors import SampleError
-from tests.broken_data import MAKES
+from tests.broken_data import replacing
 from tests.helpers import raises
 from tests.packed_data import packed_loader, packed_train, pieces, write_documents
 from tests.tiers import some
@@ -44,7 +44,7 @@ def test_a_place_is_filled_up_and_nothing_moves(
     root: Path, tmp_path: Path, method: str, workers: int, as_dtype: str | None
 ) -> None:
     train = packed_train(root, pack={"method": method, "pad": 16_000, "as_dtype": as_dtype})
-    log = {**MAKES, "bad_log": tmp_path / "log"}
+    log = {"bad_samples": replacing(tmp_path / "log")}
     whole = list(packed_loader(train, 3, dataset={"transform": _same}, with_keys=True))
     loader = packed_loader(train, 3, num_workers=workers, dataset={"transform": _failing, **log}, with_keys=True)
     with closing(loader):
@@ -74,7 +74,7 @@ def test_packs_of_nothing_but_bad_documents(root: Path, tmp_path: Path) -> None:
         raise ValueError("none at all")
 
     train = packed_train(root, pack={"pad": 3})
-    dataset = {"transform": fail_first, **MAKES, "bad_log": tmp_path}
+    dataset = {"transform": fail_first, "bad_samples": replacing(tmp_path)}
     for batch in packed_loader(train, 3, dataset=dataset):
         assert (batch["input_ids"] == 3).all()
         assert (batch["document_ids"] == -1).all()
@@ -86,7 +86,7 @@ def test_without_it_a_document_that_fails_is_an_error(root: Path) -> None:
 
 
 def test_it_resumes_by_the_log_at_every_step(root: Path, tmp_path: Path) -> None:
-    train, log = packed_train(root), {**MAKES, "bad_log": tmp_path / "log"}
+    train, log = packed_train(root), {"bad_samples": replacing(tmp_path / "log")}
     loader = packed_loader(train, 3, dataset={"transform": _failing, **log})
     states, batches = [loader.state_dict()], []
     for batch in loader:

@@ -27,7 +27,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("method", ["best_fit", "concat"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_is_logged_is_what_was_read_by_each_worker(root: Path, tmp_path: Path, workers: int, method: str) -> None:
-    train = packed_train(root, pack={"method": method}, sample_log=str(tmp_path))
+    train = packed_train(root, pack={"method": method}, debug={"sample_log": str(tmp_path)})
     loader = packed_loader(
         train, 3, world=World(ranks_per_node=2, rank=1), num_workers=workers, with_keys=True, drop_last=True
     )
@@ -55,7 +55,7 @@ def test_a_slow_document_is_told_of_with_its_key(
 
     train = packed_train(root, pack={"lengths": "size"})
     expected = [batch["input_ids"].tolist() for batch in packed_loader(train, 3)]
-    watched = {"transform": linger, "sample_log": tmp_path, "watchdog_seconds": 0.4}
+    watched = {"transform": linger, "debug": {"sample_log": tmp_path, "watchdog_seconds": 0.4}}
     loader = packed_loader(train, 3, num_workers=workers, dataset=watched)
     with closing(loader):
         assert [batch["input_ids"].tolist() for batch in loader] == expected

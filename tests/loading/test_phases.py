@@ -192,7 +192,7 @@ def test_over_all_ranks_every_place_is_valid_once(root: Path, nodes: int, ranks:
 
 
 def test_the_log_of_samples_tells_them_in_turn(root: Path, whole: list[int], tmp_path: Path) -> None:
-    loader = phased_loader(root, sample_log=tmp_path)
+    loader = phased_loader(root, debug={"sample_log": tmp_path})
     assert read(loader) == whole
     (path,) = tmp_path.iterdir()
     lines = list(read_sample_log(path))

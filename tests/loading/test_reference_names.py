@@ -193,11 +193,11 @@ def test_weights_of_streams_are_worked_out_and_what_was_asked_stays(root: Path) 
     ],
 )
 def test_a_stream_tells_what_it_really_uses(own: dict[str, Any], told: tuple[Any, ...]) -> None:
-    stream = Stream(remote="s3://bucket/a", local="/cache", storage_options={"anon": True}, **own)
+    stream = Stream(remote="s3://bucket/a", local="/cache", storage={"options": {"anon": True}}, **own)
     defaults = {"download_retry": 5, "download_timeout": 7.0, "validate_hash": "sha1", "keep_zip": True}
     one = StreamingDataset(streams=[stream], split="train", **defaults).streams[0]  # type: ignore[arg-type]  # each fits
     assert (one.split, one.download_retry, one.download_timeout, one.validate_hash, one.keep_zip) == told
-    assert (one.remote, one.local, one.storage_options) == ("s3://bucket/a", "/cache", {"anon": True})
+    assert (one.remote, one.local, one.storage.options) == ("s3://bucket/a", "/cache", {"anon": True})
 
 
 def test_a_stream_gives_its_shards_and_fetches_them(root: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def on_store(s3: S3Store, root: Path) -> dict[str, Any]:
     bucket = s3.make_bucket()
     for path in root.iterdir():
         Location(f"{bucket}/{path.name}", s3.options).upload(path)
-    return {"remote": bucket, "storage_options": s3.options}
+    return {"remote": bucket, "storage": {"options": s3.options}}
 
 
 def rows(first: int, count: int) -> NDArray[np.int32]:

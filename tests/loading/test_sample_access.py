@@ -96,7 +96,7 @@ def test_a_shard_that_is_not_there_is_refused(dataset: StreamingDataset, shard: 
 
 def test_on_demand_a_sample_is_read_without_its_shard(http_store: HttpStore, tmp_path: Path) -> None:
     write_dataset(http_store.root)
-    dataset = make_dataset(http_store.url, local=str(tmp_path / "cache"), on_demand=True)
+    dataset = make_dataset(http_store.url, local=str(tmp_path / "cache"), storage={"on_demand": True})
     assert [dataset[index]["id"] for index in (0, 28, 13, 12)] == [0, 28, 13, 12]
     assert _shards_here(tmp_path) == []
     dataset.prepare_shard(1)
@@ -107,7 +107,7 @@ def test_on_demand_a_sample_is_read_without_its_shard(http_store: HttpStore, tmp
 
 def test_on_demand_a_compressed_shard_is_fetched(http_store: HttpStore, tmp_path: Path) -> None:
     write_dataset(http_store.root, compression="gz")
-    dataset = make_dataset(http_store.url, local=str(tmp_path / "cache"), on_demand=True)
+    dataset = make_dataset(http_store.url, local=str(tmp_path / "cache"), storage={"on_demand": True})
     assert dataset[13] == {"id": 13}
     assert _shards_here(tmp_path) == ["shard.00002.mds"]
 
@@ -247,7 +247,7 @@ def test_a_key_of_other_data_is_refused(streams: dict[str, Stream], change: dict
 def test_on_demand_a_sample_comes_by_its_bytes_alone(http_store: HttpStore, tmp_path: Path) -> None:
     write_dataset(http_store.root)
     cache = tmp_path / "cache"
-    dataset = make_dataset(http_store.url, local=str(cache), on_demand=True)
+    dataset = make_dataset(http_store.url, local=str(cache), storage={"on_demand": True})
     assert dataset.restore_sample(replace(KEY, stream="0")) == {"id": 7}
     assert not list(cache.glob("*.mds"))
 

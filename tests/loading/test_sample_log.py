@@ -24,7 +24,7 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataset, World, read_sample_log
 from lightning_streaming.errors import FormatError, SampleError, ShardCorruptError
-from lightning_streaming.loading.sample_log import WatchSettings
+from lightning_streaming.loading.sample_log import last_sample
 from tests.helpers import assert_error, ids, make_dataset, make_loader, write_dataset
 from tests.loading.processes import wait_until
 
@@ -47,7 +47,7 @@ def test_what_is_logged_is_what_was_read_by_each_worker(root: Path, tmp_path: Pa
     world = World(ranks_per_node=2, rank=1)
     options = {"collate_fn": list, "with_keys": True}
     loader = make_loader(
-        streams=streams, world=world, workers=workers, loader=options, transform=_augment, sample_log=log
+        streams=streams, world=world, workers=workers, loader=options, transform=_augment, debug={"sample_log": log}
     )
     with closing(loader):
         batches = list(loader)
@@ -64,7 +64,7 @@ def test_what_is_logged_is_what_was_read_by_each_worker(root: Path, tmp_path: Pa
 
 def test_a_log_goes_on_where_it_was(root: Path, tmp_path: Path) -> None:
     for _ in range(2):
-        assert len(ids(make_loader(root, sample_log=str(tmp_path)))) == 8
+        assert len(ids(make_loader(root, debug={"sample_log": str(tmp_path)}))) == 8
     (path,) = tmp_path.iterdir()
     positions = [line.key.position for line in read_sample_log(path)]
     assert positions == [*range(29), *range(29)]
@@ -85,7 +85,7 @@ def die(sample):
         os.kill(os.getpid(), signal.SIGKILL)
     return sample
 
-for _ in make_loader(sys.argv[1], transform=die, sample_log=sys.argv[2]):
+for _ in make_loader(sys.argv[1], transform=die, debug={'sample_log': sys.argv[2]}):
     pass
 """
 
@@ -131,7 +131,7 @@ def test_the_error_of_a_worker_that_dies_names_how_and_which_sample(
 ) -> None:
     # Once the main thread waits for the worker: torch raises the error wherever that thread is.
     ready, log = tmp_path / "ready", tmp_path / "log" if is_logged else None
-    loader = make_loader(root, workers=1, transform=partial(_die, how=how, may_die=ready), sample_log=log)
+    loader = make_loader(root, workers=1, transform=partial(_die, how=how, may_die=ready), debug={"sample_log": log})
     thread = threading.Thread(target=_once_the_main_thread_waits, args=(ready,))
     thread.start()
     with closing(loader), pytest.raises(SampleError) as raised:
@@ -144,7 +144,7 @@ def test_the_error_of_a_worker_that_dies_names_how_and_which_sample(
         key = json.loads(told[told.index("{") : told.index("}") + 1])
         assert make_dataset(root).restore_sample(key)["id"] == 2
     else:
-        assert "sample_log=" in told
+        assert "sample_log" in told
         assert "rank0-worker0.jsonl" in told
 
 
@@ -169,12 +169,12 @@ def test_the_error_of_a_worker_whose_mapped_file_was_truncated_names_the_file(tm
 
 
 def test_a_line_cut_short_is_left_out_and_another_one_refused(root: Path, tmp_path: Path) -> None:
-    list(make_loader(root, sample_log=tmp_path))
+    list(make_loader(root, debug={"sample_log": tmp_path}))
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
     assert len(list(read_sample_log(path))) == 28
-    list(make_loader(root, sample_log=tmp_path))
+    list(make_loader(root, debug={"sample_log": tmp_path}))
     assert len(list(read_sample_log(path))) == 28 + 29
     for broken in (b"{}\n", b"no json\n", b"[1]\n"):
         path.write_bytes(broken + whole)
@@ -183,26 +183,26 @@ def test_a_line_cut_short_is_left_out_and_another_one_refused(root: Path, tmp_pa
 
 
 def test_the_last_sample_of_a_dead_worker_is_read_from_the_end_of_its_log(root: Path, tmp_path: Path) -> None:
-    list(make_loader(root, sample_log=tmp_path))
+    list(make_loader(root, debug={"sample_log": tmp_path}))
     (path,) = tmp_path.iterdir()
-    settings, whole = WatchSettings(sample_log=tmp_path, watchdog_seconds=None), path.read_bytes()
+    hint, whole = partial(last_sample, tmp_path, 0, 0, os.getpid()), path.read_bytes()
     last = json.dumps(list(read_sample_log(path))[-1].key.as_dict())
     before = json.dumps(list(read_sample_log(path))[-2].key.as_dict())
     no_lines = b"no line of a log\n" * 10_000
     for log, key in ((whole, last), (whole[:-5], before), (no_lines + whole, last)):
         path.write_bytes(log)
-        assert settings.last_sample(0, 0, os.getpid()) == f"the last sample it read: dataset.restore_sample({key})"
+        assert hint() == f"the last sample it read: dataset.restore_sample({key})"
     for log in (b"", b'{"time": 1'):
         path.write_bytes(log)
-        assert settings.last_sample(0, 0, os.getpid()) == "it had read no sample"
+        assert hint() == "it had read no sample"
     path.write_bytes(whole + b"no line of a log\n")
-    assert settings.last_sample(0, 0, os.getpid()).startswith(f"its last sample is unknown: the last line of {path} is")
+    assert hint().startswith(f"its last sample is unknown: the last line of {path} is")
 
 
 def test_a_log_that_cannot_be_written_fails_at_the_first_sample(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
-        next(iter(make_loader(root, sample_log=tmp_path / "file")))
+        next(iter(make_loader(root, debug={"sample_log": tmp_path / "file"})))
 
 
 SLOW = 7
@@ -222,7 +222,7 @@ def _linger_until_told(log: Path) -> Any:
 def test_a_slow_sample_is_told_of_with_its_key_and_read_all_the_same(
     root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], workers: int
 ) -> None:
-    watch: dict[str, Any] = {"watchdog_seconds": 0.4, "sample_log": tmp_path}
+    watch: dict[str, Any] = {"debug": {"watchdog_seconds": 0.4, "sample_log": tmp_path}}
     loader = make_loader(root, workers=workers, transform=_linger_until_told(tmp_path), **watch)
     with closing(loader):
         assert ids(loader) == ids(make_loader(root))
@@ -248,7 +248,7 @@ def test_a_worker_that_holds_the_interpreter_is_told_of_without_the_key(
             ctypes.PyDLL(None).usleep(1_500_000)  # which, other than time.sleep, lets no other thread run
         return sample
 
-    loader = make_loader(root, workers=1, transform=hold, watchdog_seconds=0.3)
+    loader = make_loader(root, workers=1, transform=hold, debug={"watchdog_seconds": 0.3})
     with closing(loader):
         assert len(ids(loader)) == 8
     told = capfd.readouterr().err
@@ -257,7 +257,7 @@ def test_a_worker_that_holds_the_interpreter_is_told_of_without_the_key(
 
 
 def test_the_time_between_two_samples_does_not_count(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    samples = iter(make_dataset(root, watchdog_seconds=0.5))
+    samples = iter(make_dataset(root, debug={"watchdog_seconds": 0.5}))
     next(samples)
     time.sleep(1.2)
     next(samples)
@@ -271,7 +271,7 @@ def test_the_watch_ends_with_the_pass(root: Path, end: str) -> None:
         return sum(thread.name == "watchdog" for thread in threading.enumerate())
 
     assert wait_until(lambda: watchdogs() == 0)
-    samples = iter(make_dataset(root, watchdog_seconds=60))
+    samples = iter(make_dataset(root, debug={"watchdog_seconds": 60}))
     assert watchdogs() == 0
     next(samples)
     assert watchdogs() == 1
@@ -285,7 +285,7 @@ def test_the_watch_ends_with_the_pass(root: Path, end: str) -> None:
 
 
 def test_a_sample_that_fails_ends_the_watch_and_fails(root: Path) -> None:
-    dataset = make_dataset(root, watchdog_seconds=60, transform=lambda sample: 1 / 0)
+    dataset = make_dataset(root, debug={"watchdog_seconds": 60}, transform=lambda sample: 1 / 0)
     with pytest.raises(SampleError, match="ZeroDivisionError"):
         next(iter(dataset))
     assert wait_until(lambda: all(thread.name != "watchdog" for thread in threading.enumerate()))

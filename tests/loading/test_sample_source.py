@@ -361,7 +361,7 @@ def test_on_demand_reads_a_sample_by_its_bytes_alone(http_store: HttpStore, tmp_
         put_dataset(http_store.root, kind, (5, 5))
     cache = tmp_path / "cache"
     whole = StreamingDataset(remote=str(http_store.root))
-    dataset = StreamingDataset(remote=http_store.url, local=str(cache), on_demand=True, download_retry=0)
+    dataset = StreamingDataset(remote=http_store.url, local=str(cache), storage={"on_demand": True}, download_retry=0)
     assert [dataset[index] for index in (0, 7, 3, -1)] == [whole[index] for index in (0, 7, 3, -1)]
     assert here(cache) == []
     dataset.prepare_shard(0)
@@ -374,7 +374,7 @@ def test_on_demand_reads_a_sample_by_its_bytes_alone(http_store: HttpStore, tmp_
 
 def test_on_demand_fetches_compressed_shards_whole(http_store: HttpStore, tmp_path: Path) -> None:
     write_dataset(http_store.root, compression="zstd")
-    dataset = StreamingDataset(remote=http_store.url, local=str(tmp_path / "cache"), on_demand=True)
+    dataset = StreamingDataset(remote=http_store.url, local=str(tmp_path / "cache"), storage={"on_demand": True})
     assert dataset[7]["id"] == 7
     assert here(tmp_path / "cache") == ["shard.00001.mds"]
 

@@ -67,7 +67,7 @@ def test_data_of_another_format_needs_to_be_called_so(tmp_path: Path, name: str,
         assert StreamingDataset(remote=str(tmp_path / f"*{name[-4:]}")).size
 
 
-NO_ONLY_STREAM = dict.fromkeys(("remote", "local", "storage_options", "select", "join"))
+NO_ONLY_STREAM = dict.fromkeys(("remote", "local", "select", "join"))
 
 
 @pytest.mark.parametrize("name", ["get_shards", "prepare_shard", "set_up_local", "apply_default", "_download_file"])
@@ -78,7 +78,7 @@ def test_a_stream_that_would_fetch_in_its_own_way_is_refused(name: str) -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    stream = Stream(remote="s3://bucket/a", storage_options={"secret": "hunter2"})
+    stream = Stream(remote="s3://bucket/a", storage={"options": {"secret": "hunter2"}})
     assert "hunter2" not in repr(stream)
     assert "hunter2" not in repr(named_streams({"a": stream}, NO_ONLY_STREAM))
     with pytest.raises(ConfigError) as caught:
@@ -87,7 +87,7 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_a_stream_is_a_value_that_pickles() -> None:
-    stream = Stream(remote="s3://bucket/a", proportion=0.5, storage_options={"anon": True})
+    stream = Stream(remote="s3://bucket/a", proportion=0.5, storage={"options": {"anon": True}})
     assert pickle.loads(pickle.dumps(stream)) == stream
 
 
@@ -106,7 +106,7 @@ REFUSED: dict[str, list[Any]] = {
     "split_seed": [1.5, "a", 2**63, True],
     "select": [[[1], [2]], [1.5], ["a"], [[1], [2, 3]]],
     "join": ["x", {"a": 3}, {"": "x"}, {3: "x"}, {"a": {"on": "id"}}, {"a": {"remote": "x", "on": 3}}, {"a": {"x": 1}}],
-    "storage_options": [],
+    "storage": ["x", {"options": 3}, {"options": {3: "x"}}, {"on_demand": "no"}, {"key": "x"}, {3: 4}],
     "download_retry": [-1, -3],
     "download_timeout": [0, -1, float("nan"), float("inf")],
     "validate_hash": ["sha2", "SHA1"],
@@ -120,7 +120,6 @@ REFUSED: dict[str, list[Any]] = {
     "phases": ["broad", [{"name": "broad"}], 3, [Phase(name="broad", mix={"web": 1.0}, until=10)]],
     "pack": ["concat", {"capacity": 8}, {"column": "x", "capacity": 0}, {"column": "x", "capacity": 8, "window": 0}],
     "budget": ["tokens", {"tokens": 8}, {"column": "x"}, {"column": "x", "tokens": 0}, {"column": 3, "tokens": 8}],
-    "on_demand": [],
     "sampling_method": ["random", "", None],
     "sampling_granularity": [0, -1, 1.5],
     "partition_algo": ["strict", None],
@@ -138,13 +137,24 @@ REFUSED: dict[str, list[Any]] = {
     "replication": [0, -1, 2.0],
     "transform": [3, "rotate"],
     "seed_global_rng": [],
-    "sample_log": ["", 7, True],
-    "watchdog_seconds": [0, -1, "60", True, float("nan"), float("inf")],
-    "decode": ["image", {"image": "jpeg"}, {1: "pil"}, ["image"]],
-    "decode_threads": [-1, "2", 1.5],
-    "on_bad_sample": ["skip", None, True, "replace"],
-    "max_bad": [-1, 0.01, "1.5", "101%", "many", "%", None, True, float("nan")],
-    "bad_log": ["", 7, True, "logs"],
+    "debug": [
+        "logs",
+        {"sample_logs": "x"},
+        *({"sample_log": value} for value in ("", 7, True)),
+        *({"watchdog_seconds": value} for value in (0, -1, "60", True, float("nan"), float("inf"))),
+    ],
+    "decode": [
+        "image",
+        {"image": "array"},
+        *({"columns": value} for value in ("image", {"image": "jpeg"}, {1: "pil"}, ["image"])),
+        *({"threads": value} for value in (-1, "2", 1.5, None)),
+    ],
+    "bad_samples": [
+        "replace",
+        *({"action": value} for value in ("skip", None, True, "replace")),
+        *({"max": value} for value in (-1, 0.01, "1.5", "101%", "many", "%", None, True, float("nan"))),
+        *({"log": value} for value in ("", 7, True, "logs")),
+    ],
     "world": [],
     "stream_name": ["mine", "", None],
     "stream_config": [{"table": "x"}, {"repeat": -1}, 7],
@@ -169,9 +179,7 @@ def test_none_is_refused_where_a_number_is_needed(root: Path, name: str) -> None
         make_dataset(root, **{name: None})
 
 
-@pytest.mark.parametrize(
-    "also", [{"remote": "x"}, {"local": "x"}, {"storage_options": {"key": "x"}}, {"stream_config": {"repeat": 2}}]
-)
+@pytest.mark.parametrize("also", [{"remote": "x"}, {"local": "x"}, {"stream_config": {"repeat": 2}}])
 def test_data_is_named_in_one_way_only(root: Path, also: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         StreamingDataset(streams=[Stream(remote=str(root))], **also)
@@ -254,7 +262,7 @@ def test_split_is_a_subdirectory_of_both_and_a_stream_may_have_its_own(root: Pat
 def test_storage_options_reach_the_filesystem(http_store: HttpStore) -> None:
     write_dataset(http_store.root)
     with pytest.raises(ConfigError, match="no_such_option"):
-        len(make_dataset(http_store.url, storage_options={"no_such_option": 1}))
+        len(make_dataset(http_store.url, storage={"options": {"no_such_option": 1}}))
 
 
 @pytest.mark.parametrize("retry", [0, 1])

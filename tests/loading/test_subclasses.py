@@ -169,7 +169,7 @@ def test_resuming_is_exact_at_every_step(root: Path, kind: type[StreamingDataset
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samples_need_not_be_dicts_and_are_augmented_the_same_again(root: Path, tmp_path: Path, workers: int) -> None:
-    dataset = Pairs(remote=str(root), seed_global_rng=True, sample_log=tmp_path, **ORDER)
+    dataset = Pairs(remote=str(root), seed_global_rng=True, debug={"sample_log": tmp_path}, **ORDER)
     random.seed(3)
     state = random.getstate()
     with closing(StreamingDataLoader(dataset, num_workers=workers, with_keys=True, collate_fn=list)) as loader:

@@ -60,7 +60,7 @@ def test_files_of_a_store_are_read_through_the_cache(s3: S3Store, tmp_path: Path
     bucket = s3.make_bucket()
     for path in write_tars(tmp_path / "tars", ending).iterdir():
         Location(f"{bucket}/deep/{path.name}", s3.options).upload(path)
-    settings: dict[str, Any] = {"root": bucket, "storage_options": s3.options, "local": str(tmp_path / "cache")}
+    settings: dict[str, Any] = {"root": bucket, "storage": {"options": s3.options}, "local": str(tmp_path / "cache")}
     for _ in range(2):
         assert read(**settings, format="webdataset") == read(root=str(mds))
     assert (tmp_path / "cache" / "deep" / "00000.tar").is_file()

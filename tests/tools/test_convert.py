@@ -457,7 +457,7 @@ def test_from_a_bucket_to_a_bucket(tmp_path: Path, s3: S3Store, part_size: str) 
     args = (f"{bucket}/raw/a.jsonl", f"{bucket}/out", *stores, "--part-size", part_size, "--workers", 1)
     assert convert(*args).out.startswith(f"{bucket}/out: 100 samples in ")
     found = StreamingDataset(
-        remote=f"{bucket}/out", local=str(tmp_path / "cache"), batch_size=1, storage_options=s3.options
+        remote=f"{bucket}/out", local=str(tmp_path / "cache"), batch_size=1, storage={"options": s3.options}
     )
     assert [sample["id"] for sample in found[:]] == list(range(100))
     assert "/out is a finished dataset already; " in run("convert", *args).err

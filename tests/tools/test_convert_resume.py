@@ -341,7 +341,7 @@ def test_changed_parts_begin_again_on_a_bucket_too(tmp_path: Path, s3: S3Store) 
     _write_texts(source, "aBc")
     assert "2 parts of 3 begin again" in convert(source, f"{bucket}/out", *stores, *PARTS, "--resume").err
     found = StreamingDataset(
-        remote=f"{bucket}/out", local=str(tmp_path / "cache"), batch_size=1, storage_options=s3.options
+        remote=f"{bucket}/out", local=str(tmp_path / "cache"), batch_size=1, storage={"options": s3.options}
     )
     assert [sample["text"][0] for sample in found[:]] == list("aaaaaBBBBBccccc")
 

@@ -195,7 +195,7 @@ def test_secrets_are_left_to_the_environment(tmp_path: Path) -> None:
         options = ("encoded=true", 'client_kwargs={"headers": {"X": "hush"}}')
         made, train, text = _init(tmp_path / "run", f"{url}/data", *options)
     assert "hush" not in text + made.out
-    assert train["storage_options"] == {"encoded": True, "client_kwargs": {"headers": {"X": "${X}"}}}
+    assert train["storage"]["options"] == {"encoded": True, "client_kwargs": {"headers": {"X": "${X}"}}}
     assert "\nrun.yaml takes secrets from the environment: set X before\n" in made.out
 
 
@@ -206,7 +206,7 @@ def test_secrets_of_one_name_have_variables_of_their_own(tmp_path: Path) -> None
         options = ('client_kwargs={"headers": {"X": "hush"}, "cookies": {"X": "hush"}, "trace_configs": []}',)
         made, train, _ = _init(tmp_path / "run", f"{url}/data", *options)
     shown = {"headers": {"X": "${CLIENT_KWARGS_HEADERS_X}"}, "cookies": {"X": "${CLIENT_KWARGS_COOKIES_X}"}}
-    assert train["storage_options"] == {"client_kwargs": {**shown, "trace_configs": []}}
+    assert train["storage"]["options"] == {"client_kwargs": {**shown, "trace_configs": []}}
     assert "set CLIENT_KWARGS_HEADERS_X, CLIENT_KWARGS_COOKIES_X before" in made.out
 
 

@@ -75,7 +75,9 @@ def test_data_in_place_is_measured_with_each_number_of_workers_and_left_as_it_wa
     tmp_path: Path, temporary: Path
 ) -> None:
     before = contents(write_data(tmp_path / "data"))
-    config = write_config(tmp_path / "run.yaml", {"streams": streams(tmp_path / "data"), "sample_log": "logs"})
+    config = write_config(
+        tmp_path / "run.yaml", {"streams": streams(tmp_path / "data"), "debug": {"sample_log": "logs"}}
+    )
     shown = tuned("--config", config, *QUICK)
     assert [one["num_workers"] for one in shown["measured"]] == [0, 1]
     for one in shown["measured"]:
@@ -91,7 +93,7 @@ def test_data_in_place_is_measured_with_each_number_of_workers_and_left_as_it_wa
 
 
 def test_bad_samples_are_replaced_and_not_added_to_the_runs_log(tmp_path: Path, temporary: Path) -> None:
-    replaced = {"on_bad_sample": "replace", "bad_log": str(tmp_path / "bad")}
+    replaced = {"bad_samples": {"action": "replace", "log": str(tmp_path / "bad")}}
     train = {"remote": str(write_broken_json(tmp_path / "data")), **replaced}
     assert tuned("--config", write_config(tmp_path / "run.yaml", train), *QUICK)["measured"]
     assert not (tmp_path / "bad").exists()

@@ -19,7 +19,7 @@ from lightning_streaming import (
 )
 from lightning_streaming.errors import BadSamplesError
 from lightning_streaming.tools.commands import read_run_files
-from tests.broken_data import BROKEN, SIZES, write_broken_json
+from tests.broken_data import BROKEN, SIZES, replacing, write_broken_json
 from tests.tools.tuning.tuned import write_config
 from tests.trainer.test_monitor import Model, fit, logged
 
@@ -50,9 +50,8 @@ class _StopAfter(Callback):
             trainer.should_stop = True
 
 
-def _module(directory: Path, **settings: Any) -> StreamingDataModule:
-    replaced = {"on_bad_sample": "replace", "max_bad": "50%", "bad_log": str(directory / "bad"), **settings}
-    train = StreamingConfig(remote=str(directory / "data"), **replaced)
+def _module(directory: Path, *, log: str = "bad", most: str = "50%") -> StreamingDataModule:
+    train = StreamingConfig(remote=str(directory / "data"), bad_samples=replacing(directory / log, most))
     return StreamingDataModule(train=train, batch_size=4, num_workers=2)
 
 
@@ -61,7 +60,7 @@ def _module(directory: Path, **settings: Any) -> StreamingDataModule:
 def test_a_run_that_goes_on_sees_what_one_that_was_not_stopped_sees(tmp_path: Path, steps: int) -> None:
     write_broken_json(tmp_path / "data")
     whole, first, rest = _Seen(), _Seen(), _Seen()
-    fit(tmp_path / "whole", _module(tmp_path, bad_log=str(tmp_path / "other")), whole, max_epochs=2)
+    fit(tmp_path / "whole", _module(tmp_path, log="other"), whole, max_epochs=2)
     path = tmp_path / "stopped.ckpt"
     callbacks = [StreamingStateCallback(), _StopAfter(steps, path)]
     fit(tmp_path / "first", _module(tmp_path), first, callbacks=callbacks, max_epochs=2)
@@ -76,17 +75,17 @@ def test_a_run_that_goes_on_sees_what_one_that_was_not_stopped_sees(tmp_path: Pa
 
 def test_too_many_end_the_fit(tmp_path: Path) -> None:
     write_broken_json(tmp_path / "data")
-    with pytest.raises(BadSamplesError, match=r"max_bad=0\.1% allows 1"):
-        fit(tmp_path, _module(tmp_path, max_bad="0.1%"), callbacks=[StreamingMonitor(), StreamingStateCallback()])
+    with pytest.raises(BadSamplesError, match=r"bad_samples\.max=0\.1% allows 1"):
+        fit(tmp_path, _module(tmp_path, most="0.1%"), callbacks=[StreamingMonitor(), StreamingStateCallback()])
 
 
 def test_it_is_written_in_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # instantiate_classes, as Lightning calls it, too
     remote = str(write_broken_json(tmp_path / "data"))
-    train = {"remote": remote, "on_bad_sample": "replace", "max_bad": "0.5%", "bad_log": str(tmp_path / "bad")}
+    train = {"remote": remote, "bad_samples": {"action": "replace", "max": "0.5%", "log": str(tmp_path / "bad")}}
     config = write_config(tmp_path / "run.yaml", train)
     module = read_run_files([str(config)], {}).datamodule
     dataset = module.build_dataset("train", module.configs["train"])
-    assert dataset.config()["max_bad"] == "0.5%"
-    assert dataset.config()["bad_log"] == str(tmp_path / "bad")
+    assert dataset.config()["bad_samples"]["max"] == "0.5%"
+    assert dataset.config()["bad_samples"]["log"] == str(tmp_path / "bad")
     assert len(list(StreamingDataLoader(dataset, batch_size=31))) == 1

@@ -13,18 +13,22 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_streaming import (
+    BadSamplesConfig,
     Budget,
+    DebugConfig,
+    DecodeConfig,
     Join,
     MDSWriter,
     Pack,
     Phase,
+    StorageConfig,
     Stream,
     StreamingConfig,
     StreamingDataModule,
     read_step_log,
 )
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.trainer.cli import StreamingCLI, main
+from lightning_streaming.trainer.cli import StreamingCLI, main, read_config_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 
@@ -117,6 +121,10 @@ def test_help_keeps_the_lines_of_its_examples(capsys: pytest.CaptureFixture[str]
         ("data.train.pack", Pack),
         ("data.val.budget", Budget),
         ("data.train.join", Join),
+        ("data.train.storage", StorageConfig),
+        ("data.train.bad_samples", BadSamplesConfig),
+        ("data.train.decode", DecodeConfig),
+        ("data.test.debug", DebugConfig),
     ],
 )
 def test_help_of_nested_data_explains_every_field(
@@ -147,6 +155,15 @@ def test_every_help_that_a_page_or_a_help_text_names_exists(capsys: pytest.Captu
     for option in of_classes:
         if OF_NO_CLASS not in option:
             assert "  --" in output_of("fit", option, capsys=capsys), option
+
+
+def test_an_argument_overrides_a_field_of_a_group() -> None:
+    Path("groups.yaml").write_text("data: {train: {remote: x, debug: {sample_log: logs, watchdog_seconds: 5}}}")
+    changes = {"train.debug.watchdog_seconds": 3, "train.storage.on_demand": True}
+    train = read_config_files(["groups.yaml"], changes).datamodule.configs["train"]
+    assert train is not None
+    assert train.debug == DebugConfig(sample_log="logs", watchdog_seconds=3)
+    assert train.storage == StorageConfig(on_demand=True)
 
 
 def test_help_lists_the_explanations(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +291,7 @@ def test_debug_shows_where_a_setting_was_refused(arg: str, run_yaml: str) -> Non
 @pytest.mark.parametrize("arg", ["--data.bath_size=2", "--data.batch_size=two", "--data.batch_size=0"])
 def test_debug_shows_no_secret(arg: str, run_yaml: str) -> None:
     stream = "a: {remote: data/a, proportion: 0.5"
-    Path(run_yaml).write_text(RUN.replace(stream, f"{stream}, storage_options: {{secret: hunter2hunter2}}"))
+    Path(run_yaml).write_text(RUN.replace(stream, f"{stream}, storage: {{options: {{secret: hunter2hunter2}}}}"))
     with pytest.raises(ConfigError, match="_size") as raised:
         main(["fit", "--config", run_yaml, arg, "--debug"])
     assert "hunter2" not in "".join(traceback.format_exception(raised.value))
@@ -340,7 +357,7 @@ def test_errors_of_a_model_keep_their_traceback(run_yaml: str) -> None:
 
 
 def test_errors_do_not_show_storage_options(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
-    secret = '--data.train.streams.a.storage_options={"secret": "open sesame"}'
+    secret = '--data.train.streams.a.storage.options={"secret": "open sesame"}'
     error = error_of("fit", "--config", run_yaml, secret, "--data.train.streams.a.proportion=big", capsys=capsys)
     assert "proportion" in error
     assert "sesame" not in error
@@ -371,12 +388,12 @@ def test_classes_are_found_in_the_current_directory(run_yaml: str) -> None:
 
 def test_saved_configuration_holds_no_secrets_and_runs_again(run_yaml: str) -> None:
     options = '{"secret": "open sesame", "endpoint_url": "http://localhost", "auto_mkdir": false}'
-    main(["fit", "--config", run_yaml, f"--data.train.streams.a.storage_options={options}"])
+    main(["fit", "--config", run_yaml, f"--data.train.streams.a.storage.options={options}"])
     saved = Path("config.yaml").read_text()
     assert "sesame" not in saved
     cli = StreamingCLI(["fit", "--config", "config.yaml"])
     assert cli.trainer.global_step == 3
-    kept = cli.datamodule.datasets["train"].streams["a"].storage_options
+    kept = cli.datamodule.datasets["train"].streams["a"].storage.options
     assert kept == {"endpoint_url": "http://localhost", "auto_mkdir": False}
 
 
@@ -397,7 +414,7 @@ def joining_yaml(run_yaml: str) -> str:
 @pytest.mark.nightly
 def test_joins_are_read_from_yaml_and_saved_without_secrets(joining_yaml: str) -> None:
     written = Path(joining_yaml).read_text()
-    secret = "remote: data/names, storage_options: {auto_mkdir: false, token: open sesame}"
+    secret = "remote: data/names, storage: {options: {auto_mkdir: false, token: open sesame}}"
     Path(joining_yaml).write_text(written.replace("remote: data/names", secret, 1))
     main(["fit", "--config", joining_yaml, "--data.train.columns=[id,name]"])
     assert "sesame" not in Path("config.yaml").read_text()

@@ -23,6 +23,8 @@ from lightning_streaming import (
     World,
 )
 from lightning_streaming.errors import ConfigError
+from tests.broken_data import replacing
+from tests.helpers import assert_error
 from tests.leftovers import restore_loader_classes
 from tests.trainer.harness import VAL_SAMPLES, Recorder, Run, SaveThenStop, Stopped
 
@@ -274,8 +276,8 @@ def test_build_dataset_and_build_dataloader_may_be_overridden(data: Path) -> Non
 
 def test_a_config_shows_no_secret() -> None:
     secret = StreamingConfig(
-        streams={"a": Stream(remote="https://me:hunter2@host/a?sig=hunter2", storage_options={"key": "hunter2"})},
-        storage_options={"secret": "hunter2"},
+        streams={"a": Stream(remote="https://me:hunter2@host/a?sig=hunter2", storage={"options": {"key": "hunter2"}})},
+        storage={"options": {"secret": "hunter2"}},
     )
     assert "hunter2" not in repr(secret)
 
@@ -444,11 +446,10 @@ def test_loaders_after_one_that_failed_keep_nothing_of_what_they_read(data: Path
 
 
 def test_two_stages_do_not_share_a_log_of_bad_samples(data: Path, tmp_path: Path) -> None:
-    replaced: dict[str, Any] = {"on_bad_sample": "replace", "bad_log": str(tmp_path / "bad")}
-    with pytest.raises(ConfigError, match=r"data.train and data.val have the same bad_log"):
-        StreamingDataModule(train=config(data, **replaced), val=config(data, "b", **replaced))
-    other = {**replaced, "bad_log": str(tmp_path / "bad_val")}
-    StreamingDataModule(train=config(data, **replaced), val=config(data, "b", **other))
+    train = config(data, bad_samples=replacing(tmp_path / "bad"))
+    with assert_error(ConfigError, option="val.bad_samples.log"):
+        StreamingDataModule(train=train, val=config(data, "b", bad_samples=replacing(tmp_path / "bad")))
+    StreamingDataModule(train=train, val=config(data, "b", bad_samples=replacing(tmp_path / "bad_val")))
 
 
 def test_a_limit_that_is_too_small_is_told_by_the_name_of_its_field(data: Path, tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ def test_who_reads_with_the_old_index_goes_on(place: str, s3: S3Store, tmp_path:
 
     def reader(cache: str) -> StreamingDataset:
         local = None if place == "directory" else str(tmp_path / cache)
-        return StreamingDataset(remote=out, local=local, storage_options=s3.options)
+        return StreamingDataset(remote=out, local=local, storage={"options": s3.options})
 
     old = reader("old")
     assert old.size == 50

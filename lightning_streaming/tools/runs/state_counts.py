@@ -50,7 +50,7 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
                 remote=places[name],
                 local=str(Path(cache) / str(number)),
                 choose=stream["samples drawn"],
-                storage_options=options,
+                storage={"options": options},
             )
             for number, (name, stream) in enumerate(listed.items())
         }

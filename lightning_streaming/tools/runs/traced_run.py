@@ -12,9 +12,11 @@ from typing import Any
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
+from lightning_streaming.loading.option_groups import group_of
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import Cursor
+from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.order.packing import AnyPackSettings
 from lightning_streaming.order.skips import NOTHING_SKIPPED, SkippedPositions, TrainProgress
 from lightning_streaming.tools.commands import count_ranks, read_run_files
@@ -117,7 +119,8 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
         StateError: The checkpoint has no place to begin at, or is of other data.
         StorageError: An index could not be fetched.
     """
-    data.configs["train"] = replace(data.configs["train"], on_demand=True)  # samples that are looked at come alone
+    train = data.configs["train"]
+    data.configs["train"] = replace(train, storage=replace(group_of(train, StorageConfig), on_demand=True))
     data.setup("fit")
     loader = _only_loader(data.train_dataloader())
     saved = None if asked.checkpoint is None else _read_checkpoint(asked.checkpoint, asked.loader)

@@ -151,7 +151,9 @@ def _stage(stage: str, looks: Sequence[Look], task: Task, out: Path, split: str 
     yield _commented(f"  columns: [{columns}]", "others are not read; without this line, all are", 30)
     if task.kind is Kind.PICTURES and not task.from_array:
         yield _commented(
-            f"  decode: {{{_scalar(task.inputs[0])}: pil}}", "or tensor, array, picture: docs/pictures.md", 30
+            f"  decode: {{columns: {{{_scalar(task.inputs[0])}: pil}}}}",
+            "or tensor, array, picture: docs/pictures.md",
+            30,
         )
     if stage == "train":
         yield _commented("  # epoch_size: 10m", "samples, if an epoch is to have others than all", 30)
@@ -169,7 +171,7 @@ def _place(look: Look, out: Path) -> Iterator[str]:
     if place.block_length is not None:
         yield f"block_length: {place.block_length}"
     if place.options:
-        yield f"storage_options: {_flow(_named_secrets(place.options)[0])}"
+        yield f"storage: {{options: {_flow(_named_secrets(place.options)[0])}}}"
 
 
 def _remote(look: Look, out: Path) -> str:

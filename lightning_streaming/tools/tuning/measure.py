@@ -23,9 +23,11 @@ from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.errors import ConfigError, SampleError, StorageError, StreamingError, UnsupportedError
 from lightning_streaming.escaping import in_one_line
 from lightning_streaming.formats.index import ShardInfo, dump_index
+from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.measures import LoaderStatistics
+from lightning_streaming.loading.option_groups import group_of
 from lightning_streaming.loading.pack_options import Budget
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.stream import Stream
@@ -232,10 +234,10 @@ def quiet(config: Any, directory: Path) -> Any:
         config: The ``StreamingConfig`` of the data.
         directory: Where to write down bad samples, if they are replaced.
     """
-    config = replace(config, sample_log=None, skip=())
-    if config.on_bad_sample != "replace":
+    config = replace(config, debug=None, skip=())
+    if not group_of(config, BadSamplesConfig).replaces:
         return config
-    return replace(config, bad_log=str(directory / "bad"), max_bad="100%")
+    return replace(config, bad_samples={"action": "replace", "log": str(directory / "bad"), "max": "100%"})
 
 
 @contextmanager
@@ -298,7 +300,7 @@ def excerpt(config: Any, directory: Path, dataset: StreamingDataset, shards: Seq
     return replace(by_one_rank(config, directory), streams=streams, **_NO_STREAM_OF_ITS_OWN, **_AS_THEY_COME)
 
 
-_NO_STREAM_OF_ITS_OWN = {"remote": None, "local": None, "storage_options": None}
+_NO_STREAM_OF_ITS_OWN = {"remote": None, "local": None, "storage": None}
 _AS_THEY_COME = {
     "split": None,
     "validate_hash": None,

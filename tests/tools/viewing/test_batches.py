@@ -218,7 +218,7 @@ def test_of_packs_of_very_many_documents_those_of_one_rank_are_shown(
 
 def test_of_a_store_only_ranges_are_read_and_nothing_is_written(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
-    _config({"web": {"remote": s3_bucket.url, "storage_options": s3_bucket.options}})
+    _config({"web": {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}}})
     before = snapshot(streams)
     with run_pages() as pages:
         text = html(pages, "batches")
@@ -235,7 +235,7 @@ def test_what_takes_much_is_read_for_the_whole_page_when_that_is_asked_for(
     monkeypatch.setattr("lightning_streaming.tools.stored.sample_reader._MOST_FETCHED", 100)
     write_texts("packed", 60, compression="zstd")
     s3_bucket.put_all(Path("packed"))
-    _config({"web": {"remote": s3_bucket.url, "storage_options": s3_bucket.options}})
+    _config({"web": {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}}})
     with run_pages() as pages:
         found = Elements.of(html(pages, "batches", step="3", rank="1"))
         assert found.text.count("must be fetched") == 4
@@ -257,7 +257,7 @@ def test_shards_of_all_streams_are_much_together(
         for path in Path(f"packed {name}").iterdir():
             s3_bucket.put(f"{name}/{path.name}", path.read_bytes())
             sizes[f"{name}/{path.name}"] = path.stat().st_size
-    _config({one: {"remote": f"{s3_bucket.url}/{one}", "storage_options": s3_bucket.options} for one in MIXED})
+    _config({one: {"remote": f"{s3_bucket.url}/{one}", "storage": {"options": s3_bucket.options}} for one in MIXED})
     largest = max(size for name, size in sizes.items() if "shard" in name)
     monkeypatch.setattr("lightning_streaming.tools.stored.sample_reader._MOST_FETCHED", largest)
     with run_pages() as pages:

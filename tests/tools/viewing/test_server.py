@@ -341,7 +341,10 @@ def test_a_store_that_does_not_answer_holds_up_its_own_stream_alone(
 ) -> None:
     s3_bucket.put_all(written)
     write_texts("here")
-    streams = {"stored": {"remote": s3_bucket.url, "storage_options": s3_bucket.options}, "here": {"remote": "here"}}
+    streams = {
+        "stored": {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}},
+        "here": {"remote": "here"},
+    }
     data = {"init_args": {"batch_size": 2, "train": {"streams": streams}}}
     Path("run.yaml").write_text(json.dumps({"data": data, "trainer": {"devices": 1}}))
     s3_bucket.fail(r"shard\.00001", "hang")

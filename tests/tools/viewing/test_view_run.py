@@ -179,7 +179,7 @@ def test_phases_are_listed(streams: Path) -> None:
 @pytest.mark.nightly
 def test_nothing_of_a_run_is_written_to(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
-    where = {"remote": s3_bucket.url, "storage_options": s3_bucket.options, "local": str(streams / "node")}
+    where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "local": str(streams / "node")}
     _config({"web": where, "code": {"remote": "code", "local": str(streams / "copy"), "where": "id > 9"}})
     before = snapshot(streams)
     with run_pages() as pages:
@@ -195,7 +195,7 @@ def test_nothing_of_a_run_is_written_to(streams: Path, s3_bucket: S3Bucket) -> N
 @pytest.mark.nightly
 def test_a_selection_of_a_store_is_evaluated_when_that_is_asked_for(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
-    _config({"web": {"remote": s3_bucket.url, "storage_options": s3_bucket.options, "where": "id < 30"}})
+    _config({"web": {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "where": "id < 30"}})
     with run_pages() as pages:
         for path in ("", "order", "s/0/sample/3"):
             assert "is not known yet" in html(pages, path, when="1")
@@ -219,7 +219,7 @@ def test_of_what_is_not_known_one_stage_and_the_step_that_was_wanted_are_asked_f
     streams: Path, s3_bucket: S3Bucket
 ) -> None:
     s3_bucket.put_all(streams / "web")
-    where = {"remote": s3_bucket.url, "storage_options": s3_bucket.options, "where": "id < 30"}
+    where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "where": "id < 30"}
     _config({"web": where}, val={**where, "where": "id < 7"})
     with run_pages() as pages:
         links = [one for one in Elements.of(html(pages, "")).values("a", "href") if "asked=1" in one]
@@ -250,7 +250,7 @@ def test_a_selection_is_asked_for_where_columns_decide(
 ) -> None:
     s3_bucket.put_all(streams / "web")
     np.save("chosen.npy", np.arange(20))
-    _config({"web": {"remote": s3_bucket.url, "storage_options": s3_bucket.options, **stream}})
+    _config({"web": {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, **stream}})
     with run_pages() as pages:
         assert ("is not known yet" in html(pages, "order")) == is_asked_for
     assert all(entry.range for entry in s3_bucket.log() if "shard" in entry.name)
@@ -259,7 +259,7 @@ def test_a_selection_is_asked_for_where_columns_decide(
 @pytest.mark.nightly
 def test_what_was_made_of_another_condition_makes_nothing_known(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
-    where = {"remote": s3_bucket.url, "storage_options": s3_bucket.options, "local": str(streams / "node")}
+    where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "local": str(streams / "node")}
     _config({"web": {**where, "where": "id < 30"}})
     assert run("select", "--config", "run.yaml").code == 0
     _config({"web": {**where, "where": "id < 29"}})
@@ -272,7 +272,7 @@ def test_what_was_made_of_another_condition_makes_nothing_known(streams: Path, s
 
 def test_ids_of_a_store_are_asked_for_also_where_the_stream_is_here(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "code")
-    join = {"remote": s3_bucket.url, "storage_options": s3_bucket.options, "on": "id", "prefix": "its_"}
+    join = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "on": "id", "prefix": "its_"}
     _config({"web": {"remote": "web", "where": "id < 40", "join": {"more": join}}})
     with run_pages() as pages:
         for path in ("", "order"):
@@ -287,7 +287,7 @@ def test_lengths_of_a_store_are_asked_for(temporary: Path, s3_bucket: S3Bucket) 
         for number in range(80):
             writer.write({"tokens": np.arange(10 + number, dtype=np.uint16)})
     s3_bucket.put_all(Path("tokens"))
-    where = {"remote": s3_bucket.url, "storage_options": s3_bucket.options, "local": "node"}
+    where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "local": "node"}
     data = {"batch_size": 2, "train": {**where, "pack": {"column": "tokens", "capacity": 256}}}
     Path("run.yaml").write_text(json.dumps({"data": {"init_args": data}, "trainer": {"devices": 1}}))
     with run_pages() as pages:
@@ -312,7 +312,7 @@ def test_the_machines_that_were_named_read_in_all_pages(streams: Path) -> None:
 @pytest.mark.nightly
 def test_a_selection_that_is_kept_is_read_where_it_is(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
-    where = {"remote": s3_bucket.url, "storage_options": s3_bucket.options, "where": "id < 30"}
+    where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "where": "id < 30"}
     _config({"web": {**where, "local": str(streams / "node")}})
     assert run("select", "--config", "run.yaml").code == 0
     (kept,) = (streams / "node").rglob("selections/*.npy")

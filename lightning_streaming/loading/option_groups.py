@@ -1,0 +1,74 @@
+"""Groups of options: small frozen dataclasses, which a user may also write as a mapping of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, replace
+from typing import Any, ClassVar, TypeVar
+
+from lightning_streaming.errors import ConfigError
+
+_Group = TypeVar("_Group", bound="OptionGroup")
+
+
+class OptionGroup:
+    """Base of the groups of options. Subclasses are frozen keyword-only dataclasses that check themselves."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    option: ClassVar[str]
+    """Name of the option that takes the group."""
+    example: ClassVar[str]
+    """The group as a mapping, for messages."""
+
+    def over(self: _Group, defaults: _Group | None) -> _Group:
+        """Return this group, with fields that are None taken from ``defaults``."""
+        if defaults is None:
+            return self
+        own = {item.name: getattr(self, item.name) for item in fields(self)}
+        return replace(defaults, **{name: value for name, value in own.items() if value is not None})
+
+    def described(self) -> dict[str, Any]:
+        """Return the fields by name, without secrets."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+def as_group(kind: type[_Group], value: _Group | Mapping[str, Any] | None) -> _Group | None:
+    """Return a group that may be a mapping of its fields; None for None.
+
+    Raises:
+        ConfigError: It is something else, or a field is missing, unknown or wrong.
+    """
+    if value is None or isinstance(value, kind):
+        return value
+    option = kind.option
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(
+            f"{option} must be a {kind.__name__}, or a mapping of its fields like {kind.example}, but is a "
+            f"{type(value).__name__}",
+            option=option,
+        )
+    needed = [item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING]
+    missing = [name for name in needed if name not in value]
+    if missing:
+        raise ConfigError(f"{option} needs {missing[0]}=, like {kind.example}", option=f"{option}.{missing[0]}")
+    return kind(**value)
+
+
+def group_of(options: object, kind: type[_Group]) -> _Group:
+    """Return a group among other options, with all defaults if it was not passed."""
+    return as_group(kind, getattr(options, kind.option)) or kind()
+
+
+def store_group(options: object, kind: type[OptionGroup]) -> None:
+    """Store a group among other options as an object, however it was passed.
+
+    Args:
+        options: A dataclass, frozen or not.
+        kind: Class of the group, which has the name of its option.
+
+    Raises:
+        ConfigError: As :func:`as_group`.
+    """
+    object.__setattr__(options, kind.option, as_group(kind, getattr(options, kind.option)))

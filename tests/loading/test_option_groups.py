@@ -1,0 +1,104 @@
+"""Groups of options: objects or mappings, whose errors name the field, and which streams take over from their stage."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_streaming import (
+    BadSamplesConfig,
+    DebugConfig,
+    DecodeConfig,
+    StorageConfig,
+    Stream,
+    StreamingConfig,
+    StreamingDataset,
+)
+from lightning_streaming.errors import ConfigError, UnknownArgumentError
+from lightning_streaming.loading.option_groups import OptionGroup
+from tests.helpers import assert_error
+
+GROUPS: dict[type[OptionGroup], dict[str, Any]] = {
+    StorageConfig: {"options": {"anon": True}, "on_demand": True},
+    BadSamplesConfig: {"action": "replace", "max": 3, "log": "bad"},
+    DecodeConfig: {"columns": {"image": "array"}, "threads": 2},
+    DebugConfig: {"sample_log": "logs", "watchdog_seconds": 3},
+}
+"""Each group, and a value of each field."""
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_mapping_is_as_good_as_the_object(kind: type[OptionGroup]) -> None:
+    values = GROUPS[kind]
+    assert values.keys() == {field.name for field in dataclasses.fields(kind)}
+    options: list[dict[str, Any]] = [{"remote": "x", kind.option: value} for value in (kind(**values), values)]
+    assert StreamingDataset(**options[0]).config() == StreamingDataset(**options[1]).config()
+    config = StreamingConfig(**options[1])
+    assert config == StreamingConfig(**options[0])
+    assert getattr(config, kind.option) == kind(**values)
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("made", [StreamingDataset, StreamingConfig])
+def test_an_unknown_field_is_named_with_its_group(kind: type[OptionGroup], made: type) -> None:
+    field = dataclasses.fields(kind)[0].name
+    with assert_error(UnknownArgumentError, option=f"{kind.option}.{field}x") as caught:
+        made(remote="x", **{kind.option: {f"{field}x": 1}})
+    assert f"did you mean {field}=?" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("value", ["text", 3, [1], {1: 2}])
+def test_a_group_is_no_other_value(kind: type[OptionGroup], value: Any) -> None:
+    with assert_error(ConfigError, option=kind.option):
+        StreamingDataset(remote="x", **{kind.option: value})
+
+
+@pytest.mark.parametrize(
+    ("group", "option"),
+    [
+        ({"storage": {"options": 3}}, "storage.options"),
+        ({"storage": {"on_demand": "no"}}, "storage.on_demand"),
+        ({"bad_samples": {"action": "skip"}}, "bad_samples.action"),
+        ({"bad_samples": {"max": "many"}}, "bad_samples.max"),
+        ({"bad_samples": {"action": "replace"}}, "bad_samples.log"),
+        ({"bad_samples": {"log": "bad"}}, "bad_samples.log"),
+        ({"decode": {"columns": {"image": "jpeg"}}}, "decode.columns.image"),
+        ({"decode": {"threads": -1}}, "decode.threads"),
+        ({"debug": {"sample_log": ""}}, "debug.sample_log"),
+        ({"debug": {"watchdog_seconds": 0}}, "debug.watchdog_seconds"),
+    ],
+)
+def test_an_error_names_the_field(group: dict[str, Any], option: str) -> None:
+    with assert_error(ConfigError, option=option):
+        StreamingDataset(remote="x", **group)
+
+
+def options_of(dataset: StreamingDataset) -> list[dict[str, Any]]:
+    return [dict(stream.storage.options or {}) for stream in dataset.streams.values()]
+
+
+def test_a_stream_without_options_uses_those_of_the_dataset() -> None:
+    streams = [Stream(remote="a"), Stream(remote="b", storage={"options": {"key": "b"}})]
+    streams += [Stream(remote="c", storage={}), Stream(remote="d", storage={"options": {}})]
+    options = options_of(StreamingDataset(streams=streams, storage={"options": {"anon": True}}))
+    assert options == [{"anon": True}, {"key": "b"}, {"anon": True}, {}]
+    assert options_of(StreamingDataset(remote="a", storage={"options": {"anon": True}})) == [{"anon": True}]
+    assert options_of(StreamingDataset(streams=streams)) == [{}, {"key": "b"}, {}, {}]
+
+
+def test_single_samples_on_demand_are_of_the_whole_dataset() -> None:
+    with assert_error(ConfigError, option="storage.on_demand"):
+        Stream(remote="a", storage={"on_demand": True})
+    config = StreamingDataset(streams=[Stream(remote="a", storage={})], storage={"on_demand": True}).config()
+    assert config["storage"] == {"on_demand": True}
+
+
+def test_config_has_paths_as_text(tmp_path: Path) -> None:
+    config = StreamingDataset(remote="a", debug={"sample_log": tmp_path}).config()
+    assert config["debug"] == {"sample_log": str(tmp_path), "watchdog_seconds": None}
