@@ -100,7 +100,7 @@ async def _serve(pages: Pages, port: int, opens_browser: bool) -> None:
 def _ending_signal() -> asyncio.Future[int]:
     """Return the number of the signal that will end this process.
 
-    The handlers of :func:`~lightning_streaming.tools.commands.run_command` raise in whatever code is running, also in
+    The handlers of :func:`~lightning_streaming.tools.commands.run_command` raise in the code that is running, also in
     the task of a connection, whose exception asyncio would report. So the event loop handles these signals.
     """
     loop = asyncio.get_running_loop()
@@ -111,9 +111,9 @@ def _ending_signal() -> asyncio.Future[int]:
             number.set_result(received)
 
     if threading.current_thread() is threading.main_thread():  # which alone may handle signals
-        for one in ENDING_SIGNALS:
-            if callable(signal.getsignal(one)):
-                loop.add_signal_handler(one, resolve, one)
+        for ending in ENDING_SIGNALS:
+            if callable(signal.getsignal(ending)):
+                loop.add_signal_handler(ending, resolve, ending)
     return number
 
 
