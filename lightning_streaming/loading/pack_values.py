@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import SampleError
 from lightning_streaming.loading.bad_samples import MISSING
-from lightning_streaming.loading.pack_options import Pack, Packing, fits
+from lightning_streaming.loading.pack_options import MOST_BYTES, Pack, Packing, fits
 from lightning_streaming.loading.pack_types import BarePack, ColumnTypes, converted
 from lightning_streaming.order.packs import PackRows
 
@@ -297,10 +297,13 @@ def values_of(pack: Packing, name: str, document: Any) -> NDArray[Any]:
         if len(value) % dtype.itemsize:
             raise SampleError(f"column {name!r} of a document has {len(value)} bytes, not whole {of_bytes} values")
         return np.frombuffer(value, dtype)
-    values = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    if values.ndim != 1 or values.dtype.kind not in "iufb":
+    try:
+        values = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # a type that numpy lacks, a gradient, a ragged list
+        raise SampleError(f"column {name!r} of a document must be numbers in one dimension: {error}") from None
+    if values.ndim != 1 or values.dtype.kind not in "iufb" or values.dtype.itemsize > MOST_BYTES:
         raise SampleError(
             f"column {name!r} of a document must be numbers in one dimension, but is {values.dtype} of shape "
             f"{values.shape}"
         )
-    return values
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
