@@ -175,7 +175,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         Raises:
             ConfigError: It is not a count of samples.
         """
-        if is_one_of(self.epoch_size, (None, "")):
+        if self.epoch_size is None or is_one_of(self.epoch_size, ("",)):
             return None
         samples = parse_count(self.epoch_size, "epoch_size")
         if samples == 0 and isinstance(self.epoch_size, str):

@@ -192,8 +192,9 @@ def test_an_array_of_numpy_is_no_text(root: Path, name: str) -> None:
 
 
 def test_an_array_of_numpy_is_no_list_of_streams() -> None:
+    streams: Any = np.array(["a", "b"])
     with assert_error(ConfigError, option="streams"):
-        StreamingDataset(streams=np.array(["a", "b"]))
+        StreamingDataset(streams=streams)
 
 
 @pytest.mark.parametrize("name", ["shuffle_seed", "sampling_granularity"])
