@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming import StreamingDataset
+from lightning_streaming.loading.dataset import dataset_world
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.state import Cursor
 from tests.servers import http_server
@@ -76,7 +77,7 @@ def measure(remote: str) -> dict[str, float]:
     began, busy = time.perf_counter(), time.process_time()
     dataset = StreamingDataset(remote=remote, shuffle=True, shuffle_algo="blockwise", batch_size=BATCH_SIZE)
     assert dataset.size
-    epoch = passes_of(dataset).run.on(dataset.current_world()).epoch(Cursor(0, 0))
+    epoch = passes_of(dataset).run.on(dataset_world(dataset)).epoch(Cursor(0, 0))
     positions = epoch.partition.batches(np.arange(FIRST_BATCHES), 0, 0)
     assert len(drawn_sequence(epoch).ids(positions.reshape(-1))) == FIRST_BATCHES * BATCH_SIZE
     dataset.state_dict(0)

@@ -15,6 +15,7 @@ import numpy as np
 
 from lightning_streaming import StreamingDataset, World
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.dataset import state_at
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import Epoch
 from lightning_streaming.loading.state import Cursor
@@ -117,7 +118,7 @@ def node_epoch(
     """
     world = World(num_nodes=cluster.nodes, ranks_per_node=cluster.ranks)
     run = passes_of(dataset).run.on(world, cluster.batch_size, False)
-    cursor = run.normalise(dataset.next_cursor() if epoch is None else Cursor(epoch, 0))
+    cursor = run.normalise(passes_of(dataset).next_cursor() if epoch is None else Cursor(epoch, 0))
     found: Epoch = run.at(cursor).epoch(cursor)
     catalog = found.order.catalog
     assert isinstance(catalog, Catalog), "as the data has not grown"
@@ -139,4 +140,4 @@ def bytes_of_shards(reads: NodeReads) -> ShardBytes:
 
 def state_bytes(dataset: StreamingDataset, samples: int) -> int:
     """Bytes of a saved state in the middle of the first epoch, as JSON."""
-    return len(json.dumps(dataset.state_at(Cursor(0, samples))))
+    return len(json.dumps(state_at(dataset, Cursor(0, samples))))

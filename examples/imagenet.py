@@ -22,7 +22,7 @@ from lightning.pytorch import LightningModule
 from PIL import Image
 from torch import Tensor, nn
 
-from lightning_streaming import MDSWriter, Picture, StreamingConfig, StreamingDataModule
+from lightning_streaming import EncodedImage, MDSWriter, StreamingConfig, StreamingDataModule
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the colours of ImageNet, from 0 to 1."""
@@ -83,7 +83,7 @@ class ImageNet(StreamingDataModule):
 
     def transform(self, sample: dict[str, Any], stage: str, rng: np.random.Generator) -> dict[str, Any]:
         """A random part, flipped or not, in training; else the middle, seven eighths of the shorter side."""
-        picture: Picture = sample["image"]
+        picture: EncodedImage = sample["image"]
         if stage != "train":
             return {**sample, "image": picture.crop(middle_box(picture.size, share=7 / 8), self.pixels)}
         image = picture.crop(draw_box(picture.size, rng), self.pixels)

@@ -13,6 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any, NoReturn, TypeVar
 
 from lightning_streaming.errors import UnknownArgumentError
@@ -63,7 +64,7 @@ _DATASET_ARGUMENTS = {
     "session_options": _IN_STORAGE_OPTIONS,
     "max_pre_download": "predownload= is how many samples ahead shards are fetched",
     "index_path": "the index is index.json beside the shards; " + _CONVERT + " makes a dataset of Parquet files",
-    "force_override_state_dict": 'load_state_dict(state, on_change="warn") goes on with other settings',
+    "force_override_state_dict": 'load_state_dict(state, on_mismatch="warn") goes on with other settings',
     "weights": "a stream's share is its own: Stream(remote=..., proportion=0.7)",
     "datasets": _WEIGHTED,
     "iterate_over_all": "Stream(repeat=...) says how often an epoch goes through a stream",
@@ -146,6 +147,7 @@ REPLACED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "safe_keep_zip": "keep_zip tells whether compressed files are kept",
     },
     "StreamingDataLoader": {
+        **dict.fromkeys(("restore_sample", "can_restore_sample"), "the dataset has it: loader.dataset.{name}(key)"),
         "num_samples_yielded": 'state_dict()["sample_in_epoch"] is the place over all ranks',
         "set_epoch": _EPOCH,
         "current_epoch": _EPOCH,
@@ -160,9 +162,12 @@ REPLACED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
 }
 """By class, or one of its bases, and attribute: where it is told instead."""
 
+TOPICS = ("distributed", "formats", "logs", "writing")
+"""Modules of public names that only some programs need."""
+
 REPLACED_IN_MODULE: Mapping[str, str] = {
     "clean_stale_shared_memory": _NOTHING_TO_CLEAN,
-    "merge_index": "merge(parts, out) joins the parts named, merge_under(out) all of them",
+    "merge_index": "writing.merge(parts, out) joins the parts named, writing.merge_recursive(out) all of them",
     "get_list_arg": "text.split(',') does it",
     "streams_registry": "make each Stream yourself, and give streams=[...]",
     "dataframe_to_mds": "write_parallel writes parts on a cluster; docs/parallel-writing.md",
@@ -170,7 +175,7 @@ REPLACED_IN_MODULE: Mapping[str, str] = {
     **dict.fromkeys(("StreamingCIFAR10", "StreamingImageNet", "StreamingCOCO", "StreamingADE20K"), _SUBCLASS),
     **dict.fromkeys(("StreamingC4", "StreamingPile", "StreamingEnWiki"), _SUBCLASS),
     **dict.fromkeys(("text", "vision", "multimodal"), _SUBCLASS),
-    "base": "every public name is in lightning_streaming itself",
+    "base": "public names are in lightning_streaming itself, or in its modules " + ", ".join(TOPICS),
     "optimize": _WRITE,
     "map": _WRITE,
     "merge_datasets": "merge(parts, out) joins datasets without moving a shard",
@@ -227,9 +232,16 @@ class _Replaced:
 
 
 def unknown_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
-    """What to raise where a module is asked for a name that it does not have."""
-    said = REPLACED_IN_MODULE.get(name) or _meant(name, known)
+    """Return the error to raise where a module has no such name."""
+    said = _said_of_modules(name) or _meant(name, known)
     return AttributeError(f"module {module!r} has no attribute {name!r}{f': {said}' if said else ''}")
+
+
+def _said_of_modules(name: str) -> str:
+    package = __name__.partition(".")[0]
+    homes = (f"{package}.{topic}" for topic in TOPICS)
+    home = next((home for home in homes if name in import_module(home).__all__), None)
+    return f"from {home} import {name}" if home else REPLACED_IN_MODULE.get(name, "")
 
 
 def _accepted(cls: type) -> Iterator[str]:

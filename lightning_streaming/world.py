@@ -1,7 +1,7 @@
-"""Which process this is among all that train together.
+"""The position of this process among all that train together.
 
-A :class:`World` is a value. It is never read in a constructor and never remembered across a launch: whoever starts an
-iteration says in which world it happens. Under Lightning the trainer says it; otherwise :meth:`World.detect` does.
+A :class:`World` is a value. It is never read in a constructor and never remembered across a launch: the caller that
+starts an iteration passes the world. Under Lightning that is the trainer's; otherwise :meth:`World.detect` finds it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Mesh(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """One rank's place among nodes and ranks."""
+    """Position of one rank among nodes and ranks."""
 
     num_nodes: int = 1
-    """Machines that train together."""
+    """Number of machines that train together."""
     ranks_per_node: int = 1
-    """Training processes on each machine."""
+    """Number of training processes on each machine."""
     rank: int = 0
-    """This process, counted over all nodes: node * ranks_per_node + rank_of_node."""
-    reads: bool = True
-    """Whether it is to see samples. If not, a loader hands out as many batches all the same, empty ones, and counts
-    positions as every rank does."""
+    """Number of this process over all nodes: node * ranks_per_node + rank_of_node."""
+    is_reader: bool = True
+    """Whether this rank reads samples. If not, its loader yields the same number of batches, all of them empty, and
+    counts positions like every other rank."""
 
     def __post_init__(self) -> None:
         counts = (self.num_nodes, self.ranks_per_node, self.rank)
@@ -61,29 +61,29 @@ class World:
             )
         if not 0 <= self.rank < self.num_ranks:
             raise ConfigError(f"rank must be in [0, {self.num_ranks}), but got {self.rank}", option="rank")
-        if not isinstance(self.reads, bool):
-            raise ConfigError(f"reads must be True or False, but got {self.reads!r}", option="reads")
+        if not isinstance(self.is_reader, bool):
+            raise ConfigError(f"is_reader must be True or False, but got {self.is_reader!r}", option="is_reader")
 
     @property
     def num_ranks(self) -> int:
-        """Training processes over all nodes."""
+        """Number of training processes over all nodes."""
         return self.num_nodes * self.ranks_per_node
 
     @property
     def node(self) -> int:
-        """The machine this rank runs on."""
+        """Number of the machine that this rank runs on."""
         return self.rank // self.ranks_per_node
 
     @property
     def rank_of_node(self) -> int:
-        """This rank, counted within its machine."""
+        """Number of this rank within its machine."""
         return self.rank % self.ranks_per_node
 
     def replicated(self, replication: int | None) -> World:
-        """The world in which ``replication`` consecutive ranks are one, because they read the same samples.
+        """Return the world in which ``replication`` consecutive ranks count as one, because they read the same samples.
 
-        For example 2 nodes of 4 ranks with replication 2 become 1 node of 4 ranks. So does MosaicML Streaming, and the
-        orders of runs depend on it; :meth:`from_mesh` keeps machines apart where it can.
+        For example 2 nodes of 4 ranks with replication 2 become 1 node of 4 ranks, as in MosaicML Streaming; the orders
+        of runs depend on it. :meth:`from_mesh` keeps machines apart where it can.
 
         Args:
             replication: Ranks per group; None for no replication.
@@ -100,7 +100,7 @@ class World:
         groups = self.num_ranks // replication
         nodes = groups // self.ranks_per_node if groups % self.ranks_per_node == 0 else 1
         rank = self.rank // replication
-        return World(num_nodes=nodes, ranks_per_node=groups // nodes, rank=rank, reads=self.reads)
+        return World(num_nodes=nodes, ranks_per_node=groups // nodes, rank=rank, is_reader=self.is_reader)
 
     @classmethod
     def from_mesh(
@@ -109,22 +109,23 @@ class World:
         readers: Sequence[str] = DATA_PARALLEL,
         *,
         ranks: World | None = None,
-        reads: bool = True,
+        is_reader: bool = True,
     ) -> World:
-        """The world of those ranks of a device mesh that read different samples.
+        """Return the world of those ranks of a device mesh that read different samples.
 
-        Ranks that differ in other dimensions only (tensor, context, pipeline, expert parallel) are one in it, and read
-        the same samples; the order of the dimensions does not matter. A node is then what shares a cache: the machines,
-        where each has as many readers and shares none, or all of them, with another; else all readers are one node.
+        Ranks that differ only in other dimensions (tensor, context, pipeline, expert parallel) count as one and read
+        the same samples; the order of the dimensions does not matter. If every machine has the same number of readers,
+        and two machines share either all of their readers or none, the nodes are the machines; otherwise all readers
+        form one node.
 
         Args:
             mesh: A ``torch.distributed.device_mesh.DeviceMesh`` of all ranks, with names for its dimensions.
-            readers: Dimensions along which samples differ; of the default ones the mesh may lack some.
-            ranks: All ranks as they were started, and which this is. None: :meth:`detect`.
-            reads: Whether this rank is to see samples.
+            readers: Dimensions along which samples differ; the mesh may lack some of the default ones.
+            ranks: All ranks as they were started, and the number of this one. None: :meth:`detect`.
+            is_reader: Whether this rank reads samples.
 
         Raises:
-            ConfigError: The mesh has none of these dimensions, or names none, or has not each rank once.
+            ConfigError: The mesh has no named dimensions, or none of these, or does not contain each rank once.
         """
         ranks = cls.detect() if ranks is None else ranks
         reader_of = readers_of_mesh(mesh, readers, ranks.num_ranks)
@@ -134,22 +135,25 @@ class World:
         # ranks, so each set is a run of them.
         nodes = len(machines) if all(len(one) * len(machines) == count for one in machines) else 1
         return cls(
-            num_nodes=nodes, ranks_per_node=count // nodes, rank=int(reader_of[ranks.rank]), reads=reads and ranks.reads
+            num_nodes=nodes,
+            ranks_per_node=count // nodes,
+            rank=int(reader_of[ranks.rank]),
+            is_reader=is_reader and ranks.is_reader,
         )
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> World:
-        """The world this process runs in now: ``torch.distributed`` if it is up, else the launcher's environment.
+        """Detect the world of this process: from ``torch.distributed`` if initialised, else from the environment.
 
-        ``torchrun`` sets ``RANK``, ``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE``. Where the last is missing all ranks count
-        as ranks of one node: every sample is still read exactly once, only the default number of canonical nodes
-        is that of one node.
+        ``torchrun`` sets ``RANK``, ``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE``. Without the last, all ranks count as ranks
+        of one node: every sample is still read exactly once, but the default number of canonical nodes is that of one
+        node.
 
         Args:
             environ: Variables to read instead of ``os.environ``.
 
         Raises:
-            ConfigError: The variables contradict each other, or say that this is one of several ranks, but not which.
+            ConfigError: The variables contradict each other, or there are several ranks and ``RANK`` is not set.
         """
         env = os.environ if environ is None else environ
         rank, num_ranks = _distributed_rank() or _launched_rank(env)

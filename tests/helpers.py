@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.errors import StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
+from lightning_streaming.loading.dataset import dataset_world
 from lightning_streaming.writing.shard_builder import ShardBuffer
 from lightning_streaming.writing.shard_encoders import make_mds_encoder, parse_settings
 from tests.tiers import some
@@ -209,7 +210,7 @@ def read_together(loaders: Sequence[StreamingDataLoader]) -> Iterator[tuple[list
     Yields:
         The ids of a global batch in the order of the global sequence, and the state after it, which all ranks agree on.
     """
-    world = loaders[0].dataset.current_world()
+    world = dataset_world(loaders[0].dataset)
     for step in zip(*loaders, strict=True):
         of_ranks = ids(step)
         # A global batch goes to the nodes in turn, and within each node to the ranks in turn.

@@ -10,7 +10,6 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming import StreamingDataset
-from lightning_streaming.loading.state import Cursor
 from lightning_streaming.trainer.config import config_of
 from tests.helpers import write_dataset
 
@@ -54,7 +53,7 @@ def phased_dataset(train: dict[str, Any], batch_size: int = 1) -> StreamingDatas
 def ids_of_epoch(train: dict[str, Any], epoch: int = 0) -> list[int]:
     """The ids that one rank reads of an epoch, in order."""
     dataset = phased_dataset(train)
-    dataset.seek(Cursor(epoch, 0))
+    dataset.next_epoch = epoch
     ids = [int(sample["id"]) for sample in dataset]
     dataset.close()
     return ids

@@ -240,7 +240,7 @@ def test_nothing_is_shown_by_what_represents_or_describes_an_object() -> None:
     options = [one.storage for one in (stream, config)]
     for one in (stream, config, module, module.configs, dataset, loader, *options):
         assert found_in(f"{one!r} {one} {one:}") == []
-    assert found_in(json.dumps([dataset.config(), loader.config()])) == []
+    assert found_in(json.dumps(dataset.config())) == []
     assert found_in(yaml.dump([stream, config, *options])) == []
     with pytest.raises(TypeError):
         json.dumps(StorageConfig.options_of(stream.storage))

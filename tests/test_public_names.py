@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset
 import lightning_streaming
 from lightning_streaming import StreamingConfig, StreamingDataLoader, StreamingDataset
 from lightning_streaming.loading.reference_names import ReferenceNames, told
+from lightning_streaming.replaced_names import TOPICS
+from lightning_streaming.writing import plan_parts, write_parallel
 
 NOT_IN_A_CONFIG = {"batch_size", "transform", "world", "stream_name", "stream_config"}
 """What the data module, the user's own code and the trainer say, and what scripts of MosaicML Streaming pass on."""
@@ -27,41 +31,42 @@ OF_A_DATASET = {
     *("get_item", "restore_sample", "can_restore_sample"),
     *("prepare_shard", "evict_shard", "evict_coldest_shard", "close"),
     *("next_epoch", "state_dict", "load_state_dict"),
-    *("next_cursor", "seek", "state_at", "current_world"),
     "set_epoch",
     *(name for name, one in vars(ReferenceNames).items() if isinstance(one, told)),
 }
 """What docs promise of a dataset, and may be counted on."""
 OF_A_LOADER = {
-    *("repeat_epoch", "with_keys", "with_valid"),
-    *("state_dict", "load_state_dict", "restore_sample", "can_restore_sample"),
-    *("statistics", "config", "close"),
-    *("claim", "cursor", "seek", "normalised", "batches_left", "batches_of_epoch"),
-    *("samples_before", "samples_per_global_batch"),
+    *("fixed_epoch", "return_keys", "return_valid_mask"),
+    *("state_dict", "load_state_dict", "statistics", "refresh", "close"),
     "use_stateful_dataloader",
 }
 """The same of a loader, beside what torch's has."""
 
 
-def test_all_names_are_sorted_and_there() -> None:
-    names = lightning_streaming.__all__
-    assert names == sorted(names)
-    assert len(names) == len(set(names))
-    for name in names:
-        assert getattr(lightning_streaming, name) is not None
+FRONT_DOORS = [lightning_streaming, *(import_module(f"lightning_streaming.{topic}") for topic in TOPICS)]
+PUBLIC = [getattr(door, name) for door in FRONT_DOORS for name in door.__all__]
 
 
-def test_no_public_name_is_forgotten() -> None:
-    shown = {name for name in vars(lightning_streaming) if not name.startswith("_")}
-    modules = {name for name in shown if inspect.ismodule(getattr(lightning_streaming, name))}
-    other = shown - modules - {"annotations", "TYPE_CHECKING", "Any"}
-    assert other <= set(lightning_streaming.__all__)
-    assert set(lightning_streaming.__all__) <= set(dir(lightning_streaming))
+@pytest.mark.parametrize("door", FRONT_DOORS, ids=lambda door: door.__name__)
+def test_names_are_listed_once_and_there(door: ModuleType) -> None:
+    assert door.__all__ == sorted(set(door.__all__))
+    assert set(door.__all__) <= set(dir(door))
+    (block,) = (node for node in ast.parse(inspect.getsource(door)).body if isinstance(node, ast.If))
+    imported = [name for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names]
+    assert [name.asname for name in imported] == [name.name for name in imported]  # or checkers take them for private
+    assert len(imported) == len(door.__all__)
+    shown = {name for name in vars(door) if name[0] != "_" and not inspect.ismodule(getattr(door, name))}
+    assert shown - {"annotations", "TYPE_CHECKING", "lazy_exports"} <= set(door.__all__)
+
+
+def test_the_top_level_is_short_enough_to_be_read() -> None:
+    assert len(dir(lightning_streaming)) <= 30
+    assert len({value for value in PUBLIC if not inspect.ismodule(value)}) == len(PUBLIC) - 1
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Streaming'"):
-        lightning_streaming.Streaming  # noqa: B018 looking it up is the test
+        lightning_streaming.Streaming  # type: ignore[attr-defined]  # noqa: B018 looking it up is the test
 
 
 def _public(kind: type, *others: type) -> set[str]:
@@ -87,8 +92,7 @@ def test_docs_speak_of_all_that_a_dataset_and_a_loader_show() -> None:
 
 
 def test_every_public_class_and_function_tells_its_meaning() -> None:
-    shown = [getattr(lightning_streaming, name) for name in lightning_streaming.__all__]
-    for one in shown:
+    for one in PUBLIC:
         assert inspect.getdoc(one)
         members = vars(one).items() if inspect.isclass(one) else ()
         untold = [
@@ -104,7 +108,7 @@ def test_every_public_class_and_function_tells_its_meaning() -> None:
         "trainer.config.StreamingConfig",
         "trainer.datamodule.StreamingDataModule",
         "trainer.monitor.StreamingMonitor",
-        "trainer.preemption.Preempted",
+        "trainer.preemption.PreemptedExit",
         "trainer.preemption.PreemptionCheckpoint",
         "trainer.state_callback.StreamingStateCallback",
         "trainer.step_log.StepLog",
@@ -147,7 +151,7 @@ def test_the_dataset_takes_every_option_of_a_config() -> None:
 
 
 WRITERS = [lightning_streaming.MDSWriter, lightning_streaming.JSONWriter, lightning_streaming.XSVWriter]
-WRITERS_OF_PARTS = [lightning_streaming.write_parallel, lightning_streaming.plan_parts]
+WRITERS_OF_PARTS = [write_parallel, plan_parts]
 
 
 @pytest.mark.parametrize("one", [StreamingConfig, StreamingDataset, *WRITERS, *WRITERS_OF_PARTS])

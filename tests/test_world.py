@@ -57,7 +57,9 @@ def test_no_replication_changes_nothing() -> None:
 
 
 def test_ranks_that_are_one_are_one_in_everything_else() -> None:
-    assert World(ranks_per_node=4, rank=3, reads=False).replicated(2) == World(ranks_per_node=2, rank=1, reads=False)
+    assert World(ranks_per_node=4, rank=3, is_reader=False).replicated(2) == World(
+        ranks_per_node=2, rank=1, is_reader=False
+    )
 
 
 def coordinates(mesh: FakeMesh, readers: Sequence[str]) -> list[tuple[int, ...]]:
@@ -151,7 +153,7 @@ def test_a_mesh_is_asked_for_the_readers_it_has_and_for_this_process(monkeypatch
         monkeypatch.setenv(name, value)
     mesh = FakeMesh(np.arange(8).reshape(2, 4), ("pp", "dp_shard"))
     assert World.from_mesh(mesh) == World(ranks_per_node=4, rank=1)
-    assert World.from_mesh(mesh, "pp", reads=False) == World(num_nodes=2, rank=1, reads=False)
+    assert World.from_mesh(mesh, "pp", is_reader=False) == World(num_nodes=2, rank=1, is_reader=False)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ def test_a_rank_knows_its_node_and_its_place_there() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [{"num_nodes": 0}, {"ranks_per_node": 0}, {"rank": 1}, {"rank": -1}, {"num_nodes": 2, "rank": 2}, {"reads": 0},
+    [{"num_nodes": 0}, {"ranks_per_node": 0}, {"rank": 1}, {"rank": -1}, {"num_nodes": 2, "rank": 2}, {"is_reader": 0},
      {"num_nodes": 1.5}, {"ranks_per_node": True}],
     ids=str,
 )  # fmt: skip
@@ -238,8 +240,8 @@ def test_one_of_several_ranks_that_does_not_know_which_is_not_rank_0(environ: di
 
 
 def test_who_does_not_read_does_not_read_by_a_mesh_either() -> None:
-    silent = World(ranks_per_node=8, rank=3, reads=False)
-    assert not World.from_mesh(mesh_of((2, 2, 2)), ("first",), ranks=silent).reads
+    silent = World(ranks_per_node=8, rank=3, is_reader=False)
+    assert not World.from_mesh(mesh_of((2, 2, 2)), ("first",), ranks=silent).is_reader
 
 
 def test_a_dimension_that_is_misspelt_is_told() -> None:

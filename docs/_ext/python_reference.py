@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any, get_type_hints
 
 from docutils import nodes
@@ -117,14 +118,19 @@ def readied(line: str) -> str:
 
 
 def documented(name: str, members: str) -> Iterator[str]:
-    """The reStructuredText that documents a public name, and members of it."""
-    found = getattr(lightning_streaming, name, None) or lightning_streaming.errors.__dict__[name]
-    home = PACKAGE if hasattr(lightning_streaming, name) else f"{PACKAGE}.errors"
+    """Yield the reStructuredText that documents a public name, and members of it.
+
+    Args:
+        name: The name within the package, as in ``Stream`` or ``writing.merge``.
+        members: Names of its members; ``*`` for all.
+    """
+    home, _, own = f"{PACKAGE}.{name}".rpartition(".")
+    found = getattr(import_module(home), own)
     if not inspect.isclass(found):
-        yield f".. autofunction:: {home}.{name}"
+        yield f".. autofunction:: {home}.{own}"
         return
-    yield f".. autoclass:: {home}.{name}"
-    if home != PACKAGE:
+    yield f".. autoclass:: {home}.{own}"
+    if issubclass(found, BaseException):
         yield "   :show-inheritance:"
     if members == "*":
         yield from ("   :members:", f"   :inherited-members: {', '.join(sorted(_foreign_bases(found)))}")

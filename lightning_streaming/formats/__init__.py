@@ -25,3 +25,15 @@
 
 The bytes are those of MosaicML Streaming 0.13, index version 2.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_streaming.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from lightning_streaming.formats.encodings import register_encoding as register_encoding
+    from lightning_streaming.formats.encodings import registered_encodings as registered_encodings
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__)

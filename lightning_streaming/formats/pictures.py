@@ -5,7 +5,7 @@
     bytes      the file
     array      uint8, numpy, (height, width, 3), RGB
     tensor     uint8, torch, (3, height, width), RGB
-    picture    a :class:`Picture`, which decodes what it is asked for
+    picture    a :class:`EncodedImage`, which decodes what it is asked for
 
 Pixels are those of Pillow's ``convert("RGB")``. What libjpeg-turbo's own door does not take, as CMYK and files with
 slight damage, is decoded by Pillow too, so both take the same files. Nothing is turned as EXIF data says.
@@ -63,7 +63,7 @@ def require_simplejpeg() -> Any:
     return simplejpeg
 
 
-class Picture:
+class EncodedImage:
     """A picture that is not decoded yet; pixels are decoded each time they are asked for.
 
     Args:
@@ -77,7 +77,9 @@ class Picture:
 
     def __init__(self, file: bytes) -> None:
         if not isinstance(file, bytes):
-            raise ConfigError(f"a Picture is made of the bytes of a whole file, but got {brief(file)}", option="file")
+            raise ConfigError(
+                f"an EncodedImage is made of the bytes of a whole file, but got {brief(file)}", option="file"
+            )
         self.file = file
         """The file."""
 
@@ -162,20 +164,21 @@ class Picture:
             ConfigError: Always.
         """
         raise ConfigError(
-            "a Picture is not decoded yet", hint="call its decode(), crop() or pil(), or give decode.columns array"
+            "an EncodedImage is not decoded yet",
+            hint="call its decode(), crop() or pil(), or give decode.columns array",
         )
 
-    def __reduce__(self) -> tuple[type[Picture], tuple[bytes]]:
-        return Picture, (self.file,)
+    def __reduce__(self) -> tuple[type[EncodedImage], tuple[bytes]]:
+        return EncodedImage, (self.file,)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Picture) and self.file == other.file
+        return isinstance(other, EncodedImage) and self.file == other.file
 
     def __hash__(self) -> int:
         return hash(self.file)
 
     def __repr__(self) -> str:
-        return f"<Picture of {len(self.file)} bytes>"
+        return f"<EncodedImage of {len(self.file)} bytes>"
 
 
 def rgb_pixels(image: Image) -> Pixels:
@@ -363,21 +366,21 @@ def _is_image(value: Any) -> bool:
 
 
 def _pil(value: Any) -> Any:
-    return value if _is_image(value) else Picture(_file_of(value)).pil()
+    return value if _is_image(value) else EncodedImage(_file_of(value)).pil()
 
 
 def _array(value: Any) -> Pixels:
     if not isinstance(value, bytes) and _is_image(value) and stored_file(value) is None:
         return _own(value)
-    return Picture(_file_of(value)).decode()
+    return EncodedImage(_file_of(value)).decode()
 
 
 def _tensor(value: Any) -> Tensor:
     return _channels_first(_array(value).transpose(2, 0, 1))
 
 
-def _picture(value: Any) -> Picture:
-    return Picture(_file_of(value))
+def _picture(value: Any) -> EncodedImage:
+    return EncodedImage(_file_of(value))
 
 
 _KINDS: Mapping[str, Callable[[Any], Any]] = {

@@ -164,7 +164,7 @@ class BadSamples:
         self.known = {}
         for one in bad_samples_of(self.directory, self._start):
             if one.key.stream in firsts:
-                place = firsts[one.key.stream] + one.key.shard, one.key.index
+                place = firsts[one.key.stream] + one.key.shard, one.key.sample_index
                 self.known.setdefault(one.key.position, set()).add(place)
 
     def are_known(self, positions: NDArray[np.int64]) -> bool:
@@ -247,8 +247,8 @@ class BadSamples:
         why = "was found bad before" if isinstance(told, _KnownBadError) else f"is bad: {told}"
         none = f"none of the {others} others of its shard that were tried" if others else "no other sample of its shard"
         return (
-            f"sample {key.index} of shard {key.shard} of stream {key.stream!r} {why}\n{none} can take its place; see "
-            f"{self.directory}. Mend the data or the transform, or leave these samples out with "
+            f"sample {key.sample_index} of shard {key.shard} of stream {key.stream!r} {why}\n{none} can take its "
+            f"place; see {self.directory}. Mend the data or the transform, or leave these samples out with "
             f"`lightning-streaming select DATASET --not {self.directory} --out KEEP.npy`"
         )
 
@@ -318,7 +318,8 @@ class BadTally:
         )
         keyed = sorted(((one.key.position, one) for one in found), key=lambda pair: pair[0])
         words = (
-            f"sample {one.key.index} of shard {one.key.shard} of stream {one.key.stream!r}: {in_one_line(one.error)}"
+            f"sample {one.key.sample_index} of shard {one.key.shard} of stream {one.key.stream!r}: "
+            f"{in_one_line(one.error)}"
             for _, one in islice(keyed, most)
         )
         return "\n".join(f"  {one}" for one in words) if most > 1 else next(words, "found before")

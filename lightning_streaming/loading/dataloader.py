@@ -1,4 +1,4 @@
-"""A torch DataLoader that knows its position and can be put back there."""
+"""DataLoader that saves and restores its position in the data."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ from lightning_streaming.escaping import package_logger
 from lightning_streaming.loading import workers
 from lightning_streaming.loading.arrivals import ArrivalCounts, ArrivalWatch, LookOn
 from lightning_streaming.loading.bad_samples import BadTally
-from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.dataset_options import check_batch_of_budget, describe
+from lightning_streaming.loading.dataset import StreamingDataset, dataset_world
+from lightning_streaming.loading.dataset_options import check_batch_of_budget
+from lightning_streaming.loading.following import read_appended
 from lightning_streaming.loading.measures import BatchMeasures, LoaderStatistics, StatisticsCollector
 from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass
 from lightning_streaming.loading.pack_options import Budget, Pack
 from lightning_streaming.loading.pack_types import alike_batches
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
-from lightning_streaming.loading.run import OnChange, Run
+from lightning_streaming.loading.position import position_of, run_of
+from lightning_streaming.loading.run import OnMismatch
 from lightning_streaming.loading.sample_key import (
     KeyedBatch,
     Replacement,
-    SampleKey,
     SampleKeys,
     add_valid,
+    delivered_keys,
     keys_of_batches,
     no_keys,
 )
@@ -47,23 +49,10 @@ from lightning_streaming.units import check_whole
 
 _log = package_logger(__name__)
 _MOST_UNCLAIMED = 1024
-"""Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
+"""Batches whose ends are remembered for :meth:`LoaderPosition.claim`, if none of them are claimed."""
 _AT_ONCE = 1024
 """Batches whose ends are worked out together: a step should wait for no arithmetic."""
 _READ, _BAD = BatchMeasures._fields.index("samples"), BatchMeasures._fields.index("bad_samples")
-_SETTINGS = (
-    "batch_size",
-    "repeat_epoch",
-    "drop_last",
-    "num_workers",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory",
-    "collate_fn",
-    "with_keys",
-    "with_valid",
-)
-"""What a loader tells of itself."""
 
 
 @dataclass(slots=True)
@@ -92,27 +81,28 @@ class _Progress:
 class StreamingDataLoader(AcceleratedLoader):
     """Batches of a :class:`StreamingDataset`, the same number on every rank, from any number of workers.
 
-    Each ``iter(loader)`` is a pass over the next epoch; a pass given up early still counts as one. Where it begins is
-    decided at its first ``next``: a state loaded between ``iter`` and ``next`` is honoured, and an iterator that is
-    never used takes nothing.
+    Each ``iter(loader)`` is a pass over the next epoch; a pass that is abandoned early still counts as one. Its first
+    ``next`` decides where it begins: a state loaded between ``iter`` and ``next`` takes effect, and an iterator that is
+    never used consumes nothing.
 
-    On a rank that is to read no samples (:attr:`World.reads` is False) each batch is an empty dict, whatever
-    ``collate_fn`` makes elsewhere: there are as many, they are counted and saved alike, and no shard is fetched.
+    On a rank that does not read samples (:attr:`World.is_reader` is False) each batch is an empty dict, whatever
+    ``collate_fn`` returns elsewhere. Such a rank yields, counts and saves as many batches as the others and fetches no
+    shard.
 
     Args:
-        dataset: What to read.
+        dataset: Dataset to read.
         batch_size: Samples per batch on this rank. None: the dataset's.
-        repeat_epoch: Let every pass read epoch 0 from its beginning, as evaluation wants.
-        with_keys: Hand out each batch as a :class:`KeyedBatch`: the batch and the keys of its samples.
-        with_valid: Add a mask ``valid`` to each batch, which must be a dict: False for samples that are read again to
-            have as many batches on every rank; with ``pack``, one entry for each pack. Only with
+        fixed_epoch: Read epoch 0 from its beginning in every pass, for evaluation.
+        return_keys: Yield each batch as a :class:`KeyedBatch`: the batch and the keys of its samples.
+        return_valid_mask: Add a mask ``valid`` to each batch, which must be a dict: False for samples that are read
+            again so that every rank has the same number of batches; with ``pack``, one entry for each pack. Only with
             ``batching_method="random"``.
         **kwargs: Passed to ``torch.utils.data.DataLoader``: ``num_workers``, ``persistent_workers``, ``drop_last``,
             ``collate_fn``, ``pin_memory``, ``prefetch_factor``, ``multiprocessing_context``, ...
 
     Raises:
-        ConfigError: Dataset and loader disagree about the batch size, or the loader is asked to shuffle, or for a mask
-            that cannot be right.
+        ConfigError: Dataset and loader have different batch sizes; ``shuffle`` is passed to the loader; or
+            ``return_valid_mask`` cannot work with these options.
     """
 
     dataset: StreamingDataset
@@ -122,9 +112,9 @@ class StreamingDataLoader(AcceleratedLoader):
         dataset: StreamingDataset,
         batch_size: int | None = None,
         *,
-        repeat_epoch: bool = False,
-        with_keys: bool = False,
-        with_valid: bool = False,
+        fixed_epoch: bool = False,
+        return_keys: bool = False,
+        return_valid_mask: bool = False,
         **kwargs: Any,
     ) -> None:
         if batch_size is None:
@@ -144,13 +134,13 @@ class StreamingDataLoader(AcceleratedLoader):
             raise ConfigError("the order belongs to the dataset; pass shuffle=True there")
         if not kwargs.get("in_order", True):
             raise ConfigError("batches must come in order, or no place in the data could be saved; drop in_order=False")
-        if repeat_epoch and passes_of(dataset).run.asked.skip:
+        if fixed_epoch and passes_of(dataset).run.asked.skip:
             raise ConfigError("skip is for training, as it counts the batches of a run; leave it out for other stages")
         method = StreamingDataset.config(dataset)["batching_method"]  # a subclass may mean another thing by the name
-        if with_valid and method != "random":
+        if return_valid_mask and method != "random":
             raise ConfigError(
-                f"with_valid is for reading every sample once, but batching_method={method!r} leaves out what fills no "
-                "batch; use batching_method='random'"
+                f"return_valid_mask is for reading every sample once, but batching_method={method!r} drops samples "
+                "that fill no batch; use batching_method='random'"
             )
         if kwargs.get("collate_fn") is not None:
             check_accepts(kwargs["collate_fn"], "collate_fn", "(samples)", [])
@@ -163,102 +153,67 @@ class StreamingDataLoader(AcceleratedLoader):
         self._samples_per_batch = batch_size
         passes_of(dataset).run.read_by(batch_size, self.drop_last)
         # By these names Lightning finds them when it makes the loader anew, as it does to predict.
-        self.repeat_epoch = repeat_epoch
-        self.with_keys = with_keys
-        self.with_valid = with_valid
+        self.fixed_epoch = fixed_epoch
+        self.return_keys = return_keys
+        self.return_valid_mask = return_valid_mask
         self._tally = StatisticsCollector(list(dataset.streams))
         self._progress = _Progress()
         self._batch_types = dict[str, torch.dtype]()
 
     def __len__(self) -> int:
-        """Batches in a whole epoch on each rank; the same after a resume as before, and whatever is skipped.
+        """Return the batches of a whole epoch on each rank, regardless of resumes and of batches that are skipped.
 
-        Where epochs differ, as of packs or of data that has grown, those of the epoch that the next batch is of.
+        Where epochs differ, as with packs or with appended data, it is the length of the epoch of the next batch.
         """
         run = run_of(self)
         is_first = self._progress.tells_first_epoch or not run.order.differs_by_epoch
-        epoch = 0 if is_first else run.normalise(self.cursor()).epoch
+        epoch = 0 if is_first else run.normalise(position_of(self).cursor()).epoch
         return run.unskipped(Cursor(epoch, 0)).num_batches(self.drop_last)
 
     def __repr__(self) -> str:
         settings = f"batch_size={self.batch_size}, num_workers={self.num_workers}"
-        return f"<StreamingDataLoader: {settings}; at {self.cursor()}; of {self.dataset!r}>"
+        return f"<StreamingDataLoader: {settings}; at {position_of(self).cursor()}; of {self.dataset!r}>"
 
     def __iter__(self) -> LoaderPass | AcceleratedPass:  # type: ignore[override]  # torch names a class of its own
         batches = LoaderPass(self)
         if not self._is_accelerated:
             return batches
-        return AcceleratedPass(batches, lambda: self.cursor().sample_in_epoch == 0, non_blocking=self.pin_memory)
-
-    def cursor(self) -> Cursor:
-        """Where the next batch to be handed out begins."""
-        end = self._progress.end
-        return self.dataset.next_cursor() if end is None else end
-
-    def claim(self) -> Cursor | None:
-        """Where the oldest batch ends that was handed out and not claimed yet; None if there is none.
-
-        Whoever consumes batches later than they are handed out, as a trainer that fetches ahead does, claims each when
-        done with it, and so knows the place that is safe to save.
-        """
-        unclaimed = self._progress.unclaimed
-        return unclaimed.popleft() if unclaimed else None
-
-    def seek(self, cursor: Cursor) -> None:
-        """Let the next pass begin at ``cursor``; the pass under way, if any, no longer counts."""
-        self._forget_pass()
-        self.dataset.seek(cursor)
-
-    @property
-    def samples_per_global_batch(self) -> int:
-        """Samples of one batch over all ranks that read different ones."""
-        return self._samples_per_batch * self.dataset.current_world().num_ranks
-
-    def normalised(self, cursor: Cursor) -> Cursor:
-        """The same place, the end of an epoch written as the beginning of the next."""
-        return passes_of(self.dataset).run.normalise(run_of(self), cursor)
-
-    def batches_left(self, cursor: Cursor) -> int:
-        """Batches from ``cursor`` to the end of its epoch, on each rank."""
-        return run_of(self).batches_left(cursor)
-
-    def batches_of_epoch(self) -> int:
-        """Batches, on each rank, of the whole epoch that the next batch is of: without those that are skipped."""
-        run = run_of(self)
-        return run.batches_in_epoch(run.normalise(self.cursor()))
-
-    def samples_before(self, cursor: Cursor) -> int:
-        """Samples of its epoch, over all ranks, that are read before ``cursor``."""
-        return run_of(self).samples_before(cursor)
+        return AcceleratedPass(
+            batches, lambda: position_of(self).cursor().sample_in_epoch == 0, non_blocking=self.pin_memory
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch to be handed out begins: what has been handed out counts as read."""
-        return run_of(self).saved(self.normalised(self.cursor())).as_state()
+        """Return the position of the next batch; batches that were yielded count as read."""
+        position = position_of(self)
+        return run_of(self).saved(position.normalised(position.cursor())).as_state()
 
-    def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "error") -> None:
-        """Go on where ``state`` was taken, from the next pass on; see :meth:`StreamingDataset.load_state_dict`."""
-        self.dataset.load_state_dict(state, on_change)
+    def load_state_dict(self, state: Mapping[str, Any], on_mismatch: OnMismatch = "error") -> None:
+        """Let the next pass continue from ``state``; see :meth:`StreamingDataset.load_state_dict`."""
+        self.dataset.load_state_dict(state, on_mismatch)
         self._forget_pass()
 
-    def restore_sample(self, key: SampleKey | Mapping[str, Any]) -> Any:
-        """The sample with this key, as it was before it was collated; see :meth:`StreamingDataset.restore_sample`."""
-        return self.dataset.restore_sample(key)
+    def refresh(self) -> bool:
+        """Read what was appended to streams with ``follow=True`` from the next epoch on.
 
-    def can_restore_sample(self, key: SampleKey | Mapping[str, Any] | None = None) -> bool:
-        """Whether there is such a sample; see :meth:`StreamingDataset.can_restore_sample`."""
-        return self.dataset.can_restore_sample(key)
+        Call it between two epochs, on all ranks, with ``torch.distributed`` initialised if there are several; under
+        Lightning the state callback calls it. The first rank fetches each stream's index. The others fetch it only
+        if it has more shards. If one of them does not see the new shards, nothing changes until the next call, so a
+        store that is unreachable for a moment ends no run. Streams with joined datasets follow at a resume only.
+
+        Returns:
+            Whether there is more to read now.
+
+        Raises:
+            ConfigError: The loader is in the middle of an epoch, or the other ranks cannot be reached.
+        """
+        return read_appended(self)
 
     def statistics(self) -> LoaderStatistics:
-        """What this loader has handed out in this process so far, over all its passes, and what that took."""
+        """Return counts and waiting times of all passes of this loader in this process so far."""
         return self._tally.statistics()
 
-    def config(self) -> dict[str, Any]:
-        """What was asked for, the dataset's own :meth:`~StreamingDataset.config` included, as plain values."""
-        shown = {name: getattr(self, name) for name in _SETTINGS}
-        return {**describe("StreamingDataLoader", shown), "dataset": StreamingDataset.config(self.dataset)}
-
     def close(self) -> None:
-        """Give up the pass under way, end the workers, persistent ones too, and unmap every shard."""
+        """End the pass under way and all workers, persistent ones too, and unmap every shard."""
         latest = self._progress.latest
         under_way = latest and latest()
         if under_way:
@@ -273,17 +228,17 @@ class StreamingDataLoader(AcceleratedLoader):
         progress.latest = weakref.ref(begins)
         progress.passes_begun += 1
         progress.end = None
-        if self.repeat_epoch:
-            self.dataset.seek(Cursor(0, 0))
         passes = passes_of(self.dataset)
-        start = passes.begin(self.dataset.current_world(), self._samples_per_batch, self.drop_last)
+        if self.fixed_epoch:
+            passes.seek(Cursor(0, 0))
+        start = passes.begin(dataset_world(self.dataset), self._samples_per_batch, self.drop_last)
         passes.tell_unsuited(start)
         if self.collate_fn is default_collate and self.dataset._are_as_stored():
             passes.tell_mixed_columns(start)
         self._tally.begin_pass(self.num_workers)
         if self.drop_last and (why := why_empty(self)):
             _log.warning(why)
-        return progress.passes_begun, self._reading(start) if start.world.reads else self._without_samples(start)
+        return progress.passes_begun, self._reading(start) if start.world.is_reader else self._without_samples(start)
 
     def _reading(self, start: PassStart) -> _UnderWay:
         """A pass whose batches are made by workers, or here."""
@@ -373,7 +328,7 @@ class LoaderPass(Iterator[Any]):
         self._number = 0
         self._under_way: _UnderWay | None = None
         self._ends: Iterator[Cursor] = iter(())
-        self._with_valid, self._with_keys = loader.with_valid, loader.with_keys
+        self._return_valid_mask, self._return_keys = loader.return_valid_mask, loader.return_keys
         self._keys: Iterator[SampleKeys] | None = None
         self._watch: ArrivalWatch | None = None
 
@@ -406,7 +361,7 @@ class LoaderPass(Iterator[Any]):
             raise _at_end(made, end)
         batch, measures = made
         if self._keys is not None:
-            batch = self._labelled(batch, next(self._keys).delivered(under_way.replaced))
+            batch = self._labelled(batch, delivered_keys(next(self._keys), under_way.replaced))
         self._loader._hand_out(under_way.start, end, measures, waited)
         self._under_way = under_way
         return batch
@@ -426,8 +381,8 @@ class LoaderPass(Iterator[Any]):
         if told is not None:
             told.append(keys)
         of_packs = isinstance(passes_of(self._loader.dataset).run.asked.pack, Pack)
-        batch = add_valid(batch, keys, of_packs=of_packs) if self._with_valid else batch
-        return KeyedBatch(batch, keys) if self._with_keys else batch
+        batch = add_valid(batch, keys, of_packs=of_packs) if self._return_valid_mask else batch
+        return KeyedBatch(batch, keys) if self._return_keys else batch
 
     def _begin(self) -> None:
         loader = self._loader
@@ -435,10 +390,10 @@ class LoaderPass(Iterator[Any]):
         start, passes = self._under_way.start, passes_of(loader.dataset)
         epoch = passes.run.epoch_of(start)
         self._ends = _ends_of_batches(epoch.partition, start.cursor, loader.drop_last)
-        if self._with_valid or self._with_keys or loader._progress.told_keys is not None:
+        if self._return_valid_mask or self._return_keys or loader._progress.told_keys is not None:
             self._keys = (
                 keys_of_batches(start, drawn_sequence(epoch), epoch.partition, passes.catalog)
-                if start.world.reads
+                if start.world.is_reader
                 else repeat(no_keys(start, passes.catalog))
             )
         look_on, loader._progress.look_on = loader._progress.look_on, None
@@ -478,12 +433,6 @@ def _ends_of_batches(partition: Partition, start: Cursor, drop_last: bool) -> It
             yield Cursor(start.epoch, position)
     if batches:
         yield start.passes_later(1)
-
-
-def run_of(loader: StreamingDataLoader) -> Run:
-    """The run as a loader reads it: what its batches, their ends and a saved position mean."""
-    world = loader.dataset.current_world()
-    return passes_of(loader.dataset).run.on(world, loader._samples_per_batch, loader.drop_last)
 
 
 def tell_length_of_first_epoch(loader: StreamingDataLoader) -> None:

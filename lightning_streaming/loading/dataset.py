@@ -19,10 +19,10 @@ from lightning_streaming.loading.debug_config import DebugConfig
 from lightning_streaming.loading.decode_config import DecodeConfig
 from lightning_streaming.loading.option_groups import group_of
 from lightning_streaming.loading.other_trainers import AcceleratedDataset
-from lightning_streaming.loading.passes import CurrentRun, Passes, PassSettings
+from lightning_streaming.loading.passes import CurrentRun, Passes, PassSettings, passes_of
 from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.reference_names import ReferenceNames, told
-from lightning_streaming.loading.run import OnChange
+from lightning_streaming.loading.run import OnMismatch
 from lightning_streaming.loading.run_order import RunRequest
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import Cursor, read_state
@@ -104,7 +104,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
 
     def __len__(self) -> int:
         """Samples, or packs, per epoch and rank: the epoch's size divided among ranks, rounded up."""
-        world = self.current_world()
+        world = self._current_world()
         size = self.epoch_size if self._passes.run.asked.pack is None else self._passes.run.on(world).entries_of(0)
         return ceil(size / world.num_ranks)
 
@@ -115,7 +115,8 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             shown.append(f"and {len(self.streams) - _MOST_STREAMS} more streams")
         catalog = self._source.known_catalog
         size = "index not read" if catalog is None else f"{catalog.num_samples} samples"
-        return f"<StreamingDataset: {', '.join(shown)}; {size}; at {self._passes.handed_out() or self.next_cursor()}>"
+        cursor = self._passes.handed_out() or self._passes.next_cursor()
+        return f"<StreamingDataset: {', '.join(shown)}; {size}; at {cursor}>"
 
     def config(self) -> dict[str, Any]:
         """What was asked for, as plain values without secrets: to log, and to compare with that of another run."""
@@ -124,19 +125,11 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
     @property
     def next_epoch(self) -> int:
         """The epoch that the next pass reads; may be set, which also forgets a place within an epoch."""
-        return self.next_cursor().epoch
+        return self._passes.next_cursor().epoch
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
-        self.seek(Cursor(check_whole("next_epoch", epoch, 0), 0))
-
-    def next_cursor(self) -> Cursor:
-        """Where the next pass begins."""
-        return self._passes.next_cursor()
-
-    def seek(self, cursor: Cursor) -> None:
-        """Let the next pass begin at ``cursor``; a pass under way goes on undisturbed, and counts no longer."""
-        self._passes.seek(cursor)
+        self._passes.seek(Cursor(check_whole("next_epoch", epoch, 0), 0))
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = False) -> dict[str, Any]:
         """The place of the pass under way, or of the next one if none is, as plain values.
@@ -149,39 +142,36 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         """
         if num_samples is None:
             self._check_is_counted_here()
-        passes, world = self._passes, self.current_world()
+        passes, world = self._passes, self._current_world()
         handed_out, began = passes.handed_out(), passes.began()
         if num_samples is None and handed_out is not None:
-            return self.state_at(handed_out)
+            return state_at(self, handed_out)
         if num_samples is None:
             num_samples, from_beginning = passes.samples_read() * world.num_ranks, False
         began = Cursor(began.epoch, 0) if from_beginning else began
-        return self.state_at(passes.run.on(world).advance(began, num_samples))
+        return state_at(self, passes.run.on(world).advance(began, num_samples))
 
-    def state_at(self, cursor: Cursor) -> dict[str, Any]:
-        """The state of a reader who stands at ``cursor``; the end of an epoch is the beginning of the next."""
-        run = self._passes.run.on(self.current_world())
-        return run.saved(self._passes.run.normalise(run, cursor)).as_state()
-
-    def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "error") -> None:
+    def load_state_dict(self, state: Mapping[str, Any], on_mismatch: OnMismatch = "error") -> None:
         """Let the next pass begin where ``state`` was taken, with its seed and canonical nodes.
 
         Whether the state belongs to this data is checked when the data is next looked at, not here.
 
         Args:
             state: From :meth:`state_dict`, from a loader, or from MosaicML Streaming.
-            on_change: Whether changed data or settings are then an error or a warning.
+            on_mismatch: Whether changed data or settings are then an error or a warning.
 
         Raises:
             StateError: This is not a saved position.
         """
         saved = read_state(state)
-        self._passes.run.load(saved, on_change)
-        self.seek(saved.cursor)
+        self._passes.run.load(saved, on_mismatch)
+        self._passes.seek(saved.cursor)
         self._loaded = saved.cursor
 
-    def current_world(self) -> World:
-        """This process among those that read different samples."""
+    def _next_cursor(self) -> Cursor:
+        return self._passes.next_cursor()
+
+    def _current_world(self) -> World:
         return (self.world or World.detect()).replicated(self.replication)
 
     def __iter__(self) -> WorkerSamples:
@@ -223,11 +213,11 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         return self._passes.of_worker(self._making, start, worker, num_workers)
 
     def _reading_world(self) -> World:
-        world = self.current_world()
-        if not world.reads:
+        world = self._current_world()
+        if not world.is_reader:
             raise ConfigError(
-                "this rank is to read no samples (World.reads is False), so nobody could tell where it stands; iterate "
-                "through a StreamingDataLoader, which hands out empty batches and counts them"
+                "this rank does not read samples (World.is_reader is False), so iterating the dataset directly cannot "
+                "track a position; iterate through a StreamingDataLoader, which yields empty batches and counts them"
             )
         return world
 
@@ -240,3 +230,14 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
 def _where(stream: Stream) -> str:
     place = stream.local if stream.remote is None else stream.remote
     return mask_url(str(place))
+
+
+def dataset_world(dataset: StreamingDataset) -> World:
+    """Return the position of this process among those that read different samples of a dataset."""
+    return dataset._current_world()
+
+
+def state_at(dataset: StreamingDataset, cursor: Cursor) -> dict[str, Any]:
+    """Return the state of a reader at ``cursor``; the end of an epoch is the beginning of the next."""
+    run = passes_of(dataset).run.on(dataset_world(dataset))
+    return run.saved(passes_of(dataset).run.normalise(run, cursor)).as_state()

@@ -608,7 +608,7 @@ def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None,
     """
     found, of_phases = _escaped(found), in_one_line(of_phases)
     table = f"the saved position belongs to other data or another order:\n{indent(in_words(found), '  ')}"
-    way_out = 'resume with on_change="warn" to go on from the same position all the same.'
+    way_out = 'resume with on_mismatch="warn" to go on from the same position all the same.'
     hashes = [one for one in found if one.setting.endswith(".hashes")]
     way_out += of_phases
     more = [one for one in found if one.setting.endswith(".samples") and one.saved.isdigit() and one.now.isdigit()]
@@ -621,7 +621,7 @@ def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None,
         way_out += (
             " Packs follow from the lengths of documents. What says them (lengths= or the transform's tokenizer) "
             "returns other lengths of its documents than before: put it back, or start a new epoch with the other "
-            'lengths: `lightning-streaming state set CKPT --epoch N --sample 0`, then resume with on_change="warn".'
+            'lengths: `lightning-streaming state set CKPT --epoch N --sample 0`, then resume with on_mismatch="warn".'
         )
     if not hashes and saved is not None and not is_listed(saved["streams"]):
         way_out += (

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
-from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.position import position_of, run_of
 from lightning_streaming.loading.ranks import can_ask_others, from_all
 from lightning_streaming.order.sequence import digest_of
+
+if TYPE_CHECKING:
+    from lightning_streaming.loading.dataloader import StreamingDataLoader
 
 _log = package_logger(__name__)
 
@@ -35,31 +38,17 @@ class _Look(NamedTuple):
 
 
 def read_appended(loader: StreamingDataLoader) -> bool:
-    """Let the epochs from the next one on read what was appended to the streams that are followed (``follow=True``).
-
-    To be called between two epochs, on all ranks, with ``torch.distributed`` initialised if there are several; under
-    Lightning the state callback does. The first rank asks for each stream's index. Only if there are more shards do the
-    others look as well, and if one does not see them, nothing changes until the next call: a store that is out of reach
-    for a moment ends no run. Streams with joined datasets are followed at a resume only.
-
-    Args:
-        loader: This rank's loader, at the end of an epoch or before its first.
-
-    Returns:
-        Whether there is more to read now.
-
-    Raises:
-        ConfigError: The loader stands in the middle of an epoch, or the other ranks cannot be asked.
-    """
+    """Read what was appended from the next epoch on, as :meth:`StreamingDataLoader.refresh` documents."""
     dataset = loader.dataset
     followed = [name for name, stream in dataset.streams.items() if stream.follow and not stream.joined]
     if not followed:
         return False
-    cursor = loader.normalised(loader.cursor())
+    position = position_of(loader)
+    cursor = position.normalised(position.cursor())
     if cursor.sample_in_epoch:
         raise ConfigError(
             f"an epoch keeps the shards that it began with, and the loader stands at {cursor}; call "
-            "read_appended between two epochs"
+            "refresh() between two epochs"
         )
     if not can_ask_others():
         raise ConfigError(
@@ -74,7 +63,7 @@ def read_appended(loader: StreamingDataLoader) -> bool:
             lambda rank: offered if rank == 0 else _look(dataset, list(offered.heads), newer, offered.heads)
         )
     for rank, one in enumerate(seen):
-        if one.problem and not dataset.current_world().rank:
+        if one.problem and not dataset_world(dataset).rank:
             told = f"rank {rank}: " if len(seen) > 1 else ""
             _log.warning("what was appended is not read in epoch %d: %s%s", cursor.epoch, told, one.problem)
     if not offered.heads or any(one.heads != offered.heads for one in seen):

@@ -129,12 +129,12 @@ class AcceleratedDataset(ABC):
     _is_reader_checked = False
 
     @abstractmethod
-    def next_cursor(self) -> Cursor:
-        """Where the next pass begins."""
+    def _next_cursor(self) -> Cursor:
+        """Return where the next pass begins."""
 
     @abstractmethod
-    def current_world(self) -> World:
-        """This process among those that read different samples."""
+    def _current_world(self) -> World:
+        """Return the position of this process among those that read different samples."""
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read ``epoch`` from its beginning: for libraries that themselves count epochs and batches.
@@ -143,7 +143,7 @@ class AcceleratedDataset(ABC):
             ConfigError: A state was loaded that says another place; ``next_epoch`` is the way to leave it.
         """
         epoch = check_whole("epoch", epoch, 0)
-        place = self.next_cursor()
+        place = self._next_cursor()
         if place == self._loaded and place != (epoch, 0):
             raise ConfigError(
                 f"a state was loaded that goes on at epoch {place.epoch}, sample {place.sample_in_epoch}, and "
@@ -151,16 +151,16 @@ class AcceleratedDataset(ABC):
                 "where Accelerate or transformers skip batches themselves; see docs/other-trainers.md"
             )
         self.next_epoch = epoch
-        self._check_reader(self.next_cursor())
+        self._check_reader(self._next_cursor())
 
     def _check_reader(self, place: Cursor | None) -> None:
         """Refuse a reader that would leave samples out; ``place`` is where it begins, None if that is not known."""
         info = get_worker_info()
-        if (place or self.next_cursor()) == (0, 0) and (info is None or info.id == 0):
+        if (place or self._next_cursor()) == (0, 0) and (info is None or info.id == 0):
             _warn_if_lightning_trains()
         reader = _reader_of(self)
         if reader is not None:
-            _check_reader(reader, self.current_world(), self.batch_size, place)
+            _check_reader(reader, self._current_world(), self.batch_size, place)
 
     def _check_reader_of_worker(self, place: Cursor) -> None:
         """The same in a worker, which knows of its reader what was so when the worker began."""

@@ -31,7 +31,7 @@ from lightning_streaming.loading.reading import WorkerPartition, WorkerPass
 from lightning_streaming.loading.run import (
     Epoch,
     Machines,
-    OnChange,
+    OnMismatch,
     Run,
     new_run,
     order_of_pass,
@@ -85,7 +85,7 @@ class CurrentRun:
         self.asked = asked
         self._called = _Called()
         self._source = source
-        self._loaded: tuple[SavedPosition, OnChange] | None = None
+        self._loaded: tuple[SavedPosition, OnMismatch] | None = None
         self._settings = asked.settings
         self._initial_nodes: int | None = None
         self._read_by: tuple[int | None, bool] = asked.batch_size, False
@@ -149,16 +149,16 @@ class CurrentRun:
             for stream, (now, then) in enumerate(zip(mine.indexes, theirs.indexes, strict=True))
         )
 
-    def load(self, saved: SavedPosition, on_change: OnChange) -> None:
+    def load(self, saved: SavedPosition, on_mismatch: OnMismatch) -> None:
         """Go on from a saved position. Whether it is of this data is checked when the data is looked at."""
-        if on_change not in get_args(OnChange):
-            raise ConfigError(f"on_change must be one of {', '.join(get_args(OnChange))}, but got {on_change!r}")
+        if on_mismatch not in get_args(OnMismatch):
+            raise ConfigError(f"on_mismatch must be one of {', '.join(get_args(OnMismatch))}, but got {on_mismatch!r}")
         asked = self.asked.settings.num_canonical_nodes
         if asked not in (None, 0, saved.num_canonical_nodes):
             told = f"{self.reader}: " if self.reader else ""
             words = "%snum_canonical_nodes=%s gives way to the saved %d"
             _log.warning(words, told, asked, saved.num_canonical_nodes)
-        self._loaded, self._initial_nodes = (saved, on_change), saved.initial_physical_nodes
+        self._loaded, self._initial_nodes = (saved, on_mismatch), saved.initial_physical_nodes
         self._settings, self._run, self._brought = self.asked.resumed(saved), None, None
         self._has_begun = self._has_told_changes = False
 
@@ -243,8 +243,8 @@ class CurrentRun:
             return run_again(self.asked, catalog, self._settings, self._brought)
         if self._loaded is None:
             return new_run(self.asked, catalog, machines, self._initial_nodes, self.reader)
-        saved, on_change = self._loaded
-        resumed = resume(saved, self.asked, catalog, machines, on_change, *self._called)
+        saved, on_mismatch = self._loaded
+        resumed = resume(saved, self.asked, catalog, machines, on_mismatch, *self._called)
         for note in () if self._has_told_changes else resumed.notes():
             _log.warning("%s", note)
         for note in () if self._has_told_changes or world.rank else resumed.growth:

@@ -8,7 +8,7 @@ to go on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.loading.dataloader import StreamingDataLoader
-from lightning_streaming.loading.sample_key import Pass, SampleKeys
+from lightning_streaming.loading.sample_key import Pass, SampleKeys, join_keys, table_of
 from lightning_streaming.world import World
+
+if TYPE_CHECKING:
+    from lightning_streaming.loading.dataloader import StreamingDataLoader
 
 _Answer = TypeVar("_Answer")
 
@@ -38,7 +40,7 @@ class _Part(NamedTuple):
     values: Tensor
 
 
-def gather_in_order(values: Tensor | Sequence[Tensor], keys: SampleKeys | Sequence[SampleKeys]) -> Tensor:
+def all_gather_samples(values: Tensor | Sequence[Tensor], keys: SampleKeys | Sequence[SampleKeys]) -> Tensor:
     """Bring the values of an evaluation together, for a metric that does not depend on how many ranks there were.
 
     Each sample that was read counts once: what ranks read again to have equally many batches is left out, and so are
@@ -80,12 +82,12 @@ def _part(values: list[Tensor], listed: list[SampleKeys]) -> _Part:
             f"values must have one row for each key, but got shapes {_shortened(shapes)} for {_shortened(counts)} "
             'keys; a loss, for example, needs reduction="none"'
         )
-    keys = SampleKeys.joined(listed)
+    keys = join_keys(listed)
     valid = keys.valid
-    rows = keys.rows[valid.numpy()]
+    rows = table_of(keys).rows[valid.numpy()]
     if len(np.unique(rows[:, 0])) < len(rows):
         raise ConfigError("several values belong to one sample; begin new lists at the start of every evaluation")
-    return _Part(keys.of_pass, rows, torch.cat([one.detach().cpu() for one in values])[valid])
+    return _Part(table_of(keys).of_pass, rows, torch.cat([one.detach().cpu() for one in values])[valid])
 
 
 def _shortened(items: Sequence[object]) -> str:

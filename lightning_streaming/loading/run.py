@@ -45,7 +45,7 @@ from lightning_streaming.order.skips import (
 )
 from lightning_streaming.world import World
 
-OnChange = Literal["error", "warn"]
+OnMismatch = Literal["error", "warn"]
 """What to do about a saved position whose data or order settings have changed since: refuse it, or say so and go on."""
 _ALWAYS_FINE = 2**16
 """Canonical nodes that an epoch may have however few its samples: this many take seconds at most."""
@@ -460,7 +460,7 @@ def resume(
     asked: RunRequest,
     catalog: Catalog,
     machines: Machines,
-    on_change: OnChange = "error",
+    on_mismatch: OnMismatch = "error",
     reader: str = "",
     checkpoint: str = "CHECKPOINT",
 ) -> Resumed:
@@ -471,7 +471,7 @@ def resume(
         asked: What the user asks for now. Ranges to skip that were placed before stay there.
         catalog: The data as it is now.
         machines: Who reads it now.
-        on_change: What to do if data or order have changed.
+        on_mismatch: What to do if data or order have changed.
         reader: What messages call it, where there are several.
         checkpoint: Where the saved position was read from, as messages call it.
 
@@ -510,12 +510,12 @@ def resume(
         resumed_from_nodes=saved.initial_physical_nodes,
         composed=composed,
         placed={one: saved.skipped[str(one)] for one in asked.skip if str(one) in saved.skipped},
-        may_end_early=on_change == "warn",
+        may_end_early=on_mismatch == "warn",
         reader=reader,
         gone=_gone(saved, order),
     )
     found = replace(run, order=then or order).differences(saved)
-    if found and on_change == "error":
+    if found and on_mismatch == "error":
         of_phases = ways_out_of_phases(found, saved, asked.phases, checkpoint)
         raise StateMismatchError(message=told + refusal(found, saved.fingerprint, of_phases))
     run.check_phases(saved.cursor)

@@ -215,7 +215,7 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
         the same class, streams and transform, whatever its order.
 
         Args:
-            key: From ``StreamingDataLoader(with_keys=True)``, or what its ``as_dict`` gave.
+            key: From ``StreamingDataLoader(return_keys=True)``, or what its ``as_dict`` gave.
 
         Returns:
             What ``dataset[i]`` gives for it, with the randomness that it had.
@@ -276,15 +276,15 @@ def find_sample(catalog: Catalog, key: SampleKey) -> int:
     sizes = catalog.indexes[stream].samples_per_shard()
     if not 0 <= key.shard < len(sizes):
         raise SampleIndexError(f"the key's shard {key.shard} of stream {key.stream!r} is not one of its {len(sizes)}")
-    if not 0 <= key.index < sizes[key.shard]:
+    if not 0 <= key.sample_index < sizes[key.shard]:
         raise SampleIndexError(
-            f"the key's sample {key.index} of shard {key.shard} of stream {key.stream!r} is not one of its "
+            f"the key's sample {key.sample_index} of shard {key.shard} of stream {key.stream!r} is not one of its "
             f"{sizes[key.shard]}"
         )
-    found = catalog.id_of(sum(catalog.shards_per_stream[:stream]) + key.shard, key.index)
+    found = catalog.id_of(sum(catalog.shards_per_stream[:stream]) + key.shard, key.sample_index)
     if found is None:
         raise SampleIndexError(
-            f"the key's sample {key.index} of shard {key.shard} of stream {key.stream!r} is there, but where=, "
+            f"the key's sample {key.sample_index} of shard {key.shard} of stream {key.stream!r} is there, but where=, "
             "split= or select= leaves it out of this dataset"
         )
     return found

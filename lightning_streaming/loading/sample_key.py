@@ -47,31 +47,31 @@ class Replacement(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleKey:
-    """One sample as one epoch reads it. Plain values: pickles, and goes through JSON with :meth:`as_dict`."""
+    """Key of one sample as one epoch reads it: plain values that pickle, and become JSON with :meth:`as_dict`."""
 
     stream: str
     """Name of the stream."""
     shard: int
-    """Shard, counted within its stream."""
-    index: int
-    """Sample, counted within its shard."""
+    """Number of the shard within its stream."""
+    sample_index: int
+    """Number of the sample within its shard."""
     epoch: int
-    """Epoch it is read in."""
+    """Epoch that the sample is read in."""
     position: int
-    """Its place in the epoch's global sequence."""
+    """Position in the epoch's global sequence."""
     shuffle_seed: int
-    """Seed of the order; with epoch and position the key of the sample's randomness."""
+    """Seed of the order; with epoch and position it seeds the randomness of the sample."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a dict, which :meth:`from_dict` takes back."""
+        """Return the key as a dict; :meth:`from_dict` is the inverse."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SampleKey:
-        """A key that went through JSON.
+        """Create a key from a dict, for example one that was read from JSON.
 
         Raises:
-            ConfigError: These are not the fields of a key.
+            ConfigError: ``values`` are not the fields of a key.
         """
         wanted = {field.name: str if field.name == "stream" else int for field in fields(cls)}
         are_right = values.keys() == wanted.keys() and all(
@@ -90,8 +90,16 @@ class Pass(NamedTuple):
     shuffle_seed: int
 
 
-class _Table:
-    """Keys as columns; empty to all who go through a batch looking for tensors."""
+class KeyTable:
+    """Keys as columns; empty to code that searches a batch for tensors.
+
+    Args:
+        of_pass: What all keys have in common.
+        rows: Position, stream by its place, shard, index and first token of each; of shape (samples, 5). The token is 0
+            but for the rest of a document that was cut between packs. Not to be written to.
+        are_first: Whether no earlier position of the pass holds the same sample; of shape (samples,).
+        packs_are_first: The same of the packs, or groups, that the samples are parts of; of shape (packs,).
+    """
 
     __slots__ = ("are_first", "of_pass", "packs_are_first", "rows")
 
@@ -100,7 +108,7 @@ class _Table:
         of_pass: Pass,
         rows: NDArray[np.int64],
         are_first: NDArray[np.bool_],
-        packs_are_first: NDArray[np.bool_] | None,
+        packs_are_first: NDArray[np.bool_] | None = None,
     ) -> None:
         self.of_pass = of_pass
         self.rows = rows
@@ -113,86 +121,25 @@ class _Table:
 
 @dataclass(eq=False, repr=False, slots=True)
 class SampleKeys:
-    """The keys of the samples of a batch, in the order in which they were collated: like a list of :class:`SampleKey`.
+    """Keys of the samples of a batch, in the order in which they were collated: like a list of :class:`SampleKey`.
 
     They stay on the CPU, as an array of integers. Strategies, precision plugins and Lightning's search for the batch
-    size go through all that a batch is made of, by class of collection; to them this is a dataclass with nothing in
-    it. So it is no ``collections.abc.Sequence``, though it has a length, indexes, slices, and can be iterated over.
+    size traverse a batch by class of collection; to them this is a dataclass with nothing in it. So it is no
+    ``collections.abc.Sequence``, though it has a length, indexes and slices, and can be iterated over.
     """
 
-    _table: _Table
-
-    @classmethod
-    def make(
-        cls,
-        of_pass: Pass,
-        rows: NDArray[np.int64],
-        are_first: NDArray[np.bool_],
-        packs_are_first: NDArray[np.bool_] | None = None,
-    ) -> SampleKeys:
-        """Keys from columns.
-
-        Args:
-            of_pass: What they have in common.
-            rows: Position, stream by its place, shard, index and first token of each; of shape (samples, 5).
-            are_first: Whether no other place in the pass holds the same sample already; of shape (samples,).
-            packs_are_first: The same of the packs, or groups, that the samples are parts of; of shape (packs,).
-        """
-        return cls(_Table(of_pass, rows, are_first, packs_are_first))
-
-    @classmethod
-    def joined(cls, parts: Sequence[SampleKeys]) -> SampleKeys:
-        """The keys of several batches as one.
-
-        Raises:
-            ConfigError: There are none, or they are of different passes.
-        """
-        tables = [part._table for part in parts]
-        if len({table.of_pass for table in tables}) != 1:
-            raise ConfigError(
-                f"keys of one pass were wanted, but got those of {len({table.of_pass for table in tables})} epochs or "
-                "datasets; begin a new list for each"
-            )
-        rows = np.concatenate([table.rows for table in tables])
-        return cls.make(tables[0].of_pass, rows, np.concatenate([table.are_first for table in tables]))
-
-    def delivered(self, replaced: Mapping[int, Replacement]) -> SampleKeys:
-        """The same with those samples that were read in the places of others.
-
-        Args:
-            replaced: By position.
-        """
-        if not replaced:
-            return self
-        table, rows = self._table, self._table.rows.copy()
-        for place, position in enumerate(rows[:, 0].tolist()):
-            if position in replaced:
-                rows[place, 2:4] = replaced[position][1:]
-        return SampleKeys.make(table.of_pass, rows, table.are_first, table.packs_are_first)
-
-    @property
-    def of_pass(self) -> Pass:
-        """What the keys have in common."""
-        return self._table.of_pass
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """Position, stream by its place, shard, index and first token of each; of shape (samples, 5).
-
-        The token is 0 but for what is left of a document that was cut between packs. Not to be written to.
-        """
-        return self._table.rows
+    _table: KeyTable
 
     @property
     def valid(self) -> Tensor:
-        """False for what was read again to have as many samples on every rank; bool of shape (samples,)."""
+        """Mask of samples that count: False for those read again to fill up a rank; bool of shape (samples,)."""
         from torch import from_numpy  # not for tools and logs, which know keys too
 
         return from_numpy(self._table.are_first.copy())
 
     @property
     def valid_packs(self) -> Tensor:
-        """``valid`` of each pack of a batch of packs; bool of shape (packs,)."""
+        """Mask like ``valid`` with an entry for each pack of a batch of packs; bool of shape (packs,)."""
         from torch import from_numpy
 
         packs = self._table.packs_are_first
@@ -200,17 +147,17 @@ class SampleKeys:
 
     @property
     def positions(self) -> Tensor:
-        """Places in the epoch's global sequence; int64 of shape (samples,)."""
+        """Positions in the epoch's global sequence; int64 of shape (samples,)."""
         from torch import from_numpy
 
         return from_numpy(self._table.rows[:, 0].copy())
 
     def to(self, *_where: Any, **_how: Any) -> SampleKeys:
-        """Itself: keys stay on the CPU when their batch goes to a device."""
+        """Return the keys themselves: they stay on the CPU when their batch moves to a device."""
         return self
 
     def pin_memory(self, *_device: Any) -> SampleKeys:
-        """Itself: keys are not copied to a device."""
+        """Return the keys themselves: they are not copied to a device."""
         return self
 
     def __len__(self) -> int:
@@ -225,11 +172,11 @@ class SampleKeys:
     def __getitem__(self, index: int | slice) -> SampleKey | SampleKeys:
         table = self._table
         if isinstance(index, slice):
-            return SampleKeys.make(table.of_pass, table.rows[index], table.are_first[index])
+            return SampleKeys(KeyTable(table.of_pass, table.rows[index], table.are_first[index]))
         position, stream, shard, sample, _ = table.rows[index].tolist()
         names, epoch, seed = table.of_pass
         return SampleKey(
-            stream=names[stream], shard=shard, index=sample, epoch=epoch, position=position, shuffle_seed=seed
+            stream=names[stream], shard=shard, sample_index=sample, epoch=epoch, position=position, shuffle_seed=seed
         )
 
     if TYPE_CHECKING:  # Python iterates by index; with this method they would be a collection to Lightning
@@ -252,13 +199,51 @@ class SampleKeys:
         return f"SampleKeys({[self[place] for place in range(len(self))]})"
 
 
+def table_of(keys: SampleKeys) -> KeyTable:
+    """Return the keys of a batch as columns."""
+    return keys._table
+
+
+def join_keys(parts: Sequence[SampleKeys]) -> SampleKeys:
+    """Join the keys of several batches.
+
+    Raises:
+        ConfigError: There are none, or they are of different passes.
+    """
+    tables = [table_of(part) for part in parts]
+    if len({table.of_pass for table in tables}) != 1:
+        raise ConfigError(
+            f"keys of one pass were wanted, but got those of {len({table.of_pass for table in tables})} epochs or "
+            "datasets; begin a new list for each"
+        )
+    rows = np.concatenate([table.rows for table in tables])
+    return SampleKeys(KeyTable(tables[0].of_pass, rows, np.concatenate([table.are_first for table in tables])))
+
+
+def delivered_keys(keys: SampleKeys, replaced: Mapping[int, Replacement]) -> SampleKeys:
+    """Return the keys of the samples that were read, where some were read in the place of others.
+
+    Args:
+        keys: Those of the samples that were to be read.
+        replaced: By position.
+    """
+    if not replaced:
+        return keys
+    table = table_of(keys)
+    rows = table.rows.copy()
+    for place, position in enumerate(rows[:, 0].tolist()):
+        if position in replaced:
+            rows[place, 2:4] = replaced[position][1:]
+    return SampleKeys(KeyTable(table.of_pass, rows, table.are_first, table.packs_are_first))
+
+
 class KeyedBatch(NamedTuple):
-    """A batch, and which samples it was made of: what ``StreamingDataLoader(with_keys=True)`` hands out."""
+    """Batch of ``StreamingDataLoader(return_keys=True)``, with the keys of its samples."""
 
     batch: Any
-    """What the collate function made."""
+    """Result of the collate function."""
     keys: SampleKeys
-    """One key for each sample that it was given."""
+    """One key for each sample that the collate function was given."""
 
 
 def keys_of_rows(catalog: Catalog, start: PassStart) -> Callable[[Row], SampleKey]:
@@ -271,7 +256,7 @@ def keys_of_rows(catalog: Catalog, start: PassStart) -> Callable[[Row], SampleKe
         return SampleKey(
             stream=catalog.stream_names[stream],
             shard=shard - first_shards[stream],
-            index=index,
+            sample_index=index,
             epoch=start.cursor.epoch,
             position=position,
             shuffle_seed=start.shuffle_seed,
@@ -303,12 +288,12 @@ def keys_of_batches(start: PassStart, plan: Batched, partition: Partition, catal
             packs = [*np.split(first_reads, stops[:-1])]
             first_reads, stops = first_reads[found.pieces.packs], found.stops(int(stops[-1]))[stops - 1]
         for (begin, stop), of_batch in zip(pairwise([0, *stops.tolist()]), packs, strict=True):
-            yield SampleKeys.make(of_pass, rows[begin:stop], first_reads[begin:stop], of_batch)
+            yield SampleKeys(KeyTable(of_pass, rows[begin:stop], first_reads[begin:stop], of_batch))
 
 
 def no_keys(start: PassStart, catalog: Catalog) -> SampleKeys:
     """The keys of each batch of a rank that reads no samples."""
-    return SampleKeys.make(_of_pass(start, catalog), np.zeros((0, 5), np.int64), np.zeros(0, np.bool_))
+    return SampleKeys(KeyTable(_of_pass(start, catalog), np.zeros((0, 5), np.int64), np.zeros(0, np.bool_)))
 
 
 def _of_pass(start: PassStart, catalog: Catalog) -> Pass:
@@ -328,13 +313,13 @@ def add_valid(batch: Any, keys: SampleKeys, *, of_packs: bool = False) -> Any:
     """
     if not isinstance(batch, MutableMapping):
         raise ConfigError(
-            f"with_valid adds an entry to batches that are dicts, but this one is a {type(batch).__name__}; use "
-            "with_keys=True, which serves every kind of batch, and keys.valid"
+            f"return_valid_mask adds an entry to batches that are dicts, but this one is a {type(batch).__name__}; use "
+            "return_keys=True, which serves every kind of batch, and keys.valid"
         )
     if _VALID in batch:
         raise ConfigError(
-            f"with_valid adds an entry {_VALID!r}, but the batch has one already; rename that column, or use "
-            "with_keys=True and keys.valid"
+            f"return_valid_mask adds an entry {_VALID!r}, but the batch has one already; rename that column, or use "
+            "return_keys=True and keys.valid"
         )
     batch = copy(batch)  # a collate function may hand out the same dict each time
     batch[_VALID] = keys.valid_packs if of_packs else keys.valid

@@ -208,7 +208,7 @@ def failed_sample(error: Exception, name: str, key: SampleKey, sample: Any = Non
     columns = _told_columns(sample) if isinstance(sample, Mapping) else ""
     words = in_one_line(str(error) if isinstance(error, StreamingError) else f"{type(error).__name__}: {error}")
     told = (
-        f"{name} failed on sample {key.index} of shard {key.shard} of stream {key.stream!r}: {words}\n"
+        f"{name} failed on sample {key.sample_index} of shard {key.shard} of stream {key.stream!r}: {words}\n"
         f"{columns}This sample alone, as it failed: dataset.restore_sample({json.dumps(key.as_dict())})"
     )
     return kind_of(error)(message=told)

@@ -330,7 +330,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
 def _delivered(key: SampleKey, replaced: Mapping[int, Replacement]) -> SampleKey:
     """The key of what was read where a sample was planned."""
     other = replaced.get(key.position)
-    return key if other is None else replace(key, shard=other.shard, index=other.sample)
+    return key if other is None else replace(key, shard=other.shard, sample_index=other.sample)
 
 
 def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:

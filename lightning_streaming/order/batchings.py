@@ -73,7 +73,7 @@ class Batched(SampleSequence, ABC):
             raise StateError(
                 f"{told}{consumed} samples were consumed of an epoch that has {self.num_samples}, or {most} with "
                 "repeats; the state belongs to other data or another epoch size. Put these back, or resume with "
-                'on_change="warn" to begin the next epoch, or move the place with `lightning-streaming state set`'
+                'on_mismatch="warn" to begin the next epoch, or move the place with `lightning-streaming state set`'
             )
         return len(self) if consumed >= len(self) else min(consumed, self.read_once)
 

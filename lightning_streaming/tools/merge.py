@@ -26,7 +26,7 @@ from lightning_streaming.storage import Location, is_url, mask_url
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, counted, print_json, print_line
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset, find_dataset, own_index
-from lightning_streaming.writing.merge import dataset_location, joined, merge, merge_under, path_below, publish
+from lightning_streaming.writing.merging import dataset_location, joined, merge, merge_recursive, path_below, publish
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def run(args: Namespace) -> int:
     elif args.parts:
         index = merge(args.parts, args.out, storage_options=options)
     else:
-        index = merge_under(args.out, storage_options=options)
+        index = merge_recursive(args.out, storage_options=options)
     report = {"dataset": mask_url(args.out), "shards": len(index.shards), "samples": index.num_samples}
     if args.json:
         print_json(report)

@@ -129,7 +129,7 @@ def _select_of_dataset(args: Namespace) -> dict[str, Any]:
     return {
         "dataset": place.shown,
         **_counts(selection, index),
-        "bad_samples": len({(one.key.shard, one.key.index) for one in bad}),
+        "bad_samples": len({(one.key.shard, one.key.sample_index) for one in bad}),
         "kept_at": None if selection.kept_at is None else str(selection.kept_at),
         "was_kept": was_kept,
         "out": None if args.out is None else str(args.out),
@@ -209,13 +209,14 @@ def _bad_samples(logs: Sequence[str], stream: str | None) -> list[BadSample]:
 def _numbers_of(bad: Sequence[BadSample], index: DatasetIndex, shown: str) -> NDArray[np.int64]:
     """The numbers of bad samples in their dataset."""
     sizes = index.samples_per_shard()
-    shards, indexes = np.array([(one.key.shard, one.key.index) for one in bad], np.int64).T
+    shards, indexes = np.array([(one.key.shard, one.key.sample_index) for one in bad], np.int64).T
     are_there = (shards >= 0) & (shards < len(sizes))
     are_there[are_there] = (indexes[are_there] >= 0) & (indexes[are_there] < sizes[shards[are_there]])
     if not are_there.all():
         key = bad[int(are_there.argmin())].key
         raise ConfigError(
-            f"{shown} has no sample {key.index} of shard {key.shard}, which the log calls bad; it is of another dataset"
+            f"{shown} has no sample {key.sample_index} of shard {key.shard}, which the log calls bad; "
+            "it is of another dataset"
         )
     numbers: NDArray[np.int64] = (np.cumsum(sizes) - sizes)[shards] + indexes
     return numbers

@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--sample",
         metavar="S",
         help="show when this sample is read: STREAM:SHARD:INDEX, counted from 0 within stream and shard; or a key as "
-        "JSON, from with_keys=True or from this tool, for a single read",
+        "JSON, from return_keys=True or from this tool, for a single read",
     )
     add("--rank", metavar="R", type=not_negative, help="only the samples of this rank; all by default")
     add_run(parser)

@@ -413,8 +413,8 @@ _LOADS_CHECKPOINTS = ("checkpoint_connector.py", "torch_io.py")
 _PARSES_CHECKPOINT = "_parse_ckpt_path"
 _LONGEST = 600
 _GO_ON_ALL_THE_SAME = (
-    'To fit, on_change="warn" is said by --trainer.callbacks+=lightning_streaming.StreamingStateCallback '
-    "--trainer.callbacks.on_change=warn"
+    'To fit, on_mismatch="warn" is said by --trainer.callbacks+=lightning_streaming.StreamingStateCallback '
+    "--trainer.callbacks.on_mismatch=warn"
 )
 
 

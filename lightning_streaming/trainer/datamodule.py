@@ -52,10 +52,10 @@ class StageOptions:
         predict: Data of ``predict``.
         batch_size: Samples per batch on each rank.
         eval_batch_size: The same for val, test and predict. None: ``batch_size``.
-        with_keys: Stages whose batches come with the keys of their samples, as a :class:`KeyedBatch`; see
+        return_keys: Stages whose batches come with the keys of their samples, as a :class:`KeyedBatch`; see
             docs/evaluation.md.
-        with_valid: Stages whose batches, which must be dicts, get a mask ``valid``: False for samples that are read
-            again to have as many batches on every rank.
+        return_valid_mask: Stages whose batches, which must be dicts, get a mask ``valid``: False for samples that are
+            read again so that every rank has the same number of batches.
     """
 
     train: StreamingConfig | None = None
@@ -64,8 +64,8 @@ class StageOptions:
     predict: StreamingConfig | None = None
     batch_size: int = 1
     eval_batch_size: int | None = None
-    with_keys: Sequence[Stage] = ()
-    with_valid: Sequence[Stage] = ()
+    return_keys: Sequence[Stage] = ()
+    return_valid_mask: Sequence[Stage] = ()
 
 
 @dataclass
@@ -94,10 +94,10 @@ class ModuleOptions(LoaderOptions, StageOptions):
     """All that a data module is asked for; stages first."""
 
     def __post_init__(self) -> None:
-        for name, stages in (("with_keys", self.with_keys), ("with_valid", self.with_valid)):
+        for name, stages in (("return_keys", self.return_keys), ("return_valid_mask", self.return_valid_mask)):
             if isinstance(stages, str) or any(one not in STAGES for one in stages):
                 raise ConfigError(f"{name} must be a list of stages ({', '.join(STAGES)}), but got {stages!r}")
-        self.with_keys, self.with_valid = tuple(self.with_keys), tuple(self.with_valid)
+        self.return_keys, self.return_valid_mask = tuple(self.return_keys), tuple(self.return_valid_mask)
         store_whole(self, "batch_size", 1)
         store_whole(self, "eval_batch_size", 1, or_none=True)
         store_whole(self, "num_workers", 0)
@@ -172,9 +172,9 @@ class StreamingDataModule(_WithOptions):
         return StreamingDataLoader(
             dataset,
             batch_size=self.batch_size_of(stage),
-            repeat_epoch=stage != "train",
-            with_keys=stage in self.with_keys,
-            with_valid=stage in self.with_valid,
+            fixed_epoch=stage != "train",
+            return_keys=stage in self.return_keys,
+            return_valid_mask=stage in self.return_valid_mask,
             collate_fn=_Collate(self, stage) if self._overrides("collate") else None,
             **loading,
         )
@@ -243,8 +243,8 @@ class StreamingDataModule(_WithOptions):
         found.update({name: shown(value, name) for name, value in found.items()})
         return found
 
-    def for_workers(self) -> StreamingDataModule:
-        """A copy without trainer and datasets, for workers that need only :meth:`transform` and :meth:`collate`."""
+    def _for_workers(self) -> StreamingDataModule:
+        """Copy the module without trainer and datasets, for workers: these need only ``transform`` and ``collate``."""
         copied = copy(self)
         copied.trainer, copied.datasets = None, {}
         return copied
@@ -331,7 +331,7 @@ class _OfModule:
         self._stage = stage
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_module": self._module.for_workers()}
+        return {**self.__dict__, "_module": self._module._for_workers()}
 
 
 class _Collate(_OfModule):

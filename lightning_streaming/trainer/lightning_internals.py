@@ -37,6 +37,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import PARTIAL_SUFFIX
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.position import position_of
 from lightning_streaming.order.skips import TrainProgress
 
 _REPLACED_SUFFIX = ".replaced"
@@ -205,7 +206,7 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
         raise ConfigError("skip counts batches over a run, and overfit_batches reads the same again; drop one of them")
     counted = TrainProgress(limit=trainer.limit_train_batches)
     combined.limits = [
-        counted.limited(loader.batches_of_epoch()) if isinstance(loader, StreamingDataLoader) else limit
+        counted.limited(position_of(loader).batches_of_epoch()) if isinstance(loader, StreamingDataLoader) else limit
         for loader, limit in zip(loaders, limits, strict=True)
     ]
     assert combined._iterator is not None, "made before on_train_start"

@@ -11,9 +11,11 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
+from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.dataset import dataset_world
 from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.position import position_of, run_of
 from lightning_streaming.trainer import lightning_internals
 
 
@@ -143,16 +145,16 @@ class _Watched:
         """Take note of where the next batch begins."""
         loader = self._loader()
         if loader is not None and self._phases:
-            self._place = loader.cursor()
+            self._place = position_of(loader).cursor()
 
     def _begin(self, loader: StreamingDataLoader) -> None:
         # A weak reference: nothing but Lightning is to keep a loader, or its workers would live on.
         self._loader = weakref.ref(loader)
-        self.num_ranks = loader.dataset.current_world().num_ranks
+        self.num_ranks = dataset_world(loader.dataset).num_ranks
         self.setup = LoadingSetup(
             name=self._name, num_workers=loader.num_workers, persistent_workers=loader.persistent_workers
         )
-        self._place = loader.cursor()
+        self._place = position_of(loader).cursor()
         self._phases: list[str] = [phase.name for phase in passes_of(loader.dataset).run.asked.phases]
 
 

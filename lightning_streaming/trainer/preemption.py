@@ -25,35 +25,38 @@ from lightning_streaming.units import check_whole
 DEFAULT_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
-class Preempted(SIGTERMException):
-    """Raised on every rank when the checkpoint is saved. A ``SystemExit``, whose status is 128 + the signal."""
+class PreemptedExit(SIGTERMException):
+    """Exit of a preempted run, raised on every rank once its checkpoint is saved.
+
+    A ``SystemExit`` whose status is 128 + the signal.
+    """
 
 
 class PreemptionCheckpoint(OnExceptionCheckpoint):
-    """Saves ``dirpath/preempted.ckpt`` when a signal says that the job is to be stopped, and ends the run.
+    """Callback that saves ``dirpath/preempted.ckpt`` when a signal announces preemption, and ends the run.
 
     A signal only sets a flag. At the end of each training step, each validation step, each validation and each epoch,
-    all ranks find out together whether any of them was told; if so they save, and :class:`Preempted` ends ``fit`` and,
-    unless caught, the process. ``Trainer.fit(ckpt_path="last")`` goes on there, if nothing newer was saved since: with
-    the next sample, and from the beginning of a validation that was under way. With gradient accumulation a half-done
-    accumulation is not waited for; its batches are read again.
+    all ranks agree whether any of them received one; if so they save, and :class:`PreemptedExit` ends ``fit`` and,
+    unless caught, the process. ``Trainer.fit(ckpt_path="last")`` resumes from it, unless a newer checkpoint exists:
+    training continues with the next sample, and an interrupted validation starts over. A gradient accumulation that is
+    not complete is discarded; its batches are read again.
 
-    It is one of Lightning's ``OnExceptionCheckpoint``, because among these Lightning looks for the newest checkpoint,
-    even when ``fit`` gets no ``ckpt_path``, so that a job that is started again with the same command goes on; as with
-    any checkpoint callback, Lightning then adds no ``ModelCheckpoint`` of its own.
+    It derives from Lightning's ``OnExceptionCheckpoint``: Lightning searches these for the newest checkpoint even when
+    ``fit`` gets no ``ckpt_path``, so a job that is restarted with the same command resumes. As with any checkpoint
+    callback, Lightning then adds no ``ModelCheckpoint`` by default.
 
-    Where Lightning would requeue a SLURM job, so does this, after saving. Signals listed here are taken from Lightning
-    while ``fit`` runs; others stay with it. What comes before training has begun, or after it has ended, acts as if
-    there were no such callback.
+    If Lightning would requeue the SLURM job, so does this callback, after saving. While ``fit`` runs, the signals
+    listed here are handled by this callback instead of by Lightning. Before training begins and after it ends, signals
+    have their usual effect.
 
     Args:
-        dirpath: Directory or URL of the checkpoint; the one from an earlier preemption is replaced, whole.
-        signals: What to listen to, out of SIGHUP, SIGINT, SIGTERM, SIGUSR1 and SIGUSR2, which DataLoader workers
-            ignore; if several come, the first of this list decides the exit status.
-        every_n_steps: Ask the other ranks after every n-th training step only; asking is one small all-reduce.
+        dirpath: Directory or URL of the checkpoint; the one of an earlier preemption is replaced.
+        signals: Signals to handle: any of SIGHUP, SIGINT, SIGTERM, SIGUSR1 and SIGUSR2, which DataLoader workers
+            ignore. If several arrive, the first of this list decides the exit status.
+        every_n_steps: Check with the other ranks after every n-th training step only; a check is one small all-reduce.
 
     Raises:
-        ConfigError: No signal, or one that workers would die of, or ``every_n_steps`` below 1.
+        ConfigError: There is no signal, or one that would end the workers, or ``every_n_steps`` is below 1.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
         if lightning_internals.asks_for_requeue(trainer, signals) and trainer.is_global_zero:
             lightning_internals.requeue()
         self._received = []
-        raise Preempted(lightning_internals.exit_status(trainer, signals[0]))
+        raise PreemptedExit(lightning_internals.exit_status(trainer, signals[0]))
 
 
 def _highest(trainer: Trainer, values: list[float]) -> list[float]:

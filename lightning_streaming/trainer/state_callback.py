@@ -20,13 +20,14 @@ from torch.utils.data import IterableDataset
 
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of, tell_length_of_first_epoch, why_empty
-from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.following import check_same_data, read_appended
+from lightning_streaming.loading.dataloader import StreamingDataLoader, tell_length_of_first_epoch, why_empty
+from lightning_streaming.loading.dataset import StreamingDataset, state_at
+from lightning_streaming.loading.following import check_same_data
 from lightning_streaming.loading.other_trainers import datasets_within
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.position import position_of, run_of
 from lightning_streaming.loading.ranks import can_ask_others
-from lightning_streaming.loading.run import OnChange
+from lightning_streaming.loading.run import OnMismatch
 from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION, Cursor, SavedValidation, read_run
 from lightning_streaming.order.skips import TrainProgress
 from lightning_streaming.trainer import lightning_internals
@@ -44,13 +45,13 @@ class StreamingStateCallback(Callback):
     gradient is in the weights: with gradient accumulation, at the optimizer's step.
 
     Args:
-        on_change: What to do on a resume if data or order settings have changed: "error", or "warn" and go on.
+        on_mismatch: What to do on a resume if data or order settings have changed: "error", or "warn" and go on.
     """
 
-    def __init__(self, on_change: OnChange = "error") -> None:
-        if on_change not in ("error", "warn"):
-            raise ConfigError(f'on_change must be "error" or "warn", but got {on_change!r}')
-        self._on_change: OnChange = on_change
+    def __init__(self, on_mismatch: OnMismatch = "error") -> None:
+        if on_mismatch not in ("error", "warn"):
+            raise ConfigError(f'on_mismatch must be "error" or "warn", but got {on_mismatch!r}')
+        self._on_mismatch: OnMismatch = on_mismatch
         self._place: _TrainedSoFar | None = None
         self._restored: Mapping[str, Any] | None = None
         self._put_back: dict[str, tuple[StreamingDataset, Cursor]] = {}
@@ -75,7 +76,7 @@ class StreamingStateCallback(Callback):
         place = self._place
         if place is None:
             return {"version": RUN_VERSION, "trainer": None, "loaders": {}}
-        loaders = {name: self._known[name].dataset.state_at(cursor) for name, cursor in place.cursors.items()}
+        loaders = {name: state_at(self._known[name].dataset, cursor) for name, cursor in place.cursors.items()}
         return {
             "version": RUN_VERSION,
             "trainer": {
@@ -167,7 +168,10 @@ class StreamingStateCallback(Callback):
             # What Lightning's tuners read before the first batch is read again.
             begins = {name: Cursor(0, 0) for name in loaders} | self._first if self._begins_again else {}
             is_ahead = lightning_internals.has_fetched_ahead(trainer)  # what is read again
-            at = {name: passes_of(one.dataset).began() if is_ahead else one.cursor() for name, one in loaders.items()}
+            at = {
+                name: passes_of(one.dataset).began() if is_ahead else position_of(one).cursor()
+                for name, one in loaders.items()
+            }
             self._first = at | {name: cursor for name, cursor in begins.items() if name in at}
             self._place = _TrainedSoFar(epoch=trainer.current_epoch, cursors=dict(self._first))
         self._begins_again = False
@@ -225,7 +229,7 @@ class StreamingStateCallback(Callback):
         self._is_placed = False
         self._batches_trained += 1
         for name, loader in lightning_internals.streaming_loaders(trainer).items():
-            end = loader.claim()
+            end = position_of(loader).claim()
             if end is not None:
                 self._ends[name] = end
         if lightning_internals.weights_have_seen_the_batch(trainer):
@@ -268,8 +272,8 @@ class StreamingStateCallback(Callback):
         for name, state in self._states_to_load(loaders).items():
             loader = loaders[name]
             if name not in self._put_back or self._put_back[name][0] is not loader.dataset:
-                loader.load_state_dict(state, self._on_change)
-                self._put_back[name] = loader.dataset, loader.cursor()
+                loader.load_state_dict(state, self._on_mismatch)
+                self._put_back[name] = loader.dataset, position_of(loader).cursor()
             if self._restored is not None and trainer.max_epochs != -1:
                 tell_length_of_first_epoch(loader)
 
@@ -284,7 +288,7 @@ class StreamingStateCallback(Callback):
             return saved
         known = {} if self._place is None else self._place.cursors
         return {
-            name: self._known[name].dataset.state_at(known[name])
+            name: state_at(self._known[name].dataset, known[name])
             for name, loader in loaders.items()
             if name in known and not self._begins_with_own(name, known[name], loader.dataset)
         }
@@ -309,17 +313,18 @@ class StreamingStateCallback(Callback):
 
     def _know(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
         self._known = {
-            name: _Known(loader.dataset, loader.samples_per_global_batch) for name, loader in loaders.items()
+            name: _Known(loader.dataset, position_of(loader).samples_per_global_batch)
+            for name, loader in loaders.items()
         }
 
     def _go_to_place(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
         """Set trainer and loaders to where training has come."""
         place = self._place
         assert place is not None, "set by the caller"
-        known = {name: place.cursors.get(name, loader.cursor()) for name, loader in loaders.items()}
+        known = {name: place.cursors.get(name, position_of(loader).cursor()) for name, loader in loaders.items()}
         for name, loader in loaders.items():
             passes_of(loader.dataset).run.keep(run_of(loader).counted_from(_counted(trainer, place, known[name])))
-        place.cursors = {name: loader.normalised(known[name]) for name, loader in loaders.items()}
+        place.cursors = {name: position_of(loader).normalised(known[name]) for name, loader in loaders.items()}
         ended = {name for name, cursor in place.cursors.items() if cursor.epoch > known[name].epoch}
         self._seek(trainer, loaders)
         # A loader may be read more than once in one epoch of the trainer; overfitting goes back to the first time.
@@ -374,7 +379,7 @@ class StreamingStateCallback(Callback):
         assert place is not None, "set by the caller"
         if lightning_internals.is_overfitting(trainer) or not can_ask_others():
             return False
-        grown = [name for name, loader in loaders.items() if read_appended(loader)]
+        grown = [name for name, loader in loaders.items() if loader.refresh()]
         for name in grown:
             counted = run_of(loaders[name]).counted_from(_counted(trainer, place, place.cursors[name]))
             passes_of(loaders[name].dataset).run.keep(counted)
@@ -388,7 +393,7 @@ class StreamingStateCallback(Callback):
         place = self._place
         assert place is not None, "set by the caller"
         for name, loader in loaders.items():
-            loader.seek(place.cursors[name])
+            position_of(loader).seek(place.cursors[name])
         lightning_internals.count_batches_of_epoch(trainer)
         self._ends = dict(place.cursors)
         self._batches_trained = place.batches
@@ -398,7 +403,7 @@ class StreamingStateCallback(Callback):
         assert self._place is not None, "set by the caller"
         cursor = self._place.cursors.get(name)
         if cursor is None:
-            return self._known[name].dataset.next_cursor()
+            return passes_of(self._known[name].dataset).next_cursor()
         if lightning_internals.is_overfitting(trainer):
             return Cursor(self._pass_epochs.get(name, cursor.epoch), 0)
         return cursor if cursor.sample_in_epoch == 0 else Cursor(cursor.epoch + 1, 0)
@@ -472,10 +477,10 @@ def _batches_done(
             has nothing left of it.
     """
     decides = min if lightning_internals.combination_mode(trainer) == "min_size" else max
-    name = decides(loaders, key=lambda name: loaders[name].batches_of_epoch())
+    name = decides(loaders, key=lambda name: position_of(loaders[name]).batches_of_epoch())
     loader, cursor = loaders[name], place.cursors[name]
     run = run_of(loader)
-    left, whole = run.batches_left(cursor), loader.batches_of_epoch()
+    left, whole = run.batches_left(cursor), position_of(loader).batches_of_epoch()
     limit = lightning_internals.batches_in_epoch(trainer)
     if limit > whole or limit == 0:  # another kind of loader decides
         return place.batches
@@ -485,7 +490,7 @@ def _batches_done(
         return limit - left
     if isinstance(trainer.limit_train_batches, int):
         return max(place.batches, limit - left)
-    global_batch = loader.samples_per_global_batch
+    global_batch = position_of(loader).samples_per_global_batch
     return limit - ceil(max(0, limit * global_batch - run.samples_before(cursor)) / global_batch)
 
 
@@ -497,16 +502,17 @@ def _report_resume(
 ) -> None:
     """One line for each loader, and another where its batches were of another size over all ranks."""
     for name, cursor in cursors.items():
-        unit = "sample" if run_of(loaders[name]).order.packer is None else "pack"
+        loader = loaders[name]
+        run = run_of(loader)
+        unit = "sample" if run.order.packer is None else "pack"
         rank_zero_info(
             f"Resumed {name!r} at epoch {cursor.epoch}, {unit} {cursor.sample_in_epoch} "
             f"(step {trainer.global_step}, {trainer.ckpt_path})."
         )
-        loader = loaders[name]
-        then, now = global_batches_then.get(name), loader.samples_per_global_batch
+        then, now = global_batches_then.get(name), position_of(loader).samples_per_global_batch
         if then is not None and then != now:
             rank_zero_info(
-                f"The global batch of {name!r} was {then} {unit}s and is {now} now: {loader.batches_left(cursor)} "
+                f"The global batch of {name!r} was {then} {unit}s and is {now} now: {run.batches_left(cursor)} "
                 f"batches are left of epoch {cursor.epoch}, and a whole one has {len(loader)}."
             )
 

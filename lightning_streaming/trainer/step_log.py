@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_streaming.errors import ConfigError, FormatError, UnsupportedError
 from lightning_streaming.loading.dataloader import StreamingDataLoader, tell_keys
 from lightning_streaming.loading.line_log import LineLog, whole_lines
-from lightning_streaming.loading.sample_key import SampleKey, SampleKeys
+from lightning_streaming.loading.sample_key import SampleKey, SampleKeys, table_of
 from lightning_streaming.trainer import lightning_internals
 
 
@@ -119,10 +119,11 @@ class StepLog(Callback):
 
 
 def _samples(keys: SampleKeys) -> dict[str, Any]:
-    names, epoch, seed = keys.of_pass
+    table = table_of(keys)
+    names, epoch, seed = table.of_pass
     samples = [
         (position, names[stream], shard, index, first_token)
-        for position, stream, shard, index, first_token in keys.rows[keys.valid.numpy()].tolist()
+        for position, stream, shard, index, first_token in table.rows[keys.valid.numpy()].tolist()
     ]
     return {"epoch": epoch, "shuffle_seed": seed, "samples": samples}
 
@@ -208,11 +209,11 @@ def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> lis
 
 def _place(key: SampleKey) -> tuple[Any, ...]:
     first_token = key.first_token if isinstance(key, PartKey) else 0
-    return key.epoch, key.position, key.stream, key.shard, key.index, first_token
+    return key.epoch, key.position, key.stream, key.shard, key.sample_index, first_token
 
 
 def _key(common: Mapping[str, Any], position: int, stream: str, shard: int, index: int, first_token: int) -> SampleKey:
-    values = {"position": position, "stream": stream, "shard": shard, "index": index, **common}
+    values = {"position": position, "stream": stream, "shard": shard, "sample_index": index, **common}
     return PartKey.from_dict({**values, "first_token": first_token}) if first_token else SampleKey.from_dict(values)
 
 

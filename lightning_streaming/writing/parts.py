@@ -26,7 +26,7 @@ from lightning_streaming.signatures import called_with_options_of, explains_opti
 from lightning_streaming.storage import Location, StorageOptions, join_url
 from lightning_streaming.storage.sinks import system_errors
 from lightning_streaming.writing import destination
-from lightning_streaming.writing.merge import join, publish
+from lightning_streaming.writing.merging import join, publish
 from lightning_streaming.writing.shard_encoders import ShardSettings, columns_of, make_mds_encoder
 from lightning_streaming.writing.writer_options import Input, ParallelOptions, PlanOptions, Sample, ShardOptions
 from lightning_streaming.writing.writers import MDSWriter
@@ -160,7 +160,7 @@ def plan_parts(asked: PlanOptions[Input]) -> PartJob[Input]:
     """Write down what a dataset in parts is made of, and give the job that writes it.
 
     For engines of your own: call ``job.write(number, inputs[number])`` for every input, wherever and in whatever order,
-    then ``job.publish()`` once. :func:`~lightning_streaming.write_parallel` does just that.
+    then ``job.publish()`` once. :func:`~lightning_streaming.writing.write_parallel` does just that.
 
     Raises:
         ConfigError: An argument cannot work, ``out`` is not empty, or what was begun there has other inputs or

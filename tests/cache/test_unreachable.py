@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_streaming import MDSWriter, Stream, StreamingDataset, merge, write_parallel
+from lightning_streaming import MDSWriter, Stream, StreamingDataset
 from lightning_streaming.cache import index_files
 from lightning_streaming.cache.config import CACHE_VARIABLE, RUNTIME_VARIABLE
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.writing import merge, write_parallel
 from tests.cache.helpers import as_nobody, open_to_all
 from tests.helpers import assert_error, write_dataset
 from tests.servers import HttpStore

@@ -22,6 +22,7 @@ from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
 import lightning_streaming
+from lightning_streaming import writing
 from tests.docs.test_docs import ROOT, snippets
 
 GUIDES = {
@@ -214,7 +215,8 @@ def _takes_arguments(one: object) -> bool:
 
 
 def test_what_stands_for_an_argument_is_one_here() -> None:
-    shown = [getattr(lightning_streaming, name) for name in lightning_streaming.__all__]
+    shown = [getattr(lightning_streaming, name) for name in dir(lightning_streaming)]
+    shown += [getattr(writing, name) for name in dir(writing)]
     taken = {name for one in shown if _takes_arguments(one) for name in inspect.signature(one).parameters}
     taken |= {*inspect.signature(DataLoader).parameters, *inspect.signature(Trainer).parameters}
     told = re.findall(r"^\| `.*?\| (.*) \|$", "\n".join(GUIDES.values()), re.MULTILINE)

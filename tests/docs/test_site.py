@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from docs._ext.command_reference import description, marked
 from docs._ext.navigation import REPOSITORY, sidebar, with_repository_links
 from docs._ext.python_reference import readied, with_defaults, with_programs
 from lightning_streaming import errors
+from lightning_streaming.replaced_names import TOPICS
 from lightning_streaming.tools.commands import COMMANDS, parser_of
 from lightning_streaming.trainer import SUBCOMMANDS
 from tests.chromium import Browser, browser, needs_chromium
@@ -86,7 +88,8 @@ def test_every_public_name_is_documented_once(site: Path) -> None:
     found = re.findall(r'<dt class="sig sig-object py" id="lightning_streaming\.([\w.]+)"', text)
     exceptions = (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception))
     classes = {f"errors.{kind.__name__}" for kind in exceptions}
-    names = {*lightning_streaming.__all__, *classes} - {"errors"}
+    by_topic = {f"{topic}.{name}" for topic in TOPICS for name in import_module(f"lightning_streaming.{topic}").__all__}
+    names = {*dir(lightning_streaming), *classes, *by_topic} - {"errors"}
     assert names <= set(found)
     assert len(found) == len(set(found))
 

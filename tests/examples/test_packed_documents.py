@@ -35,10 +35,10 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def loader(documents: Path, *, is_packed: bool = True, repeat_epoch: bool = False) -> StreamingDataLoader:
+def loader(documents: Path, *, is_packed: bool = True, fixed_epoch: bool = False) -> StreamingDataLoader:
     dataset = StreamingDataset(remote=str(documents), shuffle=True, pack=PACK if is_packed else None)
     collate_fn = None if is_packed else partial(one_a_row, capacity=CAPACITY)
-    return StreamingDataLoader(dataset, batch_size=4, collate_fn=collate_fn, repeat_epoch=repeat_epoch)
+    return StreamingDataLoader(dataset, batch_size=4, collate_fn=collate_fn, fixed_epoch=fixed_epoch)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_training_lowers_the_loss(
         default_root_dir=tmp_path,
         callbacks=[losses, StreamingStateCallback()],
     )
-    validated_on = loader(documents, is_packed=is_packed, repeat_epoch=True)
+    validated_on = loader(documents, is_packed=is_packed, fixed_epoch=True)
     trainer.fit(model, loader(documents, is_packed=is_packed), validated_on)
     assert trainer.global_step == len(losses.all) == 20
     assert sum(losses.all[-5:]) / 5 < losses.all[0] - 1

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lightning_streaming import MDSWriter, register_encoding
+from lightning_streaming import MDSWriter
 from lightning_streaming.errors import (
     ConfigError,
     EncodingError,
@@ -27,7 +27,7 @@ from lightning_streaming.errors import (
     SampleIndexError,
     ShardCorruptError,
 )
-from lightning_streaming.formats import mds_samples
+from lightning_streaming.formats import mds_samples, register_encoding
 from lightning_streaming.formats.encodings import encode_value, encoding
 from lightning_streaming.formats.index import parse_index
 from lightning_streaming.formats.mds import MDSReader

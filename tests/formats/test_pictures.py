@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_streaming import Picture
+from lightning_streaming import EncodedImage
 from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.formats.images import open_image_file
 from lightning_streaming.formats.pictures import decoded_columns
@@ -63,7 +63,7 @@ def test_pixels_are_those_of_pillow(
     mode: str, width: int, height: int, seed: int, how: dict[str, Any], least: int
 ) -> None:
     data = jpeg(mode, width, height, seed, **how)
-    picture = Picture(data)
+    picture = EncodedImage(data)
     assert picture.size == (width, height)
     assert (picture.decode() == by_pillow(data)).all()
     small = picture.decode(min_size=least)
@@ -80,7 +80,7 @@ def test_other_ways_to_store_colours_are_decoded_as_by_pillow(subsampling: str) 
     for width, height in ((17, 23), (64, 48), (1, 9)):
         pixels = np.asarray(_image("RGB", width, height))
         data = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), colorsubsampling=subsampling)
-        assert (Picture(data).decode() == by_pillow(data)).all()
+        assert (EncodedImage(data).decode() == by_pillow(data)).all()
 
 
 def test_nothing_is_turned_as_exif_data_says() -> None:
@@ -88,8 +88,8 @@ def test_nothing_is_turned_as_exif_data_says() -> None:
     exif[0x0112] = 6
     data = jpeg(width=30, height=20, exif=exif)
     assert PIL.Image.open(io.BytesIO(data)).getexif()[0x0112] == 6
-    assert Picture(data).decode().shape == (20, 30, 3)
-    assert (Picture(data).decode() == by_pillow(data)).all()
+    assert EncodedImage(data).decode().shape == (20, 30, 3)
+    assert (EncodedImage(data).decode() == by_pillow(data)).all()
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
@@ -99,7 +99,7 @@ def test_other_files_are_decoded_by_pillow(mode: str, kind: str) -> None:
     how = {"transparency": b"\0\x80"} if (mode, kind) == ("P", "PNG") else {}
     image = _image("RGB", 40, 30).convert(mode)
     image.save(file, kind, **({"lossless": True} if kind == "WEBP" else how))
-    picture = Picture(file.getvalue())
+    picture = EncodedImage(file.getvalue())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         expected = by_pillow(picture.file)
@@ -112,15 +112,15 @@ def test_what_has_more_than_eight_bits_a_channel_is_refused() -> None:
     file = io.BytesIO()
     PIL.Image.fromarray(np.arange(12, dtype=np.uint16).reshape(3, 4)).save(file, "PNG")
     with pytest.raises(EncodingError, match="8 bits a channel"):
-        Picture(file.getvalue()).decode()
+        EncodedImage(file.getvalue()).decode()
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"])
 def test_what_is_no_picture_is_refused(data: bytes) -> None:
     with pytest.raises(EncodingError):
-        Picture(data).decode()
+        EncodedImage(data).decode()
     with pytest.raises(EncodingError):
-        Picture(data).crop((0, 0, 1, 1), 2)
+        EncodedImage(data).crop((0, 0, 1, 1), 2)
 
 
 def test_a_small_file_that_promises_many_pixels_is_refused_before_memory_is_asked_for() -> None:
@@ -128,7 +128,7 @@ def test_a_small_file_that_promises_many_pixels_is_refused_before_memory_is_aske
     start = data.index(b"\xff\xc0") + 5
     data[start : start + 4] = b"\xff\xff\xff\xff"
     with pytest.raises(EncodingError):
-        Picture(bytes(data)).decode()
+        EncodedImage(bytes(data)).decode()
 
 
 def test_damaged_files_are_decoded_as_by_pillow_or_refused() -> None:
@@ -143,7 +143,7 @@ def test_damaged_files_are_decoded_as_by_pillow_or_refused() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                found = Picture(damaged).decode(min_size=(None, 20)[number % 2])
+                found = EncodedImage(damaged).decode(min_size=(None, 20)[number % 2])
             except EncodingError:
                 refused += 1
                 with pytest.raises(EncodingError):
@@ -164,7 +164,7 @@ def test_a_crop_of_the_whole_size_differs_from_that_of_pillow_by_one_hardly_ever
     left, upper = data.draw(st.integers(0, width - 10)), data.draw(st.integers(0, height - 10))
     box = left, upper, data.draw(st.integers(left + 5, width)), data.draw(st.integers(upper + 5, height))
     size = box[2] - box[0] - data.draw(st.integers(-20, 2)), box[3] - box[1] - data.draw(st.integers(-20, 2))
-    picture = Picture(jpeg(width=width, height=height, subsampling=0))
+    picture = EncodedImage(jpeg(width=width, height=height, subsampling=0))
     found = picture.crop(box, size)
     expected = picture.pil().crop(box).resize(size, PIL.Image.Resampling.BILINEAR)
     assert found.shape == (3, size[1], size[0])
@@ -175,7 +175,7 @@ def test_a_crop_of_the_whole_size_differs_from_that_of_pillow_by_one_hardly_ever
 
 @pytest.mark.parametrize("kind", ["RGB", "CMYK"])
 def test_a_crop_of_a_smaller_size_shows_the_same_place(kind: str) -> None:
-    picture = Picture(jpeg(kind, 640, 480, spot=80, quality=95))
+    picture = EncodedImage(jpeg(kind, 640, 480, spot=80, quality=95))
     box = 104, 64, 560, 424  # an eighth of which is whole pixels
     expected = np.asarray(picture.pil().convert("RGB").crop(box).resize((50, 40), PIL.Image.Resampling.BILINEAR))
     found = picture.crop(box, (50, 40)).permute(1, 2, 0).numpy()
@@ -186,28 +186,28 @@ def test_a_crop_of_a_smaller_size_shows_the_same_place(kind: str) -> None:
 @pytest.mark.parametrize("box", [(0, 0, 0, 5), (5, 0, 3, 5), (-1, 0, 5, 5), (0, 0, 51, 5), (0, 0, 5, 41)])
 def test_a_box_that_is_not_within_the_picture_is_refused(box: tuple[int, int, int, int]) -> None:
     with assert_error(ConfigError, option="box") as caught:
-        Picture(jpeg()).crop(box, 8)
+        EncodedImage(jpeg()).crop(box, 8)
     assert "40" in str(caught.value)
 
 
 @pytest.mark.parametrize("box", [None, (0, 0, 5), "abcd", (0, 0, float("nan"), 5), (0.5, 0.5, 9.5, 9.5)])
 def test_what_is_no_box_is_refused(box: Any) -> None:
     with assert_error(ConfigError, option="box") as caught:
-        Picture(jpeg()).crop(box, 8)
+        EncodedImage(jpeg()).crop(box, 8)
     assert "40" in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [0, -1, (0, 5), (5,), (5, 5, 5), 2.5, "8", (7.0, 7.0)])
 def test_what_is_no_size_is_refused(size: Any) -> None:
     with assert_error(ConfigError, option="size"):
-        Picture(jpeg()).crop((0, 0, 9, 9), size)
+        EncodedImage(jpeg()).crop((0, 0, 9, 9), size)
     for data in (jpeg(), jpeg("CMYK")):
         with assert_error(ConfigError, option="min_size"):
-            Picture(data).decode(size)
+            EncodedImage(data).decode(size)
 
 
 def test_sizes_and_boxes_may_be_numbers_of_numpy_and_torch() -> None:
-    five, box, picture = np.int64(5), torch.tensor([0, 0, 5, 5]), Picture(jpeg())
+    five, box, picture = np.int64(5), torch.tensor([0, 0, 5, 5]), EncodedImage(jpeg())
     boxes: list[Any] = [(0, 0, five, five), box, box.numpy()]
     sizes: list[Any] = [np.int64(3), torch.tensor([3, 3]), np.array([3, 3])]
     crops = [picture.crop(a_box, size) for a_box, size in zip(boxes, sizes, strict=True)]
@@ -217,15 +217,15 @@ def test_sizes_and_boxes_may_be_numbers_of_numpy_and_torch() -> None:
 @pytest.mark.parametrize("file", ["text", None, 5, bytearray(b"x"), memoryview(b"x")])
 def test_a_picture_is_made_of_bytes(file: Any) -> None:
     with assert_error(ConfigError, option="file"):
-        Picture(file)
+        EncodedImage(file)
 
 
 def test_a_picture_travels_to_another_process_as_it_is() -> None:
-    picture = Picture(jpeg())
+    picture = EncodedImage(jpeg())
     again = pickle.loads(pickle.dumps(picture))
     assert again == picture
     assert hash(again) == hash(picture)
-    assert again not in (Picture(b""), picture.file)
+    assert again not in (EncodedImage(b""), picture.file)
     assert str(len(picture.file)) in repr(picture)
 
 
@@ -241,7 +241,7 @@ def test_columns_become_what_is_asked_for() -> None:
         assert (array["x"] == by_pillow(data)).all()
         tensor = decoded_columns({"x": "tensor"})({"x": value})["x"]
         assert (tensor.permute(1, 2, 0).numpy() == by_pillow(data)).all()
-        assert decoded_columns({"x": "picture"})({"x": value})["x"] == Picture(data)
+        assert decoded_columns({"x": "picture"})({"x": value})["x"] == EncodedImage(data)
         assert decoded_columns({"x": "bytes"})({"x": value})["x"] == data
         assert (np.asarray(decoded_columns({"x": "pil"})({"x": value})["x"]) == by_pillow(data)).all()
     assert [one.shape for one in decoded_columns({"x": "array"})({"x": [data, opened]})["x"]] == [(40, 50, 3)] * 2
@@ -257,7 +257,7 @@ def test_an_image_that_is_open_is_its_file_until_it_is_decoded(kind: str, more: 
     image.save(file, kind, **({"save_all": True, "append_images": [image] * more} if more and kind != "JPEG" else {}))
     opened = open_image_file(file.getvalue(), ("JPEG", "PNG", "WEBP"))
     assert decoded_columns({"x": "bytes"})({"x": opened})["x"] == file.getvalue()
-    assert decoded_columns({"x": "picture"})({"x": opened})["x"] == Picture(file.getvalue())
+    assert decoded_columns({"x": "picture"})({"x": opened})["x"] == EncodedImage(file.getvalue())
     opened.load()
     with assert_error(ConfigError, option="decode.columns"):
         decoded_columns({"x": "bytes"})({"x": opened})

@@ -54,10 +54,10 @@ def stopped(root: Path, steps: int, **asked: Any) -> tuple[list[int], State]:
     return found, json_copy(loader.state_dict())
 
 
-def gone_on(root: Path, state: State, on_change: Any = "error", **asked: Any) -> StreamingDataLoader:
+def gone_on(root: Path, state: State, on_mismatch: Any = "error", **asked: Any) -> StreamingDataLoader:
     """The loader that goes on from a state."""
     loader = phased_loader(root, **asked)
-    loader.load_state_dict(json_copy(state), on_change=on_change)
+    loader.load_state_dict(json_copy(state), on_mismatch=on_mismatch)
     return loader
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming import read_bad_samples
 from lightning_streaming.errors import BadSamplesError, ConfigError, FormatError, ObjectNotFoundError, StorageError
+from lightning_streaming.logs import read_bad_samples
 from tests.broken_data import ids, replacing_loader, write_broken_json
 from tests.helpers import make_loader, raises, write_dataset
 from tests.tiers import some
@@ -154,8 +154,8 @@ def test_a_line_may_be_cut_short_anywhere(root: Path, tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_workers_that_are_spawned_and_live_on_write_and_read_it(root: Path, tmp_path: Path) -> None:
     broken = write_broken_json(tmp_path / "data")
-    options = {"multiprocessing_context": "spawn", "persistent_workers": True, "with_keys": True}
-    expected = replacing_loader(broken, tmp_path / "a", loader={"with_keys": True})
+    options = {"multiprocessing_context": "spawn", "persistent_workers": True, "return_keys": True}
+    expected = replacing_loader(broken, tmp_path / "a", loader={"return_keys": True})
     with closing(replacing_loader(broken, tmp_path / "b", workers=2, loader=options)) as loader:
         for _ in range(2):
             ours, theirs = list(loader), list(expected)

@@ -22,14 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lightning_streaming import (
-    Stream,
-    StreamingDataLoader,
-    StreamingDataset,
-    World,
-    read_bad_samples,
-    read_sample_log,
-)
+from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.errors import (
     BadSamplesError,
     ConfigError,
@@ -43,6 +36,7 @@ from lightning_streaming.errors import (
     StreamingError,
 )
 from lightning_streaming.loading.bad_samples import choose_other, is_bad_sample
+from lightning_streaming.logs import read_bad_samples, read_sample_log
 from tests.broken_data import (
     BROKEN,
     SIZES,
@@ -165,7 +159,7 @@ def test_a_bad_sample_is_replaced_by_one_of_its_shard(
 ) -> None:
     root, log = write(tmp_path / "data"), tmp_path / "log"
     planned = ids(make_loader(write_shards(tmp_path / "sound", SIZES)))
-    keyed = {"with_keys": True}
+    keyed = {"return_keys": True}
     with closing(replacing_loader(root, log, workers=workers, loader=keyed, **settings)) as loader:
         batches = list(loader)
     read = ids(batch for batch, _ in batches)
@@ -177,11 +171,11 @@ def test_a_bad_sample_is_replaced_by_one_of_its_shard(
     assert loader.statistics().bad_samples == len(BROKEN)
     keys = [key for _, of_batch in batches for key in of_batch]
     firsts = np.cumsum(SIZES) - SIZES
-    assert [int(firsts[key.shard]) + key.index for key in keys] == read
-    assert [int(loader.restore_sample(key)["id"]) for key in keys] == read
+    assert [int(firsts[key.shard]) + key.sample_index for key in keys] == read
+    assert [int(loader.dataset.restore_sample(key)["id"]) for key in keys] == read
     found = [one for one in read_bad_samples(log) if not one.attempt]
-    assert sorted(int(firsts[one.key.shard]) + one.key.index for one in found) == sorted(BROKEN)
-    assert {one.key.position: int(firsts[one.key.shard]) + one.key.index for one in found} == {
+    assert sorted(int(firsts[one.key.shard]) + one.key.sample_index for one in found) == sorted(BROKEN)
+    assert {one.key.position: int(firsts[one.key.shard]) + one.key.sample_index for one in found} == {
         place: one for place, one in enumerate(planned) if one in BROKEN
     }
     assert len(list(log.iterdir())) <= max(1, workers)
@@ -362,14 +356,14 @@ def test_randomness_is_that_of_the_place_and_keys_and_logs_name_the_other(root: 
     watched: dict[str, Any] = {
         "transform": _augmented,
         "debug": {"sample_log": tmp_path / "read"},
-        "loader": {"with_keys": True},
+        "loader": {"return_keys": True},
     }
     loader = replacing_loader(root, tmp_path / "log", **watched)
     batches = list(loader)
     assert [one for batch, _ in batches for one in batch["noise"].tolist()] == planned
     keys = [key for _, of_batch in batches for key in of_batch]
     for key, number, noise in zip(keys, ids(batch for batch, _ in batches), planned, strict=True):
-        assert loader.restore_sample(key) == {"id": number, "noise": noise}
+        assert loader.dataset.restore_sample(key) == {"id": number, "noise": noise}
     logged = list(read_sample_log(tmp_path / "read" / "rank0-worker0.jsonl"))
     assert list({line.key.position: line.key for line in logged}.values()) == keys
     assert len(logged) == len(keys) + len(list(read_bad_samples(tmp_path / "log")))
@@ -467,7 +461,7 @@ def test_an_error_of_a_collate_function_names_what_it_was_given(root: Path, tmp_
     ):
         list(loader)
     keys = [json.loads(line) for line in str(caught.value).splitlines() if line.strip().startswith("{")]
-    given = [int(loader.restore_sample(key)["id"]) for key in keys]
+    given = [int(loader.dataset.restore_sample(key)["id"]) for key in keys]
     assert f"ValueError: {given}" in str(caught.value)
     assert given[:3] == [0, 1, 2]
     assert given[3] in (0, 1, 2, 4)

@@ -27,6 +27,7 @@ from torch.utils.data import default_collate
 from lightning_streaming import MDSWriter, SampleKey, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError, SampleError
 from lightning_streaming.formats.mds import MDSReader
+from lightning_streaming.loading.dataset import dataset_world
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.reading import by_shard
 from lightning_streaming.loading.workers import SharedPassStart, WorkerBatches, WorkerChannel
@@ -249,7 +250,7 @@ def test_large_samples_go_straight_to_their_place(tmp_path: Path, workers: int) 
 
 def test_where_batches_are_pinned_each_comes_alone_and_as_tensors(root: Path) -> None:
     dataset = StreamingDataset(remote=str(root))
-    start = passes_of(dataset).begin(dataset.current_world(), 8)
+    start = passes_of(dataset).begin(dataset_world(dataset), 8)
     channel = WorkerChannel(SharedPassStart(), None)
     channel.pass_start.assign(start)
     groups = list(WorkerBatches(dataset, channel, default_collate, drop_last=False, one_by_one=True))
@@ -431,7 +432,7 @@ def _refuse(samples: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [4, 10])
 def test_a_collate_function_that_fails_names_its_samples(records: Path, workers: int, batch_size: int) -> None:
-    settings: dict[str, Any] = {"batch_size": batch_size, "loader": {"collate_fn": _refuse, "with_keys": True}}
+    settings: dict[str, Any] = {"batch_size": batch_size, "loader": {"collate_fn": _refuse, "return_keys": True}}
     with closing(make_loader(records, workers=workers, **settings)) as loader:
         with pytest.raises(SampleError, match="collate_fn failed on a batch: LookupError: no nine") as caught:
             list(loader)
@@ -440,6 +441,6 @@ def test_a_collate_function_that_fails_names_its_samples(records: Path, workers:
         *_, last = str(caught.value).splitlines()
         keys = [SampleKey.from_dict(json.loads(line)) for line in str(caught.value).splitlines() if line[:3] == "  {"]
         (batch,) = [batch for batch in ids(make_loader(records, batch_size=batch_size)) if 9 in batch]
-        assert [loader.restore_sample(key)["id"] for key in keys] == batch[:8]
+        assert [loader.dataset.restore_sample(key)["id"] for key in keys] == batch[:8]
         assert (last == f"  and {len(batch) - 8} more") == (len(batch) > 8)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming import StreamingDataLoader, StreamingDataset, read_bad_samples
+from lightning_streaming import StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import BadSamplesError
+from lightning_streaming.logs import read_bad_samples
 from tests.broken_data import replacing
 from tests.helpers import raises
 from tests.loading.test_packing import LENGTHS, write_documents

@@ -16,16 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lightning_streaming import (
-    Budget,
-    Phase,
-    Stream,
-    StreamingDataLoader,
-    StreamingDataset,
-    read_appended,
-    read_sample_log,
-)
+from lightning_streaming import Budget, Phase, Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, SampleError, StateMismatchError
+from lightning_streaming.logs import read_sample_log
 from lightning_streaming.world import World
 from tests.helpers import State, json_copy, raises, worlds
 from tests.loading.test_packing import LENGTHS, write_documents
@@ -242,7 +235,7 @@ def test_what_a_collate_function_says_is_told_with_the_documents(root: Path) -> 
     def collate(given: list[dict[str, Any]]) -> None:
         raise ValueError("no such frames")
 
-    with raises(SampleError, "no such frames", '"index"'):
+    with raises(SampleError, "no such frames", '"sample_index"'):
         list(loader(root, more={"collate_fn": collate}))
 
 
@@ -288,18 +281,18 @@ def test_plain_iteration_gives_groups(root: Path) -> None:
 
 def test_keys_and_valid_are_of_documents(root: Path) -> None:
     for world in worlds(1, 2):
-        at = loader(root, world=world, more={"with_keys": True, "with_valid": True})
+        at = loader(root, world=world, more={"return_keys": True, "return_valid_mask": True})
         for batch, keys in at:
             assert len(keys) == len(batch["lengths"]) == len(batch["valid"])
             for key, document in zip(keys, documents_in(batch), strict=True):
-                assert tuple(at.restore_sample(key)["tokens"].tolist()) == document
+                assert tuple(at.dataset.restore_sample(key)["tokens"].tolist()) == document
 
 
 def test_the_log_names_the_documents_that_were_read(root: Path, tmp_path: Path) -> None:
     at = loader(root, debug={"sample_log": str(tmp_path / "log")})
     whole = groups(at)
     lines = read_sample_log(tmp_path / "log" / "rank0-worker0.jsonl")
-    logged = [tuple(at.restore_sample(line.key)["tokens"].tolist()) for line in lines]
+    logged = [tuple(at.dataset.restore_sample(line.key)["tokens"].tolist()) for line in lines]
     assert logged == list(itertools.chain(*whole))
 
 
@@ -365,7 +358,7 @@ def test_an_epoch_without_tokens_is_refused_and_one_of_few_groups_is_read(tmp_pa
 
 
 def test_what_was_asked_for_is_told_as_plain_values(root: Path) -> None:
-    told = loader(root, budget={"lengths": "size"}).config()["dataset"]
+    told = loader(root, budget={"lengths": "size"}).dataset.config()
     assert told["pack"] is None
     assert told["budget"] == {
         "column": "tokens",
@@ -393,7 +386,7 @@ def test_documents_that_are_appended_are_grouped_from_the_next_epoch_on(tmp_path
     begun = groups([next(under_way)])
     write_documents(written, LENGTHS[40:60], first=40, mode="append")
     assert begun + groups(under_way) == whole
-    assert read_appended(at)
+    assert at.refresh()
     state = json_copy(at.state_dict())
     grown = groups(at)
     assert sorted(len(one) for one in itertools.chain(*grown)) == sorted(size for size in LENGTHS[:60] if size)
@@ -404,7 +397,7 @@ def test_documents_that_are_appended_are_grouped_from_the_next_epoch_on(tmp_path
 
 
 def test_a_rank_that_reads_nothing_counts_groups(root: Path) -> None:
-    at = loader(root, world=World(reads=False))
+    at = loader(root, world=World(is_reader=False))
     assert len(list(at)) == len(loader(root))
     assert at.state_dict()["epoch"] == 1
 

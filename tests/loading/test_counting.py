@@ -22,7 +22,7 @@ from lightning_streaming.formats.array_lengths import ArrayLengths
 from lightning_streaming.loading import counting, scanning
 from lightning_streaming.loading.counting import document_lengths
 from lightning_streaming.loading.document_lengths import LengthsRequest, StreamLengths
-from lightning_streaming.writing.merge import merge_under
+from lightning_streaming.writing.merging import merge_recursive
 from tests.helpers import write_shards
 from tests.servers import FaultyStore, HttpStore, S3Bucket
 from tests.tiers import examples
@@ -134,7 +134,7 @@ def test_shards_of_several_kinds_are_counted_each_in_its_way(tmp_path: Path) -> 
         with MDSWriter(out=str(tmp_path / "x" / name), columns={"tokens": kind}, size_limit=600) as writer:
             for number in range(9):
                 writer.write({"tokens": np.zeros(5 if name == "c" else number + 1, np.uint16)})
-    merge_under(str(tmp_path / "x"))
+    merge_recursive(str(tmp_path / "x"))
     assert counted(tmp_path / "x").values.tolist() == [*range(1, 10), *range(1, 10), *([5] * 9)]
 
 

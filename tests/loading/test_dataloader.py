@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from lightning_streaming import StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, SampleError
+from lightning_streaming.loading.position import position_of, run_of
 from lightning_streaming.loading.state import Cursor
 from tests.helpers import ids, make_dataset, make_loader, raises, read_epochs, write_dataset
 
@@ -143,21 +145,25 @@ def test_len_is_exact_where_canonical_nodes_make_an_epoch_longer(root: Path) -> 
 
 def test_batches_are_claimed_in_the_order_they_were_handed_out(root: Path) -> None:
     loader = make_loader(root)
-    assert loader.claim() is None
+    assert position_of(loader).claim() is None
     iterator = iter(loader)
     next(iterator)
     next(iterator)
-    assert loader.claim() == Cursor(0, 4)
+    assert position_of(loader).claim() == Cursor(0, 4)
     next(iterator)
-    assert [loader.claim(), loader.claim(), loader.claim()] == [Cursor(0, 8), Cursor(0, 12), None]
+    assert [position_of(loader).claim(), position_of(loader).claim(), position_of(loader).claim()] == [
+        Cursor(0, 8),
+        Cursor(0, 12),
+        None,
+    ]
 
 
 def test_the_last_batch_ends_where_the_next_epoch_begins(root: Path) -> None:
     loader = make_loader(root)
     assert len(ids(loader)) == 8
-    ends = [loader.claim() for _ in range(8)]
+    ends = [position_of(loader).claim() for _ in range(8)]
     assert ends[-2:] == [Cursor(0, 28), Cursor(1, 0)]
-    assert loader.cursor() == Cursor(1, 0)
+    assert position_of(loader).cursor() == Cursor(1, 0)
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 7, 8])
@@ -167,14 +173,21 @@ def test_ends_are_the_same_however_many_are_worked_out_together(
     monkeypatch.setattr("lightning_streaming.loading.dataloader._AT_ONCE", at_once)
     loader = make_loader(root)
     assert len(ids(loader)) == 8
-    assert [loader.claim() for _ in range(8)] == [*(Cursor(0, 4 * batch) for batch in range(1, 8)), Cursor(1, 0)]
+    assert [position_of(loader).claim() for _ in range(8)] == [
+        *(Cursor(0, 4 * batch) for batch in range(1, 8)),
+        Cursor(1, 0),
+    ]
 
 
 def test_batches_may_be_claimed_when_the_next_pass_has_begun(root: Path) -> None:
     loader = make_loader(root)
     next(iter(loader))
     next(iter(loader))
-    assert [loader.claim(), loader.claim(), loader.claim()] == [Cursor(0, 4), Cursor(1, 4), None]
+    assert [position_of(loader).claim(), position_of(loader).claim(), position_of(loader).claim()] == [
+        Cursor(0, 4),
+        Cursor(1, 4),
+        None,
+    ]
 
 
 @pytest.mark.parametrize("move", ["load_state_dict", "seek", "close"])
@@ -182,14 +195,19 @@ def test_moving_a_loader_ends_its_pass_and_forgets_unclaimed_batches(root: Path,
     loader = make_loader(root)
     iterator = iter(loader)
     next(iterator)
-    arguments: Any = {"load_state_dict": [loader.state_dict()], "seek": [Cursor(1, 0)], "close": []}[move]
-    getattr(loader, move)(*arguments)
-    assert (loader.claim(), next(iterator, None)) == (None, None)
+    state = loader.state_dict()
+    moves: dict[str, Callable[[], None]] = {
+        "load_state_dict": lambda: loader.load_state_dict(state),
+        "seek": lambda: position_of(loader).seek(Cursor(1, 0)),
+        "close": loader.close,
+    }
+    moves[move]()
+    assert (position_of(loader).claim(), next(iterator, None)) == (None, None)
 
 
 @WORKERS
 def test_a_loader_for_evaluation_repeats_its_epoch(root: Path, workers: int) -> None:
-    loader = make_loader(root, workers=workers, loader={"repeat_epoch": True, "persistent_workers": workers > 0})
+    loader = make_loader(root, workers=workers, loader={"fixed_epoch": True, "persistent_workers": workers > 0})
     assert ids([next(iter(loader))]) == ids(make_loader(root))[:1]
     assert ids(loader) == ids(loader) == ids(make_loader(root))
 
@@ -198,14 +216,14 @@ def test_seek_moves_the_next_pass(root: Path) -> None:
     batches, _ = read_epochs(make_loader(root), 2)
     loader = make_loader(root)
     next(iter(loader))
-    loader.seek(Cursor(1, 8))
-    assert (loader.cursor(), loader.claim()) == (Cursor(1, 8), None)
+    position_of(loader).seek(Cursor(1, 8))
+    assert (position_of(loader).cursor(), position_of(loader).claim()) == (Cursor(1, 8), None)
     assert ids(loader) == batches[10:]
 
 
 def test_the_end_of_an_epoch_is_the_beginning_of_the_next(root: Path) -> None:
     loader = make_loader(root, world=World(ranks_per_node=4))  # which read 32, three of them twice
-    assert [loader.normalised(Cursor(2, place)) for place in (28, 29, 32)] == [
+    assert [position_of(loader).normalised(Cursor(2, place)) for place in (28, 29, 32)] == [
         Cursor(2, 28),
         Cursor(3, 0),
         Cursor(3, 0),
@@ -214,8 +232,8 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next(root: Path) -> None:
 
 def test_batches_left_and_global_batches_are_counted_over_ranks(root: Path) -> None:
     loader = make_loader(root, world=World(ranks_per_node=2))
-    assert loader.samples_per_global_batch == 8
-    assert [loader.batches_left(Cursor(0, place)) for place in (0, 8, 20, 28)] == [4, 3, 2, 1]
+    assert position_of(loader).samples_per_global_batch == 8
+    assert [run_of(loader).batches_left(Cursor(0, place)) for place in (0, 8, 20, 28)] == [4, 3, 2, 1]
 
 
 @WORKERS

@@ -15,15 +15,9 @@ import PIL.Image
 import pytest
 import torch
 
-from lightning_streaming import (
-    LocalDataset,
-    MDSWriter,
-    Picture,
-    StreamingDataLoader,
-    StreamingDataset,
-    read_bad_samples,
-)
+from lightning_streaming import EncodedImage, LocalDataset, MDSWriter, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError, SampleError
+from lightning_streaming.logs import read_bad_samples
 from tests.broken_data import replacing
 from tests.formats.tar_data import write_samples
 from tests.helpers import assert_error, assert_resumes_at_every_step, ids, make_dataset, make_loader, raises
@@ -144,7 +138,7 @@ def test_every_format_gives_what_is_not_decoded(form: str, tmp_path: Path) -> No
         return
     file = file_of(5, "PNG" if form == "png" else "JPEG")
     assert asked("bytes")[5] == file
-    assert asked("picture")[5] == Picture(file)
+    assert asked("picture")[5] == EncodedImage(file)
 
 
 @pytest.mark.parametrize("encoding", ["jpeg_array", "list[jpeg]"])
@@ -237,7 +231,7 @@ def test_a_transform_in_threads_gives_the_same_samples(threads: int, workers: in
     none, many = ({"columns": {"image": "picture"}, "threads": count} for count in (0, threads))
     read = (list(make_loader(**written, decode=decode, workers=workers)) for decode in (many, none))
     assert all(equal(one, other) for one, other in zip(*map(singly, read), strict=True))
-    loader = make_loader(**written, decode=many, loader={"with_keys": True})
+    loader = make_loader(**written, decode=many, loader={"return_keys": True})
     for batch, keys in loader:
         for one, key in zip(singly([batch]), keys, strict=True):
             assert equal(make_dataset(**written, decode=many).restore_sample(key), one)
@@ -323,7 +317,7 @@ def test_a_bad_picture_that_is_read_twice_is_replaced_alike(tmp_path: Path) -> N
         decode = {"columns": {"image": "array"}, "threads": threads}
         loader = make_loader(**asked, bad_samples=replacing(log, 8), decode=decode)
         batches = list(loader)
-        told = [(one.key.position, one.key.shard, one.key.index) for one in read_bad_samples(log)]
+        told = [(one.key.position, one.key.shard, one.key.sample_index) for one in read_bad_samples(log)]
         read.append((ids(batches), told, loader.statistics().bad_samples))
     assert read[0] == read[1]
 

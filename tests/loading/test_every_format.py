@@ -20,11 +20,12 @@ import numpy as np
 import pytest
 from tqdm import tqdm
 
-from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, read_bad_samples
+from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.cache.quota import largest_shard_bytes, least_limit
 from lightning_streaming.errors import DownloadError, EncodingError, IntegrityError
 from lightning_streaming.formats.index import INDEX_BASENAME
+from lightning_streaming.logs import read_bad_samples
 from lightning_streaming.storage import retries
 from tests.broken_data import replacing_loader
 from tests.cache.helpers import Watcher, measured, parts
@@ -435,13 +436,13 @@ def test_mixtures_are_those_of_mds(written: Write, first: str, second: str) -> N
 @EVERY
 def test_samples_are_restored_by_their_keys(written: Write, name: str) -> None:
     form = FORMS[name]
-    loader = make_loader(written(name), loader={"collate_fn": list, "with_keys": True}, **form.options)
+    loader = make_loader(written(name), loader={"collate_fn": list, "return_keys": True}, **form.options)
     dataset = make_dataset(written(name), **form.options)
     shards = ranges(form.sizes)
     for batch, keys in loader:
         for sample, key in zip(batch, keys, strict=True):
             assert same(dataset.restore_sample(json_copy(key.as_dict())), sample)
-            assert shards[key.shard][key.index] == form.number(sample)
+            assert shards[key.shard][key.sample_index] == form.number(sample)
 
 
 # --- bad samples ---
@@ -523,7 +524,7 @@ def test_a_bad_sample_is_replaced_as_one_of_mds(written: Write, copied: Write, t
     expected = replacing_loader(written(f"mds of {name}"), tmp_path / "other", transform=Failing(name))
     assert read == list(chain(*ids(expected)))
     assert set(read) == set(range(COUNT)) - {BAD}
-    (bad,) = {(one.key.shard, one.key.index) for one in read_bad_samples(tmp_path / "log")}
+    (bad,) = {(one.key.shard, one.key.sample_index) for one in read_bad_samples(tmp_path / "log")}
     assert ranges(FORMS[name].sizes)[bad[0]][bad[1]] == BAD
     if name in SPOILED:
         with raises(EncodingError, "sample", "stream '0'"):

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_streaming import MDSWriter, write_parallel
+from lightning_streaming import MDSWriter
 from lightning_streaming.errors import AccessDeniedError, UnsupportedError
 from lightning_streaming.storage import Location
+from lightning_streaming.writing import write_parallel
 from tests.formats.tar_data import text_samples, write_samples
 from tests.helpers import assert_resumes_at_every_step, ids, make_loader, read_epochs, write_dataset
 from tests.servers import HubDataset

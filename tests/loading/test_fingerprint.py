@@ -127,7 +127,7 @@ def test_what_differs_by_hashes_alone_says_so(
         state = loader({f"s{number}": root / f"{kind} {then}" for number in range(names)}).state_dict()
         told = refused({f"s{number}": root / f"{kind} {now}" for number in range(names)}, state)
         assert f"(hashes: {words})" in told
-        assert 'on_change="warn"' in told
+        assert 'on_mismatch="warn"' in told
         assert ("Only what the indexes tell" in told) == ("digest" not in told) == alone
 
 
@@ -232,7 +232,7 @@ def test_names_of_hashes_and_sentences_on_phases_add_no_lines_to_a_refusal() -> 
 
 def test_other_lengths_are_read_by_a_new_epoch_and_with_on_change() -> None:
     text = refusal([Difference("streams.a.lengths", "'1'", "'2'")])
-    assert '`lightning-streaming state set CKPT --epoch N --sample 0`, then resume with on_change="warn"' in text
+    assert '`lightning-streaming state set CKPT --epoch N --sample 0`, then resume with on_mismatch="warn"' in text
 
 
 def test_the_mix_of_a_phase_is_one_line() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming import Phase, Stream, StreamingDataLoader, read_appended
+from lightning_streaming import Phase, Stream, StreamingDataLoader
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.following import check_same_data
+from lightning_streaming.loading.position import position_of
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.world import World
 from tests.forked_ranks import on_ranks
@@ -35,7 +36,7 @@ def read(at: StreamingDataLoader) -> list[int]:
 def epoch_of(root: Path, epoch: int, **how: Any) -> list[int]:
     """An epoch as who begins with it reads it."""
     fresh = loader(root, **how)
-    fresh.seek(Cursor(epoch, 0))
+    position_of(fresh).seek(Cursor(epoch, 0))
     return read(fresh)
 
 
@@ -68,13 +69,13 @@ def test_the_next_epoch_reads_what_was_appended(
     write_dataset(root, 12, first_id=30, mode="append")  # the last shard is not full
     begun += [one for batch in under_way for one in batch["id"].tolist()]
     assert begun == expected
-    assert read_appended(at)
+    assert at.refresh()
     assert "stream 'web' has 3 more shards" in caplog.text
     assert read(at) == epoch_of(root, 1, **how)
     state = json_copy(at.state_dict())
-    assert not read_appended(at)
+    assert not at.refresh()
     write_dataset(root, 1, first_id=42, mode="append")
-    assert read_appended(at)
+    assert at.refresh()
     expected = read(at)
     assert expected == epoch_of(root, 2, **how)
     at.close()
@@ -87,7 +88,7 @@ def test_streams_that_are_not_followed_are_not_asked_for(root: Path) -> None:
     at = loader(root, follow=False)
     read(at)
     write_dataset(root, 15, first_id=30, mode="append")
-    assert not read_appended(at)
+    assert not at.refresh()
     assert len(read(at)) == 30
 
 
@@ -95,7 +96,7 @@ def test_an_epoch_under_way_is_left_alone(root: Path) -> None:
     at = loader(root)
     next(iter(at))
     with raises(ConfigError, "an epoch keeps the shards that it began with", "epoch 0, sample 4"):
-        read_appended(at)
+        at.refresh()
 
 
 def test_phases_read_it_in_the_next_pass(root: Path) -> None:
@@ -103,7 +104,7 @@ def test_phases_read_it_in_the_next_pass(root: Path) -> None:
     at = loader(root, **how)
     seen = read(at)
     write_dataset(root, 15, first_id=30, mode="append")
-    assert read_appended(at)
+    assert at.refresh()
     seen += read(at)
     assert sorted(seen[:30]) == sorted(seen[30:60]) == list(range(30))
     assert len({*seen[60:]}) == 20
@@ -118,11 +119,11 @@ def test_other_data_is_not_followed(root: Path, tmp_path: Path, caplog: pytest.L
     other = write_dataset(tmp_path / "other", 50, size_limit=260)
     index = (root / "index.json").read_bytes()
     (root / "index.json").write_bytes((other / "index.json").read_bytes())
-    assert not read_appended(at)
+    assert not at.refresh()
     assert "not read in epoch 1: stream 'web' is other data by now" in caplog.text
     caplog.clear()
     (root / "index.json").unlink()
-    assert not read_appended(at)
+    assert not at.refresh()
     assert "not read in epoch 1: " in caplog.text
     assert "there is no dataset at" in caplog.text
     (root / "index.json").write_bytes(index)
@@ -138,7 +139,7 @@ def _follow(roots: list[Path]) -> list[Any]:
         if world.rank == 0:
             # What the other rank sees is longer only the second time.
             write_dataset(roots[number], 15, first_id=30, mode="append")
-        found += [read_appended(at), read(at)]
+        found += [at.refresh(), read(at)]
     found.append(at.state_dict())
     return found
 
@@ -174,7 +175,7 @@ def test_ranks_that_see_other_data_do_not_begin(root: Path, tmp_path: Path) -> N
 def _follow_unconnected(root: Path) -> str:
     at = loader(root)
     try:
-        read_appended(at)
+        at.refresh()
     except ConfigError as error:
         return str(error)
     return ""

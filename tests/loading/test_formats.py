@@ -30,7 +30,7 @@ from lightning_streaming.formats import encodings
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.loading import open_shards
 from lightning_streaming.storage import Location
-from lightning_streaming.writing.merge import merge
+from lightning_streaming.writing.merging import merge
 from tests.formats.golden_datasets import SPLIT, expectations, read_index, value_of
 from tests.formats.small_shards import FORMATS, put_dataset, sample_of
 from tests.golden import golden_path

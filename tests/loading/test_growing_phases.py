@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming import Phase, Stream, StreamingDataLoader
 from lightning_streaming.errors import StateError, StateMismatchError
+from lightning_streaming.loading.dataset import dataset_world
 from lightning_streaming.loading.passes import passes_of
 from tests.helpers import State, json_copy, make_loader, raises, read_together, worlds, write_shards
 from tests.loading.phased import check_passes
@@ -232,7 +233,7 @@ def test_a_stream_that_was_gone_and_grew_goes_on_where_it_stood(place: Path, fol
 def test_how_often_a_stream_is_read_counts_its_longer_passes(place: Path) -> None:
     _, state = read(loader(roots_of(place, {})), 10)
     at = resumed(state, roots_of(place, MORE), follow=True)
-    assert passes_of(at.dataset).run.on(at.dataset.current_world()).order.weights.repeat == (2 + 37 / 27, 1 + 32 / 17)
+    assert passes_of(at.dataset).run.on(dataset_world(at.dataset)).order.weights.repeat == (2 + 37 / 27, 1 + 32 / 17)
 
 
 @pytest.mark.parametrize("grown", [[[41, 4]], [[40, 6]], [[0, 4]], [[40, 4], [40, 5]], [], "x", [[40]], [[40, -1]]])

@@ -24,7 +24,6 @@ from lightning_streaming import (
     Stream,
     StreamingDataLoader,
     StreamingDataset,
-    merge,
 )
 from lightning_streaming.cache.usage import FINISHED_BEFORE
 from lightning_streaming.errors import (
@@ -36,6 +35,7 @@ from lightning_streaming.errors import (
     StateMismatchError,
     UnknownArgumentError,
 )
+from lightning_streaming.writing import merge
 from tests.helpers import (
     assert_resumes_at_every_step,
     json_copy,
@@ -205,7 +205,7 @@ def test_a_join_is_of_the_stored_sample_whatever_is_selected(data: Path) -> None
 
 def test_keys_restore_whole_samples(data: Path) -> None:
     dataset = joined_dataset(data)
-    ((batch, keys), *_) = StreamingDataLoader(dataset, with_keys=True)
+    ((batch, keys), *_) = StreamingDataLoader(dataset, return_keys=True)
     numbers = numbers_in(batch)
     restored = [plain(joined_dataset(data, shuffle=False).restore_sample(key)) for key in keys]
     assert restored == list(map(expected, numbers))
@@ -444,7 +444,7 @@ def test_a_resume_with_other_joined_data_is_refused(data: Path, tmp_path: Path) 
         other.load_state_dict(state)
         with pytest.raises(StateMismatchError, match=told):
             len(other)
-        other.load_state_dict(state, on_change="warn")
+        other.load_state_dict(state, on_mismatch="warn")
         assert len(other) == len(loader)
 
 

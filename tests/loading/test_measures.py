@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from lightning_streaming import LoaderStatistics, Stream, StreamingDataLoader, WaitTimes
+from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.loading.measures import split_wait
+from lightning_streaming.logs import LoaderStatistics, WaitTimes
 from tests.helpers import make_loader, write_dataset
 from tests.servers import HttpStore
 

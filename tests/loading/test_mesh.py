@@ -15,8 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils.data import DataLoader
 
-from lightning_streaming import StreamingDataLoader, World, gather_in_order
+from lightning_streaming import StreamingDataLoader, World
+from lightning_streaming.distributed import all_gather_samples
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.position import position_of
 from tests.forked_ranks import on_ranks
 from tests.helpers import (
     READERS_OF_3,
@@ -36,7 +38,7 @@ pytestmark = [
 ]
 
 SAMPLES = 45
-SEEN_BY_NONE = World(ranks_per_node=2, rank=1, reads=False)
+SEEN_BY_NONE = World(ranks_per_node=2, rank=1, is_reader=False)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ class Readings:
 
     def loader(self, world: World) -> StreamingDataLoader:
         return make_loader(
-            self._root, world=world, batch_size=2, num_canonical_nodes=2, loader={"with_keys": True}, shuffle_seed=7
+            self._root, world=world, batch_size=2, num_canonical_nodes=2, loader={"return_keys": True}, shuffle_seed=7
         )
 
     def of(
@@ -134,7 +136,7 @@ def _read_in_meshes(root: Path) -> list[dict[str, Any]]:
     told, state = [], None
     for shape, names in MESHES:
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-        loader = make_loader(root, world=World.from_mesh(mesh), batch_size=2, loader={"with_keys": True})
+        loader = make_loader(root, world=World.from_mesh(mesh), batch_size=2, loader={"return_keys": True})
         if state is not None:
             loader.load_state_dict(state)
         values, keys, read = [], [], []
@@ -145,7 +147,7 @@ def _read_in_meshes(root: Path) -> list[dict[str, Any]]:
             if state is None and len(read) == 4:
                 break
         state = loader.state_dict() if state is None else None
-        gathered = gather_in_order(values, keys).tolist()
+        gathered = all_gather_samples(values, keys).tolist()
         told.append({"mesh": mesh.mesh.tolist(), "read": read, "gathered": gathered, "batches": len(loader)})
     return told
 
@@ -181,7 +183,7 @@ def test_real_ranks_read_by_their_mesh_and_a_metric_counts_each_sample_once(root
 def test_a_rank_without_samples_has_as_many_batches_and_stands_where_the_others_do(
     workers: int, drop_last: bool, root: Path
 ) -> None:
-    reads = make_loader(root, world=replace(SEEN_BY_NONE, reads=True), drop_last=drop_last)
+    reads = make_loader(root, world=replace(SEEN_BY_NONE, is_reader=True), drop_last=drop_last)
     none = make_loader(root, world=SEEN_BY_NONE, drop_last=drop_last, workers=workers)
     assert len(none) == len(reads)
     for _ in range(2):
@@ -190,7 +192,7 @@ def test_a_rank_without_samples_has_as_many_batches_and_stands_where_the_others_
             assert nothing == {}
             assert none.state_dict() == reads.state_dict()
             assert none.dataset.state_dict() == reads.dataset.state_dict()
-            assert none.claim() == reads.claim()
+            assert position_of(none).claim() == position_of(reads).claim()
     statistics = none.statistics()
     assert (statistics.batches, statistics.samples) == (2 * len(none), 0)
     assert {*statistics.samples_per_stream.values()} == {0}
@@ -225,7 +227,7 @@ def test_a_rank_without_samples_goes_on_where_one_with_samples_was_saved(persist
 
 
 def test_a_rank_that_comes_to_read_goes_on_where_it_saw_none(root: Path) -> None:
-    reads, none = (partial(make_loader, root, world=World(ranks_per_node=2, reads=one)) for one in (True, False))
+    reads, none = (partial(make_loader, root, world=World(ranks_per_node=2, is_reader=one)) for one in (True, False))
     batches, _ = read_epochs(reads(), 1)
     without = none()
     for place, nothing in enumerate(without, start=1):
@@ -236,7 +238,7 @@ def test_a_rank_that_comes_to_read_goes_on_where_it_saw_none(root: Path) -> None
 
 
 def test_batches_without_samples_have_no_keys_and_an_empty_mask(root: Path) -> None:
-    keyed = make_loader(root, world=SEEN_BY_NONE, loader={"with_keys": True, "with_valid": True})
+    keyed = make_loader(root, world=SEEN_BY_NONE, loader={"return_keys": True, "return_valid_mask": True})
     for batch in keyed:
         assert len(batch.keys) == 0
         assert batch.batch.keys() == {"valid"}
@@ -246,11 +248,11 @@ def test_batches_without_samples_have_no_keys_and_an_empty_mask(root: Path) -> N
 def _gather(root: Path) -> Any:
     rank = torch.distributed.get_rank()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp_shard"))
-    world = World.from_mesh(mesh, reads=mesh.get_local_rank("pp") == 1)
-    loader = make_loader(root, world=world, loader={"with_keys": True, "repeat_epoch": True})
+    world = World.from_mesh(mesh, is_reader=mesh.get_local_rank("pp") == 1)
+    loader = make_loader(root, world=world, loader={"return_keys": True, "fixed_epoch": True})
     keyed = list(loader)
-    values = [batch.batch["id"] if world.reads else torch.empty(0, dtype=torch.int64) for batch in keyed]
-    return rank, len(keyed), gather_in_order(values, [batch.keys for batch in keyed]).tolist()
+    values = [batch.batch["id"] if world.is_reader else torch.empty(0, dtype=torch.int64) for batch in keyed]
+    return rank, len(keyed), all_gather_samples(values, [batch.keys for batch in keyed]).tolist()
 
 
 def test_ranks_without_samples_bring_nothing_to_a_metric(root: Path, tmp_path: Path) -> None:
@@ -262,7 +264,7 @@ def _train_in_stages(root: Path) -> list[tuple[list[int] | None, int]]:
     """Three stages of a pipeline, twice; the second takes its steps on what the first sends."""
     mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("pp", "dp_shard"))
     stage = mesh.get_local_rank("pp")
-    loader = make_loader(root, world=World.from_mesh(mesh, reads=stage != 1), drop_last=True)
+    loader = make_loader(root, world=World.from_mesh(mesh, is_reader=stage != 1), drop_last=True)
     part = PipelineStage(torch.nn.Linear(1, 1), stage, 3, torch.device("cpu"), group=mesh.get_group("pp"))
     schedule = ScheduleGPipe(part, n_microbatches=2, loss_fn=torch.nn.functional.mse_loss)
     told: list[tuple[list[int] | None, int]] = []
@@ -290,7 +292,7 @@ def test_stages_in_the_middle_of_a_pipeline_take_their_steps_without_samples(roo
 
 def test_skipped_batches_are_skipped_without_samples_too(root: Path) -> None:
     reads = make_loader(root, world=World(ranks_per_node=2), skip=["1-3"])
-    none = make_loader(root, world=World(ranks_per_node=2, reads=False), skip=["1-3"])
+    none = make_loader(root, world=World(ranks_per_node=2, is_reader=False), skip=["1-3"])
     for _ in zip(reads, none, strict=True):
         assert none.state_dict() == reads.state_dict()
     assert none.dataset.next_epoch == 1
@@ -300,6 +302,6 @@ def test_skipped_batches_are_skipped_without_samples_too(root: Path) -> None:
 def test_what_nobody_could_count_is_refused(workers: int, root: Path) -> None:
     dataset = make_loader(root, world=SEEN_BY_NONE).dataset
     plain: DataLoader[Any] = DataLoader(dataset, batch_size=4, num_workers=workers)
-    with pytest.raises(ConfigError, match=r"to read no samples .*through a StreamingDataLoader"):
+    with pytest.raises(ConfigError, match=r"World.is_reader is False.*through a StreamingDataLoader"):
         list(plain)
     assert isinstance(dataset[0]["id"], (int, np.integer))  # what is asked for by its number is read

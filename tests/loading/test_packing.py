@@ -24,7 +24,6 @@ from lightning_streaming import (
     Stream,
     StreamingDataLoader,
     StreamingDataset,
-    read_appended,
 )
 from lightning_streaming.errors import ConfigError, EncodingError, SampleError, StateMismatchError
 from lightning_streaming.formats.plain_rows import FlatColumn
@@ -119,7 +118,7 @@ def test_every_token_is_in_one_pack(root: Path, pack: dict[str, Any], algo: str)
 def test_with_valid_has_an_entry_for_each_pack(root: Path, method: str) -> None:
     tokens, repeats = Counter[int](), 0
     for rank in range(8):
-        world, more = World(ranks_per_node=8, rank=rank), {"with_valid": True, "repeat_epoch": True}
+        world, more = World(ranks_per_node=8, rank=rank), {"return_valid_mask": True, "fixed_epoch": True}
         for batch in loader(root, world=world, more=more, pack={"method": method}, batch_size=3):
             assert batch["valid"].shape == batch["input_ids"].shape[:1]
             for is_valid, pack in zip(batch["valid"].tolist(), packs([batch]), strict=True):
@@ -282,9 +281,9 @@ def test_what_a_collate_function_says_is_told_with_all_documents(root: Path) -> 
     def collate(given: list[dict[str, Any]]) -> None:
         raise ValueError("no such batch")
 
-    keys = next(iter(loader(root, batch_size=2, shuffle=False, more={"with_keys": True}))).keys
+    keys = next(iter(loader(root, batch_size=2, shuffle=False, more={"return_keys": True}))).keys
     assert len(keys) > 2
-    names = [f'"index": {key.index}' for key in keys]
+    names = [f'"sample_index": {key.sample_index}' for key in keys]
     with raises(SampleError, "no such batch", *names):
         list(loader(root, batch_size=2, shuffle=False, more={"collate_fn": collate}))
 
@@ -303,12 +302,12 @@ def test_plain_iteration_gives_packs(root: Path) -> None:
 
 
 def test_keys_name_the_documents_in_packs(root: Path) -> None:
-    at = loader(root, more={"with_keys": True})
+    at = loader(root, more={"return_keys": True})
     for batch, keys in at:
         documents = [piece for pack in packs([batch]) for piece in pieces(pack)]
         assert len(keys) == len(documents)
         for place, piece in enumerate(documents):
-            whole = at.restore_sample(keys[place])["tokens"].tolist()
+            whole = at.dataset.restore_sample(keys[place])["tokens"].tolist()
             assert piece == whole[piece[0] % 200 :][: len(piece)]
 
 
@@ -486,7 +485,7 @@ def test_statistics_count_tokens(root: Path) -> None:
 
 
 def test_a_rank_that_reads_nothing_counts_packs(root: Path) -> None:
-    at = loader(root, world=World(reads=False))
+    at = loader(root, world=World(is_reader=False))
     assert len(list(at)) == len(loader(root))
     assert at.state_dict()["epoch"] == 1
 
@@ -528,7 +527,7 @@ def test_documents_that_are_appended_are_packed_from_the_next_epoch_on(
     begun = list(packs([next(under_way)]))
     write_documents(written, LENGTHS[40:60], first=40, mode="append")
     assert begun + list(packs(under_way)) == whole
-    assert read_appended(at)
+    assert at.refresh()
     state = json_copy(at.state_dict())
     grown = list(packs(at))
     tokens = Counter(token for pack in grown for piece in pieces(pack) for token in piece)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_streaming import read_bad_samples
 from lightning_streaming.errors import SampleError
+from lightning_streaming.logs import read_bad_samples
 from tests.broken_data import replacing
 from tests.helpers import raises
 from tests.packed_data import packed_loader, packed_train, pieces, write_documents
@@ -45,8 +45,8 @@ def test_a_place_is_filled_up_and_nothing_moves(
 ) -> None:
     train = packed_train(root, pack={"method": method, "pad": 16_000, "as_dtype": as_dtype})
     log = {"bad_samples": replacing(tmp_path / "log")}
-    whole = list(packed_loader(train, 3, dataset={"transform": _same}, with_keys=True))
-    loader = packed_loader(train, 3, num_workers=workers, dataset={"transform": _failing, **log}, with_keys=True)
+    whole = list(packed_loader(train, 3, dataset={"transform": _same}, return_keys=True))
+    loader = packed_loader(train, 3, num_workers=workers, dataset={"transform": _failing, **log}, return_keys=True)
     with closing(loader):
         batches = list(loader)
     filled = 0

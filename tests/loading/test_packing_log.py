@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming import World, read_sample_log
+from lightning_streaming import World
+from lightning_streaming.logs import read_sample_log
 from tests.loading.processes import wait_until
 from tests.packed_data import packed_loader, packed_train, pieces, write_documents
 
@@ -29,7 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_logged_is_what_was_read_by_each_worker(root: Path, tmp_path: Path, workers: int, method: str) -> None:
     train = packed_train(root, pack={"method": method}, debug={"sample_log": str(tmp_path)})
     loader = packed_loader(
-        train, 3, world=World(ranks_per_node=2, rank=1), num_workers=workers, with_keys=True, drop_last=True
+        train, 3, world=World(ranks_per_node=2, rank=1), num_workers=workers, return_keys=True, drop_last=True
     )
     with closing(loader):
         batches = list(loader)
@@ -40,7 +41,7 @@ def test_what_is_logged_is_what_was_read_by_each_worker(root: Path, tmp_path: Pa
         expected = [key for _, keys in own for key in keys]
         assert [line.key for line in lines][: len(expected)] == expected
         numbers = [piece.number for batch, _ in own for piece in pieces(batch)]
-        restored = [int(loader.restore_sample(line.key)["tokens"][0]) // 250 for line in lines[: len(expected)]]
+        restored = [int(loader.dataset.restore_sample(line.key)["tokens"][0]) // 250 for line in lines[: len(expected)]]
         assert restored == numbers
 
 
@@ -63,6 +64,6 @@ def test_a_slow_document_is_told_of_with_its_key(
         first, _, rest = stacks.read_text().partition("\n")
         who, _, key = first.partition(": ")
         assert who.endswith("of rank 0 has been at one sample for 0.4 s")
-        assert loader.restore_sample(json.loads(key))["tokens"][0] // 250 == SLOW
+        assert loader.dataset.restore_sample(json.loads(key))["tokens"][0] // 250 == SLOW
     assert "in linger" in rest
     assert first in capfd.readouterr().err

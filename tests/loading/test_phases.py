@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lightning_streaming import Phase, Stream, StreamingDataLoader, World, read_sample_log
+from lightning_streaming import Phase, Stream, StreamingDataLoader, World
+from lightning_streaming.loading.dataset import state_at
+from lightning_streaming.loading.position import position_of
 from lightning_streaming.loading.state import Cursor
+from lightning_streaming.logs import read_sample_log
 from tests.helpers import State, json_copy, read_together, worlds
 from tests.loading.phased import (
     FIRST_ID,
@@ -91,7 +94,7 @@ def read_positions(loaders: list[StreamingDataLoader], steps: int | None = None)
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
 def test_composed_batches_begin_anew_at_each_border_and_stay_what_they_are(root: Path, method: str) -> None:
     asked: dict[str, Any] = {"batching_method": method, "shuffle_algo": "py1s", "num_canonical_nodes": 2}
-    asked |= {"phases": EVEN, "loader": {"with_keys": True}}
+    asked |= {"phases": EVEN, "loader": {"return_keys": True}}
 
     def begun() -> list[StreamingDataLoader]:
         return [phased_loader(root, world=world, batch_size=4, **asked) for world in worlds(2, 1)]
@@ -136,7 +139,7 @@ def test_a_dataset_counts_by_itself(root: Path, whole: list[int]) -> None:
     before = [next(samples)["id"] for _ in range(43)]
     state = dataset.state_dict()
     assert (state["sample_in_epoch"], list(state["fingerprint"]["phases"])) == (43, ["broad", "ramp"])
-    assert state == dataset.state_dict(43) == dataset.state_at(Cursor(0, 43))
+    assert state == dataset.state_dict(43) == state_at(dataset, Cursor(0, 43))
     onward = phased_loader(root).dataset
     onward.load_state_dict(json_copy(state))
     assert before + [sample["id"] for sample in onward] == whole
@@ -145,10 +148,10 @@ def test_a_dataset_counts_by_itself(root: Path, whole: list[int]) -> None:
 @pytest.mark.parametrize(("batch_size", "drop_last", "batches"), [(4, False, 40), (7, False, 23), (7, True, 22)])
 def test_lengths_are_those_of_the_whole_epoch(root: Path, batch_size: int, drop_last: bool, batches: int) -> None:
     loader = phased_loader(root, batch_size=batch_size, drop_last=drop_last)
-    assert (len(loader), loader.batches_of_epoch()) == (batches, batches)
+    assert (len(loader), position_of(loader).batches_of_epoch()) == (batches, batches)
     read(loader, 9)
     onward = gone_on(root, loader.state_dict(), batch_size=batch_size, drop_last=drop_last)
-    assert onward.batches_of_epoch() == batches
+    assert position_of(onward).batches_of_epoch() == batches
     assert len(list(onward)) == batches - 9
 
 
@@ -167,17 +170,17 @@ def test_skipped_batches_may_lie_across_borders(root: Path, whole: list[int], sk
 
 
 def test_keys_tell_where_each_sample_is_and_make_it_again(root: Path, whole: list[int]) -> None:
-    loader = phased_loader(root, loader={"with_keys": True, "with_valid": True})
+    loader = phased_loader(root, loader={"return_keys": True, "return_valid_mask": True})
     position = 0
     for batch, keys in loader:
-        assert [FIRST_ID[key.stream] + 5 * key.shard + key.index for key in keys] == batch["id"].tolist()
+        assert [FIRST_ID[key.stream] + 5 * key.shard + key.sample_index for key in keys] == batch["id"].tolist()
         assert keys.positions.tolist() == list(range(position, position + len(keys)))
         assert keys.valid is not None
         assert keys.valid.all()
-        assert [loader.restore_sample(key)["id"] for key in keys] == batch["id"].tolist()
+        assert [loader.dataset.restore_sample(key)["id"] for key in keys] == batch["id"].tolist()
         position += len(keys)
     without = phased_loader(root, [PHASES[1], PHASES[2]], ("web", "math", "news"))
-    assert without.restore_sample(keys[0]) == {"id": whole[156]}
+    assert without.dataset.restore_sample(keys[0]) == {"id": whole[156]}
 
 
 @pytest.mark.rotate(2)
@@ -185,7 +188,9 @@ def test_keys_tell_where_each_sample_is_and_make_it_again(root: Path, whole: lis
 def test_over_all_ranks_every_place_is_valid_once(root: Path, nodes: int, ranks: int, batch_size: int) -> None:
     valid: Counter[int] = Counter()
     for world in worlds(nodes, ranks):
-        loader = phased_loader(root, world=world, batch_size=batch_size, loader={"with_keys": True, "with_valid": True})
+        loader = phased_loader(
+            root, world=world, batch_size=batch_size, loader={"return_keys": True, "return_valid_mask": True}
+        )
         for _, keys in loader:
             valid.update(keys.positions[np.asarray(keys.valid)].tolist())
     assert valid == Counter(range(160))
@@ -197,7 +202,7 @@ def test_the_log_of_samples_tells_them_in_turn(root: Path, whole: list[int], tmp
     (path,) = tmp_path.iterdir()
     lines = list(read_sample_log(path))
     assert [line.key.position for line in lines] == list(range(160))
-    assert [loader.restore_sample(line.key)["id"] for line in lines] == whole
+    assert [loader.dataset.restore_sample(line.key)["id"] for line in lines] == whole
 
 
 def test_replicated_ranks_read_the_same(root: Path, whole: list[int]) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from lightning_streaming import Phase, World
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
+from lightning_streaming.loading.dataset import state_at
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.state import Cursor
 from tests.helpers import State, assert_resumes_at_every_step, json_copy, raises
@@ -244,7 +245,7 @@ PASTS: dict[str, tuple[Sequence[Phase] | None, dict[str, Any], list[str]]] = {
 def test_what_has_begun_may_not_change(root: Path, past: str, caplog: pytest.LogCaptureFixture) -> None:
     phases, asked, words = PASTS[past]
     before, state = stopped(root, 12)
-    with raises(StateMismatchError, *words, 'on_change="warn"'):
+    with raises(StateMismatchError, *words, 'on_mismatch="warn"'):
         read(gone_on(root, state, **{"phases": phases, **asked}))
     with caplog.at_level(logging.WARNING):
         after = read(gone_on(root, state, "warn", **{"phases": phases, **asked}))
@@ -323,10 +324,12 @@ def test_repeats_that_are_over_are_no_reason_to_stop(root: Path) -> None:
 
 def test_state_at_names_the_phases_begun_there(root: Path) -> None:
     dataset = phased_loader(root).dataset
-    begun = {at: list(dataset.state_at(Cursor(0, at))["fingerprint"]["phases"]) for at in (0, 1, 40, 41, 120, 121, 159)}
+    begun = {
+        at: list(state_at(dataset, Cursor(0, at))["fingerprint"]["phases"]) for at in (0, 1, 40, 41, 120, 121, 159)
+    }
     names = ["broad", "ramp", "anneal"]
     assert begun == {0: [], 1: names[:1], 40: names[:1], 41: names[:2], 120: names[:2], 121: names, 159: names}
-    assert list(dataset.state_at(Cursor(1, 0))["fingerprint"]["phases"]) == names
+    assert list(state_at(dataset, Cursor(1, 0))["fingerprint"]["phases"]) == names
 
 
 def states_of(make: Callable[[], Any], steps: int) -> list[State]:

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from lightning_streaming import StreamingDataLoader, StreamingDataset, World, restore_state_global, save_state_global
+from lightning_streaming import StreamingDataLoader, StreamingDataset, World
+from lightning_streaming.distributed import restore_state_global, save_state_global
 from lightning_streaming.errors import ConfigError, StateError, StreamingError
 from tests.forked_ranks import on_ranks
 from tests.golden import golden_path

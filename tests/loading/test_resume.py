@@ -24,6 +24,8 @@ from hypothesis import strategies as st
 
 from lightning_streaming import Stream, StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.loading.dataset import state_at
+from lightning_streaming.loading.position import position_of, run_of
 from lightning_streaming.loading.shared_memory import PassCounter
 from lightning_streaming.loading.state import Cursor, PassStart
 from lightning_streaming.loading.workers import SharedPassStart
@@ -360,7 +362,7 @@ def test_all_ranks_get_as_many_batches_as_promised(
     assert {len(ids(loader)) for loader in loaders} == whole
     for loader in loaders:
         loader.load_state_dict(state)
-    left = {loader.batches_left(loader.cursor()) for loader in loaders}
+    left = {run_of(loader).batches_left(position_of(loader).cursor()) for loader in loaders}
     assert {len(loader) for loader in loaders} == whole
     assert {len(ids(loader)) for loader in loaders} == left
     assert len(whole) == len(left) == 1
@@ -542,10 +544,10 @@ def test_a_place_in_an_epoch_that_was_left_keeps_its_batches(roots: tuple[Path, 
     (loader,) = loaders(roots, method, 1, 1, batch_size=5, state=before.state_dict())
     assert len(ids(loader)) > 1
     place = Cursor(0, 40)
-    saved = loader.dataset.state_at(place)
+    saved = state_at(loader.dataset, place)
     assert saved["batch_geometry"]["batch_size"] == 8
     next(iter(loader))
-    assert loader.dataset.state_at(place) == saved
+    assert state_at(loader.dataset, place) == saved
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -555,7 +557,7 @@ def test_a_copy_goes_on_with_the_batches_of_its_original(roots: tuple[Path, Path
     loader = StreamingDataLoader(make_dataset(streams=streams, batching_method=method, world=world, skip=["5"]))
     for _ in zip(range(2), loader, strict=False):
         pass
-    loader.seek(loader.cursor())
+    position_of(loader).seek(position_of(loader).cursor())
     copies = [copy.deepcopy(loader.dataset), pickle.loads(pickle.dumps(loader.dataset))]
     for dataset in (loader.dataset, *copies):
         dataset.world = World()

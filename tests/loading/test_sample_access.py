@@ -126,7 +126,7 @@ def test_a_limit_holds_while_samples_are_read_at_random(http_store: HttpStore, t
         assert len(_shards_here(tmp_path)) <= 2
 
 
-KEY = SampleKey(stream="a", shard=1, index=2, epoch=3, position=4, shuffle_seed=5)
+KEY = SampleKey(stream="a", shard=1, sample_index=2, epoch=3, position=4, shuffle_seed=5)
 
 
 def _draw(sample: dict[str, Any], rng: np.random.Generator) -> tuple[int, float]:
@@ -173,7 +173,7 @@ def test_every_sample_of_an_epoch_is_made_again_by_a_dataset_that_knows_nothing_
 ) -> None:
     order: dict[str, Any] = {"shuffle_algo": algo, "batching_method": batching, "shuffle_seed": seed}
     loader = make_loader(
-        streams=streams, world=world, batch_size=batch_size, loader={"collate_fn": list, "with_keys": True},
+        streams=streams, world=world, batch_size=batch_size, loader={"collate_fn": list, "return_keys": True},
         **order, **augmentation,
     )  # fmt: skip
     loader.dataset.next_epoch = epoch
@@ -186,9 +186,9 @@ def test_every_sample_of_an_epoch_is_made_again_by_a_dataset_that_knows_nothing_
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("augmentation", AUGMENTATIONS)
 def test_what_workers_made_is_made_again_without(streams: dict[str, Stream], augmentation: dict[str, Any]) -> None:
-    loader = make_loader(streams=streams, workers=2, loader={"collate_fn": list, "with_keys": True}, **augmentation)
+    loader = make_loader(streams=streams, workers=2, loader={"collate_fn": list, "return_keys": True}, **augmentation)
     for samples, keys in loader:
-        assert [loader.restore_sample(key) for key in keys] == samples
+        assert [loader.dataset.restore_sample(key) for key in keys] == samples
 
 
 def test_random_states_of_the_process_are_left_alone(streams: dict[str, Stream]) -> None:
@@ -220,7 +220,7 @@ def test_a_key_goes_through_json_and_pickle(streams: dict[str, Stream]) -> None:
 def test_what_is_no_key_is_refused(streams: dict[str, Stream], values: dict[str, Any]) -> None:
     dataset = make_dataset(streams=streams)
     for asked in (dataset.restore_sample, dataset.can_restore_sample):
-        with pytest.raises(ConfigError, match="the key of a sample has stream, shard, index"):
+        with pytest.raises(ConfigError, match="the key of a sample has stream, shard, sample_index"):
             asked(values)
 
 
@@ -230,18 +230,18 @@ def test_what_is_no_key_is_refused(streams: dict[str, Stream], values: dict[str,
         ({"stream": "c"}, "stream 'c' does not exist"),
         ({"shard": 4}, "shard 4 of stream 'a' is not one of its 4"),
         ({"shard": -1}, "shard -1 of stream 'a'"),
-        ({"shard": 3, "index": 2}, "sample 2 of shard 3 of stream 'a' is not one of its 2"),
-        ({"index": -1}, "sample -1 of shard 1"),
+        ({"shard": 3, "sample_index": 2}, "sample 2 of shard 3 of stream 'a' is not one of its 2"),
+        ({"sample_index": -1}, "sample -1 of shard 1"),
     ],
 )
 def test_a_key_of_other_data_is_refused(streams: dict[str, Stream], change: dict[str, Any], words: str) -> None:
     loader = make_loader(streams=streams)
     key = replace(KEY, **change)
     with pytest.raises(SampleIndexError, match=words):
-        loader.restore_sample(key)
-    assert not loader.can_restore_sample(key)
-    assert loader.can_restore_sample(KEY)
-    assert loader.can_restore_sample()
+        loader.dataset.restore_sample(key)
+    assert not loader.dataset.can_restore_sample(key)
+    assert loader.dataset.can_restore_sample(KEY)
+    assert loader.dataset.can_restore_sample()
 
 
 def test_on_demand_a_sample_comes_by_its_bytes_alone(http_store: HttpStore, tmp_path: Path) -> None:

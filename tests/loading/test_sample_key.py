@@ -23,9 +23,10 @@ from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch.distributed.utils import _apply_to_tensors
 
-from lightning_streaming import KeyedBatch, SampleKeys, Stream, StreamingDataLoader, World, gather_in_order
+from lightning_streaming import KeyedBatch, Stream, StreamingDataLoader, World
+from lightning_streaming.distributed import SampleKeys, all_gather_samples
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.sample_key import Pass
+from lightning_streaming.loading.sample_key import Pass, join_keys, table_of
 from tests.helpers import make_dataset, make_loader, raises, worlds, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -45,13 +46,13 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stream]:
     }
 
 
-def _keyed(streams: dict[str, Stream], *, with_valid: bool = False, **settings: Any) -> StreamingDataLoader:
-    loader = {"with_keys": True, "with_valid": with_valid, **settings.pop("loader", {})}
+def _keyed(streams: dict[str, Stream], *, return_valid_mask: bool = False, **settings: Any) -> StreamingDataLoader:
+    loader = {"return_keys": True, "return_valid_mask": return_valid_mask, **settings.pop("loader", {})}
     return make_loader(streams=streams, loader=loader, **settings)
 
 
 def _ids_of(keys: SampleKeys) -> list[int]:
-    return [{"a": 0, "b": 1000}[key.stream] + 5 * key.shard + key.index for key in keys]
+    return [{"a": 0, "b": 1000}[key.stream] + 5 * key.shard + key.sample_index for key in keys]
 
 
 @pytest.mark.rotate(2)
@@ -106,7 +107,7 @@ def test_over_all_ranks_every_sample_is_valid_once(samples: int, num_nodes: int,
     found: list[int] = []
     lengths = set()
     for world in worlds(num_nodes, 2):
-        batches = list(make_loader(root, world=world, loader={"with_keys": True, "with_valid": True}))
+        batches = list(make_loader(root, world=world, loader={"return_keys": True, "return_valid_mask": True}))
         lengths.add(len(batches))
         for batch, keys in batches:
             assert torch.equal(batch["valid"], keys.valid)
@@ -119,27 +120,29 @@ def test_over_all_ranks_every_sample_is_valid_once(samples: int, num_nodes: int,
 @pytest.mark.parametrize("kind", [dict, UserDict])
 def test_a_mask_leaves_the_batch_of_collate_alone(streams: dict[str, Stream], kind: Any) -> None:
     made = kind(x=1)
-    batches = list(make_loader(streams=streams, loader={"collate_fn": lambda samples: made, "with_valid": True}))
+    batches = list(make_loader(streams=streams, loader={"collate_fn": lambda samples: made, "return_valid_mask": True}))
     assert {type(batch) for batch in batches} == {kind}
     assert list(made) == ["x"]
     assert [len(batch["valid"]) for batch in batches] == [4] * 7 + [1]
 
 
 def test_a_batch_that_is_no_dict_gets_no_mask(streams: dict[str, Stream]) -> None:
-    loader = make_loader(streams=streams, loader={"collate_fn": list, "with_valid": True})
-    with raises(ConfigError, "batches that are dicts, but this one is a list", "with_keys=True", "keys.valid"):
+    loader = make_loader(streams=streams, loader={"collate_fn": list, "return_valid_mask": True})
+    with raises(ConfigError, "batches that are dicts, but this one is a list", "return_keys=True", "keys.valid"):
         next(iter(loader))
 
 
 def test_a_column_of_that_name_is_not_overwritten(streams: dict[str, Stream]) -> None:
-    loader = make_loader(streams=streams, transform=lambda sample: {"valid": sample["id"]}, loader={"with_valid": True})
-    with raises(ConfigError, "the batch has one already", "with_keys=True"):
+    loader = make_loader(
+        streams=streams, transform=lambda sample: {"valid": sample["id"]}, loader={"return_valid_mask": True}
+    )
+    with raises(ConfigError, "the batch has one already", "return_keys=True"):
         next(iter(loader))
 
 
 def test_a_mask_is_refused_where_an_epoch_leaves_samples_out(streams: dict[str, Stream]) -> None:
-    with raises(ConfigError, "with_valid", "batching_method='per_stream'"):
-        make_loader(streams=streams, batching_method="per_stream", loader={"with_valid": True})
+    with raises(ConfigError, "return_valid_mask", "batching_method='per_stream'"):
+        make_loader(streams=streams, batching_method="per_stream", loader={"return_valid_mask": True})
 
 
 def test_keys_of_replicated_ranks_are_the_same(streams: dict[str, Stream]) -> None:
@@ -170,10 +173,10 @@ def test_keys_are_like_a_list(streams: dict[str, Stream]) -> None:
 def test_keys_of_several_batches_are_joined_if_they_are_of_one_pass(streams: dict[str, Stream]) -> None:
     loader = _keyed(streams)
     batches = [keys for _, keys in loader]
-    assert [*SampleKeys.joined(batches)] == [key for keys in batches for key in keys]
+    assert [*join_keys(batches)] == [key for keys in batches for key in keys]
     other_epoch = next(iter(loader)).keys
     with pytest.raises(ConfigError, match="of 2 epochs"):
-        SampleKeys.joined([batches[0], other_epoch])
+        join_keys([batches[0], other_epoch])
 
 
 class TestOnTheWayToAModel:
@@ -211,19 +214,19 @@ class TestOnTheWayToAModel:
 
 def test_a_pass_of_no_keys_cannot_be_joined() -> None:
     with pytest.raises(ConfigError, match="of 0 epochs"):
-        SampleKeys.joined([])
+        join_keys([])
 
 
 def test_what_keys_have_in_common_is_a_plain_value(streams: dict[str, Stream]) -> None:
     dataset = make_dataset(streams=streams, shuffle_seed=7)
-    _, keys = next(iter(StreamingDataLoader(dataset, with_keys=True)))
-    assert keys.of_pass == Pass(("a", "b"), 0, 7)
+    _, keys = next(iter(StreamingDataLoader(dataset, return_keys=True)))
+    assert table_of(keys).of_pass == Pass(("a", "b"), 0, 7)
 
 
 SCRIPT = """
 import json, sys
 import torch, torch.distributed as dist
-from lightning_streaming import gather_in_order
+from lightning_streaming.distributed import all_gather_samples
 from lightning_streaming.errors import ConfigError
 from tests.helpers import make_loader
 
@@ -231,17 +234,17 @@ cases, meeting, rank = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
 found = []
 for case in cases:
-    loader = make_loader(loader={"with_keys": True}, **case)
+    loader = make_loader(loader={"return_keys": True}, **case)
     read = [(batch["id"], keys) for batch, keys in loader]
-    found.append(gather_in_order([ids for ids, _ in read], [keys for _, keys in read]).tolist())
+    found.append(all_gather_samples([ids for ids, _ in read], [keys for _, keys in read]).tolist())
 try:
-    gather_in_order(read[0][0][:1] if rank else read[0][0], read[0][1])  # only one rank is wrong
+    all_gather_samples(read[0][0][:1] if rank else read[0][0], read[0][1])  # only one rank is wrong
 except ConfigError as error:
     found.append(str(error))
-loader = make_loader(case["root"], shuffle_seed=rank, loader={"with_keys": True})
+loader = make_loader(case["root"], shuffle_seed=rank, loader={"return_keys": True})
 batch, keys = next(iter(loader))
 try:
-    gather_in_order(batch["id"], keys)
+    all_gather_samples(batch["id"], keys)
 except ConfigError as error:
     found.append(str(error))
 print(json.dumps(found))
@@ -281,15 +284,15 @@ def test_two_ranks_find_every_sample_once_in_the_order_of_the_data(tmp_path: Pat
 
 
 def test_one_process_needs_no_other(root: Path) -> None:
-    ids, keys = _read(make_loader(root, loader={"with_keys": True}))
-    assert gather_in_order(ids, keys).tolist() == list(range(29))
-    assert gather_in_order(torch.cat(ids), SampleKeys.joined(keys)).tolist() == list(range(29))
+    ids, keys = _read(make_loader(root, loader={"return_keys": True}))
+    assert all_gather_samples(ids, keys).tolist() == list(range(29))
+    assert all_gather_samples(torch.cat(ids), join_keys(keys)).tolist() == list(range(29))
 
 
 def test_values_may_be_of_any_shape_and_kind(root: Path) -> None:
-    ids, keys = _read(make_loader(root, loader={"with_keys": True}))
+    ids, keys = _read(make_loader(root, loader={"return_keys": True}))
     weights = torch.ones(3, 2, dtype=torch.bfloat16, requires_grad=True)
-    gathered = gather_in_order([one[:, None, None] * weights for one in ids], keys)
+    gathered = all_gather_samples([one[:, None, None] * weights for one in ids], keys)
     assert (gathered.shape, gathered.dtype, gathered.requires_grad) == ((29, 3, 2), torch.bfloat16, False)
 
 
@@ -298,27 +301,27 @@ def test_streams_come_one_after_another_and_a_sample_read_twice_counts_twice(tmp
         "b": Stream(remote=str(write_dataset(tmp_path / "b", 7, first_id=100)), repeat=2),
         "a": Stream(remote=str(write_dataset(tmp_path / "a", 6))),
     }
-    ids, keys = _read(make_loader(streams=streams, loader={"with_keys": True}))
+    ids, keys = _read(make_loader(streams=streams, loader={"return_keys": True}))
     expected = [sample for sample in range(100, 107) for _ in range(2)]
-    assert gather_in_order(ids, keys).tolist() == [*expected, *range(6)]
+    assert all_gather_samples(ids, keys).tolist() == [*expected, *range(6)]
 
 
 def test_a_value_for_the_whole_batch_is_refused(root: Path) -> None:
-    ids, keys = _read(make_loader(root, loader={"with_keys": True}))
+    ids, keys = _read(make_loader(root, loader={"return_keys": True}))
     losses = [one.float().mean() for one in ids]
     with pytest.raises(ConfigError, match=r'shapes \[\(\), \(\), \(\), \(\), ...\] .* reduction="none"'):
-        gather_in_order(losses, keys)
+        all_gather_samples(losses, keys)
 
 
 def test_values_left_from_another_evaluation_are_noticed(root: Path) -> None:
-    ids, keys = _read(make_loader(root, loader={"with_keys": True, "repeat_epoch": True}))
+    ids, keys = _read(make_loader(root, loader={"return_keys": True, "fixed_epoch": True}))
     with pytest.raises(ConfigError, match="several values belong to one sample"):
-        gather_in_order(ids * 2, keys * 2)
-    _, of_next_epoch = _read(make_loader(root, shuffle_seed=1, loader={"with_keys": True}))
+        all_gather_samples(ids * 2, keys * 2)
+    _, of_next_epoch = _read(make_loader(root, shuffle_seed=1, loader={"return_keys": True}))
     with pytest.raises(ConfigError, match="keys of one pass were wanted, but got those of 2"):
-        gather_in_order(ids * 2, keys + of_next_epoch)
+        all_gather_samples(ids * 2, keys + of_next_epoch)
 
 
 def test_there_must_be_something_to_gather() -> None:
     with pytest.raises(ConfigError, match="there are no values to gather"):
-        gather_in_order([], [])
+        all_gather_samples([], [])

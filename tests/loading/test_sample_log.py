@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_streaming import Stream, StreamingDataset, World, read_sample_log
+from lightning_streaming import Stream, StreamingDataset, World
 from lightning_streaming.errors import FormatError, SampleError, ShardCorruptError
 from lightning_streaming.loading.sample_log import last_sample
+from lightning_streaming.logs import read_sample_log
 from tests.helpers import assert_error, ids, make_dataset, make_loader, write_dataset
 from tests.loading.processes import wait_until
 
@@ -45,7 +46,7 @@ def test_what_is_logged_is_what_was_read_by_each_worker(root: Path, tmp_path: Pa
     streams = {"a": Stream(remote=str(root)), "b": Stream(remote=str(write_dataset(tmp_path / "b", 9, first_id=100)))}
     log = tmp_path / "logs" / "here"
     world = World(ranks_per_node=2, rank=1)
-    options = {"collate_fn": list, "with_keys": True}
+    options = {"collate_fn": list, "return_keys": True}
     loader = make_loader(
         streams=streams, world=world, workers=workers, loader=options, transform=_augment, debug={"sample_log": log}
     )
@@ -57,7 +58,9 @@ def test_what_is_logged_is_what_was_read_by_each_worker(root: Path, tmp_path: Pa
         lines = list(read_sample_log(log / f"rank1-worker{worker}.jsonl"))
         own = batches[worker::step]
         assert [line.key for line in lines] == [key for _, keys in own for key in keys]
-        assert [loader.restore_sample(line.key) for line in lines] == [one for samples, _ in own for one in samples]
+        assert [loader.dataset.restore_sample(line.key) for line in lines] == [
+            one for samples, _ in own for one in samples
+        ]
         assert len({line.pid for line in lines}) == 1
         assert [line.time for line in lines] == sorted(line.time for line in lines)
 

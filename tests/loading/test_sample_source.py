@@ -29,6 +29,7 @@ from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.loading import catalog as catalog_module
 from lightning_streaming.loading import open_shards
 from lightning_streaming.loading.catalog import Catalog, SamplePlace
+from lightning_streaming.loading.dataset import dataset_world
 from lightning_streaming.loading.open_shards import OpenShards, ShardsAhead, raw_bytes
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.sample_source import SampleSource
@@ -276,7 +277,7 @@ def test_shards_read_by_number_stay_open_until_a_pass_begins_if_there_is_room(tm
     dataset = make_dataset(root, local=str(cache), cache_limit=10**6)
     assert [dataset[index]["id"] for index in (0, 5, 1)] == [0, 5, 1]
     assert mapped(cache) == 2
-    passes_of(dataset).begin(dataset.current_world(), 4)
+    passes_of(dataset).begin(dataset_world(dataset), 4)
     assert mapped(cache) == 0
 
 

@@ -38,7 +38,7 @@ from lightning_streaming.formats.columns import read_columns
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading import scanning
 from lightning_streaming.order.settings import SHUFFLE_ALGOS
-from lightning_streaming.writing.merge import merge_under
+from lightning_streaming.writing.merging import merge_recursive
 from tests.helpers import assert_resumes_at_every_step, ids, json_copy, make_dataset, make_loader, write_dataset
 from tests.servers import HttpStore
 from tests.tiers import examples
@@ -189,7 +189,7 @@ def test_numbers_of_several_widths_are_not_rounded(tmp_path: Path) -> None:
     with MDSWriter(out=str(tmp_path / "x" / "b"), columns={"n": "uint64"}) as writer:
         for value in values["uint64"]:
             writer.write({"n": value})
-    merge_under(str(tmp_path / "x"))
+    merge_recursive(str(tmp_path / "x"))
     for where in (f"n = {largest}", lambda n: n == largest):
         assert StreamingDataset(local=str(tmp_path / "x"), where=where).size == 1
     for where in (f"n = {2**53 + 1}", lambda n: n == 2**53 + 1):
@@ -349,13 +349,13 @@ def test_a_state_belongs_to_its_selection(tmp_path: Path) -> None:
 
 def test_keys_name_the_stored_sample_and_restore_it(tmp_path: Path) -> None:
     root = write_dataset(tmp_path / "x", 60)
-    loader = StreamingDataLoader(make_dataset(root, where="id % 4 = 1"), with_keys=True)
+    loader = StreamingDataLoader(make_dataset(root, where="id % 4 = 1"), return_keys=True)
     batch, keys = next(iter(loader))
-    assert [5 * key.shard + key.index for key in keys] == batch["id"].tolist()
+    assert [5 * key.shard + key.sample_index for key in keys] == batch["id"].tolist()
     dataset, whole = make_dataset(root, where="id % 4 = 1"), make_dataset(root)
     assert [dataset.restore_sample(key)["id"] for key in keys] == batch["id"].tolist()
     assert [whole.restore_sample(key.as_dict())["id"] for key in keys] == batch["id"].tolist()
-    left_out = SampleKey(stream="0", shard=0, index=2, epoch=0, position=0, shuffle_seed=9)
+    left_out = SampleKey(stream="0", shard=0, sample_index=2, epoch=0, position=0, shuffle_seed=9)
     assert whole.restore_sample(left_out)["id"] == 2
     assert not dataset.can_restore_sample(left_out)
     with pytest.raises(SampleIndexError, match=r"is there, but where=, split= or select= leaves it out"):

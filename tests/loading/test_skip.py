@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.loading.dataset import dataset_world
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.position import position_of
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.loading.workers import SharedPassStart
 from tests.helpers import State, ids, json_copy, make_dataset, make_loader, read_together, worlds, write_dataset
@@ -70,14 +72,14 @@ def test_epochs_that_are_skipped_whole_are_passed_over(root: Path, drop_last: bo
     per_epoch = 7 if drop_last else 8
     loader = make_loader(root, drop_last=drop_last, skip=[f"2-{3 * per_epoch}"])
     assert batches_of(loader, 2) == [numbered[:2], numbered[3 * per_epoch + 1 : 4 * per_epoch]]
-    assert loader.cursor() == Cursor(4, 0)
+    assert position_of(loader).cursor() == Cursor(4, 0)
 
 
 def test_batches_are_counted_of_the_epoch_that_is_read_next(root: Path) -> None:
     loader = make_loader(root, skip=["8-15", "17"])  # all of the second epoch, and one batch of the third
-    assert loader.batches_of_epoch() == len(ids(loader)) == 8
-    assert loader.cursor() == Cursor(1, 0)
-    assert loader.batches_of_epoch() == len(ids(loader)) == 7
+    assert position_of(loader).batches_of_epoch() == len(ids(loader)) == 8
+    assert position_of(loader).cursor() == Cursor(1, 0)
+    assert position_of(loader).batches_of_epoch() == len(ids(loader)) == 7
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -126,7 +128,7 @@ class Leg:
                 loader.load_state_dict(state)
         read: list[tuple[int, int]] = []
         state, steps = loaders[0].state_dict(), 0
-        while (epoch := loaders[0].normalised(loaders[0].cursor()).epoch) < EPOCHS:
+        while (epoch := position_of(loaders[0]).normalised(position_of(loaders[0]).cursor()).epoch) < EPOCHS:
             for samples, after in read_together(loaders):
                 read += [(epoch, sample) for sample in samples]
                 state, steps = after, steps + 1
@@ -250,10 +252,10 @@ def test_samples_keep_their_positions_and_so_their_augmentation(root: Path) -> N
 
     whole = {
         int(one): (float(noise), key.position)
-        for batch, keys in make_loader(root, transform=augment, loader={"with_keys": True})
+        for batch, keys in make_loader(root, transform=augment, loader={"return_keys": True})
         for one, noise, key in zip(batch["id"], batch["noise"], keys, strict=True)
     }
-    for batch, keys in make_loader(root, transform=augment, loader={"with_keys": True}, skip=["1-3"]):
+    for batch, keys in make_loader(root, transform=augment, loader={"return_keys": True}, skip=["1-3"]):
         for one, noise, key in zip(batch["id"], batch["noise"], keys, strict=True):
             assert whole[int(one)] == (float(noise), key.position)
             assert make_dataset(root, transform=augment).restore_sample(key)["id"] == int(one)
@@ -271,7 +273,7 @@ def test_samples_counted_by_the_reader_are_those_that_were_read(root: Path) -> N
 
 def test_workers_are_told_of_as_many_gaps_as_there_may_be(root: Path) -> None:
     dataset: StreamingDataset = make_dataset(root, skip=["0", "2", "4"])
-    start = passes_of(dataset).begin(dataset.current_world(), 4)
+    start = passes_of(dataset).begin(dataset_world(dataset), 4)
     pass_start = SharedPassStart(most_skipped_runs=3)
     pass_start.assign(start)
     assert pass_start.assigned() == start
@@ -281,7 +283,7 @@ def test_workers_are_told_of_as_many_gaps_as_there_may_be(root: Path) -> None:
 
 def test_stages_that_are_read_again_and_again_skip_nothing(root: Path) -> None:
     with pytest.raises(ConfigError, match="skip is for training"):
-        make_loader(root, skip=["1"], loader={"repeat_epoch": True})
+        make_loader(root, skip=["1"], loader={"fixed_epoch": True})
 
 
 @pytest.mark.parametrize("saved", [["3-4"], {"3-4": [0, 1, 2]}, {"3-4": "0120"}, {"3-4": [0, 1.5, 0, 2]}])

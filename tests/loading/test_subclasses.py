@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_streaming import StreamingDataLoader, StreamingDataset, read_sample_log
+from lightning_streaming import StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.logs import read_sample_log
 from tests.helpers import assert_resumes_at_every_step, ids, write_dataset
 from tests.loading.processes import wait_until
 from tests.servers import HttpStore
@@ -172,7 +173,7 @@ def test_samples_need_not_be_dicts_and_are_augmented_the_same_again(root: Path, 
     dataset = Pairs(remote=str(root), seed_global_rng=True, debug={"sample_log": tmp_path}, **ORDER)
     random.seed(3)
     state = random.getstate()
-    with closing(StreamingDataLoader(dataset, num_workers=workers, with_keys=True, collate_fn=list)) as loader:
+    with closing(StreamingDataLoader(dataset, num_workers=workers, return_keys=True, collate_fn=list)) as loader:
         batches = list(loader)
     assert random.getstate() == state
     made = [one for samples, _ in batches for one in samples]
@@ -201,7 +202,7 @@ def test_a_transform_applies_once_with_the_randomness_that_it_has_without_the_su
     wanted = ["id", "keyed", "global"] if seeded else ["id", "keyed"]
     read = [[{name: sample[name] for name in wanted} for sample in one] for one in (plain, overriding)]
     assert read[0] == read[1]
-    loader = StreamingDataLoader(overriding, with_keys=True, collate_fn=list)
+    loader = StreamingDataLoader(overriding, return_keys=True, collate_fn=list)
     for samples, keys in loader:
         for sample, key in zip(samples, keys, strict=True):
             assert plain.restore_sample(key)["keyed"] == overriding.restore_sample(key)["keyed"] == sample["keyed"]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_streaming import MDSWriter, World, rng_for
+from lightning_streaming import MDSWriter, World
 from lightning_streaming.errors import ConfigError, SampleError
-from lightning_streaming.loading.transform import rng_of_worker, seed_global_generators
+from lightning_streaming.loading.transform import rng_for, rng_of_worker, seed_global_generators
 from tests.helpers import make_dataset, make_loader, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

@@ -18,8 +18,8 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
-from lightning_streaming.loading.dataloader import run_of
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.position import position_of, run_of
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.skips import TrainProgress
 from lightning_streaming.trainer.config import config_of
@@ -163,8 +163,8 @@ def _read_rank(asked: Asked, rank: int, in_step: Any, results: Any) -> None:
             if len(batches) == most or number == trainer.get("limit_train_batches"):
                 break
         of_epochs.append(len(batches) - before)
-        cursor = loader.cursor()
-        loader.seek(cursor if not cursor.sample_in_epoch else Cursor(cursor.epoch + 1, 0))
+        cursor = position_of(loader).cursor()
+        position_of(loader).seek(cursor if not cursor.sample_in_epoch else Cursor(cursor.epoch + 1, 0))
     loader.close()
     results.put((None if asked.is_copy(rank) else batches, tokens, packs, of_epochs))
 

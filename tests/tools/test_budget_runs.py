@@ -80,7 +80,7 @@ def test_what_a_run_needs_is_counted_and_planned(
 def test_a_step_is_traced_as_it_is_read(train: dict[str, Any], tmp_path: Path) -> None:
     config = write_config(tmp_path / "run.yaml", train, devices=2)
     worlds = [World(ranks_per_node=2, rank=rank) for rank in range(2)]
-    read = [[*packed_loader(train, 1, world=world, with_keys=True)][3] for world in worlds]
+    read = [[*packed_loader(train, 1, world=world, return_keys=True)][3] for world in worlds]
     traced = run("trace", "--config", config, "--step", 3, "--json").json
     expected = [
         (rank, number, 0, length)

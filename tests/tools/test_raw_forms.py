@@ -11,7 +11,7 @@ import pytest
 
 from lightning_streaming import JSONWriter, MDSWriter, StreamingDataset
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError, ShardCorruptError
-from lightning_streaming.writing.merge import merge
+from lightning_streaming.writing.merging import merge
 from tests.servers import S3Store
 from tests.tools.running import contents, options, put, read_index, run
 from tests.tools.test_copy import on_store

@@ -145,7 +145,7 @@ def test_every_world_reads_what_is_traced_and_the_reverse_finds_it(
 
     def make(rank: World) -> StreamingDataLoader:
         dataset = dataset_of(described, world=rank, batch_size=batch_size)
-        return StreamingDataLoader(dataset, drop_last=drop_last, with_keys=True)
+        return StreamingDataLoader(dataset, drop_last=drop_last, return_keys=True)
 
     read = read_by_worlds(make, *world, epochs=3)
     for step in draw.sample(range(len(read[0])), 4):
@@ -155,13 +155,13 @@ def test_every_world_reads_what_is_traced_and_the_reverse_finds_it(
         ]
     one = draw.choice(reads)
     assert one in reads_of_key(traced_as, one.key)
-    stored = one.key.stream, one.key.shard, one.key.index
+    stored = one.key.stream, one.key.shard, one.key.sample_index
     times = sorted(
         (key.epoch, step, rank, place)
         for rank, steps in enumerate(read)
         for step, keys in enumerate(steps)
         for place, key in enumerate(keys)
-        if (key.stream, key.shard, key.index) == stored
+        if (key.stream, key.shard, key.sample_index) == stored
     )
     found = reads_of_sample(traced_as, *stored, epochs=3)
     assert [(one.key.epoch, one.step, one.rank, one.place) for one in found] == [
@@ -193,7 +193,7 @@ def fit(described: dict[str, Any], batch_size: int, **trainer: Any) -> tuple[Rec
     checkpoint = trainer.pop("ckpt_path", None)
     made = Trainer(accelerator="cpu", enable_checkpointing=False, **quiet, **{"max_epochs": -1, **trainer})
     model = Recorder()
-    data = StreamingDataModule(train=config, batch_size=batch_size, with_keys=["train"])
+    data = StreamingDataModule(train=config, batch_size=batch_size, return_keys=["train"])
     made.fit(model, datamodule=data, ckpt_path=checkpoint)
     return model, made
 
@@ -415,7 +415,7 @@ def test_tables_name_samples_as_they_are_asked_for(data: Path, tmp_path: Path) -
     table = run("trace", "--config", config, "--step", 5, "--rank", 1).out
     assert table.startswith("step 5, epoch 0, 2 ranks\n")
     key = traced("--config", config, "--step", 5, "--rank", 1)[0]["key"]
-    name = f"{key['stream']}:{key['shard']}:{key['index']}"
+    name = f"{key['stream']}:{key['shard']}:{key['sample_index']}"
     assert name in table
     assert f"text: '{key['stream']} " in table
     back = run("trace", "--config", config, "--sample", name).out
@@ -454,7 +454,7 @@ def test_no_read_after_the_end_of_the_run_is_told(data: Path, tmp_path: Path, tr
             (step, key)
             for step, keys in model.read.items()
             for _, key in keys
-            if (key.stream, key.shard, key.index) == ("web", *place)
+            if (key.stream, key.shard, key.sample_index) == ("web", *place)
         ]
         found = traced("--config", config, "--sample", "web:{}:{}".format(*place), "--epochs", 3)
         told = [(read["step"], key_of(read)) for read in found]
@@ -465,7 +465,7 @@ def test_a_sample_that_is_not_drawn_is_told_so(data: Path, tmp_path: Path) -> No
     described = train(data, {"shuffle": True, "sampling_method": "fixed", "epoch_size": 10})
     config = write_config(tmp_path / "run.yaml", described, {"batch_size": 10}, devices=1)
     drawn = {
-        (read["key"]["stream"], read["key"]["shard"], read["key"]["index"])
+        (read["key"]["stream"], read["key"]["shard"], read["key"]["sample_index"])
         for read in traced("--config", config, "--step", 0)
     }
     shard, index = next(pair for pair in ((0, number) for number in range(9)) if ("web", *pair) not in drawn)
@@ -486,7 +486,9 @@ def test_a_sample_that_is_not_drawn_is_told_so(data: Path, tmp_path: Path) -> No
         (
             [
                 "--sample",
-                json.dumps(SampleKey(stream="web", shard=0, index=0, epoch=0, position=0, shuffle_seed=3).as_dict()),
+                json.dumps(
+                    SampleKey(stream="web", shard=0, sample_index=0, epoch=0, position=0, shuffle_seed=3).as_dict()
+                ),
             ],
             "so the key is of another run",
         ),

@@ -48,12 +48,12 @@ def read_by(train: dict[str, Any], batch_size: int, ranks: int, epochs: int) -> 
     """What all ranks of a node read, step by step."""
     seen: list[Seen] = []
     for rank in range(ranks):
-        loader = packed_loader(train, batch_size, world=World(ranks_per_node=ranks, rank=rank), with_keys=True)
+        loader = packed_loader(train, batch_size, world=World(ranks_per_node=ranks, rank=rank), return_keys=True)
         step = 0
         for _ in range(epochs):
             for batch, keys in loader:
                 found = zip(keys, pieces(batch), strict=True)
-                seen += [(step, rank, key.stream, key.shard, key.index, piece) for key, piece in found]
+                seen += [(step, rank, key.stream, key.shard, key.sample_index, piece) for key, piece in found]
                 step += 1
     return sorted(seen, key=lambda one: one[:2])
 
@@ -62,7 +62,7 @@ def as_seen(read: Read) -> Seen:
     key = read.key
     assert read.pack is not None
     piece = Piece(read.place, read.pack.document, read.sample, read.pack.start, read.pack.stop)
-    return read.step, read.rank, key.stream, key.shard, key.index, piece
+    return read.step, read.rank, key.stream, key.shard, key.sample_index, piece
 
 
 def traced_run(train: dict[str, Any], batch_size: int, ranks: int, checkpoint: Path | None = None) -> TracedRun:

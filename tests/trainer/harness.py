@@ -366,7 +366,7 @@ def streaming(data: Path, name: str = "a", batch_size: int = 4) -> StreamingData
 
 def evaluating(data: Path, name: str = "val") -> StreamingDataLoader:
     """A loader that reads every sample from the start each time."""
-    return StreamingDataLoader(StreamingDataset(remote=str(data / name)), batch_size=4, repeat_epoch=True)
+    return StreamingDataLoader(StreamingDataset(remote=str(data / name)), batch_size=4, fixed_epoch=True)
 
 
 class Ids(Dataset[dict[str, int]]):

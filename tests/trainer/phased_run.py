@@ -81,7 +81,7 @@ class PhasedRun:
         directory = Path(self.directory)
         directory.mkdir(exist_ok=True)
         data = StreamingDataModule(
-            train=config_of(self.train), batch_size=self.batch_size, num_workers=self.workers, with_keys=["train"]
+            train=config_of(self.train), batch_size=self.batch_size, num_workers=self.workers, return_keys=["train"]
         )
         saving = ModelCheckpoint(directory, filename="{step}", every_n_train_steps=5, save_top_k=-1)
         trainer = Trainer(

@@ -15,9 +15,9 @@ from lightning_streaming import (
     StreamingDataModule,
     StreamingMonitor,
     StreamingStateCallback,
-    read_bad_samples,
 )
 from lightning_streaming.errors import BadSamplesError
+from lightning_streaming.logs import read_bad_samples
 from lightning_streaming.tools.commands import read_run_files
 from tests.broken_data import BROKEN, SIZES, replacing, write_broken_json
 from tests.tools.tuning.tuned import write_config

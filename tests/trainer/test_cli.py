@@ -25,9 +25,9 @@ from lightning_streaming import (
     Stream,
     StreamingConfig,
     StreamingDataModule,
-    read_step_log,
 )
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.logs import read_step_log
 from lightning_streaming.trainer.cli import StreamingCLI, main, read_config_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
@@ -201,8 +201,8 @@ def test_help_of_a_class_of_the_user_shows_its_own_arguments(capsys: pytest.Capt
         (["--data.train.shuffle=maybe"], "data.train.shuffle must be true or false, but got 'maybe'"),
         (["--data.train.columns=5"], "data.train.columns must be a list, but got '5'"),
         (
-            ["--data.with_keys=[trian]"],
-            "data.with_keys must be one of 'train', 'val', 'test', 'predict', but got 'trian'",
+            ["--data.return_keys=[trian]"],
+            "data.return_keys must be one of 'train', 'val', 'test', 'predict', but got 'trian'",
         ),
         (["--data.train.streams.b.proportion=big"], "data.train.streams.b.proportion must be a number, but got 'big'"),
         (

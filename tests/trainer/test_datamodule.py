@@ -23,6 +23,7 @@ from lightning_streaming import (
     World,
 )
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.dataset import dataset_world
 from tests.broken_data import replacing
 from tests.helpers import assert_error
 from tests.leftovers import restore_loader_classes
@@ -129,7 +130,7 @@ def test_the_state_callback_is_added_first_and_once(data: Path, tmp_path: Path) 
 
 
 def test_a_callback_of_the_user_is_kept(data: Path, tmp_path: Path) -> None:
-    mine = StreamingStateCallback(on_change="warn")
+    mine = StreamingStateCallback(on_mismatch="warn")
     trainer = quiet_trainer(tmp_path, callbacks=[mine])
     trainer.fit(Recorder(), datamodule=StreamingDataModule(train=config(data), val=config(data, "val")))
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -250,7 +251,7 @@ def test_a_copy_for_workers_leaves_trainer_and_datasets_behind(data: Path, tmp_p
     module = StreamingDataModule(train=config(data), batch_size=4)
     module.trainer = quiet_trainer(tmp_path)
     module.setup("fit")
-    copy = module.for_workers()
+    copy = module._for_workers()
     assert (copy.trainer, copy.datasets) == (None, {})
     assert (module.trainer is None, list(module.datasets)) == (False, ["train"])
 
@@ -298,7 +299,7 @@ def test_the_world_is_the_trainers(data: Path, tmp_path: Path, monkeypatch: pyte
     module = StreamingDataModule(train=config(data), batch_size=4)
     module.trainer = quiet_trainer(tmp_path)
     module.setup("fit")
-    assert module.datasets["train"].current_world() == World()
+    assert dataset_world(module.datasets["train"]) == World()
 
 
 class HoldsItsLoader(Recorder):

@@ -16,8 +16,9 @@ import pytest
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
-from lightning_streaming import StepLog, read_step_log
+from lightning_streaming import StepLog
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.logs import read_step_log
 from lightning_streaming.world import World
 from tests.forked_ranks import on_ranks
 from tests.helpers import make_dataset, raises, write_dataset

@@ -11,13 +11,12 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_streaming import (
     KeyedBatch,
-    SampleKeys,
     StreamingConfig,
     StreamingDataLoader,
     StreamingDataModule,
     StreamingStateCallback,
-    gather_in_order,
 )
+from lightning_streaming.distributed import SampleKeys, all_gather_samples
 from lightning_streaming.errors import ConfigError
 from tests.forked_ranks import on_ranks
 from tests.helpers import ids, make_dataset, write_dataset
@@ -48,7 +47,7 @@ class Scorer(LightningModule):
         self.keys.append(batch.keys)
 
     def on_validation_epoch_end(self) -> None:
-        scores = gather_in_order(self.scores, self.keys)
+        scores = all_gather_samples(self.scores, self.keys)
         self.count = len(scores)
         self.metric = float(scores.mean()).hex()
         self.log("score", scores.mean())
@@ -65,8 +64,8 @@ def evaluate(case: dict[str, Any], **trainer: Any) -> tuple[int, str, int]:
         val=StreamingConfig(remote=case["data"], shuffle=case.get("shuffle", False)),
         batch_size=case["batch_size"],
         num_workers=case.get("workers", 0),
-        with_keys=["val"],
-        with_valid=["val"],
+        return_keys=["val"],
+        return_valid_mask=["val"],
     )
     settings = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
     limit = {"limit_val_batches": case["limit"]} if "limit" in case else {}
@@ -147,7 +146,12 @@ def _predicted(model: LightningModule, loader: StreamingDataLoader) -> list[Any]
 def test_each_stage_has_the_labels_it_asked_for(tmp_path: Path) -> None:
     config = StreamingConfig(remote=str(write_dataset(tmp_path / "data")))
     datamodule = StreamingDataModule(
-        train=config, val=config, test=config, batch_size=8, with_keys=["train", "val"], with_valid=["val", "test"]
+        train=config,
+        val=config,
+        test=config,
+        batch_size=8,
+        return_keys=["train", "val"],
+        return_valid_mask=["val", "test"],
     )
     model = _Seen()
     _trainer(limit_val_batches=0, limit_train_batches=1).fit(model, datamodule)
@@ -160,7 +164,7 @@ def test_each_stage_has_the_labels_it_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stages", ["val", ["validate"], [True]])
 def test_a_stage_that_does_not_exist_is_refused(stages: Any) -> None:
-    for name in ("with_keys", "with_valid"):
+    for name in ("return_keys", "return_valid_mask"):
         with pytest.raises(ConfigError, match=f"{name} must be a list of stages"):
             StreamingDataModule(**{name: stages})
 
@@ -169,7 +173,7 @@ def test_a_loader_that_lightning_makes_anew_keeps_its_labels(tmp_path: Path) -> 
     root = write_dataset(tmp_path / "data")
     model = _Seen()
     model.predict_step = lambda batch, batch_idx: batch  # type: ignore[method-assign]
-    loader = StreamingDataLoader(make_dataset(root), repeat_epoch=True, with_keys=True, with_valid=True)
+    loader = StreamingDataLoader(make_dataset(root), fixed_epoch=True, return_keys=True, return_valid_mask=True)
     first, second = (_predicted(model, loader) for _ in range(2))
     assert all(isinstance(batch, KeyedBatch) and batch.batch["valid"].all() for batch in first)
     assert ids(batch for batch, _ in first) == ids(batch for batch, _ in second)

@@ -221,8 +221,8 @@ def test_a_resume_on_other_data_is_refused_with_the_arguments_that_go_on() -> No
     refused = run(*changed)
     assert refused.code == 2
     *_, way_out = refused.err.splitlines()
-    way = "--trainer.callbacks+=lightning_streaming.StreamingStateCallback --trainer.callbacks.on_change=warn"
-    assert way_out == f'To fit, on_change="warn" is said by {way}'
+    way = "--trainer.callbacks+=lightning_streaming.StreamingStateCallback --trainer.callbacks.on_mismatch=warn"
+    assert way_out == f'To fit, on_mismatch="warn" is said by {way}'
     assert run(*changed, *way.split()).code == 0
 
 

@@ -290,7 +290,7 @@ class _FirstStageReads(StreamingDataModule):
     def build_dataset(self, stage: Stage, config: StreamingConfig) -> StreamingDataset:
         dataset = super().build_dataset(stage, config)
         assert self.trainer is not None
-        dataset.world = World(reads=self.trainer.global_rank == 0)
+        dataset.world = World(is_reader=self.trainer.global_rank == 0)
         return dataset
 
 

@@ -13,15 +13,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_streaming import (
-    LoaderStatistics,
-    Stream,
-    StreamingDataLoader,
-    StreamingMonitor,
-    StreamingStateCallback,
-    WaitTimes,
-    World,
-)
+from lightning_streaming import Stream, StreamingDataLoader, StreamingMonitor, StreamingStateCallback, World
+from lightning_streaming.logs import LoaderStatistics, WaitTimes
 from lightning_streaming.trainer.monitor import LoadingSetup, advice
 from tests.helpers import make_dataset, make_loader, write_dataset
 from tests.phased_data import phased_dataset, phased_train, write_streams
@@ -194,7 +187,7 @@ class Validating(Model):
         self.seconds += time.perf_counter()
 
     def val_dataloader(self) -> StreamingDataLoader:
-        return make_loader(self.root, loader={"repeat_epoch": True})
+        return make_loader(self.root, loader={"fixed_epoch": True})
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         time.sleep(0.3)

@@ -4,7 +4,7 @@ Canonical nodes decide how an epoch is padded, nodes and batch sizes how it is d
 ones here, and its epochs, validations, last batches, optimizer steps and schedules have to be those of the saved run,
 or where the machines changed, those that a plain loader reads from the same state.
 
-Data that has shrunk since the save, and on_change="warn": an epoch that is over is closed, and nothing mixes.
+Data that has shrunk since the save, and on_mismatch="warn": an epoch that is over is closed, and nothing mixes.
 """
 
 from __future__ import annotations
@@ -365,7 +365,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fit(data: Path, directory: Path, *callbacks: Any, beside: bool = False, **settings: Any) -> Reader:
     model = Reader(lambda: {"x": loader(data), "o": ordinary(2)} if beside else loader(data))
     trainer = trainer_for(
-        directory, StreamingStateCallback(on_change="warn"), *callbacks, max_epochs=EPOCHS, **settings.pop("loop", {})
+        directory, StreamingStateCallback(on_mismatch="warn"), *callbacks, max_epochs=EPOCHS, **settings.pop("loop", {})
     )
     trainer.fit(model, **settings)
     assert trainer.current_epoch == EPOCHS
@@ -413,7 +413,7 @@ def test_a_plain_loader_begins_the_next_epoch(long: Path, tmp_path: Path, caplog
         state = whole.state_dict()
     for samples in (8, 5):
         short = loader(write(tmp_path / str(samples), samples))
-        short.load_state_dict(state, on_change="warn")
+        short.load_state_dict(state, on_mismatch="warn")
         with caplog.at_level(logging.WARNING):
             assert short.state_dict()["epoch"] == 1
         passes.append(sum(len(batch["id"]) for batch in short))
@@ -425,7 +425,7 @@ def test_a_place_beyond_the_end_is_refused_with_the_way_out(tmp_path: Path) -> N
     short = loader(write(tmp_path / "data", 5))
     state = {"epoch": 0, "sample_in_epoch": 8, "num_canonical_nodes": 1, "shuffle_seed": 9176}
     short.load_state_dict(state)
-    with pytest.raises(StateError, match=r'on_change="warn" to begin the next epoch, or .* state set'):
+    with pytest.raises(StateError, match=r'on_mismatch="warn" to begin the next epoch, or .* state set'):
         next(iter(short))
-    short.load_state_dict(state, on_change="warn")
+    short.load_state_dict(state, on_mismatch="warn")
     assert short.state_dict()["epoch"] == 1

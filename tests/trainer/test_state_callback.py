@@ -68,13 +68,15 @@ def test_changed_data_is_refused_in_words(run: Run, saved: Path) -> None:
 
 
 def test_changed_data_may_be_accepted(run: Run, saved: Path) -> None:
-    resumed, _ = replace(run, shuffle=False).fit(ckpt_path=saved, callbacks=[StreamingStateCallback(on_change="warn")])
+    resumed, _ = replace(run, shuffle=False).fit(
+        ckpt_path=saved, callbacks=[StreamingStateCallback(on_mismatch="warn")]
+    )
     assert len(resumed.seen) == 3 * 29
 
 
 def test_unknown_on_change_is_refused() -> None:
-    with pytest.raises(ConfigError, match="on_change"):
-        StreamingStateCallback(on_change="ignore")  # type: ignore[arg-type]  # the point of the test
+    with pytest.raises(ConfigError, match="on_mismatch"):
+        StreamingStateCallback(on_mismatch="ignore")  # type: ignore[arg-type]  # the point of the test
 
 
 def test_state_of_a_newer_version_is_refused(run: Run, saved: Path) -> None:

@@ -17,16 +17,15 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 
 from lightning_streaming import (
     MDSWriter,
-    PartKey,
     SampleKey,
     StepLog,
     Stream,
     StreamingConfig,
     StreamingDataModule,
     StreamingDataset,
-    read_step_log,
 )
 from lightning_streaming.errors import ConfigError, FormatError, UnsupportedError
+from lightning_streaming.logs import PartKey, read_step_log
 from tests.trainer.harness import TRAIN_SAMPLES, Recorder, Run, SaveAtEveryStep, SaveThenStop, with_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -237,7 +236,7 @@ def test_what_is_in_no_weights_any_more_is_left_out_on_all_ranks(tmp_path: Path)
     assert _positions(log) == [0, 1, 2, 3, 5], "no optimizer step is known to have taken batch 3"
     _write(log, (0, 2, 1, [2, 3]), (0, 2, 2, [4, 5]))
     assert _positions(log) == [0, 1, 2, 3, 4, 5]
-    assert read_step_log(log)[4] == SampleKey(stream="a", shard=0, index=40, epoch=0, position=4, shuffle_seed=9)
+    assert read_step_log(log)[4] == SampleKey(stream="a", shard=0, sample_index=40, epoch=0, position=4, shuffle_seed=9)
 
 
 def test_what_was_read_twice_is_there_twice_but_ranks_that_read_the_same_count_once(tmp_path: Path) -> None:

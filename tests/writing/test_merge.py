@@ -15,7 +15,7 @@ from lightning_streaming import StreamingDataset
 from lightning_streaming.errors import ConfigError, IndexFormatError, MissingDependencyError, ObjectNotFoundError
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.storage import Location
-from lightning_streaming.writing.merge import dataset_location, merge, merge_under, path_below
+from lightning_streaming.writing.merging import dataset_location, merge, merge_recursive, path_below
 from tests.formats.golden_datasets import read_index
 from tests.golden import golden_path
 from tests.helpers import assert_error, write_dataset
@@ -219,7 +219,7 @@ def test_an_index_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_all_below_are_merged_in_the_order_of_their_paths(tmp_path: Path) -> None:
     write_parts(tmp_path, "a", "a.b", "b/deep/er", "part.000002", "part.000010")
-    merged = merge_under(tmp_path)
+    merged = merge_recursive(tmp_path)
     # As texts of whole paths are sorted: "a.b/index.json" before "a/index.json".
     parts = [name.rpartition("/")[0] for name in basenames(merged)[::2]]
     assert parts == ["a.b", "a", "b/deep/er", "part.000002", "part.000010"]
@@ -228,19 +228,19 @@ def test_all_below_are_merged_in_the_order_of_their_paths(tmp_path: Path) -> Non
 
 def test_all_below_may_be_merged_again(tmp_path: Path) -> None:
     write_parts(tmp_path, "a", "b")
-    merge_under(tmp_path)
+    merge_recursive(tmp_path)
     first = contents(tmp_path)
-    merge_under(tmp_path)
+    merge_recursive(tmp_path)
     assert contents(tmp_path) == first
     write_dataset(tmp_path / "c", 1, first_id=14)
-    merge_under(tmp_path)
+    merge_recursive(tmp_path)
     assert ids(tmp_path) == list(range(15))
 
 
 def test_json_shards_are_not_taken_for_indexes(tmp_path: Path) -> None:
     for name in ("json", "json-gz"):
         shutil.copytree(golden_path("mds", name), tmp_path / name)
-    merged = merge_under(tmp_path)
+    merged = merge_recursive(tmp_path)
     assert {shard.format for shard in merged.shards} == {"json"}
 
 
@@ -248,14 +248,14 @@ def test_the_folder_of_a_writer_at_work_is_not_taken_for_a_dataset(tmp_path: Pat
     (part,) = write_parts(tmp_path, "a")
     (part / ".writing").mkdir()
     shutil.copy(part / "index.json", part / ".writing")  # of an append that was decided, and killed
-    merge_under(tmp_path)
+    merge_recursive(tmp_path)
     assert ids(tmp_path) == [*range(7)]
 
 
 def test_a_merged_dataset_inside_keeps_its_order_and_its_parts_count_once(tmp_path: Path) -> None:
     a, b, _ = write_parts(tmp_path, "x/a", "x/b", "y")
     merge([b, a], tmp_path / "x")
-    merge_under(tmp_path)
+    merge_recursive(tmp_path)
     assert ids(tmp_path) == [*range(7, 14), *range(7), *range(14, 21)]
 
 
@@ -264,7 +264,7 @@ def test_nothing_below_is_an_error(tmp_path: Path) -> None:
     before = contents(tmp_path)
     for place in (tmp_path, tmp_path / "missing"):
         with assert_error(ConfigError, option="out") as caught:
-            merge_under(place)
+            merge_recursive(place)
         assert "no dataset to merge below" in str(caught.value)
     assert contents(tmp_path) == before
 
@@ -285,13 +285,13 @@ def test_all_of_a_bucket_are_found_also_those_written_since(s3: S3Store, tmp_pat
     for number in range(2):
         write_dataset(tmp_path / f"p{number}", 3)
         upload_all(tmp_path / f"p{number}", f"{url}/p{number}", s3.options)
-        merged = merge_under(url, storage_options=s3.options)
+        merged = merge_recursive(url, storage_options=s3.options)
         assert len(merged.shards) == number + 1
 
 
 def test_an_empty_bucket_has_nothing_to_merge(s3: S3Store) -> None:
     with assert_error(ConfigError, option="out", path="corpus") as caught:
-        merge_under(f"{s3.make_bucket()}/corpus", storage_options=s3.options)
+        merge_recursive(f"{s3.make_bucket()}/corpus", storage_options=s3.options)
     assert "no dataset to merge" in str(caught.value)
 
 
@@ -330,5 +330,5 @@ def test_what_a_killed_merge_left_goes_away(tmp_path: Path) -> None:
     leftover = tmp_path / f"index.json.{socket.gethostname()}-{int(done.stdout)}-1.part"
     write_parts(tmp_path, "a")
     leftover.write_bytes(b"{")
-    merge_under(tmp_path)
+    merge_recursive(tmp_path)
     assert not leftover.exists()

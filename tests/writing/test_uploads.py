@@ -16,11 +16,11 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from lightning_streaming import StreamingDataset, merge, merge_under, write_parallel
+from lightning_streaming import StreamingDataset
 from lightning_streaming.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 from lightning_streaming.formats.index import parse_index
 from lightning_streaming.storage import Location
-from lightning_streaming.writing import shard_builder
+from lightning_streaming.writing import merge, merge_recursive, shard_builder, write_parallel
 from lightning_streaming.writing.destination import WRITING
 from lightning_streaming.writing.shard_builder import ShardBuffer
 from lightning_streaming.writing.writers import MDSWriter
@@ -367,13 +367,13 @@ def test_the_second_directory_of_a_pair_must_be_empty_too(tmp_path: Path) -> Non
     assert contents(second) == {"shard.00000.mds": b"precious"}
 
 
-@pytest.mark.parametrize("joins", ["merge", "merge_under"])
+@pytest.mark.parametrize("joins", ["merge", "merge_recursive"])
 def test_a_dataset_is_not_merged_over(tmp_path: Path, joins: str) -> None:
     root = write_dataset(tmp_path / "root", 20)
     extra = write_dataset(root / "extra", 5, first_id=20)
     before = contents(root)
     with assert_error(ConfigError, option="out", path="root") as caught:
-        merge([str(extra)], str(root)) if joins == "merge" else merge_under(str(root))
+        merge([str(extra)], str(root)) if joins == "merge" else merge_recursive(str(root))
     assert "itself" in str(caught.value)
     assert contents(root) == before
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.dataset import dataset_world
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import Cursor
@@ -77,7 +78,7 @@ def inspected(stage: str, config: Any, written: Any, checkpoint: str | None, loa
             passes_of(dataset).run.call(checkpoint=checkpoint)
             dataset.load_state_dict(places.loaders[places.choose(loader)].position.as_state())
             first_step = places.global_step or 0
-        run = passes_of(dataset).run.on(dataset.current_world())
+        run = passes_of(dataset).run.on(dataset_world(dataset))
         warnings = [_mixed_columns(stage, dataset, written.datamodule, run)]
         if stage == "train":
             warnings.append(_read_again(dataset, written, run, first_step))
@@ -95,7 +96,7 @@ def _mixed_columns(stage: str, dataset: Any, module: Any, run: Run) -> str | Non
 
 def _read_again(dataset: Any, written: Any, run: Run, first_step: int) -> str | None:
     """Why training as configured would be refused at its start: it would read phases again of which one was cut."""
-    mixture, trainer, cursor = run.order.mixture, written.trainer, dataset.next_cursor()
+    mixture, trainer, cursor = run.order.mixture, written.trainer, passes_of(dataset).next_cursor()
     reads_once = ("overfit_batches", "fast_dev_run", "reload_dataloaders_every_n_epochs")
     if mixture is None or not mixture.is_cut or any(trainer.get(name) for name in reads_once):
         return None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.dataset import dataset_world
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.packed import PackedEpoch
@@ -54,7 +55,7 @@ def lengths_run(files: Sequence[str], *, as_json: bool) -> int:
 def _planned(stage: str, dataset: Any) -> tuple[PackedEpoch, dict[str, Any]]:
     """The packs of the first epoch that is read, planned now or before, and what there is to say of them."""
     began = time.monotonic()
-    run = passes_of(dataset).run.on(dataset.current_world())
+    run = passes_of(dataset).run.on(dataset_world(dataset))
     start = run.normalise(Cursor(0, 0))
     packs = drawn_sequence(run.epoch(start))
     assert isinstance(packs, PackedEpoch), "as documents are packed"

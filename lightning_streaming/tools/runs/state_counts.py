@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import Cursor, SavedPosition
@@ -58,7 +58,7 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
         starts = np.cumsum([0] + [stream["samples"] for stream in listed.values()])
         try:
             skipped = skipped_in_epoch(position.skipped.values(), position.cursor.epoch)
-            run = passes_of(dataset).run.on(dataset.current_world())
+            run = passes_of(dataset).run.on(dataset_world(dataset))
             begins = run.normalise(position.cursor)
             return _count(Skipped(drawn_sequence(run.epoch(begins)), skipped), begins, starts)
         finally:

@@ -17,6 +17,7 @@ from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
+from lightning_streaming.loading.position import position_of
 from lightning_streaming.loading.sample_access import find_sample
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.state import Cursor
@@ -108,7 +109,7 @@ def _run_as_json(run: TracedRun) -> dict[str, Any]:
         "nodes": run.num_nodes,
         "ranks_per_node": run.ranks_per_node,
         "replication": run.replication,
-        "batch_size": run.loader.samples_per_global_batch * run.replication // run.num_ranks,
+        "batch_size": position_of(run.loader).samples_per_global_batch * run.replication // run.num_ranks,
         **({} if run.packs is None else {"pack_capacity": run.packs.capacity}),
         "begins": {**run.begins._asdict(), "global_step": run.steps.first_step},
     }
@@ -148,7 +149,7 @@ def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: Sequence
             "pack": f"{pack['position']:,}",
             "tokens": f"{pack['start']:,} to {pack['stop'] - 1:,}",
             "phase": printable_name(read["phase"] or ""),
-            "sample": f"{printable_name(key['stream'])}:{key['shard']}:{key['index']}",
+            "sample": f"{printable_name(key['stream'])}:{key['shard']}:{key['sample_index']}",
             "fields": _fields(read["fields"] or {}),
         }
         rows.append([cells[head] for head in heads])
@@ -300,7 +301,7 @@ def reads_of_key(run: TracedRun, key: SampleKey) -> list[Read]:
         SampleIndexError: There is no such sample.
         ConfigError: The run reads another sample at that place, or none.
     """
-    sample = _sample_id(run.catalog, key.stream, key.shard, key.index)
+    sample = _sample_id(run.catalog, key.stream, key.shard, key.sample_index)
     begins = run.begins
     reads = _EpochReads.of(run, max(key.epoch, begins.epoch))
     entries = reads.entries_of(key, sample)
@@ -408,7 +409,7 @@ class _EpochReads:
         key = SampleKey(
             stream=catalog.stream_names[stored.stream],
             shard=stored.shard - sum(catalog.shards_per_stream[: stored.stream]),
-            index=stored.sample,
+            sample_index=stored.sample,
             epoch=self.epoch,
             position=position,
             shuffle_seed=self.of_pass_seed,
@@ -439,5 +440,5 @@ def _parts_of(entries: NDArray[np.int64], rows: Rows) -> Iterator[PackPart | Non
 
 
 def _sample_id(catalog: Catalog, stream: str, shard: int, index: int) -> int:
-    key = SampleKey(stream=stream, shard=shard, index=index, epoch=0, position=0, shuffle_seed=0)
+    key = SampleKey(stream=stream, shard=shard, sample_index=index, epoch=0, position=0, shuffle_seed=0)
     return find_sample(catalog, key)

@@ -11,9 +11,10 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
+from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.option_groups import group_of
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.position import position_of, run_of
 from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.loading.storage_config import StorageConfig
@@ -135,7 +136,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
         _load(loader, saved, asked.checkpoint)
     counted = _counted(loader, saved, trainer.get("limit_train_batches"))
     run = run_of(loader).counted_from(counted)
-    begins = run.normalise(loader.cursor())
+    begins = run.normalise(position_of(loader).cursor())
     return TracedRun(
         loader=loader,
         order=run,
@@ -160,7 +161,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
 def _counted(loader: StreamingDataLoader, saved: _Checkpoint | None, limit: int | float | None) -> TrainProgress:
     return TrainProgress(
         steps=0 if saved is None else saved.batches_trained,
-        place=loader.cursor(),
+        place=position_of(loader).cursor(),
         steps_in_epoch=0 if saved is None else saved.batches,
         limit=1.0 if limit is None else limit,
     )

@@ -33,7 +33,7 @@ def named_sample(text: str) -> NamedSample | None:
 
     Args:
         text: ``INDEX``, ``SHARD:INDEX``, ``STREAM:INDEX`` or ``STREAM:SHARD:INDEX``, whose stream may have colons; or a
-            mapping as JSON, with ``shard``, ``index`` and what else a key has.
+            mapping as JSON, with ``shard``, ``sample_index`` and the other fields of a key.
 
     Raises:
         ConfigError: It begins like JSON, but is not the key of a sample.
@@ -53,10 +53,10 @@ def _of_json(text: str) -> NamedSample:
         raise ConfigError(f"what was given begins like JSON, but is not JSON: {error}") from None
     if values.keys() == set(_WHAT_A_KEY_HAS):
         key = SampleKey.from_dict(values)
-        return NamedSample(stream=key.stream, shard=key.shard, index=key.index, key=key)
-    shard, index, stream = (values.get(name) for name in ("shard", "index", "stream"))
+        return NamedSample(stream=key.stream, shard=key.shard, index=key.sample_index, key=key)
+    shard, index, stream = (values.get(name) for name in ("shard", "sample_index", "stream"))
     are_right = type(shard) is int and type(index) is int and isinstance(stream, str | None)
     if not are_right or not values.keys() <= set(_WHAT_A_KEY_HAS):
         names = ", ".join(_WHAT_A_KEY_HAS)
-        raise ConfigError(f"the key of a sample has {names}, at least shard and index, but got {values!r:.200}")
+        raise ConfigError(f"the key of a sample has {names}, at least shard and sample_index, but got {values!r:.200}")
     return NamedSample(stream=stream, shard=shard, index=index)

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache.quota import least_limit
-from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
-from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
+from lightning_streaming.loading.position import run_of
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.quality import Visits, lru_downloads, open_at_once, shard_visits
 from lightning_streaming.tools.runs.stage_caches import cache_configs
@@ -194,7 +195,7 @@ def advise_cache(loader: StreamingDataLoader, sizes: Sizes, room: int, readers: 
     if fits(disk):
         return Advice(value=None, why=f"all {format_bytes(disk.data)} fit into the {format_bytes(disk.room)} there are")
     dataset = loader.dataset
-    if len(dataset) * dataset.current_world().ranks_per_node > _MOST_SAMPLES:
+    if len(dataset) * dataset_world(dataset).ranks_per_node > _MOST_SAMPLES:
         return advise_limit(disk, open_bytes=None, least=disk.data + disk.index, fetched_again=None)
     open_bytes = most_open_bytes(loader, sizes.kept)
     least = least_good_limit(disk, open_bytes, readers)
@@ -245,7 +246,7 @@ def times_fetched(loader: StreamingDataLoader, shard_bytes: NDArray[np.int64], l
         1 where none is fetched twice; where a batch alone needs more than the limit, as often as batches use a shard.
         None where the epoch is too long to be gone through like that.
     """
-    if len(loader.dataset) * loader.dataset.current_world().ranks_per_node > _MOST_REMEMBERED:
+    if len(loader.dataset) * dataset_world(loader.dataset).ranks_per_node > _MOST_REMEMBERED:
         return None
     parts = list(_windows(loader))
     starts = np.cumsum([0, *(part.num_batches for part in parts)])
@@ -264,7 +265,7 @@ def _windows(loader: StreamingDataLoader) -> Iterator[Visits]:
     """Visits of the first node in the first epoch, some batches at a time, each window counted from its own start."""
     dataset, batch_size, run = loader.dataset, batch_size_of(loader), run_of(loader)
     epoch = run.epoch(run.normalise(Cursor(0, 0)))
-    plan, partition, world = drawn_sequence(epoch), epoch.partition, dataset.current_world()
+    plan, partition, world = drawn_sequence(epoch), epoch.partition, dataset_world(dataset)
     ranks = range(world.ranks_per_node)
     step = max(1, _AT_ONCE // (batch_size * len(ranks)))
     for first in range(0, partition.num_batches(), step):

@@ -25,11 +25,12 @@ from lightning_streaming.escaping import in_one_line
 from lightning_streaming.formats.index import ShardInfo, dump_index
 from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
 from lightning_streaming.loading.dataloader import StreamingDataLoader
-from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.loading.measures import LoaderStatistics
 from lightning_streaming.loading.option_groups import group_of
 from lightning_streaming.loading.pack_options import Budget
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.position import position_of
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.tools.commands import STAGES, count_ranks, read_run_files, usable_cpus
 from lightning_streaming.tools.console import counted
@@ -127,7 +128,7 @@ def tuned_run(
 
 def batch_size_of(loader: StreamingDataLoader) -> int:
     """Samples, or packs, of a batch of one rank."""
-    return loader.samples_per_global_batch // loader.dataset.current_world().num_ranks
+    return position_of(loader).samples_per_global_batch // dataset_world(loader.dataset).num_ranks
 
 
 def batches_of(dataset: StreamingDataset) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from lightning_streaming.escaping import in_lines
 from lightning_streaming.loading.dataloader import StreamingDataLoader
-from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.loading.measures import WaitTimes
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.prefetch import default_lookahead
@@ -160,7 +160,7 @@ def _advice(
 ) -> dict[str, Advice]:
     advice = {"num_workers": advising.advise_workers(speeds, consumer)}
     chosen = next(speed for speed in speeds if speed.workers == advice["num_workers"].value)
-    catalog, ranks = passes_of(whole.dataset).catalog, whole.dataset.current_world().ranks_per_node
+    catalog, ranks = passes_of(whole.dataset).catalog, dataset_world(whole.dataset).ranks_per_node
     workers = max(1, chosen.workers)
     samples_per_batch = measure.batch_size_of(whole)
     if measure.batches_of(whole.dataset) != "samples":

@@ -103,7 +103,7 @@ def _cards(frame: Frame, reads: Sequence[Read], *, is_asked: bool) -> list[ReadC
         if name not in places:
             problems[name] = "the configuration does not say where the data of this stream is"
             continue
-        wanted = {(read.key.shard, read.key.index) for read in reads if read.key.stream == name}
+        wanted = {(read.key.shard, read.key.sample_index) for read in reads if read.key.stream == name}
         try:
             found = _cards_of_stream(frame.viewed.streams[places[name]], wanted, is_asked=is_asked, fetched=fetched)
             cards |= {(name, *where): card for where, card in found.items()}
@@ -113,7 +113,7 @@ def _cards(frame: Frame, reads: Sequence[Read], *, is_asked: bool) -> list[ReadC
         ReadCard(
             read=read,
             stream=places.get(read.key.stream),
-            card=cards.get((read.key.stream, read.key.shard, read.key.index)),
+            card=cards.get((read.key.stream, read.key.shard, read.key.sample_index)),
             problem=problems.get(read.key.stream),
         )
         for read in reads

@@ -63,7 +63,7 @@ def test_the_samples_of_a_step_are_those_of_trace_rank_by_rank(streams: Path) ->
         numbers = {}
         for read in traced:
             reader = pages.viewed.streams[["web", "code"].index(read["key"]["stream"])].reader
-            numbers[_key(read)] = reader.first_of(read["key"]["shard"]) + read["key"]["index"]
+            numbers[_key(read)] = reader.first_of(read["key"]["shard"]) + read["key"]["sample_index"]
     for read in traced:
         place, number = ["web", "code"].index(read["key"]["stream"]), numbers[_key(read)]
         assert f"/token/s/{place}/sample/{number}" in found.values("a", "href")

@@ -55,7 +55,7 @@ def test_the_order_is_that_of_trace(streams: Path) -> None:
         found = Elements.of(html(pages, "order", step="3", steps="2"))
     shown = [one.partition("key=")[2] for one in found.values("a", "href") if "/find?" in one]
     traced = [
-        f"{read['key']['shard']}:{read['key']['index']}"
+        f"{read['key']['shard']}:{read['key']['sample_index']}"
         for step in (3, 4)
         for read in run("trace", "--config", "run.yaml", "--step", step, "--json").json["reads"]
     ]
@@ -389,7 +389,7 @@ def test_where_a_checkpoint_stands_and_what_comes_next(streams: Path) -> None:
     assert "goes on with step 7" in order.text
     shown = [one.partition("key=")[2] for one in order.values("a", "href") if "/find?" in one]
     traced = run("trace", "--config", "run.yaml", "--ckpt", "run.ckpt", "--step", 7, "--json").json["reads"]
-    assert shown[: len(traced)] == [f"{one['key']['shard']}:{one['key']['index']}" for one in traced]
+    assert shown[: len(traced)] == [f"{one['key']['shard']}:{one['key']['sample_index']}" for one in traced]
 
 
 @pytest.mark.nightly
@@ -413,7 +413,9 @@ def test_what_was_read_before_the_checkpoint_is_said_to_be(streams: Path) -> Non
             text = Elements.of(html(pages, "s/1/sample/" + str(number), when="1")).text
             if found := re.search(r"It was read in this epoch, 0, before the checkpoint, at position (\d+)\.", text):
                 told[number] = int(found[1])
-    code = {reader.first_of(one["shard"]) + one["index"]: one["position"] for one in read if one["stream"] == "code"}
+    code = {
+        reader.first_of(one["shard"]) + one["sample_index"]: one["position"] for one in read if one["stream"] == "code"
+    }
     assert told == code
     assert 0 < len(told) < 40
 

@@ -85,7 +85,7 @@ def join(
     if isinstance(parts, str | Path) or not parts:
         raise ConfigError(
             f"parts must be a list of at least one, but got {parts!r}",
-            hint="merge_under finds those below out",
+            hint="merge_recursive finds those below out",
             option="parts",
         )
     placed: dict[str, _MergedPart] = {}
@@ -155,7 +155,9 @@ def _check_raw_forms(index: DatasetIndex, directory: Path) -> None:
         )
 
 
-def merge_under(out: str | Path | tuple[str, str], *, storage_options: Mapping[str, Any] | None = None) -> DatasetIndex:
+def merge_recursive(
+    out: str | Path | tuple[str, str], *, storage_options: Mapping[str, Any] | None = None
+) -> DatasetIndex:
     """Merge all datasets below a directory, in the order of their sorted paths; a dataset before those inside it.
 
     Only files named ``index.json`` are looked at, so shards of any format may lie there. Links to directories are not
