@@ -140,7 +140,7 @@ def test_a_sample_is_found_by_what_names_it(pages: Pages, typed: str, found: str
 
 
 _REST = '"epoch": 1, "position": 2, "shuffle_seed": 3}'
-_KEY_BEFORE = f'{{"stream": "0", "shard": 1, "index": -1, {_REST}'
+_KEY_BEFORE = f'{{"stream": "0", "shard": 1, "sample_index": -1, {_REST}'
 _KEY_OF_NO_SHARD = f'{{"stream": "0", "shard": -1, "sample_index": 0, {_REST}'
 
 
