@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Protocol
@@ -31,6 +31,13 @@ HAVING bool_or(stability = 'VOLATILE')
 the time zone, which is pinned."""
 _VOLATILE_TOO = frozenset({"current_localtime", "current_localtimestamp", "current_setting"})
 """The same, called consistent by some versions of DuckDB."""
+
+_TAKE_LAMBDAS = frozenset(
+    prefix + name for prefix in ("", "list_", "array_") for name in ("transform", "apply", "filter", "reduce")
+)
+"""Functions with a lambda among their arguments, after the first."""
+_SCHEMAS = frozenset({"main", "pg_catalog", "system", "temp"})
+"""What a function may be of that is no column."""
 
 
 class Condition(Protocol):
@@ -163,8 +170,9 @@ def _columns_of(database: Any, expression: str) -> tuple[str, ...]:
         if parsed.get("error"):
             raise ConfigError(f"where={expression!r} cannot be read as a condition in SQL: {parsed['error_message']}")
         volatile = _VOLATILE_TOO.union(*connection.execute(_VOLATILE).fetchall())
-    found: dict[str, None] = {}
-    for node in _nodes(parsed["statements"][0]["node"].get("where_clause")):
+    condition = parsed["statements"][0]["node"].get("where_clause")
+    found = dict.fromkeys(_column_names(condition))
+    for node in _nodes(condition):
         if node.get("class") == "SUBQUERY":
             raise ConfigError(f"where={expression!r} asks another table; it may look at a sample's columns alone")
         name = node.get("function_name")
@@ -175,8 +183,6 @@ def _columns_of(database: Any, expression: str) -> tuple[str, ...]:
                 "each time; a selection must be. Compare with a fixed date, or take a part by hash, like "
                 "split='[:10%]'"
             )
-        if node.get("type") == "COLUMN_REF":
-            found[node["column_names"][0]] = None
     if len(parsed["statements"]) > 1 or not found:
         raise ConfigError(f'where={expression!r} looks at no column; name at least one, like where="score >= 0.8"')
     for place, name in enumerate(found):
@@ -187,6 +193,41 @@ def _columns_of(database: Any, expression: str) -> tuple[str, ...]:
                 "function instead"
             )
     return tuple(found)
+
+
+def _column_names(tree: Any, parameters: Set[str] = frozenset(), *, may_be_lambda: bool = False) -> Iterator[str]:
+    """Yield the columns that a parsed expression names, which are not parameters of its lambdas.
+
+    Args:
+        tree: The expression, or a part of it.
+        parameters: Of the lambdas around it, in lower case.
+        may_be_lambda: Whether an arrow makes a lambda here; elsewhere it takes a value out of JSON.
+    """
+    if isinstance(tree, list):
+        for one in tree:
+            yield from _column_names(one, parameters)
+        return
+    if not isinstance(tree, Mapping):
+        return
+    if tree.get("type") == "COLUMN_REF":
+        name = tree["column_names"][0]
+        if name.lower() not in parameters:
+            yield name
+        return
+    if tree.get("type") == "LAMBDA" and (may_be_lambda or tree.get("syntax_type") == "LAMBDA_KEYWORD"):
+        own = {name.lower() for name in _column_names(tree["lhs"])}
+        yield from _column_names(tree["expr"], parameters | own)
+        return
+    path = (tree.get("qualified_name") or {}).get("path") or [tree.get("schema"), None]
+    if tree.get("function_name") and len(path) > 1 and path[-2] and path[-2].lower() not in _SCHEMAS | parameters:
+        yield path[-2]  # as in lang.upper()
+    takes_lambda = tree.get("function_name") in _TAKE_LAMBDAS
+    arguments = (tree.get("arguments") or tree.get("children") or []) if takes_lambda else []
+    for place, one in enumerate(arguments):
+        yield from _column_names(one.get("expression", one), parameters, may_be_lambda=place > 0)
+    for name, one in tree.items():
+        if not takes_lambda or name not in ("arguments", "children"):
+            yield from _column_names(one, parameters)
 
 
 def _nodes(tree: Any) -> Iterator[Mapping[str, Any]]:

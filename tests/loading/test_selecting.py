@@ -37,6 +37,7 @@ from lightning_streaming.errors import ConfigError, SampleIndexError, StateError
 from lightning_streaming.formats.columns import read_columns
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading import scanning
+from lightning_streaming.loading.conditions import SqlCondition
 from lightning_streaming.order.settings import SHUFFLE_ALGOS
 from lightning_streaming.writing.merging import merge_recursive
 from tests.helpers import assert_resumes_at_every_step, ids, json_copy, make_dataset, make_loader, write_dataset
@@ -106,6 +107,22 @@ def flat(batches: list[list[int]]) -> list[int]:
 def met(condition: Callable[[dict[str, Any]], Any]) -> list[int]:
     """What ought to be selected."""
     return [sample["id"] for sample in SAMPLES if condition(sample)]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("list_reduce([id, doc, 3], lambda x, y: x + y) > 200", lambda of: of["id"] + int(of["doc"]) + 3 > 200),
+        ("len(list_filter(string_split(lang, ''), lambda LANG: lang = 'e')) = 1", lambda of: "e" in of["lang"]),
+        ("list_sum(list_transform([1, 2], lambda x: x * doc)) > 100", lambda of: 3 * int(of["doc"]) > 100),
+        ("len([x for x in [id, doc] if x > 40]) = 1", lambda of: of["id"] > 40 >= of["doc"]),
+        ("(meta->'$.level')::int = 3", lambda of: of["meta"]["level"] == 3),
+        ("lang.string_split('').list_filter(lambda x: x = 'e').len() = 1", lambda of: "e" in of["lang"]),
+    ],
+)
+def test_a_lambda_in_sql_has_parameters_that_are_no_columns(data: Path, where: str, expected: Any) -> None:
+    assert SqlCondition(where).columns == tuple(name for name in ("id", "doc", "lang", "meta") if name in where)
+    assert read(data, where=where) == met(expected)
 
 
 @pytest.mark.rotate(3)
