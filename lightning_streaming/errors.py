@@ -38,6 +38,7 @@ from typing import Any, TypeVar
 from lightning_streaming.escaping import Lines, in_lines, in_one_line
 
 _Error = TypeVar("_Error", bound="StreamingError")
+_FIELDS = ("hint", "option", "stream", "path", "sample")
 
 
 class StreamingError(Exception):
@@ -47,7 +48,8 @@ class StreamingError(Exception):
         *args: The message: what is wrong, with the value.
         message: The message, where it has several lines.
         hint: How to fix it; ``str()`` shows it after the message.
-        option: Name of the option at fault, dotted as in a configuration, like "packing.capacity".
+        option: Name of the option at fault, dotted as in a configuration, like "packing.capacity"; of a command as
+            it is typed, like "--part-size" or "OUT".
         stream: Name of the stream.
         path: File or URL, without secrets.
         sample: Number of the sample, in its shard or dataset as the message says.
@@ -76,14 +78,23 @@ class StreamingError(Exception):
         self.__dict__.update({name: value for name, value in fields.items() if value is not None})
 
     def __str__(self) -> str:
-        text = super().__str__()
-        text = in_lines(text) if self.args and isinstance(self.args[0], Lines) else in_one_line(text)
-        return text if self.hint is None else f"{text}; {in_one_line(self.hint)}"
+        return self.words if self.hint is None else f"{self.words}; {in_one_line(self.hint)}"
 
     @property
     def message(self) -> str:
-        """The message, as it is shown."""
+        """The message and the hint, as they are shown."""
         return str(self)
+
+    @property
+    def words(self) -> str:
+        """The message without the hint, as it is shown."""
+        text = super().__str__()
+        return in_lines(text) if self.args and isinstance(self.args[0], Lines) else in_one_line(text)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The known ones of ``hint``, ``option``, ``stream``, ``path`` and ``sample``, by name."""
+        return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
 
     def with_context(self: _Error, prefix: str = "", **fields: Any) -> _Error:
         """Return the same error with what a caller knows of it.
@@ -94,12 +105,20 @@ class StreamingError(Exception):
         """
         error = copy.copy(self).with_traceback(self.__traceback__)
         text = str(self.args[0]) if self.args else ""
+        has_lines = bool(self.args) and isinstance(self.args[0], Lines)
+        prefix = in_one_line(prefix) if has_lines else prefix
         if prefix and not text.startswith(prefix):
-            kind = Lines if isinstance(self.args[0] if self.args else "", Lines) else str
-            error.args = (kind(f"{prefix}: {text}"), *self.args[1:])
+            error.args = ((Lines if has_lines else str)(f"{prefix}: {text}"), *self.args[1:])
             if isinstance(error, ImportError):  # whose text is not that of its arguments
                 error.msg = error.args[0]
         error.__dict__.update({name: value for name, value in fields.items() if getattr(error, name) is None})
+        return error
+
+    def with_message(self: _Error, message: str) -> _Error:
+        """Return the same error with a message of several lines, which has the words of the hint already."""
+        error = copy.copy(self).with_traceback(self.__traceback__)
+        error.args = (Lines(message),)
+        error.__dict__.pop("hint", None)
         return error
 
 

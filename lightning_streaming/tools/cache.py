@@ -129,7 +129,11 @@ def _tell(args: Namespace, report: dict[str, Any], show: Callable[[], None], fai
 def _is_confirmed(goes: Sequence[Judged], directories: int) -> bool:
     what = f"{_said(goes)} of {counted(directories, 'cache')}"
     if not sys.stdin.isatty():
-        raise ConfigError(f"this would remove {what}, and there is nobody to ask; say --yes, or --dry-run to see more")
+        raise ConfigError(
+            f"this would remove {what}, and there is nobody to ask",
+            hint="say --yes, or --dry-run to see more",
+            option="--yes",
+        )
     print(f"Remove {what}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -196,8 +200,9 @@ def _find_caches(given: str | None) -> list[Path]:
         lacks = f"neither it nor a directory in it has an {MANIFEST_BASENAME} of ours"
         why = lacks if root.is_dir() else "it is not there"
         raise ConfigError(
-            f"{mask_url(given)} is not a cache directory: {why}; give one that a stream names with local=, or none for "
-            f"the default ones in {_default_root()}"
+            f"{mask_url(given)} is not a cache directory: {why}",
+            hint=f"give one that a stream names with local=, or none for the default ones in {_default_root()}",
+            path=mask_url(given),
         )
     return found
 

@@ -141,7 +141,7 @@ class CommandParser(ArgumentParser):
         names = [one.partition("=")[0] for one in given.split()]
         # Not what follows a misspelt option: it may be a secret.
         told = f"{words}{unknown}{' '.join([one for one in names if one.startswith('-')] or names)}"
-        print_error(self.prog, ConfigError(f"{told}; see {self.prog} --help"))
+        print_error(self.prog, ConfigError(told, hint=f"see {self.prog} --help"))
         sys.exit(UNUSABLE)
 
 
@@ -300,7 +300,11 @@ def check_set_is_of_a_run(args: Namespace) -> None:
         ConfigError: It was given.
     """
     if args.set:
-        raise ConfigError("--set changes the data of a run; give the run's configuration with it, as --config run.yaml")
+        raise ConfigError(
+            "--set changes the data of a run",
+            hint="give the run's configuration with it, as --config run.yaml",
+            option="--set",
+        )
 
 
 def _parse_change(text: str) -> tuple[str, str]:
@@ -388,7 +392,11 @@ def read_run_files(files: Sequence[str], changes: Mapping[str, Any], stage: str 
     # Lightning takes seconds to import, and other tools do not need it.
     written = import_module(_READER).read_config_files(files, changes)
     if stage is not None and written.datamodule.configs[stage] is None:
-        raise ConfigError(f"{', '.join(files)}: there is no data.{stage}, so there is {_USES[stage]}")
+        raise ConfigError(
+            f"{', '.join(files)}: there is no data.{stage}, so there is {_USES[stage]}",
+            option=f"data.{stage}",
+            path=", ".join(files),
+        )
     return written
 
 

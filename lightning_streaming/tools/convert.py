@@ -123,7 +123,7 @@ def run(args: Namespace) -> int:
         try:
             result = _tokenize(args, source, out) if args.tokenize else _convert(args, source, out, location)
         except EncodingError as error:
-            raise EncodingError(message=_with_room_made(str(error), args, out)) from error
+            raise error.with_message(_with_room_made(str(error), args, out)) from error
     result = {"out": mask_url(args.out), **add_up(out.read_index()), **result}
     (print_json if args.json else _print)(result)
     return FINE
@@ -137,7 +137,11 @@ def _source_of(args: Namespace) -> Iterator[_SourceFile]:
             yield location
         return
     if args.kind is not None:
-        raise ConfigError(f"--from {args.kind} and --format {args.format} both say what SOURCE is; give one of them")
+        raise ConfigError(
+            f"--from {args.kind} and --format {args.format} both say what SOURCE is",
+            hint="give one of them",
+            option="--format",
+        )
     shown = mask_url(args.source)
     yield _SourceFile(args.source, shown)
 
@@ -176,7 +180,11 @@ def _separated(source: RowSource, separator: str | None) -> RowSource:
             return source.with_separator(separator)
         source.check_separator()
     elif separator is not None:
-        raise ConfigError(f"--separator is for CSV, but SOURCE is read as {type(source).__name__}; say --from csv")
+        raise ConfigError(
+            f"--separator is for CSV, but SOURCE is read as {type(source).__name__}",
+            hint="say --from csv",
+            option="--separator",
+        )
     return source
 
 
@@ -184,7 +192,11 @@ def _convert(args: Namespace, source: RowSource, out: StoredDataset, location: _
     others = _ONLY_TO_TOKENIZE if args.format is None else set(_ONLY_TO_TOKENIZE) - {"block_length"}
     unused = [name for name in others if getattr(args, name) is not None]
     if unused:
-        raise ConfigError(f"--{unused[0].replace('_', '-')} is for --tokenize; add it, or leave this out")
+        raise ConfigError(
+            f"--{unused[0].replace('_', '-')} is for --tokenize",
+            hint="add it, or leave this out",
+            option=f"--{unused[0].replace('_', '-')}",
+        )
     schema = source.schema()
     plan = choose_columns(schema, parse_columns(args.columns, schema.columns), _command_without_columns(args.given))
     shown = ", ".join(f"{name} {encoding}" for name, encoding in plan.encodings.items())
@@ -209,15 +221,23 @@ def _packing(args: Namespace, source: RowSource) -> tokens.PackingSettings:
     """Check what was asked for against the tokenizer and the columns of the source."""
     missing = [name for name in ("tokenizer", "block_length") if getattr(args, name) is None]
     if missing:
-        raise ConfigError(f"--tokenize needs --{missing[0].replace('_', '-')} too")
+        raise ConfigError(
+            f"--tokenize needs --{missing[0].replace('_', '-')} too", option=f"--{missing[0].replace('_', '-')}"
+        )
     if args.columns:
-        raise ConfigError("--tokenize writes the tokens alone; leave --columns out, and name the text by --text-column")
+        raise ConfigError(
+            "--tokenize writes the tokens alone",
+            hint="leave --columns out, and name the text by --text-column",
+            option="--columns",
+        )
     text_column = args.text_column or "text"
     schema = source.schema()
     if text_column not in schema.columns:
         raise ConfigError(
             f"there is no column {text_column!r} to tokenize; the columns of {schema.told_by} are "
-            f"{', '.join(schema.columns)}; choose one by --text-column"
+            f"{', '.join(schema.columns)}",
+            hint="choose one by --text-column",
+            option="--text-column",
         )
     tokenizer = tokens.load_tokenizer(args.tokenizer)
     end = None if args.eot is None else tokens.find_end(tokenizer, args.eot)
@@ -249,7 +269,9 @@ def _write(
 ) -> None:
     part_size = parse_bytes(args.part_size, "--part-size")
     if part_size < _SMALLEST_PART:
-        raise ConfigError(f"--part-size must be at least {_SMALLEST_PART} bytes, but got {args.part_size!r}")
+        raise ConfigError(
+            f"--part-size must be at least {_SMALLEST_PART} bytes, but got {args.part_size!r}", option="--part-size"
+        )
     hashes = sorted({name for name in args.hashes.split(",") if name})
     settings = parse_settings(args.compression, hashes, args.size_limit)
     conversion.Conversion(
@@ -268,7 +290,12 @@ def _check_is_apart(source: str, out: str) -> None:
     """What is written must not be read as a part of the source."""
     directory = local_path(out)
     if directory is not None and Path(source).is_dir() and directory.resolve().is_relative_to(Path(source).resolve()):
-        raise ConfigError(f"OUT must not be in SOURCE, but {out} is in {source}; choose another place")
+        raise ConfigError(
+            f"OUT must not be in SOURCE, but {out} is in {source}",
+            hint="choose another place",
+            option="OUT",
+            path=out,
+        )
 
 
 def _print(result: Mapping[str, Any]) -> None:
@@ -341,7 +368,11 @@ def _local_source(location: str, options: Mapping[str, Any]) -> Iterator[_Source
         return
     name = PurePosixPath(urlsplit(location).path).name
     if not name:
-        raise ConfigError(f"a SOURCE that is a URL must be one file, but got {mask_url(location)}")
+        raise ConfigError(
+            f"a SOURCE that is a URL must be one file, but got {mask_url(location)}",
+            option="SOURCE",
+            path=mask_url(location),
+        )
     with TemporaryDirectory(prefix="lightning_streaming_") as folder:
         copy = _SourceFile(str(Path(folder, "source", name)), mask_url(location))
         Path(copy.path).parent.mkdir()
@@ -349,4 +380,6 @@ def _local_source(location: str, options: Mapping[str, Any]) -> Iterator[_Source
         try:
             yield copy
         except StreamingError as error:
-            raise type(error)(message=copy.shown_in(str(error))) from error
+            shown = error.with_message(copy.shown_in(str(error)))
+            shown.path = None if error.path is None else copy.shown_in(error.path)
+            raise shown from error

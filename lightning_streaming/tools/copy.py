@@ -99,11 +99,17 @@ def _places(args: Namespace) -> tuple[StoredDataset, StoredDataset]:
     source = find_dataset(args.source, args.storage_options, args.format, args.block_length)
     out = find_dataset(args.out, args.out_storage_options or args.storage_options)
     if source.at.key == out.at.key:
-        raise ConfigError(f"a dataset must be copied to another place, but both are {source.shown}")
+        raise ConfigError(
+            f"a dataset must be copied to another place, but both are {source.shown}", option="OUT", path=source.shown
+        )
     if _is_within(out, source):
-        raise ConfigError(f"a dataset must not be copied into itself, but {out.shown} is in {source.shown}")
+        raise ConfigError(
+            f"a dataset must not be copied into itself, but {out.shown} is in {source.shown}",
+            option="OUT",
+            path=out.shown,
+        )
     if out.directory is not None and out.directory.exists() and not out.directory.is_dir():
-        raise ConfigError(f"{out.shown} must be a directory, but is a file")
+        raise ConfigError(f"{out.shown} must be a directory, but is a file", option="OUT", path=out.shown)
     source.at.prepare()
     out.at.prepare_to_write()
     return source, out
@@ -151,7 +157,12 @@ def _take_possession(
     """
     found_index = (out.at / INDEX_BASENAME).read_if_there()
     if found_index not in (None, index_text) and not args.exist_ok:
-        raise ConfigError(f"{out.shown} holds another dataset; choose another place, or --exist-ok to write over it")
+        raise ConfigError(
+            f"{out.shown} holds another dataset",
+            hint="choose another place, or --exist-ok to write over it",
+            option="OUT",
+            path=out.shown,
+        )
     # A digest of where the dataset is and what its index holds.
     claim = hashlib.sha256(source.at.key.encode(errors="surrogatepass") + b"\n" + index_text).hexdigest().encode()
     found_claim = (out.at / CLAIM_BASENAME).read_if_there() or b""
@@ -168,8 +179,10 @@ def _take_possession(
     if foreign and not args.exist_ok:
         raise ConfigError(
             f"{out.shown} holds {counted(len(foreign), 'file')} that are not those of {source.shown}, or cannot be "
-            f"told from others, because no hashes are recorded: {first_few(foreign)}; choose another place, or "
-            "--exist-ok to replace or remove them"
+            f"told from others, because no hashes are recorded: {first_few(foreign)}",
+            hint="choose another place, or --exist-ok to replace or remove them",
+            option="OUT",
+            path=out.shown,
         )
     if to_copy:
         if found_index is not None:  # while files change, there is no dataset here
@@ -314,7 +327,10 @@ def carry(cargo: _Cargo, source: StoredDataset, out: StoredDataset, *, quick: bo
         (out.at / cargo.file.basename).upload(path)
     found = out.size_of(cargo.file.basename)
     if found != cargo.file.bytes:
-        raise IntegrityError(f"{cargo.file.bytes} bytes of {cargo.file.basename} were sent, but the store has {found}")
+        raise IntegrityError(
+            f"{cargo.file.bytes} bytes of {cargo.file.basename} were sent, but the store has {found}",
+            path=cargo.file.basename,
+        )
 
 
 def _is_there(file: FileInfo, out: StoredDataset, *, trusted: bool) -> bool:
@@ -354,4 +370,6 @@ def _check_content(cargo: _Cargo, path: Path, quick: bool) -> None:
             for _ in decompressed_pieces(cargo.compression, file, cargo.raw_bytes):
                 pass
     except ShardCorruptError as error:
-        raise IntegrityError(f"{cargo.file.basename} cannot be decompressed: {error}") from error
+        raise IntegrityError(
+            f"{cargo.file.basename} cannot be decompressed: {error}", path=cargo.file.basename
+        ) from error

@@ -54,8 +54,9 @@ def run(args: Namespace) -> int:
     config = stream.cache_config("0", StreamDefaults())
     if config.pattern is not None:
         raise ConfigError(
-            f"an index is of all files of a directory, so give {config.location}; runs that name some of its files, "
-            f"like {config.pattern!r}, take those from it"
+            f"an index is of all files of a directory, so give {config.location}",
+            hint=f"runs that name some of its files, like {config.pattern!r}, take those from it",
+            option="DATASET",
         )
     source, out = config.location, _out(args, config.location)
     known, began = _known(out), time.monotonic()
@@ -91,8 +92,10 @@ def _out(args: Namespace, source: Location) -> Location:
     left = (source / INDEX_BASENAME).read_if_there()
     if left is not None and own_index(left) is None:
         raise ConfigError(
-            f"{source / INDEX_BASENAME} is there, and is no index of ours; it is not replaced. Give --out another "
-            "directory, or none: runs look at such data themselves"
+            f"{source / INDEX_BASENAME} is there, and is no index of ours",
+            hint="it is not replaced. Give --out another directory, or none: runs look at such data themselves",
+            option="--out",
+            path=str(source / INDEX_BASENAME),
         )
     return source
 

@@ -49,7 +49,12 @@ def run(args: Namespace) -> int:
     out: Path = args.out
     there = [name for name in (RUN, MODULE) if (out / name).exists()]
     if there:
-        raise ConfigError(f"{out / there[0]} exists and is not overwritten; choose another --out")
+        raise ConfigError(
+            f"{out / there[0]} exists and is not overwritten",
+            hint="choose another --out",
+            option="--out",
+            path=str(out / there[0]),
+        )
     places = [find_dataset(one, args.storage_options, args.format, args.block_length) for one in args.datasets]
     looks = [look_at(place) for place in places]
     task = task_of(looks)

@@ -66,17 +66,25 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the dataset's numbers and its first samples, or what a run reads."""
     if bool(args.config) == bool(args.dataset):
-        raise ConfigError("say what to look at: either DATASET, a directory or URL, or --config run.yaml")
+        raise ConfigError(
+            "say what to look at: either DATASET, a directory or URL, or --config run.yaml", option="DATASET"
+        )
     if args.config:
         if args.samples is not None or args.storage_options or args.allow_unsafe_types or args.format:
-            raise ConfigError("--config shows no samples, and says itself how data is read; give it alone")
+            raise ConfigError(
+                "--config shows no samples, and says itself how data is read", hint="give it alone", option="--config"
+            )
         if args.loader is not None and args.checkpoint is None:
-            raise ConfigError("--loader names a train loader of a checkpoint; give --ckpt with it")
+            raise ConfigError(
+                "--loader names a train loader of a checkpoint", hint="give --ckpt with it", option="--loader"
+            )
         return of_run("runs.inspect_run")(args.config, dict(args.set), args.checkpoint, args.loader, as_json=args.json)
     check_set_is_of_a_run(args)
     if args.checkpoint is not None or args.loader is not None:
         option = "--loader" if args.checkpoint is None else "--ckpt"
-        raise ConfigError(f"{option} is of a run; give the run's configuration with it, as --config run.yaml")
+        raise ConfigError(
+            f"{option} is of a run", hint="give the run's configuration with it, as --config run.yaml", option=option
+        )
     place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
     index = place.read_index()
     samples: list[dict[str, Any]] = []

@@ -71,7 +71,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Count, and say what there is."""
     if bool(args.config) == bool(args.dataset):
-        raise ConfigError("say what to count: either DATASET, a directory or URL, or --config run.yaml")
+        raise ConfigError(
+            "say what to count: either DATASET, a directory or URL, or --config run.yaml", option="DATASET"
+        )
     if args.config:
         _check_alone(args)
         return of_run("runs.lengths_run")(args.config, as_json=args.json)
@@ -82,7 +84,7 @@ def run(args: Namespace) -> int:
     cache = ShardCache(stream.cache_config(place.shown, StreamDefaults()))
     index, began = cache.read_index(), time.monotonic()
     if not index.num_samples:
-        raise ConfigError(f"{place.shown} has no documents")
+        raise ConfigError(f"{place.shown} has no documents", path=place.shown)
     lengths, was_kept = _count(asked, index, cache)
     report = {
         "dataset": place.shown,
@@ -104,14 +106,20 @@ def _check_alone(args: Namespace) -> None:
     if args.storage_options:
         given.append("--storage-options")
     if given:
-        raise ConfigError(f"--config says itself what is counted, and from where; leave {given[0]} out")
+        raise ConfigError(
+            "--config says itself what is counted, and from where", hint=f"leave {given[0]} out", option=given[0]
+        )
 
 
 def _request(args: Namespace) -> LengthsRequest:
     if (args.column is None) == (args.lengths is None):
-        raise ConfigError("say what tells the length of a document: either --column TOKENS or --lengths NUM_TOKENS")
+        raise ConfigError(
+            "say what tells the length of a document: either --column TOKENS or --lengths NUM_TOKENS", option="--column"
+        )
     if args.dtype is not None and args.column is None:
-        raise ConfigError("--dtype says what tokens are in a column of bytes; name that with --column")
+        raise ConfigError(
+            "--dtype says what tokens are in a column of bytes", hint="name that with --column", option="--dtype"
+        )
     return LengthsRequest(column=args.column, dtype=args.dtype, lengths=args.lengths)
 
 

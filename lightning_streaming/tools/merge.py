@@ -45,8 +45,10 @@ def run(args: Namespace) -> int:
         index = _merge_format(args)
     elif (told := _other_format_at(args)) is not None:
         raise ConfigError(
-            f"the index of {mask_url(args.out)} is of {told} files, so it is not replaced by one of MDS; add "
-            f"--format {told}, or merge datasets of MDS into another directory"
+            f"the index of {mask_url(args.out)} is of {told} files, so it is not replaced by one of MDS",
+            hint=f"add --format {told}, or merge datasets of MDS into another directory",
+            option="--format",
+            path=mask_url(args.out),
         )
     elif args.parts:
         index = merge(args.parts, args.out, storage_options=options)
@@ -71,8 +73,11 @@ def _merge_format(args: Namespace) -> DatasetIndex:
     text = (out.at / INDEX_BASENAME).read_if_there()
     if text is not None and own_index(text) is None:
         raise ConfigError(
-            f"{out.at / INDEX_BASENAME} is of another library, and is not replaced; read that directory and others as "
-            "streams of one run (streams=), or write them as MDS with lightning-streaming convert, and merge that"
+            f"{out.at / INDEX_BASENAME} is of another library, and is not replaced",
+            hint="read that directory and others as streams of one run (streams=), or write them as MDS with "
+            "lightning-streaming convert, and merge that",
+            option="OUT",
+            path=str(out.at / INDEX_BASENAME),
         )
     below = [path[: -len(INDEX_BASENAME) - 1] for path in out.at.walk() if path.endswith(f"/{INDEX_BASENAME}")]
     parts = [_path_of(part, out) for part in args.parts] or (below if args.format == "litdata" else [])
@@ -85,8 +90,10 @@ def _merge_format(args: Namespace) -> DatasetIndex:
             told = _format_of(one)
             if told != args.format:
                 raise ConfigError(
-                    f"{out.at / path} has an index of {told or 'MDS'} files, which cannot be merged with "
-                    f"{args.format}; move it elsewhere, or read both as streams of one run (streams=)"
+                    f"{out.at / path} has an index of {told or 'MDS'} files, which cannot be merged with {args.format}",
+                    hint="move it elsewhere, or read both as streams of one run (streams=)",
+                    option="--format",
+                    path=str(out.at / path),
                 )
         left = joined(found)
         believed = KnownIndex(left.shards, math.inf)
@@ -112,7 +119,10 @@ def _path_of(part: str, out: StoredDataset) -> str:
     if path is None:
         raise ConfigError(
             f"a part must lie below {out.shown}, because an index names shards by their path from there, but got "
-            f"{mask_url(part)}; move it there, or merge into a directory above both"
+            f"{mask_url(part)}",
+            hint="move it there, or merge into a directory above both",
+            option="PART",
+            path=mask_url(part),
         )
     return path
 

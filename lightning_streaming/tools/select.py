@@ -89,7 +89,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Evaluate the selection, and say what it leaves; or all that a run needs."""
     if bool(args.config) == bool(args.dataset):
-        raise ConfigError("say what to select from: either DATASET, a directory or URL, or --config run.yaml")
+        raise ConfigError(
+            "say what to select from: either DATASET, a directory or URL, or --config run.yaml", option="DATASET"
+        )
     if args.config:
         _check_alone(args)
         return of_run("runs.select_run")(args.config, dict(args.set), as_json=args.json)
@@ -121,8 +123,9 @@ def _select_of_dataset(args: Namespace) -> dict[str, Any]:
     seconds = time.monotonic() - began
     if not len(selection):
         raise ConfigError(
-            f"of the {counted(index.num_samples, 'sample')} of {place.shown}, {_in_words(args, request)} selects none; "
-            "a run would refuse that, so mend the condition"
+            f"of the {counted(index.num_samples, 'sample')} of {place.shown}, {_in_words(args, request)} selects none",
+            hint="a run would refuse that, so mend the condition",
+            path=place.shown,
         )
     if args.out is not None:
         _write_truth_values(selection, args.out)
@@ -167,18 +170,38 @@ def _counts(selection: Selection, index: DatasetIndex) -> dict[str, int]:
 def _check(args: Namespace, *, has_part: bool, is_all: bool) -> None:
     """Refuse what asks for nothing, before anything is fetched."""
     if bool(args.bad_logs) > (args.out is not None):
-        raise ConfigError("--not writes what is left to a file for select=; name it with --out KEEP.npy")
+        raise ConfigError(
+            "--not writes what is left to a file for select=", hint="name it with --out KEEP.npy", option="--out"
+        )
     if args.stream is not None and not args.bad_logs:
-        raise ConfigError(f"--stream {args.stream} says whose bad samples to leave out; give their log with --not")
+        raise ConfigError(
+            f"--stream {args.stream} says whose bad samples to leave out",
+            hint="give their log with --not",
+            option="--stream",
+        )
     if is_all and not args.bad_logs:
-        raise ConfigError("every sample would be selected; say which with --where, --split '[:98%]', --select or --not")
+        raise ConfigError(
+            "every sample would be selected",
+            hint="say which with --where, --split '[:98%]', --select or --not",
+            option="--where",
+        )
     lone = [f"--{name.replace('_', '-')}" for name in ("split_by", "split_seed") if getattr(args, name) is not None]
     if lone and not has_part:
-        raise ConfigError(f"{' and '.join(lone)} needs a part to draw; give one like --split '[:98%]'")
+        raise ConfigError(
+            f"{' and '.join(lone)} needs a part to draw", hint="give one like --split '[:98%]'", option=lone[0]
+        )
     if args.out is not None and args.out.suffix != ".npy":
-        raise ConfigError(f"--out must name a .npy file, which select= of a stream takes, but is {args.out}")
+        raise ConfigError(
+            f"--out must name a .npy file, which select= of a stream takes, but is {args.out}",
+            option="--out",
+            path=str(args.out),
+        )
     if args.out is not None and not args.out.absolute().parent.is_dir():
-        raise ConfigError(f"--out cannot be written: {args.out.absolute().parent} is not a directory")
+        raise ConfigError(
+            f"--out cannot be written: {args.out.absolute().parent} is not a directory",
+            option="--out",
+            path=str(args.out),
+        )
 
 
 def _check_alone(args: Namespace) -> None:
@@ -186,7 +209,11 @@ def _check_alone(args: Namespace) -> None:
     given = [f"--{word.replace('_', '-')}" for word in (*words, "storage_options") if getattr(args, word)]
     given += ["--not"] if args.bad_logs else []
     if given:
-        raise ConfigError(f"--config says itself what is read, and from where; leave {' and '.join(given)} out")
+        raise ConfigError(
+            "--config says itself what is read, and from where",
+            hint=f"leave {' and '.join(given)} out",
+            option=given[0],
+        )
 
 
 def _in_words(args: Namespace, request: SelectionRequest) -> str:
@@ -198,11 +225,25 @@ def _bad_samples(logs: Sequence[str], stream: str | None) -> list[BadSample]:
     found = [one for log in logs for one in read_bad_samples(log)]
     names = sorted({one.key.stream for one in found})
     if not names:
-        raise ConfigError(f"{', '.join(logs)}: no sample was found bad, so there is nothing to leave out")
+        raise ConfigError(
+            f"{', '.join(logs)}: no sample was found bad, so there is nothing to leave out",
+            option="--not",
+            path=", ".join(logs),
+        )
     if stream is None and len(names) > 1:
-        raise ConfigError(f"{', '.join(logs)}: there are bad samples of {names}; say with --stream which is meant")
+        raise ConfigError(
+            f"{', '.join(logs)}: there are bad samples of {names}",
+            hint="say with --stream which is meant",
+            option="--stream",
+            path=", ".join(logs),
+        )
     if stream is not None and stream not in names:
-        raise ConfigError(f"{', '.join(logs)}: no sample of stream {stream!r} was found bad, only of {names}")
+        raise ConfigError(
+            f"{', '.join(logs)}: no sample of stream {stream!r} was found bad, only of {names}",
+            option="--stream",
+            stream=stream,
+            path=", ".join(logs),
+        )
     return [one for one in found if one.key.stream == (stream or names[0])]
 
 
@@ -215,8 +256,11 @@ def _numbers_of(bad: Sequence[BadSample], index: DatasetIndex, shown: str) -> ND
     if not are_there.all():
         key = bad[int(are_there.argmin())].key
         raise ConfigError(
-            f"{shown} has no sample {key.sample_index} of shard {key.shard}, which the log calls bad; "
-            "it is of another dataset"
+            f"{shown} has no sample {key.sample_index} of shard {key.shard}, which the log calls bad",
+            hint="it is of another dataset",
+            option="--not",
+            path=shown,
+            sample=key.sample_index,
         )
     numbers: NDArray[np.int64] = (np.cumsum(sizes) - sizes)[shards] + indexes
     return numbers

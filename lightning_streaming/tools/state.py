@@ -154,7 +154,7 @@ def show(args: Namespace) -> int:
         name = places.choose(args.loader)
         chosen = {name: places.loaders[name]}
     if args.data and args.config:
-        raise ConfigError("--config says where the data is; give it, or --data for each stream")
+        raise ConfigError("--config says where the data is", hint="give it, or --data for each stream", option="--data")
     counted = {name: _count(loader, args) for name, loader in chosen.items()}
     if args.json:
         loaders = {name: _loader_as_json(loader, *counted[name]) for name, loader in chosen.items()}
@@ -176,7 +176,9 @@ def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[Strea
         sizes = [find_dataset(place.partition("=")[2] or place, options).read_index().num_samples for place in data]
         return sum(sizes), []
     if not seen:
-        raise ConfigError("the state does not list its streams, so there is nothing to count by --data or --config")
+        raise ConfigError(
+            "the state does not list its streams, so there is nothing to count by --data or --config", option="--data"
+        )
     names = [one.name for one in seen]
     if args.config:
         by_name = _counting("this_epoch_by_config")(loader.position, args.config)
@@ -203,18 +205,23 @@ def _check_data_is_enough(position: SavedPosition, args: Namespace) -> None:
     selected = [name for name, stream in fingerprint["streams"].items() if "selection" in stream]
     if "pack" in fingerprint["order"]:
         raise UnsupportedError(
-            "the state is of packed documents, of which it does not hold how long they are, so --data is not enough; "
-            f"give the configuration of the run: `{_show_by_config(args.checkpoint, args.loader)}`"
+            "the state is of packed documents, of which it does not hold how long they are, so --data is not enough",
+            hint=f"give the configuration of the run: `{_show_by_config(args.checkpoint, args.loader)}`",
+            option="--data",
         )
     way_out = f"give the configuration of the run: `{_show_by_config(args.checkpoint, args.loader)}`"
     if "phases" in fingerprint:
         raise UnsupportedError(
-            f"the state is of a run with phases, of which it tells too little to count by --data; {way_out}"
+            "the state is of a run with phases, of which it tells too little to count by --data",
+            hint=way_out,
+            option="--data",
         )
     if selected:
         raise UnsupportedError(
             f"the state was saved with where=, split= or select= of {', '.join(selected)}, which it does not hold, so "
-            f"--data is not enough; {way_out}"
+            "--data is not enough",
+            hint=way_out,
+            option="--data",
         )
 
 
@@ -277,32 +284,39 @@ def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, Mapp
     epoch, sample = position.cursor
     if position.fingerprint is None or "phases" not in position.fingerprint:
         raise ConfigError(
-            f"the run of {checkpoint} has no phases, and nothing else can change within an epoch; give "
-            "it phases from its start, or begin a new run from its weights"
+            f"the run of {checkpoint} has no phases, and nothing else can change within an epoch",
+            hint="give it phases from its start, or begin a new run from its weights",
+            path=checkpoint,
         )
     if "pack" in position.fingerprint["order"]:
         raise ConfigError(
-            f"{checkpoint} is of packed documents: it counts packs, and a phase ends after so many documents, so "
-            "it cannot be cut there; let the phase go on to its end, and change only what follows it"
+            f"{checkpoint} is of packed documents: it counts packs, and a phase ends after so many documents, so it "
+            "cannot be cut there",
+            hint="let the phase go on to its end, and change only what follows it",
+            path=checkpoint,
         )
     if epoch:
         raise ConfigError(
-            f"{checkpoint} stands in epoch {epoch}, and all phases were read in the one before; to let more "
-            "phases follow the last one, put it back to the end of epoch 0: `lightning-streaming state set CHECKPOINT "
-            f"--epoch 0 --sample {position.fingerprint['order']['epoch_size']}`"
+            f"{checkpoint} stands in epoch {epoch}, and all phases were read in the one before",
+            hint="to let more phases follow the last one, put it back to the end of epoch 0: `lightning-streaming "
+            f"state set CHECKPOINT --epoch 0 --sample {position.fingerprint['order']['epoch_size']}`",
+            path=checkpoint,
         )
     method = position.fingerprint["order"]["batching_method"]
     if method != "random":
         raise ConfigError(
             f"batching_method={method!r} composes the batches of a phase as a whole, so none can be cut: the phase "
-            "that is being read goes on to its end, and only what follows it may change"
+            "that is being read goes on to its end, and only what follows it may change",
+            path=checkpoint,
         )
     running = list(phases)[-1] if phases else ""
     start = max((phase_stop(one) for name, one in phases.items() if name != running), default=0)
     if phases and not start < sample <= phases[running]["until"]:
         raise ConfigError(
-            f"{checkpoint} was moved to sample {sample}, which is not in phase {running!r}, the last that the run "
-            "had begun; go on from a checkpoint as the run saved it"
+            f"{checkpoint} was moved to sample {sample}, which is not in phase {running!r}, the last that the run had "
+            "begun",
+            hint="go on from a checkpoint as the run saved it",
+            path=checkpoint,
         )
     return phases
 
@@ -377,7 +391,11 @@ class _Edited:
     def __init__(self, args: Namespace) -> None:
         self._args = args
         if args.out is not None and Path(args.checkpoint).is_dir():
-            raise ConfigError("--out makes one file, and this checkpoint is a directory; copy it, and edit the copy")
+            raise ConfigError(
+                "--out makes one file, and this checkpoint is a directory",
+                hint="copy it, and edit the copy",
+                option="--out",
+            )
         self._file = find_state_file(Path(args.checkpoint))
         self._content = self._file.load(allow_unsafe_types=args.allow_unsafe_types)
 
@@ -434,7 +452,11 @@ def _chosen_source(found: Places, name: str | None) -> str:
     if name is None and len(found.loaders) > 1:
         of_training = [one for one in found.loaders if one.split(".")[-1] == "train"]
         if len(of_training) != 1:
-            raise ConfigError(f"there are {len(found.loaders)} states; say --source, one of {', '.join(found.loaders)}")
+            raise ConfigError(
+                f"there are {len(found.loaders)} states",
+                hint=f"say --source, one of {', '.join(found.loaders)}",
+                option="--source",
+            )
         return of_training[0]
     return found.choose(name)
 

@@ -54,7 +54,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Measure, and print what to set."""
     if args.json and args.yaml:
-        raise ConfigError("--json and --yaml are two ways to print the result; ask for one of them")
+        raise ConfigError(
+            "--json and --yaml are two ways to print the result", hint="ask for one of them", option="--yaml"
+        )
     return of_run("tuning.tune_run")(args)
 
 

@@ -161,17 +161,26 @@ def _is_unpacked_by_cache(shard: ShardInfo) -> bool:
 def _repair_source(place: StoredDataset, source: StoredDataset) -> StoredDataset:
     if place.format is not None:
         raise ConfigError(
-            f"--repair tells by the index which files are bad, but {place.shown} is looked at as format="
-            f"{place.format!r} without one; give it an index with lightning-streaming index while it is sound, or copy "
-            "the files anew"
+            f"--repair tells by the index which files are bad, but {place.shown} is looked at as "
+            f"format={place.format!r} without one",
+            hint="give it an index with lightning-streaming index while it is sound, or copy the files anew",
+            option="--repair",
+            path=place.shown,
         )
     if place.directory is None:
         raise ConfigError(
-            f"only a directory can be repaired, but {place.shown} is on a store; copy a sound dataset there with "
-            "lightning-streaming copy"
+            f"only a directory can be repaired, but {place.shown} is on a store",
+            hint="copy a sound dataset there with lightning-streaming copy",
+            option="--repair",
+            path=place.shown,
         )
     if source.directory is not None and source.directory.resolve() == place.directory.resolve():
-        raise ConfigError(f"{place.shown} cannot be repaired from itself; name another directory or a URL")
+        raise ConfigError(
+            f"{place.shown} cannot be repaired from itself",
+            hint="name another directory or a URL",
+            option="--repair",
+            path=place.shown,
+        )
     return source
 
 
@@ -186,7 +195,9 @@ def _check_readable(index: DatasetIndex, args: Namespace) -> None:
             encodings = {one.name: one.encoding for one in stored_dataset.columns_of(shard.schema)}
             raise ConfigError(
                 f"column {unsafe[0]!r} is of encoding {encodings[unsafe[0]]}, which can run any code when it is "
-                "decoded; give --allow-unsafe-types if you trust whoever wrote it, or --quick to decode nothing"
+                "decoded",
+                hint="give --allow-unsafe-types if you trust whoever wrote it, or --quick to decode nothing",
+                option="--allow-unsafe-types",
             )
 
 
@@ -219,7 +230,9 @@ def _map(check: Callable[[ShardInfo], Any], shards: Sequence[ShardInfo], workers
             yield from found
         except BrokenProcessPool:
             raise StreamingError(
-                f"one of {workers} processes was killed, perhaps for want of memory; try fewer with --workers"
+                f"one of {workers} processes was killed, perhaps for want of memory",
+                hint="try fewer with --workers",
+                option="--workers",
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
@@ -433,9 +446,9 @@ def _failure_of(reader: ShardReader, number: int) -> Exception | None:
     try:
         _load_images(sample)
     except FormatError as error:
-        return FormatError(f"sample {number}: {error}")
+        return error.with_context(f"sample {number}", sample=number)
     except PILLOW_ERRORS as error:  # of images that a user's own encoding gives
-        return FormatError(f"sample {number}: {type(error).__name__}: {error}")
+        return FormatError(f"sample {number}: {type(error).__name__}: {error}", sample=number)
     return None
 
 
@@ -456,7 +469,9 @@ def _unpack(place: StoredDataset, shard: ShardInfo, scratch: Path) -> bool:
             unpacked = unpack_into(scratch, place.path(compressed.basename), raw, compressed, shard)
             check_hashes(raw, unpacked)
             if is_there and not filecmp.cmp(there, unpacked, shallow=False):
-                raise IntegrityError(f"{raw.basename} is not what {compressed.basename} holds; {_LEFT_BEHIND}")
+                raise IntegrityError(
+                    f"{raw.basename} is not what {compressed.basename} holds", hint=_LEFT_BEHIND, path=raw.basename
+                )
             continue
         is_proven = is_proven and bool(raw.hashes)
         if is_there:
@@ -465,7 +480,9 @@ def _unpack(place: StoredDataset, shard: ShardInfo, scratch: Path) -> bool:
             link.symlink_to(there.absolute())
     if not is_proven and not was_written_for(shard, scratch):
         name = shard.raw_data.basename
-        raise IntegrityError(f"{name} was not written for compression {shard.compression}; {_LEFT_BEHIND}")
+        raise IntegrityError(
+            f"{name} was not written for compression {shard.compression}", hint=_LEFT_BEHIND, path=name
+        )
     return True
 
 

@@ -60,19 +60,29 @@ def run(args: Namespace) -> int:
     """Show the pages until told to end."""
     import_jinja()
     if bool(args.config) == bool(args.dataset):
-        raise ConfigError("say what to look at: either DATASET, a directory or URL, or --config run.yaml")
+        raise ConfigError(
+            "say what to look at: either DATASET, a directory or URL, or --config run.yaml", option="DATASET"
+        )
     if args.config:
         if args.storage_options or args.format or args.block_length is not None:
             words = "--storage-options, --format and --block-length"
-            raise ConfigError(f"--config says itself how data is read; give it without {words}")
+            raise ConfigError(
+                "--config says itself how data is read", hint=f"give it without {words}", option="--config"
+            )
         if args.loader is not None and args.checkpoint is None:
-            raise ConfigError("--loader names a train loader of a checkpoint; give --ckpt with it")
+            raise ConfigError(
+                "--loader names a train loader of a checkpoint", hint="give --ckpt with it", option="--loader"
+            )
         return of_run("viewing.view_run")(args)
     check_set_is_of_a_run(args)
     for option in ("checkpoint", "loader", "nodes", "ranks_per_node", "accumulate"):
         if getattr(args, option) is not None:
             name = "ckpt" if option == "checkpoint" else option.replace("_", "-")
-            raise ConfigError(f"--{name} is of a run; give the run's configuration with it, as --config run.yaml")
+            raise ConfigError(
+                f"--{name} is of a run",
+                hint="give the run's configuration with it, as --config run.yaml",
+                option=f"--{name}",
+            )
     place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
     with own_caches():
         viewed = Viewed(shown=place.shown, streams=[ViewedStream(place, place.shown, args.allow_unsafe_types)])

@@ -161,7 +161,7 @@ def test_what_was_begun_with_other_options_is_not_gone_on_with(tmp_path: Path, b
         assert outcome.code == 2
         expected = words.replace("was 2048", "was 268435456") if begun == IN_ONE_PART else words
         assert expected in outcome.err
-        assert "Go on with those it was begun with, or convert to another place" in outcome.err
+        assert "go on with those it was begun with, or convert to another place" in outcome.err
         assert files(out) == before
     convert(source, out, *begun, "--resume")
     convert(source, tmp_path / "in_one_go", *begun)

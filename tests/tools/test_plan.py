@@ -299,7 +299,7 @@ def test_conditions_are_reported_to_programs(data: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("condition", "words"),
     [
-        ("repeats(math)", ["a name, one of <=", "Names are samples, tokens"]),
+        ("repeats(math)", ["a name, one of <=", "names are samples, tokens"]),
         ("nonsense > 3", ["there is no 'nonsense'", "repeats"]),
         ("__import__('os').system('true') > 0", ["there is no '__import__'"]),
         ("4 < repeats", ["takes conditions like"]),

@@ -197,7 +197,7 @@ class Conversion:
             where = f"What was written before it is in {in_one_line(self.out.shown)}"
             # On a line of its own: an error may end in a command.
             words = f"{error}\n{where}: mend it and add --resume, or remove what is there"
-            raise type(error)(message=words) from error
+            raise error.with_message(words) from error
 
 
 def _write_several(conversion: Conversion, workers: int, resume: bool) -> None:
@@ -265,13 +265,18 @@ def _write_one(samples: Iterator[Sample], conversion: Conversion) -> None:
         if found < already:
             raise ConfigError(
                 f"{out.shown} holds {counted(already, 'sample')} already, but SOURCE gives only {found:,}, so it is "
-                "not what the conversion was begun with; give the same SOURCE and options, or choose another OUT"
+                "not what the conversion was begun with",
+                hint="give the same SOURCE and options, or choose another OUT",
+                option="SOURCE",
+                path=out.shown,
             )
         for sample in samples:
             if is_finished:
                 raise ConfigError(
-                    f"{out.shown} is finished with {counted(already, 'sample')}, but SOURCE gives more by now; "
-                    "convert it to another place"
+                    f"{out.shown} is finished with {counted(already, 'sample')}, but SOURCE gives more by now",
+                    hint="convert it to another place",
+                    option="SOURCE",
+                    path=out.shown,
                 )
             writer.write(sample)
             advance(1)
@@ -296,8 +301,9 @@ def _check_plan(out: StoredDataset, plan: _Plan, parts: Sequence[InputPart], *, 
     found = list(_differences(_parse(text, out), plan, parts))
     if found:
         raise ConfigError(
-            f"{out.shown} was begun with other options: {'; '.join(found)}. Go on with those it was begun with, or "
-            "convert to another place"
+            f"{out.shown} was begun with other options: {'; '.join(found)}",
+            hint="go on with those it was begun with, or convert to another place",
+            path=out.shown,
         )
     return False
 
@@ -318,9 +324,13 @@ def _parse(text: bytes, out: StoredDataset) -> dict[str, Any]:
         root = json.loads(text)
         version, plan = root["version"], dict(root["plan"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{CONVERSION_PLAN} in {out.shown} is damaged ({error}); convert to another place") from None
+        raise ConfigError(
+            f"{CONVERSION_PLAN} in {out.shown} is damaged ({error})", hint="convert to another place", path=out.shown
+        ) from None
     if version != _VERSION:
-        raise ConfigError(f"{out.shown} was begun by another version of this tool; convert to another place")
+        raise ConfigError(
+            f"{out.shown} was begun by another version of this tool", hint="convert to another place", path=out.shown
+        )
     return plan
 
 
@@ -366,15 +376,24 @@ def _check_is_new(out: StoredDataset, *, resume: bool) -> None:
     if found and resume:
         raise ConfigError(
             f"{out.shown} holds {found[0]}, but no {CONVERSION_PLAN} that says with what a conversion was begun, so "
-            "--resume cannot tell whether it is the same; choose another place, or remove what is there"
+            "--resume cannot tell whether it is the same",
+            hint="choose another place, or remove what is there",
+            path=out.shown,
         )
     if INDEX_BASENAME in found:
         way = "remove it first" if directory is None else f"remove it first: rm -r {shell_word(str(directory))}"
-        raise ConfigError(f"{out.shown} is a finished dataset already; choose another place, or {way}")
+        raise ConfigError(
+            f"{out.shown} is a finished dataset already",
+            hint=f"choose another place, or {way}",
+            option="OUT",
+            path=out.shown,
+        )
     if found:
         raise ConfigError(
-            f"{out.shown} must be new or empty, but holds {found[0]}; add --resume to go on with a conversion that "
-            "was stopped, or choose another place"
+            f"{out.shown} must be new or empty, but holds {found[0]}",
+            hint="add --resume to go on with a conversion that was stopped, or choose another place",
+            option="OUT",
+            path=out.shown,
         )
 
 
@@ -403,7 +422,9 @@ def _begin_changed_again(conversion: Conversion) -> None:
     if (out.at / INDEX_BASENAME).read_if_there() is not None:
         raise ConfigError(
             f"{out.shown} is a finished dataset, which does not change, but its source did since: now input "
-            f"{changed[0]} is {wanted.inputs[changed[0]]}; convert it to another place"
+            f"{changed[0]} is {wanted.inputs[changed[0]]}",
+            hint="convert it to another place",
+            path=out.shown,
         )
     for number in changed:
         part = replace(out, location=join_url(out.location, f"part.{number:06}"))

@@ -65,14 +65,21 @@ class FileTokenizer:
             import tokenizers
         except ImportError:
             raise MissingDependencyError(
-                "a tokenizer's file needs the tokenizers package; run: pip install 'lightning-streaming[tokenizers]'"
+                "a tokenizer's file needs the tokenizers package",
+                hint="run: pip install 'lightning-streaming[tokenizers]'",
             ) from None
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(Path(path).read_bytes())
         except OSError as error:
-            raise ConfigError(f"the tokenizer must be {BYTES} or a JSON file, but {path}: {error.strerror}") from error
+            raise ConfigError(
+                f"the tokenizer must be {BYTES} or a JSON file, but {path}: {error.strerror}",
+                option="--tokenize",
+                path=path,
+            ) from error
         except Exception as error:  # the package raises plain ones
-            raise ConfigError(f"{path} is no file of the tokenizers package: {error}") from error
+            raise ConfigError(
+                f"{path} is no file of the tokenizers package: {error}", option="--tokenize", path=path
+            ) from error
         # A model's file may say to cut long documents off and to fill short ones up.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -126,7 +133,9 @@ def find_end(tokenizer: Tokenizer, end: str) -> int:
         return int(end)
     number = tokenizer.find(end)
     if number is None:
-        raise ConfigError(f"--eot must be a number or a token of the tokenizer, but it has no token {end!r}")
+        raise ConfigError(
+            f"--eot must be a number or a token of the tokenizer, but it has no token {end!r}", option="--eot"
+        )
     return number
 
 
@@ -141,13 +150,16 @@ def choose_dtype(num_ids: int, asked: str | None) -> str:
         ConfigError: It does not hold the largest token, or none does.
     """
     if num_ids - 1 > _LARGEST:
-        raise ConfigError(f"tokens must be at most {_LARGEST}, which uint64 holds, but one is {num_ids - 1}")
+        raise ConfigError(
+            f"tokens must be at most {_LARGEST}, which uint64 holds, but one is {num_ids - 1}", option="--tokenize"
+        )
     if asked is None:
         return next(name for name in DTYPES if num_ids - 1 <= np.iinfo(name).max)
     if num_ids - 1 > np.iinfo(asked).max:
         raise ConfigError(
-            f"--dtype must hold tokens up to {num_ids - 1}, but {asked} ends at {np.iinfo(asked).max}; "
-            f"{choose_dtype(num_ids, None)} is enough"
+            f"--dtype must hold tokens up to {num_ids - 1}, but {asked} ends at {np.iinfo(asked).max}",
+            hint=f"{choose_dtype(num_ids, None)} is enough",
+            option="--dtype",
         )
     return asked
 
@@ -219,7 +231,7 @@ def documents(source: RowSource, part: InputPart, settings: PackingSettings, tok
             try:
                 tokens = tokenizer.encode(_text(row, settings.text_column))
             except EncodingError as error:
-                raise EncodingError(f"{source.place(piece, number)}: {error}") from error
+                raise error.with_context(source.place(piece, number), path=piece.path) from error
             yield np.concatenate([tokens, end]) if len(end) else tokens
 
 
@@ -228,4 +240,4 @@ def _text(row: Mapping[str, Any], column: str) -> str:
     if isinstance(text, str):
         return text
     found = type(text).__name__ if column in row else "missing"
-    raise EncodingError(f"the column {column!r} must be text to be tokenized, but is {found}")
+    raise EncodingError(f"the column {column!r} must be text to be tokenized, but is {found}", option="--text-column")

@@ -26,5 +26,5 @@ def import_jinja() -> Any:
         return import_module("jinja2")
     except ImportError:
         raise MissingDependencyError(
-            "pages need the jinja2 and markupsafe packages; run: pip install 'lightning-streaming[pages]'"
+            "pages need the jinja2 and markupsafe packages", hint="run: pip install 'lightning-streaming[pages]'"
         ) from None

@@ -103,10 +103,19 @@ class PlanCondition:
         if key not in values:
             streams = sorted(one[1] for one in values if isinstance(one, tuple) and one[0] == self.name)
             there = f"there are {', '.join(map(repr, streams))}"
-            raise ConfigError(f"--fail-if {self.text!r}: there is no stream {self.stream!r}; {there}")
+            raise ConfigError(
+                f"--fail-if {self.text!r}: there is no stream {self.stream!r}",
+                hint=there,
+                option="--fail-if",
+                stream=self.stream,
+            )
         value = values[key]
         if value is None:
-            raise ConfigError(f"--fail-if {self.text!r}: {self.name} is not known of this run; leave the condition out")
+            raise ConfigError(
+                f"--fail-if {self.text!r}: {self.name} is not known of this run",
+                hint="leave the condition out",
+                option="--fail-if",
+            )
         compare = _COMPARED[self.compared]
         if not isinstance(value, AtLeast):
             return compare(value, self.number)
@@ -114,7 +123,9 @@ class PlanCondition:
         answers = {compare(one, self.number) for one in (value.number, max(value.number, self.number), math.inf)}
         if len(answers) > 1:
             told = f"{self.name} is known to be {value.number:,.10g} or more"
-            raise ConfigError(f"--fail-if {self.text!r}: {told}, which does not tell whether that holds")
+            raise ConfigError(
+                f"--fail-if {self.text!r}: {told}, which does not tell whether that holds", option="--fail-if"
+            )
         return answers.pop()
 
 
@@ -127,19 +138,25 @@ def parse_condition(text: str) -> PlanCondition:
     match = _CONDITION.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         raise ConfigError(
-            f"--fail-if takes conditions like {_EXAMPLE!r}: a name, one of {', '.join(_COMPARED)}, and a number; but "
-            f"got {text[:_LONGEST]!r}. Names are {', '.join(NAMES)}"
+            f"--fail-if takes conditions like {_EXAMPLE!r}: a name, one of {', '.join(_COMPARED)}, and a number; "
+            f"but got {text[:_LONGEST]!r}",
+            hint=f"names are {', '.join(NAMES)}",
+            option="--fail-if",
         )
     name, stream, compared, number = match.groups()
     asked = NAMES.get(name)
     if asked is None:
-        raise ConfigError(f"--fail-if {text!r}: there is no {name!r}; names are {', '.join(NAMES)}")
+        raise ConfigError(
+            f"--fail-if {text!r}: there is no {name!r}", hint=f"names are {', '.join(NAMES)}", option="--fail-if"
+        )
     if stream is not None and not asked.of_stream:
-        raise ConfigError(f"--fail-if {text!r}: {name} is not told of each stream; write it without one")
+        raise ConfigError(
+            f"--fail-if {text!r}: {name} is not told of each stream", hint="write it without one", option="--fail-if"
+        )
     try:
         parsed = math.inf if number == "inf" else asked.parse(number)
     except ConfigError as error:
-        raise ConfigError(f"--fail-if {text!r}: {error}") from None
+        raise ConfigError(f"--fail-if {text!r}: {error}", option="--fail-if") from None
     plain = None if stream is None else stream.strip()
     if plain is not None and len(plain) > 1 and plain[0] == plain[-1] and plain[0] in "'\"":
         plain = plain[1:-1]

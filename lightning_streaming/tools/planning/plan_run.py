@@ -193,7 +193,9 @@ def _nothing_left(run: TracedRun, extent: RunEnd) -> ConfigError:
     where = f"epoch {run.begins.epoch}, step {run.steps.first_step}"
     ends = f"epoch {extent.stop_epoch}, step {extent.max_steps}".replace("epoch None, ", "").replace(", step None", "")
     return ConfigError(
-        f"there is nothing to read: the run stands at {where}, and ends before {ends}; see --epochs and --steps"
+        f"there is nothing to read: the run stands at {where}, and ends before {ends}",
+        hint="see --epochs and --steps",
+        option="--steps",
     )
 
 

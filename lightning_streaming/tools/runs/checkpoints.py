@@ -91,9 +91,17 @@ class Places:
             return next(iter(self.loaders))
         if name is None:
             names = ", ".join(self.loaders)
-            raise ConfigError(f"there are places of {len(self.loaders)} loaders; name one with --loader: {names}")
+            raise ConfigError(
+                f"there are places of {len(self.loaders)} loaders",
+                hint=f"name one with --loader: {names}",
+                option="--loader",
+            )
         if name not in self.loaders:
-            raise ConfigError(f"there is no place of {name!r}; there are those of {', '.join(self.loaders)}")
+            raise ConfigError(
+                f"there is no place of {name!r}",
+                hint=f"there are those of {', '.join(self.loaders)}",
+                option="--loader",
+            )
         return name
 
 
@@ -129,8 +137,9 @@ def find_places(content: Any, shown: str) -> Places:
         loaders[name] = _loader(saved_state.read_state(state, f"the saved position {name!r} of {shown}"), keys)
     if not loaders:
         raise StateError(
-            f"{shown} holds no place in streaming data; it was saved without StreamingStateCallback, or without "
-            "callbacks"
+            f"{shown} holds no place in streaming data",
+            hint="it was saved without StreamingStateCallback, or without callbacks",
+            path=shown,
         )
     return Places(loaders=loaders)
 
@@ -151,9 +160,11 @@ def _callback_places(content: Mapping[str, Any], saved: object, shown: str) -> P
     try:
         run = saved_state.read_run(saved)
     except StateError as error:
-        raise StateError(f"{shown}: {error}") from error
+        raise error.with_context(shown, path=shown) from error
     if run.trainer is None:
-        raise StateError(f"{shown} was saved before the first batch, so it holds no place in streaming data")
+        raise StateError(
+            f"{shown} was saved before the first batch, so it holds no place in streaming data", path=shown
+        )
     step, keys = content.get("global_step"), ("callbacks", CALLBACK_KEY, "loaders")
     loaders = {
         name: _loader(position, (*keys, name), run.samples_per_global_batch.get(name))
@@ -255,8 +266,10 @@ class StateFile:
         except pickle.UnpicklingError as error:
             why = str(error).partition("\n")[0]
             raise StateError(
-                f"{self.path} is not loaded, because that could run code; say --allow-unsafe-types if you trust "
-                f"whoever wrote it. torch says: {why}"
+                f"{self.path} is not loaded, because that could run code",
+                hint=f"say --allow-unsafe-types if you trust whoever wrote it. torch says: {why}",
+                path=str(self.path),
+                option="--allow-unsafe-types",
             ) from error
 
     def replace(self, value: Any) -> Path:
@@ -279,12 +292,16 @@ def find_state_file(path: Path) -> StateFile:
     if not path.exists():
         url = str(path).replace(":/", "://", 1)  # a path has one slash less
         if is_url(url):
-            raise StateError(f"{mask_url(url)} is a URL; copy the checkpoint to this machine first")
-        raise StateError(f"{path} does not exist")
+            raise StateError(
+                f"{mask_url(url)} is a URL", hint="copy the checkpoint to this machine first", path=mask_url(url)
+            )
+        raise StateError(f"{path} does not exist", path=str(path))
     if path.is_dir():
         path /= lightning_checkpoint.SHARDED_META
         if not path.is_file():
-            raise StateError(f"{path.parent} is a directory without {path.name}, so Lightning did not save it")
+            raise StateError(
+                f"{path.parent} is a directory without {path.name}, so Lightning did not save it", path=str(path.parent)
+            )
     path = path.resolve() if path.is_symlink() else path
     return StateFile(path=path, is_json=not is_zipfile(path))
 
@@ -297,7 +314,7 @@ def write_new(path: Path, value: Any, *, is_json: bool) -> None:
         StorageError: It could not be written.
     """
     if path.exists():
-        raise ConfigError(f"{path} exists and is not written over; name another file")
+        raise ConfigError(f"{path} exists and is not written over", hint="name another file", path=str(path))
     _write(path, value, is_json)
 
 
@@ -306,7 +323,11 @@ def _write(path: Path, value: Any, is_json: bool) -> None:
 
     save: Callable[[Any, Path], object] = _save_json if is_json else torch.save
     if not path.parent.is_dir():
-        raise StorageError(f"{path} cannot be written, because there is no directory {path.parent}; make it first")
+        raise StorageError(
+            f"{path} cannot be written, because there is no directory {path.parent}",
+            hint="make it first",
+            path=str(path),
+        )
     try:
         with appears_whole(path) as partial:
             save(value, partial)
@@ -314,7 +335,9 @@ def _write(path: Path, value: Any, is_json: bool) -> None:
                 shutil.copymode(path, partial)
     except (OSError, RuntimeError) as error:  # torch says in a RuntimeError what the system refuses
         why = str(error).partition("\n")[0]
-        raise StorageError(f"{path} could not be written: {why}; make room there, or name another place") from error
+        raise StorageError(
+            f"{path} could not be written: {why}", hint="make room there, or name another place", path=str(path)
+        ) from error
 
 
 def _save_json(value: Any, path: Path) -> None:
@@ -325,7 +348,9 @@ def _load_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (ValueError, RecursionError) as error:  # bytes that are no text are a ValueError, too
-        raise StateError(f"{path} is neither a checkpoint, nor a file of torch.save, nor JSON") from error
+        raise StateError(
+            f"{path} is neither a checkpoint, nor a file of torch.save, nor JSON", path=str(path)
+        ) from error
 
 
 def _back_up(path: Path) -> Path:

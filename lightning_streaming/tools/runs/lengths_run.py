@@ -43,7 +43,11 @@ def lengths_run(files: Sequence[str], *, as_json: bool) -> int:
         held.append(packs)
         planned.append(told)
     if not planned:
-        raise ConfigError(f"{', '.join(files)}: no data of this run has pack= or budget=, so no lengths are needed")
+        raise ConfigError(
+            f"{', '.join(files)}: no data of this run has pack= or budget=, so no lengths are needed",
+            option="data",
+            path=", ".join(files),
+        )
     if as_json:
         print_json({"made": made, "planned": planned})
     else:

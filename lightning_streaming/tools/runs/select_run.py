@@ -41,7 +41,10 @@ def select_run(files: Sequence[str], changes: Mapping[str, Any], *, as_json: boo
     configs = {stage: config for stage, config in written.datamodule.configs.items() if config is not None}
     if not configs:
         raise ConfigError(
-            f"{', '.join(files)}: there is no data; write data.train, data.val, data.test or data.predict"
+            f"{', '.join(files)}: there is no data",
+            hint="write data.train, data.val, data.test or data.predict",
+            option="data",
+            path=", ".join(files),
         )
     stages = [make_ahead(stage, written.datamodule.build_dataset(stage, config)) for stage, config in configs.items()]
     made = [one for of_stage, _ in stages for one in of_stage]

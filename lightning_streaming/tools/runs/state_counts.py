@@ -43,7 +43,11 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
     assert position.fingerprint is not None, "it lists its streams"
     listed: Mapping[str, Mapping[str, Any]] = position.fingerprint["streams"]
     if places.keys() != listed.keys():
-        raise ConfigError(f"the state has the streams {', '.join(listed)}; give --data NAME=PLACE for each of them")
+        raise ConfigError(
+            f"the state has the streams {', '.join(listed)}",
+            hint="give --data NAME=PLACE for each of them",
+            option="--data",
+        )
     with TemporaryDirectory() as cache:
         streams = {
             name: Stream(

@@ -23,13 +23,18 @@ def placed(loader: SavedLoader, cursor: Cursor) -> Cursor:
     """
     size = loader.epoch_size
     if cursor.epoch >= MOST_EPOCHS:
-        raise ConfigError(f"a saved position has an epoch below {MOST_EPOCHS}, so there is no epoch {cursor.epoch}")
+        raise ConfigError(
+            f"a saved position has an epoch below {MOST_EPOCHS}, so there is no epoch {cursor.epoch}", option="--epoch"
+        )
     if cursor.sample_in_epoch > LARGEST:
         raise ConfigError(
-            f"a saved position has {LARGEST} {loader.unit}s at most, so there is no {cursor.sample_in_epoch}"
+            f"a saved position has {LARGEST} {loader.unit}s at most, so there is no {cursor.sample_in_epoch}",
+            option="--sample",
         )
     if size is not None and cursor.sample_in_epoch > size:
-        raise ConfigError(f"an epoch has {size} samples, so there is no sample {cursor.sample_in_epoch}")
+        raise ConfigError(
+            f"an epoch has {size} samples, so there is no sample {cursor.sample_in_epoch}", option="--sample"
+        )
     if size is None or cursor.sample_in_epoch != size or _is_end_of_phases(loader, cursor):
         return cursor
     return cursor.passes_later(1)
@@ -85,8 +90,10 @@ def samples_later(loader: SavedLoader, samples: int) -> Cursor:
         return Cursor(cursor.epoch, skipped.position_after(entries))
     if _order(loader).get("batching_method", "random") != "random":
         raise ConfigError(
-            f"{samples} samples later is beyond the end of epoch {cursor.epoch}, and with batching_method="
-            f"{_order(loader)['batching_method']!r} that lies a little before {size}; use --batches, or state set"
+            f"{samples} samples later is beyond the end of epoch {cursor.epoch}, and with "
+            f"batching_method={_order(loader)['batching_method']!r} that lies a little before {size}",
+            hint="use --batches, or state set",
+            option="--samples",
         )
     last_skipped_epoch = max((stop[0] for _, stop in loader.position.skipped.values()), default=0)
     epoch = cursor.epoch
@@ -113,8 +120,9 @@ def batches_later(places: Places, names: tuple[str, ...], batches: int) -> dict[
     trainer = places.trainer and settled(places.trainer)
     if ended or (trainer and 0 < trainer.batches_in_epoch <= trainer.batches + batches):
         raise ConfigError(
-            f"{batches} batches later is beyond the end of an epoch, which each of {len(names)} loaders has elsewhere; "
-            "set each with state set --loader"
+            f"{batches} batches later is beyond the end of an epoch, which each of {len(names)} loaders has elsewhere",
+            hint="set each with state set --loader",
+            option="--batches",
         )
     return later
 
@@ -141,8 +149,9 @@ def trainer_at(places: Places, moved: Mapping[str, Cursor]) -> SavedTrainer | No
     if len(moved) == 1 and 0 < trainer.batches_in_epoch <= batches:
         raise ConfigError(
             f"the trainer reads {trainer.batches_in_epoch} batches of {loader.global_batch} {loader.unit}s in an "
-            f"epoch, so it does not come to {loader.unit} {cursor.sample_in_epoch}; go to the next epoch with --epoch "
-            f"{cursor.epoch + 1}"
+            f"epoch, so it does not come to {loader.unit} {cursor.sample_in_epoch}",
+            hint=f"go to the next epoch with --epoch {cursor.epoch + 1}",
+            option="--sample",
         )
     return replace(trainer, epoch=max(0, trainer.epoch + cursor.epoch - loader.position.cursor.epoch), batches=batches)
 
@@ -153,7 +162,9 @@ def _one_later(loader: SavedLoader, trainer: SavedTrainer | None, batches: int) 
     if loader.is_packed and place and place.batches + batches >= place.batches_in_epoch > 0:
         raise ConfigError(
             f"{batches} batches later is beyond the end of epoch {cursor.epoch}, and epochs differ in their packs, of "
-            "which the state tells nothing; use state set"
+            "which the state tells nothing",
+            hint="use state set",
+            option="--batches",
         )
     if place and place.batches_in_epoch:
         done, in_epoch = place.batches, place.batches_in_epoch
@@ -168,7 +179,9 @@ def _one_later(loader: SavedLoader, trainer: SavedTrainer | None, batches: int) 
     if any(stop > (cursor.epoch, 0) for _, stop in loader.position.skipped.values()):
         raise ConfigError(
             f"{batches} batches later is beyond the end of epoch {cursor.epoch}, and the run skips others "
-            f"({', '.join(loader.position.skipped)}), so epochs have not as many; use --samples, or state set"
+            f"({', '.join(loader.position.skipped)}), so epochs have not as many",
+            hint="use --samples, or state set",
+            option="--batches",
         )
     epochs, into = divmod(done + batches, in_epoch)
     return Cursor(cursor.epoch + epochs, into * size)
@@ -184,8 +197,9 @@ def _in_epoch(loader: SavedLoader, samples: int) -> Cursor:
 def _global_batch(loader: SavedLoader) -> int:
     if loader.global_batch is None:
         raise ConfigError(
-            f"how many {loader.unit}s a global batch of the run has (ranks x batch size) is not saved there; "
-            "say --samples, the batches times that"
+            f"how many {loader.unit}s a global batch of the run has (ranks x batch size) is not saved there",
+            hint="say --samples, the batches times that",
+            option="--batches",
         )
     return loader.global_batch
 

@@ -57,8 +57,10 @@ def strategy_ranks(trainer: Mapping[str, Any], nodes: int, ranks_per_node: int |
         has = counted(nodes, "node") if ranks is None else f"{nodes} x {ranks} ranks"
         raise ConfigError(
             f"trainer.strategy={name} has a mesh of {data} (data parallel) x {tensor} (tensor parallel) ranks, and the "
-            f"run has {has}; give trainer.num_nodes and trainer.devices, or the sizes of the mesh, so that they agree, "
-            "or data.train.replication, which goes before the mesh"
+            f"run has {has}",
+            hint="give trainer.num_nodes and trainer.devices, or the sizes of the mesh, so that they agree, or "
+            "data.train.replication, which goes before the mesh",
+            option="trainer.strategy",
         )
     return StrategyRanks(replication=tensor if tensor > 1 else None, ranks_per_node=data * tensor // nodes)
 
@@ -68,10 +70,14 @@ def _size(sizes: Mapping[str, Any], name: str, left_open: int | None) -> int:
     size = sizes.get(name, "auto")
     if size == "auto" and left_open is None:
         raise ConfigError(
-            f"{name} of trainer.strategy={_WITH_MESH} is left to the number of devices, which is left open, too; write "
-            "one of them, that or trainer.devices, as a number"
+            f"{name} of trainer.strategy={_WITH_MESH} is left to the number of devices, which is left open, too",
+            hint="write one of them, that or trainer.devices, as a number",
+            option="trainer.strategy",
         )
     size = left_open if size == "auto" else size
     if type(size) is not int or size < 1:
-        raise ConfigError(f"{name} of trainer.strategy={_WITH_MESH} must be a number of ranks, but is {size!r}")
+        raise ConfigError(
+            f"{name} of trainer.strategy={_WITH_MESH} must be a number of ranks, but is {size!r}",
+            option="trainer.strategy",
+        )
     return size

@@ -58,7 +58,9 @@ def _find(traced: TracedRun, args: Namespace) -> list[Read]:
         return reads_of_step(traced, args.step, args.rank)
     named = named_sample(args.sample)
     if named is None or named.stream is None or named.shard is None:
-        raise ConfigError(f"--sample must be STREAM:SHARD:INDEX or a key as JSON, but got {args.sample!r}")
+        raise ConfigError(
+            f"--sample must be STREAM:SHARD:INDEX or a key as JSON, but got {args.sample!r}", option="--sample"
+        )
     if named.key is not None:
         reads = reads_of_key(traced, named.key)
     else:
@@ -247,7 +249,11 @@ def reads_of_step(run: TracedRun, step: int, rank: int | None = None, most: int 
         ConfigError: The run has no such step or rank.
     """
     if rank is not None and not rank < run.num_ranks:
-        raise ConfigError(f"there is no rank {rank}; the run has {run.num_ranks}, see --nodes and --ranks-per-node")
+        raise ConfigError(
+            f"there is no rank {rank}",
+            hint=f"the run has {run.num_ranks}, see --nodes and --ranks-per-node",
+            option="--rank",
+        )
     epoch, of_epoch = run.steps.find(step)
     ranks = range(0, run.num_ranks, run.replication) if rank is None else [rank]
     of_run, batches, reads = _EpochReads.of(run, epoch), run.steps.of_epoch(epoch).batches_of(of_epoch), list[Read]()
@@ -307,12 +313,15 @@ def reads_of_key(run: TracedRun, key: SampleKey) -> list[Read]:
     entries = reads.entries_of(key, sample)
     if key.epoch < begins.epoch or any(entry < reads.partition.start for entry in entries):
         raise ConfigError(
-            f"epoch {key.epoch}, position {key.position} lies before the checkpoint, which is at {begins}"
+            f"epoch {key.epoch}, position {key.position} lies before the checkpoint, which is at {begins}",
+            option="--sample",
         )
     if not entries or reads.of_pass_seed != key.shuffle_seed:
         raise ConfigError(
             f"the run does not read this sample at position {key.position} of epoch {key.epoch}, so the key is of "
-            "another run: other data, seed or order; ask for STREAM:SHARD:INDEX instead"
+            "another run: other data, seed or order",
+            hint="ask for STREAM:SHARD:INDEX instead",
+            option="--sample",
         )
     return [read for read in reads.of_entries(entries) if read.key == key]
 

@@ -176,7 +176,7 @@ def _accumulate(asked: Namespace, trainer: Mapping[str, Any]) -> int:
     """Batches of a step."""
     accumulate = asked.accumulate or trainer.get("accumulate_grad_batches", 1)
     if not isinstance(accumulate, int) or accumulate < 1:
-        raise ConfigError(f"accumulate_grad_batches is {accumulate!r}; say --accumulate")
+        raise ConfigError(f"accumulate_grad_batches is {accumulate!r}", hint="say --accumulate", option="--accumulate")
     return accumulate
 
 
@@ -186,7 +186,8 @@ def _only_loader(loaders: Any) -> StreamingDataLoader:
     if not isinstance(loaders, StreamingDataLoader):
         raise ConfigError(
             "a run with one StreamingDataLoader to train on can be traced, but this data module's train_dataloader "
-            f"gives a {type(loaders).__name__}"
+            f"gives a {type(loaders).__name__}",
+            option="data",
         )
     return loaders
 
@@ -195,7 +196,7 @@ def _read_checkpoint(path: str, loader_name: str | None) -> _Checkpoint:
     content = find_state_file(Path(path)).peek()
     places = find_places(content, path)
     if places.trainer is None or places.global_step is None:
-        raise StateError(f"{path} does not tell its trainer's step; only checkpoints of Lightning do")
+        raise StateError(f"{path} does not tell its trainer's step", hint="only checkpoints of Lightning do", path=path)
     loader = places.loaders[places.choose(loader_name)]
     trainer = settled(places.trainer)
     return _Checkpoint(loader, places.global_step, batches_trained(content), trainer.batches, trainer.epoch)
@@ -205,8 +206,9 @@ def _stop(trainer: Mapping[str, Any]) -> dict[str, int | None]:
     """Where the trainer is told to stop; None where it is not."""
     if trainer.get("overfit_batches"):
         raise ConfigError(
-            "with overfit_batches a trainer reads the same few batches again and again, which trace does not follow; "
-            "take it out of the configuration"
+            "with overfit_batches a trainer reads the same few batches again and again, which trace does not follow",
+            hint="take it out of the configuration",
+            option="trainer.overfit_batches",
         )
     steps, epochs = trainer.get("max_steps", -1), trainer.get("max_epochs")
     return {
@@ -252,8 +254,9 @@ def _run_steps(
     left, limit = run.batches_left(begins), counted.limited(in_epoch)
     if begins.sample_in_epoch and limit < in_epoch:
         raise ConfigError(
-            f"the checkpoint lies within an epoch that limit_train_batches={counted.limit} cuts short; trace the run "
-            "from its beginning"
+            f"the checkpoint lies within an epoch that limit_train_batches={counted.limit} cuts short",
+            hint="trace the run from its beginning",
+            option="trainer.limit_train_batches",
         )
     done = run.batches_left(Cursor(begins.epoch, 0)) - left if begins.sample_in_epoch else 0
     later = in_epoch
@@ -353,17 +356,22 @@ class _RunSteps:
         """
         epoch, of_epoch = self._find(step)
         if not self.has(epoch):
-            raise ConfigError(f"there is no step {step}: the run ends after max_epochs={self.max_epochs}")
+            raise ConfigError(
+                f"there is no step {step}: the run ends after max_epochs={self.max_epochs}", option="--step"
+            )
         return epoch, of_epoch
 
     def _find(self, step: int) -> tuple[int, int]:
         if step < self.first_step:
             raise ConfigError(
-                f"step {step} was done before the checkpoint, which is at step {self.first_step}; trace the run that "
-                "saved it, without --ckpt, or with the checkpoint that it began with"
+                f"step {step} was done before the checkpoint, which is at step {self.first_step}",
+                hint="trace the run that saved it, without --ckpt, or with the checkpoint that it began with",
+                option="--step",
             )
         if self.max_steps is not None and step >= self.max_steps:
-            raise ConfigError(f"there is no step {step}: the run ends after max_steps={self.max_steps}")
+            raise ConfigError(
+                f"there is no step {step}: the run ends after max_steps={self.max_steps}", option="--step"
+            )
         after, epoch = step - self.first_step, self.first_epoch
         while epoch - self.first_epoch < len(self.early) or self.later is not None:
             if not self.has(epoch):  # it need not be planned
@@ -376,7 +384,11 @@ class _RunSteps:
             after -= len(steps)
             epoch += 1
         if self.later is not None or not len(self.whole):
-            raise ConfigError("an epoch has no batch, so there is no such step; see drop_last and limit_train_batches")
+            raise ConfigError(
+                "an epoch has no batch, so there is no such step",
+                hint="see drop_last and limit_train_batches",
+                option="--step",
+            )
         epochs, of_epoch = divmod(after, len(self.whole))
         return epoch + epochs, of_epoch
 

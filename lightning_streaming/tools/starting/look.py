@@ -97,7 +97,9 @@ def look_at(place: StoredDataset) -> Look:
     """
     index = place.read_index()
     if not index.num_samples:
-        raise ConfigError(f"{place.shown} has no samples, so there is nothing to train on")
+        raise ConfigError(
+            f"{place.shown} has no samples, so there is nothing to train on", option="DATASET", path=place.shown
+        )
     filled = [number for number, samples in enumerate(index.samples_per_shard().tolist()) if samples]
     chosen = sorted({filled[0], filled[len(filled) // 2], filled[-1]})[:_SHARDS]
     cache = place.cache()
@@ -131,8 +133,10 @@ def task_of(looks: Sequence[Look]) -> Task:
     if task is None:
         found = ", ".join(f"{printable_name(name)} ({encoding})" for name, encoding in looks[0].columns.items())
         raise ConfigError(
-            f"{looks[0].place.shown} has no pictures, text or numbers to write a first model for, but {found}; start "
-            f"from a configuration of {_PROJECT}/tree/main/configs"
+            f"{looks[0].place.shown} has no pictures, text or numbers to write a first model for, but {found}",
+            hint=f"start from a configuration of {_PROJECT}/tree/main/configs",
+            option="DATASET",
+            path=looks[0].place.shown,
         )
     return task
 
@@ -159,9 +163,11 @@ def _refuse_mixture(looks: Sequence[Look], common: Sequence[str], alone: Sequenc
     )
     shared = ", ".join(map(printable_name, common)) or "no column"
     raise ConfigError(
-        f"no model of init takes all of them: {each}. They have {shared} in common. Write a run for each; or start "
-        f"from the tutorial, whose transform makes of two kinds of samples what one model takes: {_DOCS}/tutorial.md. "
-        f"Where the samples of one belong to those of the other, join their columns: {_DOCS}/mixtures.md"
+        f"no model of init takes all of them: {each}. They have {shared} in common. Write a run for each",
+        hint="or start from the tutorial, whose transform makes of two kinds of samples what one model takes: "
+        f"{_DOCS}/tutorial.md. Where the samples of one belong to those of the other, join their columns: "
+        f"{_DOCS}/mixtures.md",
+        option="DATASET",
     )
 
 

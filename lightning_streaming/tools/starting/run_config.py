@@ -59,7 +59,7 @@ def config_text(looks: Sequence[Look], task: Task, out: Path) -> str:
     text = "".join(f"{in_one_line(line)}\n" for line in lines)
     if not _names(text, looks, task, out):
         names = ", ".join(map(ascii, [*task.columns, *_named(looks)]))
-        raise ConfigError(f"the columns or streams {names} cannot be written into {RUN}; rename them")
+        raise ConfigError(f"the columns or streams {names} cannot be written into {RUN}", hint="rename them")
     return text
 
 

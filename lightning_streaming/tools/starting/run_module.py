@@ -258,7 +258,8 @@ def module_text(task: Task, holds_text: bool = True) -> str:
     text = head + "".join(f"{name} = {_literal(value)}\n" for name, value in names.items()) + code
     if not _holds_only(text, names, head, code):
         raise ConfigError(
-            f"the columns {', '.join(map(ascii, task.columns))} cannot be written into a Python module; rename them"
+            f"the columns {', '.join(map(ascii, task.columns))} cannot be written into a Python module",
+            hint="rename them",
         )
     return text
 

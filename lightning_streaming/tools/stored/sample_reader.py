@@ -114,7 +114,9 @@ class SampleReader:
         """
         if not 0 <= number < self.index.num_samples:
             raise SampleIndexError(
-                f"there is no sample {number:,}; the dataset has {counted(self.index.num_samples, 'sample')}, from 0 on"
+                f"there is no sample {number:,}",
+                hint=f"the dataset has {counted(self.index.num_samples, 'sample')}, from 0 on",
+                sample=number,
             )
         shard = int(np.searchsorted(self._stops, number, side="right"))
         return shard, number - self.first_of(shard)
@@ -126,7 +128,9 @@ class SampleReader:
             SampleIndexError: There is no such shard.
         """
         if not 0 <= shard < len(self._stops):
-            raise SampleIndexError(f"there is no shard {shard:,}; the dataset has {len(self._stops):,}, from 0 on")
+            raise SampleIndexError(
+                f"there is no shard {shard:,}", hint=f"the dataset has {len(self._stops):,}, from 0 on"
+            )
         return int(self._stops[shard - 1]) if shard else 0
 
     def shut_columns(self, shard: int) -> list[str]:

@@ -97,7 +97,7 @@ class StoredDataset:
         try:
             return (self.directory / INDEX_BASENAME).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            raise ObjectNotFoundError(_no_index(self.directory)) from None
+            raise _no_index(self.directory) from None
 
     def read_index(self) -> DatasetIndex:
         """Its index.
@@ -162,13 +162,19 @@ def find_dataset(
         ConfigError: Nothing was typed, or what no file is called; or there is a block length of no format.
     """
     if block_length is not None and shard_format is None:
-        raise ConfigError("--block-length cuts tokens of another format into samples; give --format with it")
+        raise ConfigError(
+            "--block-length cuts tokens of another format into samples",
+            hint="give --format with it",
+            option="--block-length",
+        )
     start, question_mark, query = location.partition("?") if is_url(location) else (location, "", "")
     start = "." if start == INDEX_BASENAME else start.removesuffix(f"/{INDEX_BASENAME}")
     if not start:
-        raise ConfigError("a dataset must be named by a directory or a URL, but the name is empty")
+        raise ConfigError("a dataset must be named by a directory or a URL, but the name is empty", option="DATASET")
     if "\0" in start:
-        raise ConfigError(f"a dataset must be named by a directory or a URL, but {start!r:.80} has a null character")
+        raise ConfigError(
+            f"a dataset must be named by a directory or a URL, but {start!r:.80} has a null character", option="DATASET"
+        )
     directory = local_path(start)
     if directory is not None:
         return StoredDataset(location=str(directory), options={}, format=shard_format, block_length=block_length)
@@ -184,22 +190,22 @@ def own_index(text: bytes) -> DatasetIndex | None:
         return None
 
 
-def _no_index(directory: Path) -> str:
-    if directory.is_file() and (directory.parent / INDEX_BASENAME).is_file():
-        return f"{directory} is one file of a dataset; give its directory, {directory.parent}"
+def _no_index(directory: Path) -> ObjectNotFoundError:
     found = other_format_at(directory)
-    told = None if found is None else f"files like {found[1]} are read with --format {found[0]}"
-    if directory.is_file():
-        hint = f"; {told}" if told else ""
-        return (
-            f"{directory} is a file, not the directory of a dataset; lightning-streaming convert makes one of it{hint}"
-        )
-    if not directory.is_dir():
-        return f"{directory} is not a directory; give the directory or the URL of a dataset"
-    beneath = sorted(path.parent.name for path in directory.glob(f"*/{INDEX_BASENAME}"))
-    told = told or way_to_an_index(directory) or "lightning-streaming convert makes one of other files"
-    hint = f"; there are datasets in {', '.join(beneath[:5])} beneath it" if beneath else f"; {told}"
-    return f"{directory} has no {INDEX_BASENAME}, so it is not a dataset{hint}"
+    read_as = None if found is None else f"files like {found[1]} are read with --format {found[0]}"
+    if directory.is_file() and (directory.parent / INDEX_BASENAME).is_file():
+        words, hint = "is one file of a dataset", f"give its directory, {directory.parent}"
+    elif directory.is_file():
+        words, hint = "is a file, not the directory of a dataset", "lightning-streaming convert makes one of it"
+        hint = f"{hint}; {read_as}" if read_as else hint
+    elif not directory.is_dir():
+        words, hint = "is not a directory", "give the directory or the URL of a dataset"
+    else:
+        words = f"has no {INDEX_BASENAME}, so it is not a dataset"
+        beneath = sorted(path.parent.name for path in directory.glob(f"*/{INDEX_BASENAME}"))
+        hint = read_as or way_to_an_index(directory) or "lightning-streaming convert makes one of other files"
+        hint = f"there are datasets in {', '.join(beneath[:5])} beneath it" if beneath else hint
+    return ObjectNotFoundError(f"{directory} {words}", hint=hint, path=str(directory))
 
 
 class Column(NamedTuple):
@@ -309,8 +315,9 @@ def check_hash_names(index: DatasetIndex, source: str) -> None:
         if unknown:
             name, basename = unknown[0]
             raise IndexFormatError(
-                f"{source} records of {basename} the hash {name!r:.60}, which there is not; known are "
-                f"{', '.join(hash_names())}"
+                f"{source} records of {basename} the hash {name!r:.60}, which there is not",
+                hint=f"known are {', '.join(hash_names())}",
+                path=source,
             )
 
 

@@ -95,12 +95,15 @@ class TunedRun:
         if not isinstance(made, StreamingDataLoader):
             raise ConfigError(
                 f"a run with one StreamingDataLoader for {self.data!r} can be tuned, but this data module's "
-                f"{self.data}_dataloader gives a {type(made).__name__}"
+                f"{self.data}_dataloader gives a {type(made).__name__}",
+                option=f"data.{self.data}",
             )
         if made.num_workers != num_workers:
             raise ConfigError(
                 f"num_workers={num_workers} was asked for, but this data module's build_dataloader makes loaders with "
-                f"{made.num_workers}; let it use self.num_workers"
+                f"{made.num_workers}",
+                hint="let it use self.num_workers",
+                option="num_workers",
             )
         return made
 
@@ -173,9 +176,12 @@ def check_joins(dataset: StreamingDataset) -> None:
                 continue
             raise UnsupportedError(
                 f"stream {name!r} has join {join!r}, and {why}; tune measures fetched or decompressed data by an "
-                "excerpt, in which samples would lack those that they are joined with: tune with copies of all these "
-                "datasets in directories of this machine, uncompressed, as `lightning-streaming copy` makes them; or "
-                "leave join out, with what needs its columns, to tune for the stream's own data"
+                "excerpt, in which samples would lack those that they are joined with",
+                hint="tune with copies of all these datasets in directories of this machine, uncompressed, as "
+                "`lightning-streaming copy` makes them; or leave join out, with what needs its columns, to tune "
+                "for the stream's own data",
+                option="join",
+                stream=name,
             )
 
 
@@ -265,7 +271,9 @@ def check_directories(dataset: StreamingDataset, directory: Path) -> None:
         if not is_in_place(cache) and not cache.cache_directory().is_relative_to(directory):
             raise ConfigError(
                 f"stream {name!r} was to be fetched into a temporary directory, but this data module's build_dataset "
-                f"has it in {cache.cache_directory()}; let it use the streams of the configuration that it is given"
+                f"has it in {cache.cache_directory()}",
+                hint="let it use the streams of the configuration that it is given",
+                stream=name,
             )
 
 
@@ -500,7 +508,9 @@ def measure(loader: StreamingDataLoader, seconds: float) -> Speed:
         began = perf_counter()
         batches = iter(loader)
         if next(batches, None) is None:
-            raise ConfigError("an epoch of this data has no batch; with drop_last it must fill one")
+            raise ConfigError(
+                "an epoch of this data has no batch", hint="with drop_last it must fill one", option="drop_last"
+            )
         first, before = perf_counter() - began, loader.statistics()
         began = perf_counter()
         while True:

@@ -98,7 +98,9 @@ class Frame:
             SampleIndexError: There is none.
         """
         if place >= len(self.viewed.streams):
-            raise SampleIndexError(f"there is no stream {place}; there are {len(self.viewed.streams)}, from 0 on")
+            raise SampleIndexError(
+                f"there is no stream {place}", hint=f"there are {len(self.viewed.streams)}, from 0 on"
+            )
         return self.viewed.streams[place]
 
 

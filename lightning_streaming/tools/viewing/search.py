@@ -26,8 +26,8 @@ def found_sample(viewed: Viewed, text: str, here: int) -> tuple[int, int]:
     named = named_sample(text)
     if named is None:
         raise ConfigError(
-            f"{text[:80]!r} names no sample; type its number, SHARD:INDEX, either of them after a stream's name and a "
-            "colon, or a key as JSON"
+            f"{text[:80]!r} names no sample",
+            hint="type its number, SHARD:INDEX, either of them after a stream's name and a colon, or a key as JSON",
         )
     place = here if named.stream is None else _stream_named(viewed, named.stream, here)
     reader = viewed.streams[place].reader
@@ -38,7 +38,8 @@ def found_sample(viewed: Viewed, text: str, here: int) -> tuple[int, int]:
     samples = reader.index.shards[named.shard].samples
     if not 0 <= named.index < samples:
         raise SampleIndexError(
-            f"there is no sample {named.index:,} in shard {named.shard:,}, which has {samples:,}, from 0 on"
+            f"there is no sample {named.index:,} in shard {named.shard:,}, which has {samples:,}, from 0 on",
+            sample=named.index,
         )
     return place, number
 
@@ -51,8 +52,9 @@ def _stream_named(viewed: Viewed, name: str, here: int) -> int:
     if not found:
         names = ", ".join(dict.fromkeys(printable_name(_names_of(one)[-1]) for one in viewed.streams))
         raise SampleIndexError(
-            f"there is no stream {name[:80]!r}; there {'is' if len(viewed.streams) == 1 else 'are'} "
-            f"{names[:_MOST_NAMES]}, or leave the name out"
+            f"there is no stream {name[:80]!r}",
+            hint=f"there {'is' if len(viewed.streams) == 1 else 'are'} {names[:_MOST_NAMES]}, or leave the name out",
+            stream=name[:80],
         )
     return (of_stage or found)[0]
 

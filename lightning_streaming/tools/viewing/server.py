@@ -84,7 +84,9 @@ async def _serve(pages: Pages, port: int, opens_browser: bool) -> None:
         try:
             await site.start()
         except OSError as error:
-            raise ConfigError(f"port {port} of {_HOST} cannot be had: {error.strerror}; leave --port out") from error
+            raise ConfigError(
+                f"port {port} of {_HOST} cannot be had: {error.strerror}", hint="leave --port out", option="--port"
+            ) from error
         door.port = int(runner.addresses[0][1])
         url = f"http://{_HOST}:{door.port}/{door.token}/"
         print(url, flush=True)

@@ -105,7 +105,10 @@ class ViewedRun:
         written = read_run_files(asked.config, dict(asked.set), stage=None)
         if all(one is None for one in written.datamodule.configs.values()):
             raise ConfigError(
-                f"{', '.join(asked.config)}: there is no data; write data.train, data.val, data.test or data.predict"
+                f"{', '.join(asked.config)}: there is no data",
+                hint="write data.train, data.val, data.test or data.predict",
+                option="data",
+                path=", ".join(asked.config),
             )
         places = None
         if asked.checkpoint is not None:
@@ -234,7 +237,11 @@ class ViewedRun:
         with self.lock:
             if self._traced is None:
                 if "train" not in self.configs:
-                    raise ConfigError(f"{self.shown}: there is no data.train, so there are no steps of training")
+                    raise ConfigError(
+                        f"{self.shown}: there is no data.train, so there are no steps of training",
+                        option="data.train",
+                        path=self.shown,
+                    )
                 module = read_run_files(self._asked.config, dict(self._asked.set)).datamodule
                 module.configs.update({stage: self.configs.get(stage) for stage in module.configs})
                 self._traced = run_on(module, self._written.trainer, self._asked)
@@ -404,7 +411,8 @@ def _check_near(run: TracedRun, step: int) -> None:
     if run.packs is not None and step - run.steps.first_step > _MOST_EPOCHS * of_first:
         raise ConfigError(
             f"step {step:,} is far: epochs of packs are planned one by one, so only steps of the next {_MOST_EPOCHS} "
-            "or so are shown"
+            "or so are shown",
+            option="step",
         )
 
 

@@ -73,10 +73,25 @@ def tell_kind(location: str) -> str:
         return found.pop()
     fits = f"it has files of {' and '.join(sorted(found))}" if len(found) > 1 else "no file in it says so"
     if path.is_dir() and not files_under(path):
-        raise ConfigError(f"the folder {location} has no files; SOURCE is one with files to convert, or a file")
+        raise ConfigError(
+            f"the folder {location} has no files",
+            hint="SOURCE is one with files to convert, or a file",
+            option="SOURCE",
+            path=location,
+        )
     if (path / INDEX_BASENAME).is_file():
-        raise ConfigError(f"{location} is a dataset already; lightning-streaming copy or merge takes it")
-    raise ConfigError(f"what {location} is cannot be told, because {fits}; say it with --from {'|'.join(KINDS)}")
+        raise ConfigError(
+            f"{location} is a dataset already",
+            hint="lightning-streaming copy or merge takes it",
+            option="SOURCE",
+            path=location,
+        )
+    raise ConfigError(
+        f"what {location} is cannot be told, because {fits}",
+        hint=f"say it with --from {'|'.join(KINDS)}",
+        option="--from",
+        path=location,
+    )
 
 
 def _kind_of_file(path: Path | str) -> str:

@@ -50,7 +50,8 @@ def _require_pyarrow() -> Any:
         import pyarrow
     except ImportError:
         raise MissingDependencyError(
-            "reading Parquet and Arrow files needs the pyarrow package; run: pip install 'lightning-streaming[parquet]'"
+            "reading Parquet and Arrow files needs the pyarrow package",
+            hint="run: pip install 'lightning-streaming[parquet]'",
         ) from None
     return pyarrow
 
@@ -69,7 +70,7 @@ def _reading(path: str, what: str) -> Iterator[Any]:
     except StreamingError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError) as error:  # of values too
-        raise FormatError(f"{path} cannot be read as {what}: {error}") from error
+        raise FormatError(f"{path} cannot be read as {what}: {error}", path=path) from error
 
 
 def _tell_schema(schema: Any, rows: Iterator[tuple[int, Mapping[str, Any]]], told_by: str) -> Schema:
@@ -80,7 +81,7 @@ def _tell_schema(schema: Any, rows: Iterator[tuple[int, Mapping[str, Any]]], tol
     """
     twice = [name for name in schema.names if schema.names.count(name) > 1]
     if twice:
-        raise FormatError(f"{told_by} has several columns of the name {twice[0]!r}; give each its own")
+        raise FormatError(f"{told_by} has several columns of the name {twice[0]!r}", hint="give each its own")
     _, first = next(rows, (0, {}))
     return Schema({field.name: _found(field.type, first.get(field.name)) for field in schema}, told_by)
 
@@ -108,7 +109,9 @@ def _check_same_columns(found: Any, expected: Any, path: str, first: str) -> Non
     if differ:
         name = differ[0]
         raise FormatError(
-            f"the column {name!r} is {here.get(name, 'missing')} in {path}, but {there.get(name, 'missing')} in {first}"
+            f"the column {name!r} is {here.get(name, 'missing')} in {path}, but {there.get(name, 'missing')} in "
+            f"{first}",
+            path=path,
         )
 
 
@@ -231,8 +234,9 @@ class Parquet(_ArrowRows):
         partitioned = [path for path in paths if "=" in Path(path).parent.name]
         if partitioned and Path(location).is_dir():
             raise ConfigError(
-                f"{partitioned[0]} is in a folder that stands for a column, which would be lost; convert each such "
-                "folder alone, or write the files with the column in them"
+                f"{partitioned[0]} is in a folder that stands for a column, which would be lost",
+                hint="convert each such folder alone, or write the files with the column in them",
+                path=partitioned[0],
             )
         return cls(paths)
 
@@ -282,11 +286,17 @@ class HuggingFace(_ArrowRows):
         if (folder / SPLITS_BASENAME).is_file():
             splits = _load(folder / SPLITS_BASENAME, "splits")
             raise ConfigError(
-                f"{location} holds the splits {', '.join(map(str, splits))}; convert one at a time, for example "
-                f"{folder / str(splits[0])}"
+                f"{location} holds the splits {', '.join(map(str, splits))}",
+                hint=f"convert one at a time, for example {folder / str(splits[0])}",
+                option="SOURCE",
+                path=location,
             )
         if not (folder / STATE_BASENAME).is_file():
-            raise ConfigError(f"{location} must be a folder written by save_to_disk, but has no {STATE_BASENAME}")
+            raise ConfigError(
+                f"{location} must be a folder written by save_to_disk, but has no {STATE_BASENAME}",
+                option="SOURCE",
+                path=location,
+            )
         return cls(tuple(_data_files(folder)))
 
     @contextmanager
@@ -308,11 +318,15 @@ def _data_files(folder: Path) -> Iterator[str]:
     for file in _load(folder / STATE_BASENAME, "_data_files"):
         name = file.get("filename") if isinstance(file, dict) else None
         if not isinstance(name, str) or Path(name).name != name:
-            raise FormatError(f"{folder / STATE_BASENAME} must list names of files, but lists {file!r:.100}")
+            raise FormatError(
+                f"{folder / STATE_BASENAME} must list names of files, but lists {file!r:.100}",
+                path=str(folder / STATE_BASENAME),
+            )
         if not (folder / name).is_file():
             raise FormatError(
-                f"{folder / STATE_BASENAME} lists {name}, which is not there; put that file back, or save the dataset "
-                "again"
+                f"{folder / STATE_BASENAME} lists {name}, which is not there",
+                hint="put that file back, or save the dataset again",
+                path=str(folder / STATE_BASENAME),
             )
         yield str(folder / name)
 
@@ -321,9 +335,9 @@ def _load(path: Path, key: str) -> list[Any]:
     try:
         found = json.loads(path.read_bytes())[key]
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{path} must be a JSON object with {key}: {error}") from error
+        raise FormatError(f"{path} must be a JSON object with {key}: {error}", path=str(path)) from error
     if not isinstance(found, list) or not found:
-        raise FormatError(f"{path} lists nothing under {key}")
+        raise FormatError(f"{path} lists nothing under {key}", path=str(path))
     return found
 
 
@@ -332,4 +346,6 @@ def _check_end(path: str) -> None:
     with Path(path).open("rb") as file:
         file.seek(-min(len(_END_OF_STREAM), file.seek(0, os.SEEK_END)), os.SEEK_END)
         if file.read() != _END_OF_STREAM:
-            raise FormatError(f"{path} was cut off: it has no mark of its end; save the dataset again")
+            raise FormatError(
+                f"{path} was cut off: it has no mark of its end", hint="save the dataset again", path=path
+            )

@@ -75,8 +75,9 @@ class Delimited(RowSource):
         """
         if len(separator) != 1 or separator in '"\r\n':
             raise ConfigError(
-                f"--separator must be one character, and neither a quote nor a line break, but got {separator!r}; in a "
-                "shell a tab is written $'\\t'"
+                f"--separator must be one character, and neither a quote nor a line break, but got {separator!r}",
+                hint="in a shell a tab is written $'\\t'",
+                option="--separator",
             )
         return replace(self, separator=separator)
 
@@ -92,8 +93,11 @@ class Delimited(RowSource):
         if found is not None:
             named = {"\t": "--from tsv"}.get(found, f"--separator '{found}'")
             raise FormatError(
-                f"{self.paths[0]} begins with a row of one cell, {header[0]!r}; give {named} if {found!r} is what "
-                f"separates its cells, or --separator '{self.separator}' if it is not"
+                f"{self.paths[0]} begins with a row of one cell, {header[0]!r}",
+                hint=f"give {named} if {found!r} is what separates its cells, or --separator '{self.separator}' if it "
+                "is not",
+                option="--separator",
+                path=self.paths[0],
             )
 
     def schema(self) -> Schema:
@@ -111,11 +115,15 @@ class Delimited(RowSource):
                 if not cells:
                     raise FormatError(
                         f"{self.place(piece, reader.line_num)} is blank, which in a file of one column may be an empty "
-                        'cell or nothing at all; write "" for an empty cell, or remove the line'
+                        "cell or nothing at all",
+                        hint='write "" for an empty cell, or remove the line',
+                        path=piece.path,
                     )
                 if len(cells) != len(header):
                     raise FormatError(
-                        f"{self.place(piece, reader.line_num)} has {len(cells)} cells, but the header has {len(header)}"
+                        f"{self.place(piece, reader.line_num)} has {len(cells)} cells, but the header has "
+                        f"{len(header)}",
+                        path=piece.path,
                     )
                 yield reader.line_num, dict(zip(header, cells, strict=True))
 
@@ -130,9 +138,11 @@ class Delimited(RowSource):
             try:
                 yield reader
             except csv.Error as error:
-                raise FormatError(f"{path}, line {reader.line_num} cannot be parsed: {error}") from error
+                raise FormatError(f"{path}, line {reader.line_num} cannot be parsed: {error}", path=path) from error
             except UnicodeDecodeError as error:
-                raise FormatError(f"{path}, line {reader.line_num + 1} or later is not UTF-8: {error}") from error
+                raise FormatError(
+                    f"{path}, line {reader.line_num + 1} or later is not UTF-8: {error}", path=path
+                ) from error
 
     def place(self, piece: Piece, number: int) -> str:
         """The line in which the row ends, counted from 1."""
@@ -142,13 +152,15 @@ class Delimited(RowSource):
         """Cells are parsed as the encoding calls for; ``json`` and ``ndarray`` from JSON in the cell."""
         family = encoding.partition(":")[0].rstrip("0123456789")
         if family not in _PARSERS:
-            raise ConfigError(f"a cell of text cannot become {encoding}; use str, numbers, json or ndarray")
+            raise ConfigError(
+                f"a cell of text cannot become {encoding}", hint="use str, numbers, json or ndarray", option="--columns"
+            )
         return _PARSERS[family]
 
 
 def _header(cells: list[str], path: str) -> list[str]:
     if not cells or len(set(cells)) != len(cells) or not all(cells):
-        raise FormatError(f"{path} must begin with a row of different names, but begins with {cells}")
+        raise FormatError(f"{path} must begin with a row of different names, but begins with {cells}", path=path)
     return cells
 
 
@@ -237,21 +249,25 @@ class JsonLines(RowSource):
         return f"{piece.path}, line {before + number + 1}"
 
     def _parse(self, line: bytes, piece: Piece, number: int) -> dict[str, Any]:
-        hint = "; a file that is one JSON array must be written as one object a line" * line.startswith(b"[")
+        hint = "a file that is one JSON array must be written as one object a line" if line.startswith(b"[") else None
         try:
             row = parse_json(line.removeprefix(_BYTE_ORDER_MARK).decode())
         except (_RepeatedKeyError, EncodingError) as error:
-            raise FormatError(f"{self.place(piece, number)}: {error}") from error
+            raise FormatError(f"{self.place(piece, number)}: {error}", path=piece.path) from error
         except (ValueError, RecursionError) as error:
             # The error counts lines too, but within this one.
             reason: object = error
             if isinstance(error, json.JSONDecodeError):  # some of whose messages end in "at"
                 reason = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
-            raise FormatError(f"{self.place(piece, number)} is not JSON: {reason}{hint}") from error
+            raise FormatError(
+                f"{self.place(piece, number)} is not JSON: {reason}", hint=hint, path=piece.path
+            ) from error
         if not isinstance(row, dict):
             raise FormatError(
                 f"{self.place(piece, number)} must be a JSON object with the columns as keys, but is a "
-                f"{type(row).__name__}{hint}"
+                f"{type(row).__name__}",
+                hint=hint,
+                path=piece.path,
             )
         return row
 

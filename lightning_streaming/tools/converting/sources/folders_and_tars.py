@@ -56,15 +56,21 @@ class ImageFolder(RowSource):
         found = [path for path in files_under(root) if row_source.has_suffix(path, IMAGE_SUFFIXES)]
         if not found:
             endings = ", ".join(IMAGE_SUFFIXES)
-            raise ConfigError(f"{location} must be a folder of images, but has no file that ends in {endings}")
+            raise ConfigError(
+                f"{location} must be a folder of images, but has no file that ends in {endings}",
+                option="SOURCE",
+                path=location,
+            )
         homeless = [path for path in found if path.parent == root]
         if len(homeless) == len(found):
             return cls(tuple(map(str, found)), location, ())
         if homeless:
             raise ConfigError(
                 f"{len(homeless)} of {len(found)} images lie in {location} itself, like {homeless[0].name}, and the "
-                "others in folders, which name their classes; put those into folders too, or all into one folder, to "
-                "have no classes"
+                "others in folders, which name their classes",
+                hint="put those into folders too, or all into one folder, to have no classes",
+                option="SOURCE",
+                path=location,
             )
         classes = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
         return cls(tuple(map(str, found)), location, tuple(classes))
@@ -94,7 +100,7 @@ class ImageFolder(RowSource):
             try:
                 check_image_file(data)
             except EncodingError as error:
-                raise EncodingError(f"{path}: {error}") from error
+                raise error.with_context(str(path), path=str(path)) from error
         told = {"label": self.classes.index(name), "class": name} if self.classes else {"path": name}
         yield 0, {"image": data, **told}
 
@@ -122,7 +128,11 @@ class TextFolder(RowSource):
             return cls(paths, os.path.commonpath([Path(path).parent for path in paths]))
         found = files_under(Path(location))
         if not found:
-            raise ConfigError(f"{location} must be a text file or a folder of them, but has no file")
+            raise ConfigError(
+                f"{location} must be a text file or a folder of them, but has no file",
+                option="SOURCE",
+                path=location,
+            )
         return cls(tuple(map(str, found)), location)
 
     def schema(self) -> Schema:
@@ -135,7 +145,7 @@ class TextFolder(RowSource):
         try:
             text = path.read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise FormatError(f"{path} is not text in UTF-8: {error}") from error
+            raise FormatError(f"{path} is not text in UTF-8: {error}", path=str(path)) from error
         yield 0, {"text": text, "path": path.relative_to(self.root).as_posix()}
 
 
@@ -171,7 +181,11 @@ class WebDataset(RowSource):
         """Numbers count the samples of the file from 1."""
         for number, (key, members) in enumerate(_samples(piece.path), 1):
             where = f"{self.place(piece, number)}, {key}"
-            yield number, {_KEY: key, **{name: _decode(name, data, where) for name, data in members.items()}}
+            try:
+                sample = {name: _decode(name, data, where) for name, data in members.items()}
+            except FormatError as error:
+                raise error.with_context(path=piece.path) from error.__cause__
+            yield number, {_KEY: key, **sample}
 
 
 def _samples(path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
@@ -181,14 +195,16 @@ def _samples(path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
         folder, slash, base = name.rpartition("/")
         stem, _, ending = base.partition(".")
         if not ending or not stem:
-            raise FormatError(f"{path}: {name} must be named NAME.ENDING, to say which sample and column it is")
+            raise FormatError(
+                f"{path}: {name} must be named NAME.ENDING, to say which sample and column it is", path=path
+            )
         if folder + slash + stem != key:
             if members:
                 yield key, members
             key, members = folder + slash + stem, {}
         column = ending.lower()
         if column in members:
-            raise FormatError(f"{path}: the sample {key} has .{column} twice")
+            raise FormatError(f"{path}: the sample {key} has .{column} twice", path=path)
         members[column] = data
     if members:
         yield key, members
@@ -205,7 +221,7 @@ def _members(path: str) -> Iterator[tuple[str, bytes]]:
                     yield member.name, file.read()
             _check_end(path, tar.offset)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise FormatError(f"{path} cannot be read as a tar file: {error}") from error
+        raise FormatError(f"{path} cannot be read as a tar file: {error}", path=path) from error
 
 
 def _check_end(path: str, offset: int) -> None:
@@ -217,7 +233,7 @@ def _check_end(path: str, offset: int) -> None:
         is_plain = file.read(_TAR_MAGIC.stop)[_TAR_MAGIC] == b"ustar"
         file.seek(offset)
         if is_plain and file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise FormatError(f"{path} was cut off: it has no mark of its end after byte {offset}")
+            raise FormatError(f"{path} was cut off: it has no mark of its end after byte {offset}", path=path)
 
 
 def _text(data: bytes) -> str:
@@ -264,7 +280,7 @@ def _check_image(data: bytes, where: str) -> None:
         try:
             check_image_file(data)
         except EncodingError as error:
-            raise FormatError(f"{where}: {error}") from error
+            raise FormatError(f"{where}: {error.args[0]}", hint=error.hint) from error
 
 
 def _found(name: str, value: Any) -> Found:

@@ -58,7 +58,8 @@ def parse_columns(options: Sequence[str], known: Container[str] = ()) -> dict[st
         encoding = option[len(name) + 1 :]
         if not name or name in columns:
             raise ConfigError(
-                f"--columns must be NAME:ENCODING or NAME, for another column each time, but got {option!r}"
+                f"--columns must be NAME:ENCODING or NAME, for another column each time, but got {option!r}",
+                option="--columns",
             )
         columns[name] = encoding or None
     return columns
@@ -90,7 +91,9 @@ def choose_columns(schema: Schema, asked: Mapping[str, str | None], command: str
     unknown = [name for name in asked if name not in schema.columns]
     if unknown:
         raise ConfigError(
-            f"there is no column {unknown[0]!r}; the columns of {schema.told_by} are {', '.join(schema.columns)}"
+            f"there is no column {unknown[0]!r}",
+            hint=f"the columns of {schema.told_by} are {', '.join(schema.columns)}",
+            option="--columns",
         )
     wanted = {name: asked.get(name) or schema.columns[name].encoding for name in asked or schema.columns}
     open_ones = [name for name, encoding in wanted.items() if encoding is None]
@@ -101,8 +104,9 @@ def choose_columns(schema: Schema, asked: Mapping[str, str | None], command: str
         }
         named = {name: asked.get(name) or likely.get(name) for name in wanted}
         raise ConfigError(
-            f"no encoding follows for the {'column' if len(open_ones) == 1 else 'columns'} {held} ({schema.told_by}); "
-            f"for example, {_rerun(command, named)}"
+            f"no encoding follows for the {'column' if len(open_ones) == 1 else 'columns'} {held} ({schema.told_by})",
+            hint=f"for example, {_rerun(command, named)}",
+            option="--columns",
         )
     return ColumnPlan({name: encoding for name, encoding in wanted.items() if encoding}, not asked, command)
 
@@ -115,7 +119,7 @@ def _check_one_at_a_time(schema: Schema, asked: Mapping[str, str | None], comman
         if others:
             several = [f"{name}:{first}" if name in schema.columns else first, *others]
             told = _rerun(command, parse_columns([one.strip() for one in several], schema.columns))
-            raise ConfigError(f"--columns takes one column each time; {told}")
+            raise ConfigError("--columns takes one column each time", hint=told, option="--columns")
 
 
 class SampleEncoder:
@@ -152,27 +156,29 @@ class SampleEncoder:
                 value = convert(row[name])
                 sample[name] = value if isinstance(value, bytes) else encode(value)
             except EncodingError as error:
-                raise EncodingError(self._explain(name, row[name], error)) from error
+                raise self._explained(name, row[name], error) from error
         if self._plan.exact and len(row) != len(sample):
             extra = next(name for name in row if name not in sample)
             raise EncodingError(
-                f"the column {extra!r} is not in the first row; to leave it out, "
-                f"{_rerun(self._plan.command, self._plan.encodings)}"
+                f"the column {extra!r} is not in the first row",
+                hint=f"to leave it out, {_rerun(self._plan.command, self._plan.encodings)}",
             )
         return sample
 
-    def _explain(self, name: str, value: object, error: EncodingError) -> str:
-        """The error, and what to type if the value is right."""
+    def _explained(self, name: str, value: object, error: EncodingError) -> EncodingError:
+        """Return the error with the column, and with what to type if the value is right."""
         encodings, command = self._plan.encodings, self._plan.command
         is_fraction = isinstance(value, float) and encodings[name] == "int"
         wider = "float64" if is_fraction else "bytes" if isinstance(value, bytes) else self._widest
-        text = f"the column {name!r} is {encodings[name]}: {error}"
+        others = {one: encoding for one, encoding in encodings.items() if one != name}
+        hints = [] if error.hint is None else [error.hint]
         if encodings[name] in _PICTURES and not isinstance(value, bytes):  # nothing else would hold it
-            others = {one: encoding for one, encoding in encodings.items() if one != name}
-            return f"{text}; to leave the column out, for example, {_rerun(command, others)}" if others else text
-        if wider == encodings[name]:
-            return text
-        return f"{text}; for another encoding, for example, {_rerun(command, {**encodings, name: wider})}"
+            hints += [f"to leave the column out, for example, {_rerun(command, others)}"] if others else []
+        elif wider != encodings[name]:
+            hints += [f"for another encoding, for example, {_rerun(command, {**encodings, name: wider})}"]
+        return EncodingError(
+            f"the column {name!r} is {encodings[name]}: {error.args[0]}", hint="; ".join(hints) or None
+        )
 
 
 def encoded_rows(source: RowSource, plan: ColumnPlan, part: InputPart) -> Iterator[Sample]:
@@ -189,7 +195,7 @@ def encoded_rows(source: RowSource, plan: ColumnPlan, part: InputPart) -> Iterat
             try:
                 sample = encode(row)
             except EncodingError as error:
-                raise EncodingError(f"{source.place(piece, number)}: {error}") from error
+                raise error.with_context(source.place(piece, number), path=piece.path) from error
             yield sample
 
 
@@ -224,8 +230,9 @@ def _converter(encoding: str) -> _Converter:
         return partial(_image, encoding=encoding)
     if encoding not in _CONVERTERS:
         raise ConfigError(
-            f"convert does not write the encoding {encoding}; choose one of {', '.join(sorted(_CONVERTERS))}, ndarray, "
-            f"{', '.join(_IMAGE_BEGINNINGS)}"
+            f"convert does not write the encoding {encoding}",
+            hint=f"choose one of {', '.join(sorted(_CONVERTERS))}, ndarray, {', '.join(_IMAGE_BEGINNINGS)}",
+            option="--columns",
         )
     return _CONVERTERS[encoding]
 
@@ -245,7 +252,7 @@ def check_image_file(data: bytes) -> None:
         EncodingError: It is one of these, or no JPEG or PNG file.
     """
     if not data:
-        raise EncodingError("the file is empty; take it away, or put the image there")
+        raise EncodingError("the file is empty", hint="take it away, or put the image there")
     check_whole(data)
 
 

@@ -146,7 +146,8 @@ class RowSource(ABC):
             for number, row in self.rows(piece, ()):
                 return self.place(piece, number), row
         raise FormatError(
-            f"there is no {self.called} in {self.paths[0]}" + " and the files after it" * (len(self.paths) > 1)
+            f"there is no {self.called} in {self.paths[0]}" + " and the files after it" * (len(self.paths) > 1),
+            path=self.paths[0],
         )
 
 
@@ -182,7 +183,9 @@ def files_under(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(directory, name) for name in folders):
             if path.is_symlink() and _leads_back(path, folder):
-                raise ConfigError(f"{path} leads back to {path.resolve()}, which it is in; remove that link")
+                raise ConfigError(
+                    f"{path} leads back to {path.resolve()}, which it is in", hint="remove that link", path=str(path)
+                )
         found += [Path(directory, name) for name in names if not name.startswith(".")]
     return sorted(found)
 
@@ -212,7 +215,11 @@ def find_files(location: str, suffixes: Sequence[str]) -> tuple[str, ...]:
         found = sorted(match for match in matches if Path(match).is_file())
         why = f"no file matches {location}" if glob.has_magic(location) else f"{location} does not exist"
     if not found:
-        raise ConfigError(f"{why}; SOURCE is a file, a folder, a quoted pattern like 'raw/*.jsonl', or a file's URL")
+        raise ConfigError(
+            why,
+            hint="SOURCE is a file, a folder, a quoted pattern like 'raw/*.jsonl', or a file's URL",
+            option="SOURCE",
+        )
     return tuple(found)
 
 
@@ -242,7 +249,7 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
         with gzip.open(path, "rb") if is_gzip(path) else Path(path).open("rb") as file:
             yield cast("IO[bytes]", file)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise FormatError(f"{path} is not a whole gzip file: {error}") from error
+        raise FormatError(f"{path} is not a whole gzip file: {error}", path=path) from error
 
 
 _BLOCK_BYTES = 2**20
