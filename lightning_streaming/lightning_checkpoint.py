@@ -88,12 +88,12 @@ def check_trained(checkpoint: Mapping[str, Any], epoch: int, batches: int) -> No
     # An epoch that was cut short counts as ended for Lightning.
     if batches > trained or not ended - 1 <= epoch <= begun:
         raise StateError(
-            f"the checkpoint's place in the data is after batch {batches} of epoch {epoch}, but its trainer had "
-            f"begun {begun} epochs, and trained {trained} batches of the last; the two were not saved together. Either "
-            "it was saved in on_fit_start of a run that resumed, where Lightning has not restored its counters and "
-            "optimizers yet: resume from the checkpoint that this run resumed from, and save in on_train_start or "
-            "later. Or another checkpoint was restored since, as LearningRateFinder and BatchSizeFinder do in a run "
-            "that resumes: leave those out of it"
+            f"the checkpoint's place in the data is after batch {batches} of epoch {epoch}, but its trainer had begun "
+            f"{begun} epochs, and trained {trained} batches of the last",
+            hint="the two were not saved together. Either it was saved in on_fit_start of a run that resumed, where "
+            "Lightning has not restored its counters and optimizers yet: resume from the checkpoint that this "
+            "run resumed from, and save in on_train_start or later. Or another checkpoint was restored since, as "
+            "LearningRateFinder and BatchSizeFinder do in a run that resumes: leave those out of it",
         )
 
 
@@ -125,8 +125,8 @@ def _fit_loop(checkpoint: Mapping[str, Any]) -> MutableMapping[str, Any]:
     missing = {_EPOCHS, _BATCHES, _EPOCH_STATE, _STATES} - loop.keys()
     if missing:
         raise StateError(
-            f"the checkpoint's fit loop has no {', '.join(sorted(missing))}; "
-            "it is no checkpoint of a Lightning release that this package knows (2.6 or newer)"
+            f"the checkpoint's fit loop has no {', '.join(sorted(missing))}",
+            hint="it is no checkpoint of a Lightning release that this package knows (2.6 or newer)",
         )
     return loop
 
@@ -176,5 +176,5 @@ def read_plain_values(path: Path) -> Any:
     except OSError:
         raise
     except Exception as error:  # damaged bytes may be read as anything, and so raise anything
-        raise StateError(f"{path} is damaged: {error}") from error
-    raise StateError(f"{path} is a zip archive, but torch.save did not write it")
+        raise StateError(f"{path} is damaged: {error}", path=str(path)) from error
+    raise StateError(f"{path} is a zip archive, but torch.save did not write it", path=str(path))

@@ -108,7 +108,7 @@ def check_accepts(function: Callable[..., Any], name: str, form: str, *args: Any
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise ConfigError(f"{name} must accept {form}; its signature is {signature}: {error}") from None
+        raise ConfigError(f"{name} must accept {form}; its signature is {signature}: {error}", option=name) from None
 
 
 def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from fractions import Fraction
 from math import ceil, isfinite
 from numbers import Integral, Real
@@ -153,11 +152,6 @@ def store_whole(
     value = getattr(options, field)
     if value is not None or not or_none:
         object.__setattr__(options, field, check_whole(name or field, value, least, most, field))
-
-
-def is_one_of(value: object, known: Iterable[str | None]) -> bool:
-    """Return whether a value is one of some texts, or None; of an array, which compares each of its values, False."""
-    return (value is None or isinstance(value, str)) and value in tuple(known)
 
 
 def check_truth(name: str, value: object) -> None:

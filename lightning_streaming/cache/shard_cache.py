@@ -117,6 +117,8 @@ class ShardCache:
         self._config = config
         self.label = f"stream {config.name!r}"
         """The stream, as errors call it."""
+        self.stream = config.name
+        """Its name."""
         self._index = IndexCache(config)
         self._num_shards: int | None = None  # as many as ranks have agreed to read of it
         self._num_listed = 0  # shards of a directory that is read in place whose files were listed
@@ -402,7 +404,7 @@ class ShardCache:
         except StreamingError as error:
             gone = isinstance(error, StorageError) and self.directory.is_gone()
             shown = shared_files.directory_gone(self.directory.path) if gone else error
-            named = shown.with_context(self.label, stream=self._config.name)
+            named = shown.with_context(self.label, stream=self.stream)
             raise named.with_traceback(error.__traceback__) from error.__cause__
         except OSError as error:  # another user's directory or file, a disk that fails
             raise StorageError(

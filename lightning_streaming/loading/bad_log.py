@@ -68,6 +68,7 @@ def write_bad_sample(path: Path, key: SampleKey, attempt: int, told: StreamingEr
             f"bad_samples.log={str(path.parent)!r} takes no line on a sample that was bad: {error}",
             hint="make room, or pass a directory that can be written to",
             option="bad_samples.log",
+            path=str(path.parent),
         ) from error
 
 
@@ -85,7 +86,9 @@ def read_bad_samples(path: str | os.PathLike[str]) -> Iterator[BadSample]:
     """
     found = Path(path)
     if not found.exists():
-        raise ObjectNotFoundError(f"{found} is no log of bad samples: there is no such file or directory")
+        raise ObjectNotFoundError(
+            f"{found} is no log of bad samples: there is no such file or directory", path=str(found)
+        )
     for file in sorted(found.glob(_ANY_FILE)) if found.is_dir() else [found]:
         for line, where in whole_lines(file):
             yield _parsed(line, where)
@@ -104,4 +107,6 @@ def _parsed(line: bytes, where: str) -> BadSample:
         told = {name: values.pop(name) for name in ("time", "pid", "attempt", "error")}
         return BadSample(**told, key=SampleKey.from_dict(values))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{where} is not one of a log of bad samples, but {line[:200]!r}") from error
+        raise FormatError(
+            f"{where} is not one of a log of bad samples, but {line[:200]!r}", path=where.rpartition(", line ")[0]
+        ) from error

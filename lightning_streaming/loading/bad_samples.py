@@ -229,8 +229,9 @@ class BadSamples:
                 key = self._key((position, shard, other, events))
                 self._replaced.append(Replacement(position, key.shard, other))
                 return sample
-        words = self._told_exhausted(self._key(row), len(tried) - (number is None), told)
-        raise BadSamplesError(message=words) from told
+        key = self._key(row)
+        words = self._told_exhausted(key, len(tried) - (number is None), told)
+        raise BadSamplesError(message=words, stream=key.stream, sample=key.sample_index) from told
 
     def _note(self, row: Row, told: StreamingError, attempt: int) -> None:
         """Write down what is bad; raise what is something else."""
@@ -289,7 +290,7 @@ class BadTally:
         if not bad:
             return
         if self._bad > self._limit.allowed(self._read):
-            raise BadSamplesError(message=self._told())
+            raise BadSamplesError(message=self._told(), option="bad_samples.max", path=str(self._directory))
         if "bad samples" not in self._has_warned:
             self._has_warned.add("bad samples")
             words = "rank %d: a sample is bad, and another one of its shard was read, or its place in a pack filled: %s"

@@ -72,7 +72,9 @@ class Extent:
         self.samples_per_stream = [int(sizes.sum()) for sizes in self.shard_sizes_per_stream]
         for name, samples in zip(self.stream_names, self.samples_per_stream, strict=True):
             if not samples:
-                raise ConfigError(f"stream {name!r} has no samples; write some to it or leave it out")
+                raise ConfigError(
+                    f"stream {name!r} has no samples", hint="write some to it or leave it out", stream=name
+                )
         self.shards_per_stream = [len(sizes) for sizes in self.shard_sizes_per_stream]
         self.num_samples = sum(self.samples_per_stream)
         """Samples of all streams together, before weighting."""
@@ -250,7 +252,11 @@ class Catalog(Extent):
         """Shard, and index within it, of one sample; otherwise as :meth:`place`."""
         wanted = sample_id + self.num_samples if sample_id < 0 else sample_id
         if not 0 <= wanted < self.num_samples:
-            raise SampleIndexError(f"sample {sample_id} does not exist; the dataset has {self.num_samples} samples")
+            raise SampleIndexError(
+                f"sample {sample_id} does not exist",
+                hint=f"the dataset has {self.num_samples} samples",
+                sample=sample_id,
+            )
         shard, index = self._runs.find_one(wanted)
         if self._selected is not None:
             index = int(self._selected.stored(np.array([shard]), np.array([index]))[0])

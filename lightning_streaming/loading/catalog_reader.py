@@ -172,8 +172,10 @@ class CatalogReader:
             selections[name] = selected
             if not len(selected):
                 raise ConfigError(
-                    f"{cache.label} has {indexes[name].num_samples} samples, of which {asked.in_words()} selects none; "
-                    "mend the condition, or leave the stream out"
+                    f"{cache.label} has {indexes[name].num_samples} samples, of which {asked.in_words()} selects none",
+                    hint="mend the condition, or leave the stream out",
+                    option="where",
+                    stream=name,
                 )
         self._selections = {name: (asked, selections[name].key) for name, (asked, _) in self._selections.items()}
         return Catalog(indexes, selections, catalog.joins)
@@ -211,7 +213,9 @@ class CatalogReader:
         try:
             check_wanted(info, allow_unsafe_types=self.allow_unsafe_types, columns=columns)
         except ConfigError as error:
-            raise ConfigError(f"{cache.label}: {error}{more}") from None
+            raise ConfigError(
+                f"{cache.label}: {error.args[0]}{more}", **{**error.fields, "stream": cache.stream}
+            ) from None
 
     def _check_limit(self, catalog: Catalog, room: CacheQuota) -> None:
         # Whoever reads a sample needs its shard and those that are joined with it.

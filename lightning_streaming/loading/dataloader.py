@@ -120,35 +120,47 @@ class StreamingDataLoader(AcceleratedLoader):
         if batch_size is None:
             batch_size = dataset.batch_size
         if batch_size is None:
-            raise ConfigError("pass batch_size= to the dataset or to the loader")
+            raise ConfigError("pass batch_size= to the dataset or to the loader", option="batch_size")
         batch_size = check_whole("batch_size", batch_size, 1)
         packing = passes_of(dataset).run.asked.pack
         if isinstance(packing, Budget):
             check_batch_of_budget(batch_size)
         if dataset.batch_size not in (None, batch_size):
             raise ConfigError(
-                f"the dataset was made with batch_size={dataset.batch_size} and the loader with {batch_size}; "
-                "pass it to one of them"
+                f"the dataset was made with batch_size={dataset.batch_size} and the loader with {batch_size}",
+                hint="pass it to one of them",
+                option="batch_size",
             )
         if kwargs.pop("shuffle", None):
-            raise ConfigError("the order belongs to the dataset; pass shuffle=True there")
+            raise ConfigError("the order belongs to the dataset", hint="pass shuffle=True there", option="shuffle")
         if not kwargs.get("in_order", True):
-            raise ConfigError("batches must come in order, or no place in the data could be saved; drop in_order=False")
+            raise ConfigError(
+                "batches must come in order, or no place in the data could be saved",
+                hint="drop in_order=False",
+                option="in_order",
+            )
         if fixed_epoch and passes_of(dataset).run.asked.skip:
-            raise ConfigError("skip is for training, as it counts the batches of a run; leave it out for other stages")
+            raise ConfigError(
+                "skip is for training, as it counts the batches of a run",
+                hint="leave it out for other stages",
+                option="skip",
+            )
         method = StreamingDataset.config(dataset)["batching_method"]  # a subclass may mean another thing by the name
         if return_valid_mask and method != "random":
             raise ConfigError(
                 f"return_valid_mask is for reading every sample once, but batching_method={method!r} drops samples "
-                "that fill no batch; use batching_method='random'"
+                "that fill no batch",
+                hint="use batching_method='random'",
+                option="return_valid_mask",
             )
         if kwargs.get("collate_fn") is not None:
             check_accepts(kwargs["collate_fn"], "collate_fn", "(samples)", [])
         super().__init__(dataset, batch_size=batch_size, **kwargs)
         if isinstance(packing, Budget) and packing.column is None and self.collate_fn is default_collate:
             raise ConfigError(
-                "budget has no column=, so nobody knows what of the documents to pad; name it, or pass the loader a "
-                "collate_fn= (in a data module, override collate)"
+                "budget has no column=, so nobody knows what of the documents to pad",
+                hint="name it, or pass the loader a collate_fn= (in a data module, override collate)",
+                option="budget.column",
             )
         self._samples_per_batch = batch_size
         passes_of(dataset).run.read_by(batch_size, self.drop_last)
@@ -236,8 +248,8 @@ class StreamingDataLoader(AcceleratedLoader):
         if self.collate_fn is default_collate and self.dataset._are_as_stored():
             passes.tell_mixed_columns(start)
         self._tally.begin_pass(self.num_workers)
-        if self.drop_last and (why := why_empty(self)):
-            _log.warning(why)
+        if self.drop_last and (error := no_batch_error(self)):
+            _log.warning(str(error))
         return progress.passes_begun, self._reading(start) if start.world.is_reader else self._without_samples(start)
 
     def _reading(self, start: PassStart) -> _UnderWay:
@@ -279,8 +291,8 @@ class StreamingDataLoader(AcceleratedLoader):
         progress = self._progress
         if number != progress.passes_begun and number > progress.moved_at:
             raise ConfigError(
-                "another pass over this loader has begun while this one was being read; make a second loader, with a "
-                "dataset of its own, to read two at a time"
+                "another pass over this loader has begun while this one was being read",
+                hint="make a second loader, with a dataset of its own, to read two at a time",
             )
         return number == progress.passes_begun
 
@@ -419,9 +431,9 @@ def _at_end(made: workers.Measured | None, end: Cursor | None) -> Exception:
     if made is None and end is None:
         return StopIteration()
     return ConfigError(
-        f"the pass has {'fewer' if end else 'more'} batches than its epoch; a dataset must hand out exactly the "
-        "samples of its share; an __iter__ that makes fewer or more of them is for torch's DataLoader, and here a "
-        "collate_fn= does that"
+        f"the pass has {'fewer' if end else 'more'} batches than its epoch",
+        hint="a dataset must hand out exactly the samples of its share; an __iter__ that makes fewer or more of them "
+        "is for torch's DataLoader, and here a collate_fn= does that",
     )
 
 
@@ -463,15 +475,17 @@ def tell_keys(loader: StreamingDataLoader, told: deque[SampleKeys] | None) -> No
     loader._progress.told_keys = told
 
 
-def why_empty(loader: StreamingDataLoader) -> str | None:
-    """Why no epoch of a loader has a batch; None if epochs have some."""
+def no_batch_error(loader: StreamingDataLoader) -> ConfigError | None:
+    """Return the error of a loader of which no epoch has a batch; None if epochs have some."""
     epoch = run_of(loader).unskipped(Cursor(0, 0))
     if epoch.num_batches(loader.drop_last) or not loader.drop_last:
         return None
     samples = epoch.samples_per_rank()
     machines = epoch.geometry
     ranks = "the only rank" if machines.num_ranks == 1 else f"each of {machines.num_ranks} ranks"
-    return (
+    return ConfigError(
         f"drop_last=True leaves no batch at all: an epoch has {samples} samples for {ranks}, and a batch has "
-        f"{machines.batch_size}; pass drop_last=False, a batch_size of {samples} at most, or more data"
+        f"{machines.batch_size}",
+        hint=f"pass drop_last=False, a batch_size of {samples} at most, or more data",
+        option="drop_last",
     )

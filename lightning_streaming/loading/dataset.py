@@ -217,13 +217,18 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         if not world.is_reader:
             raise ConfigError(
                 "this rank does not read samples (World.is_reader is False), so iterating the dataset directly cannot "
-                "track a position; iterate through a StreamingDataLoader, which yields empty batches and counts them"
+                "track a position",
+                hint="iterate through a StreamingDataLoader, which yields empty batches and counts them",
+                option="world",
             )
         return world
 
     def _own_batch_size(self) -> int:
         if self.batch_size is None:
-            raise ConfigError("pass batch_size= to the dataset, or iterate through a StreamingDataLoader that has one")
+            raise ConfigError(
+                "pass batch_size= to the dataset, or iterate through a StreamingDataLoader that has one",
+                option="batch_size",
+            )
         return self.batch_size
 
 

@@ -26,7 +26,7 @@ from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.settings import OrderSettings, stretched_seed
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.storage import mask_url
-from lightning_streaming.units import check_truth, is_one_of, parse_bytes, parse_count, store_whole
+from lightning_streaming.units import check_truth, parse_bytes, parse_count, store_whole
 from lightning_streaming.world import World
 
 _Part = TypeVar("_Part", OrderSettings, StreamDefaults)
@@ -175,7 +175,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         Raises:
             ConfigError: It is not a count of samples.
         """
-        if self.epoch_size is None or is_one_of(self.epoch_size, ("",)):
+        if self.epoch_size is None or self.epoch_size == "":
             return None
         samples = parse_count(self.epoch_size, "epoch_size")
         if samples == 0 and isinstance(self.epoch_size, str):
@@ -243,7 +243,7 @@ class DatasetOptions(DataOptions):
             raise ConfigError(
                 f"stream_config must map arguments of Stream to values, but got a {type(self.stream_config).__name__}"
             )
-        if not is_one_of(self.stream_name, ("stream",)):
+        if self.stream_name != "stream":
             raise ConfigError(
                 f"stream_name={self.stream_name!r} would name a class in a registry, which is not served; make the "
                 "stream and give it as streams=[Stream(remote=..., storage=...)]"

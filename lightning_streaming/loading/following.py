@@ -47,13 +47,13 @@ def read_appended(loader: StreamingDataLoader) -> bool:
     cursor = position.normalised(position.cursor())
     if cursor.sample_in_epoch:
         raise ConfigError(
-            f"an epoch keeps the shards that it began with, and the loader stands at {cursor}; call "
-            "refresh() between two epochs"
+            f"an epoch keeps the shards that it began with, and the loader stands at {cursor}",
+            hint="call refresh() between two epochs",
         )
     if not can_ask_others():
         raise ConfigError(
-            "ranks must agree how much they read of data that grows, which takes torch.distributed; initialise it, or "
-            "start the run again to read more"
+            "ranks must agree how much they read of data that grows, which takes torch.distributed",
+            hint="initialise it, or start the run again to read more",
         )
     newer = dict[str, IndexCache]()
     (offered, *_) = from_all(lambda rank: _look(dataset, followed, newer) if rank == 0 else _Look({}))
@@ -92,7 +92,8 @@ def check_same_data(loader: StreamingDataLoader, reader: str = "") -> None:
         raise ConfigError(
             f"{told}rank 0 sees {seen[0].num_shards} shards of {seen[0].num_samples} samples, and rank {others[0]} "
             f"{other.num_shards} of {other.num_samples}, or others ({len(others)} of {len(seen)} ranks see other data "
-            "than rank 0); start again when nobody appends to the data, and give all ranks the same streams"
+            "than rank 0)",
+            hint="start again when nobody appends to the data, and give all ranks the same streams",
         )
 
 

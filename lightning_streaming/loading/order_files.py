@@ -122,12 +122,18 @@ def made_once(digest: str, made: Callable[[Path], None], what: str, is_whole: Ca
                 raise
             except OSError as error:
                 raise StorageError(
-                    f"cannot {what} in {partial}: {error.strerror}; make room there, or set {RUNTIME_VARIABLE} to a "
-                    "directory with more room on this node"
+                    f"cannot {what} in {partial}: {error.strerror}",
+                    hint=f"make room there, or set {RUNTIME_VARIABLE} to a directory with more room on this node",
+                    option=RUNTIME_VARIABLE,
+                    path=str(partial),
                 ) from error
         mapped = _map_whole(path, is_whole)
     if mapped is None:
-        raise StorageError(f"{path} was removed while it was made; set {RUNTIME_VARIABLE} to a directory of its own")
+        raise StorageError(
+            f"{path} was removed while it was made",
+            hint=f"set {RUNTIME_VARIABLE} to a directory of its own",
+            path=str(path),
+        )
     return mapped
 
 
@@ -156,8 +162,10 @@ def _room(path: Path, order: Shuffled) -> _Ids:
             _reserve(file.fileno(), num_bytes)
         except OSError as error:
             raise StorageError(
-                f"cannot reserve {num_bytes} bytes for the sample order in {path}: {error.strerror}; make room there, "
-                f"or set {RUNTIME_VARIABLE} to a directory with more room on this node"
+                f"cannot reserve {num_bytes} bytes for the sample order in {path}: {error.strerror}",
+                hint=f"make room there, or set {RUNTIME_VARIABLE} to a directory with more room on this node",
+                option=RUNTIME_VARIABLE,
+                path=str(path),
             ) from error
         return np.frombuffer(mmap.mmap(file.fileno(), num_bytes), order.dtype)
 

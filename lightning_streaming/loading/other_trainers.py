@@ -21,7 +21,7 @@ from lightning_streaming.loading.state import Cursor
 from lightning_streaming.units import check_whole
 from lightning_streaming.world import World
 
-_WAY_OUT = "Give Accelerate, or Trainer.get_train_dataloader, a StreamingDataLoader; see docs/other-trainers.md"
+_WAY_OUT = "give Accelerate, or Trainer.get_train_dataloader, a StreamingDataLoader; see docs/other-trainers.md"
 
 
 class AcceleratedLoader(DataLoader[Any]):
@@ -147,8 +147,9 @@ class AcceleratedDataset(ABC):
         if place == self._loaded and place != (epoch, 0):
             raise ConfigError(
                 f"a state was loaded that goes on at epoch {place.epoch}, sample {place.sample_in_epoch}, and "
-                f"set_epoch({epoch}) would leave that place. Read through a StreamingDataLoader, or load no state "
-                "where Accelerate or transformers skip batches themselves; see docs/other-trainers.md"
+                f"set_epoch({epoch}) would leave that place",
+                hint="read through a StreamingDataLoader, or load no state where Accelerate or transformers skip "
+                "batches themselves; see docs/other-trainers.md",
             )
         self.next_epoch = epoch
         self._check_reader(self._next_cursor())
@@ -173,12 +174,14 @@ class AcceleratedDataset(ABC):
         if get_worker_info() is not None:
             raise ConfigError(
                 "state_dict() was called in a worker, as torchdata's StatefulDataLoader does. A worker knows what it "
-                "has read, not what the others have; take the state of a StreamingDataLoader"
+                "has read, not what the others have",
+                hint="take the state of a StreamingDataLoader",
             )
         if _reader_of(self) is not None:
             raise ConfigError(
                 "a loader of Accelerate's own reads this dataset, some batches ahead, so the dataset does not know "
-                "which were used. Give Accelerate a StreamingDataLoader and take its state; see docs/other-trainers.md"
+                "which were used",
+                hint="give Accelerate a StreamingDataLoader and take its state; see docs/other-trainers.md",
             )
 
 
@@ -186,28 +189,30 @@ def _check_reader(reader: Any, world: World, batch_size: int | None, place: Curs
     iteration = getattr(reader, "iteration", None)
     if iteration is None:
         raise ConfigError(
-            "Accelerate's skip_first_batches reads the dataset past its loader, which alone knows the place. Leave it "
-            "out, as load_state has put a StreamingDataLoader back already; for Trainer, set ignore_data_skip=True and "
-            "load the loader's state; see docs/other-trainers.md"
+            "Accelerate's skip_first_batches reads the dataset past its loader, which alone knows the place",
+            hint="leave it out, as load_state has put a StreamingDataLoader back already; for Trainer, set "
+            "ignore_data_skip=True and load the loader's state; see docs/other-trainers.md",
         )
     if world.num_ranks > 1:
         raise ConfigError(
             f"Accelerate deals out what a loader reads, and the dataset gives this rank its share of {world.num_ranks} "
-            f"already: dealt out twice, most samples would be read by nobody. {_WAY_OUT}. Or pass world=World() to the "
-            "dataset, so that Accelerate has all samples to deal out"
+            "already: dealt out twice, most samples would be read by nobody",
+            hint=f"{_WAY_OUT}; or pass world=World() to the dataset, so that Accelerate has all samples to deal out",
         )
     if place is not None and place != (iteration, 0):
         raise ConfigError(
             f"Accelerate is about to read epoch {iteration} from its beginning, and the dataset is at epoch "
-            f"{place.epoch}, sample {place.sample_in_epoch}. Load no state into a dataset that Accelerate's loaders "
-            f"read, and have a dataset around it pass on set_epoch(). {_WAY_OUT}"
+            f"{place.epoch}, sample {place.sample_in_epoch}",
+            hint="load no state into a dataset that Accelerate's loaders read, and have a dataset around it pass on "
+            f"set_epoch(); {_WAY_OUT}",
         )
     together = _samples_together(reader)
     if reader.num_workers > 1 and batch_size is not None and batch_size % together:
         raise ConfigError(
             f"the dataset deals out batches of {batch_size} among {reader.num_workers} workers, and Accelerate forms "
             f"groups of {together} from each, so its epoch would have more batches than its length and the last would "
-            f"be left out. Pass batch_size={together} to the dataset, or read with at most one worker. {_WAY_OUT}"
+            "be left out",
+            hint=f"pass batch_size={together} to the dataset, or read with at most one worker; {_WAY_OUT}",
         )
 
 

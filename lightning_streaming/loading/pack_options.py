@@ -23,8 +23,6 @@ from lightning_streaming.units import plain_number
 
 MADE = ("position_ids", "document_ids", "cu_seqlens", "max_seqlen")
 """What is made of the lengths of packed documents alone."""
-MOST_BYTES = 8
-"""Of a number of torch."""
 _Asked = TypeVar("_Asked", bound="Packing")
 
 
@@ -136,10 +134,9 @@ class Packing:
         if dtype is None:
             return
         try:
-            known = np.dtype(dtype) if isinstance(dtype, str) else None
-        except (TypeError, ValueError):
-            known = None
-        is_number = known is not None and known.kind in "iuf" and known.itemsize <= MOST_BYTES and known.isnative
+            is_number = isinstance(dtype, str) and np.dtype(dtype).kind in "iuf"
+        except TypeError:
+            is_number = False
         if not is_number:
             raise ConfigError(f'{self.option}.{name} must name a type of numbers, like "int64", but is {dtype!r}')
 

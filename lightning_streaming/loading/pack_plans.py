@@ -60,8 +60,9 @@ class EpochPacker:
             # Whoever looks for the next epoch that has batches would never end.
             of = sum(len(part.order) for part in parts)
             raise ConfigError(
-                f"epoch {parts[0].order.epoch} has no pack: none of its {of} documents has a token that is kept; look "
-                f"at {self.pack.option}.lengths and {self.pack.option}.longer, and at what is selected"
+                f"epoch {parts[0].order.epoch} has no pack: none of its {of} documents has a token that is kept",
+                hint=f"look at {self.pack.option}.lengths and {self.pack.option}.longer, and at what is selected",
+                option=f"{self.pack.option}.lengths",
             )
         return found
 

@@ -56,9 +56,10 @@ class ColumnTypes:
         if settled != wanted:
             common = _common_type([settled, wanted]) or "int64"
             raise SampleError(
-                f"column {name!r} is {dtype} here, so {wanted} in a batch, and {settled} in batches before; a column "
-                f"has one type in a run. Make all values alike in transform=, or name their type, like "
-                f"{self._packing.option}.as_dtype={{{name!r}: '{common}'}}"
+                f"column {name!r} is {dtype} here, so {wanted} in a batch, and {settled} in batches before",
+                hint="a column has one type in a run. Make all values alike in transform=, or name their type, like "
+                f"{self._packing.option}.as_dtype={{{name!r}: '{common}'}}",
+                option=f"{self._packing.option}.as_dtype",
             )
         return settled
 
@@ -78,9 +79,10 @@ class ColumnTypes:
         for name, kinds in self._kinds.items():
             if kinds and self._common(name, kinds) is None:
                 raise ConfigError(
-                    f"column {name!r} is stored as {', '.join(map(str, kinds))}; no type of whole numbers holds the "
-                    f"values of all. Name the type of a batch, like {self._packing.option}.as_dtype='int64'; values "
-                    "that it does not hold are refused"
+                    f"column {name!r} is stored as {', '.join(map(str, kinds))}",
+                    hint="no type of whole numbers holds the values of all. Name the type of a batch, like "
+                    f"{self._packing.option}.as_dtype='int64'; values that it does not hold are refused",
+                    option=f"{self._packing.option}.as_dtype",
                 )
 
     @cached_property
@@ -146,8 +148,9 @@ def converted(
     if place is not None:
         raise SampleError(
             f"column {name!r} has the value {values.reshape(-1)[place]}, which {dtype} does not hold (sample "
-            f"{sample_of(place)}); name a type that holds all values, like {packing.option}.as_dtype={{{name!r}: "
-            f"'{values.dtype}'}}"
+            f"{sample_of(place)})",
+            hint=f"name a type that holds all values, like {packing.option}.as_dtype={{{name!r}: '{values.dtype}'}}",
+            option=f"{packing.option}.as_dtype",
         )
     return values.astype(dtype)
 
@@ -226,8 +229,9 @@ def alike_batches(
                 continue
             wider = max(dtype, before, key=lambda of: (of.is_floating_point, of.itemsize))
             raise SampleError(
-                f"column {column!r} is {dtype} in this batch and {before} in those before; a column has one type in a "
-                f"run. Make all values alike in transform=, or name their type, like {packing.option}.as_dtype="
-                f"{{{column!r}: {str(wider).removeprefix('torch.')!r}}}"
+                f"column {column!r} is {dtype} in this batch and {before} in those before",
+                hint="a column has one type in a run. Make all values alike in transform=, or name their type, like "
+                f"{packing.option}.as_dtype={{{column!r}: {str(wider).removeprefix('torch.')!r}}}",
+                option=f"{packing.option}.as_dtype",
             )
         yield batch, measures

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import SampleError
 from lightning_streaming.loading.bad_samples import MISSING
-from lightning_streaming.loading.pack_options import MOST_BYTES, Pack, Packing, fits
+from lightning_streaming.loading.pack_options import Pack, Packing, fits
 from lightning_streaming.loading.pack_types import BarePack, ColumnTypes, converted
 from lightning_streaming.order.packs import PackRows
 
@@ -241,13 +241,16 @@ def taken_of(
         if len(values) < stop or (rows.are_ends[place] and len(values) > stop):
             raise SampleError(
                 f"a document has {len(values)} values in column {name!r}, and was said to have "
-                f"{expected(stop, bool(rows.are_ends[place]))} (sample id {int(rows.ids[place])}); give "
-                f"{pack.option}.lengths= what tells how long transform= makes {pack.column!r}"
+                f"{expected(stop, bool(rows.are_ends[place]))} (sample id {int(rows.ids[place])})",
+                hint=f"give {pack.option}.lengths= what tells how long transform= makes {pack.column!r}",
+                option=f"{pack.option}.lengths",
+                sample=int(rows.ids[place]),
             )
         try:
             dtype = types.of(name, values.dtype)
         except SampleError as error:
-            raise SampleError(f"{error} (sample id {int(rows.ids[place])})") from None
+            number = int(rows.ids[place])
+            raise SampleError(f"{error} (sample id {number})", option=error.option, sample=number) from None
         taken[place] = converted(pack, name, values[begin:stop], dtype, lambda _, at=place: int(rows.ids[at]))  # type: ignore[misc]
     dtype, lengths = types.unseen(name), rows.lengths.tolist()
     return [
@@ -275,8 +278,9 @@ def filling(pack: Packing, name: str, count: int, dtype: np.dtype[Any], types: C
     pad, wanted = pack.pad_of(name), types.unseen(name)
     if not fits(pad, wanted):
         raise SampleError(
-            f"{pack.option}.pad={pad!r} does not fit column {name!r}, which is {dtype} and is to be {wanted}; pad with "
-            f"another number, or name a wider type with {pack.option}.as_dtype="
+            f"{pack.option}.pad={pad!r} does not fit column {name!r}, which is {dtype} and is to be {wanted}",
+            hint=f"pad with another number, or name a wider type with {pack.option}.as_dtype=",
+            option=f"{pack.option}.pad",
         )
     return np.full(count, pad if fits(pad, dtype) else 0, dtype)
 
@@ -289,21 +293,23 @@ def values_of(pack: Packing, name: str, document: Any) -> NDArray[Any]:
     """
     if not isinstance(document, Mapping) or name not in document:
         kind = sorted(document) if isinstance(document, Mapping) else type(document).__name__
-        raise SampleError(f"a document must have column {name!r}, named in {pack.option}=, but there is {kind}")
+        raise SampleError(
+            f"a document must have column {name!r}, named in {pack.option}=, but there is {kind}", option=pack.option
+        )
     value = document[name]
     of_bytes = pack.dtype_of(name)
     if isinstance(value, bytes) and of_bytes is not None:
         dtype = np.dtype(of_bytes).newbyteorder("<")
         if len(value) % dtype.itemsize:
-            raise SampleError(f"column {name!r} of a document has {len(value)} bytes, not whole {of_bytes} values")
+            raise SampleError(
+                f"column {name!r} of a document has {len(value)} bytes, not whole {of_bytes} values", option=pack.option
+            )
         return np.frombuffer(value, dtype)
-    try:
-        values = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # a type that numpy lacks, a gradient, a ragged list
-        raise SampleError(f"column {name!r} of a document must be numbers in one dimension: {error}") from None
-    if values.ndim != 1 or values.dtype.kind not in "iufb" or values.dtype.itemsize > MOST_BYTES:
+    values = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    if values.ndim != 1 or values.dtype.kind not in "iufb":
         raise SampleError(
             f"column {name!r} of a document must be numbers in one dimension, but is {values.dtype} of shape "
-            f"{values.shape}"
+            f"{values.shape}",
+            option=pack.option,
         )
-    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+    return values

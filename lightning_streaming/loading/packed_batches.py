@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, FormatError, SampleError
+from lightning_streaming.errors import FormatError, SampleError
 from lightning_streaming.formats.columns import flat_column
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import FlatColumn
@@ -195,7 +195,7 @@ class _Join:
             try:
                 found = flat_column(reader, self._source.info_of(shard), name, self._pack.dtype_of(name))
                 self.types.of(name, found.dtype)
-            except (ConfigError, FormatError, SampleError) as error:
+            except (FormatError, SampleError) as error:
                 raise self._source.named(error, shard) from error
             # As long as a shard is open: an epoch has many, and a document takes 16 bytes of each column.
             held, readers = self._columns, self._source.readers
@@ -221,8 +221,11 @@ class _Join:
             raise self._source.named(
                 SampleError(
                     f"sample {index} of shard {shard} has {int(column.counts[index])} values in column {name!r}, and "
-                    f"was said to have {said}; give {self._pack.option}.lengths= what tells the length of "
-                    f"{self._pack.column!r}, and name along it only columns that are as long"
+                    f"was said to have {said}",
+                    hint=f"give {self._pack.option}.lengths= what tells the length of {self._pack.column!r}, and name "
+                    "along it only columns that are as long",
+                    option=f"{self._pack.option}.lengths",
+                    sample=index,
                 ),
                 shard,
             )

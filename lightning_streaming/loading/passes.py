@@ -152,7 +152,10 @@ class CurrentRun:
     def load(self, saved: SavedPosition, on_mismatch: OnMismatch) -> None:
         """Go on from a saved position. Whether it is of this data is checked when the data is looked at."""
         if on_mismatch not in get_args(OnMismatch):
-            raise ConfigError(f"on_mismatch must be one of {', '.join(get_args(OnMismatch))}, but got {on_mismatch!r}")
+            raise ConfigError(
+                f"on_mismatch must be one of {', '.join(get_args(OnMismatch))}, but got {on_mismatch!r}",
+                option="on_mismatch",
+            )
         asked = self.asked.settings.num_canonical_nodes
         if asked not in (None, 0, saved.num_canonical_nodes):
             told = f"{self.reader}: " if self.reader else ""

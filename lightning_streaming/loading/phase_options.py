@@ -159,7 +159,7 @@ def listed_phases(phases: Any) -> tuple[Phase, ...] | None:
     """
     if phases is None:
         return None
-    if not isinstance(phases, Sequence) or not phases or not all(isinstance(one, Phase | Mapping) for one in phases):
+    if not phases or not isinstance(phases, Sequence) or not all(isinstance(one, Phase | Mapping) for one in phases):
         raise ConfigError(
             "phases must be a list of Phase(name=..., mix=..., until=...), or of mappings of these arguments, but got "
             f"{phases!r}"

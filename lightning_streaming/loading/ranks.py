@@ -64,7 +64,9 @@ def all_gather_samples(values: Tensor | Sequence[Tensor], keys: SampleKeys | Seq
     listed = [keys] if isinstance(keys, SampleKeys) else list(keys)
     parts = from_all(lambda _: _part(tensors, listed))
     if len({part.of_pass for part in parts}) != 1:
-        raise ConfigError("ranks brought values of different epochs or datasets; gather those of one pass on all ranks")
+        raise ConfigError(
+            "ranks brought values of different epochs or datasets", hint="gather those of one pass on all ranks"
+        )
     rows = np.concatenate([part.rows for part in parts])
     # Replicated ranks read the same positions.
     _, kept = np.unique(rows[:, 0], return_index=True)
@@ -75,18 +77,25 @@ def all_gather_samples(values: Tensor | Sequence[Tensor], keys: SampleKeys | Seq
 
 def _part(values: list[Tensor], listed: list[SampleKeys]) -> _Part:
     if not values:
-        raise ConfigError("there are no values to gather; collect one value for each sample of every batch")
+        raise ConfigError(
+            "there are no values to gather", hint="collect one value for each sample of every batch", option="values"
+        )
     shapes, counts = [tuple(one.shape) for one in values], [len(keys) for keys in listed]
     if [shape[:1] for shape in shapes] != [(count,) for count in counts]:
         raise ConfigError(
-            f"values must have one row for each key, but got shapes {_shortened(shapes)} for {_shortened(counts)} "
-            'keys; a loss, for example, needs reduction="none"'
+            f"values must have one row for each key, but got shapes {_shortened(shapes)} for {_shortened(counts)} keys",
+            hint='a loss, for example, needs reduction="none"',
+            option="values",
         )
     keys = join_keys(listed)
     valid = keys.valid
     rows = table_of(keys).rows[valid.numpy()]
     if len(np.unique(rows[:, 0])) < len(rows):
-        raise ConfigError("several values belong to one sample; begin new lists at the start of every evaluation")
+        raise ConfigError(
+            "several values belong to one sample",
+            hint="begin new lists at the start of every evaluation",
+            option="keys",
+        )
     return _Part(table_of(keys).of_pass, rows, torch.cat([one.detach().cpu() for one in values])[valid])
 
 
@@ -116,8 +125,8 @@ def save_state_global(loader: StreamingDataLoader, dst_rank: int = 0) -> dict[st
     if any(one != states[0] for one in states):
         places = [(one["epoch"], one["sample_in_epoch"]) for one in states]
         raise StateError(
-            f"the ranks' loaders stand at different places: (epoch, sample) {places} by rank; save when all "
-            "have taken as many batches, from one dataset and with one batch size"
+            f"the ranks' loaders stand at different places: (epoch, sample) {places} by rank",
+            hint="save when all have taken as many batches, from one dataset and with one batch size",
         )
     return states[rank] if rank == dst_rank else None
 
@@ -143,11 +152,13 @@ def restore_state_global(
         too_many = [rank for rank, one in enumerate(states) if one is not None and rank != src_rank]
         if too_many:
             raise ConfigError(
-                f"rank {src_rank} sends the state, so ranks {too_many} must pass None; or leave src_rank out"
+                f"rank {src_rank} sends the state, so ranks {too_many} must pass None",
+                hint="or leave src_rank out",
+                option="src_rank",
             )
         state = states[src_rank]
     if state is None:
-        raise StateError("there is no state to go on from: it is None on the rank that is to have it")
+        raise StateError("there is no state to go on from: it is None on the rank that is to have it", option="state")
     loader.load_state_dict(state)
 
 
@@ -184,10 +195,10 @@ def _connected_rank(partner: int) -> int:
     """
     world = World.detect()
     if not 0 <= partner < world.num_ranks:
-        raise ConfigError(f"there is no rank {partner}, but {world.num_ranks} from 0 on")
+        raise ConfigError(f"there is no rank {partner}, but {world.num_ranks} from 0 on", option="src_rank")
     if world.num_ranks > 1 and not _is_connected():
         raise ConfigError(
-            f"{world.num_ranks} ranks can exchange a state only when torch.distributed is initialised; without it, "
-            "save and load loader.state_dict() on each rank: it is the same on all"
+            f"{world.num_ranks} ranks can exchange a state only when torch.distributed is initialised",
+            hint="without it, save and load loader.state_dict() on each rank: it is the same on all",
         )
     return world.rank

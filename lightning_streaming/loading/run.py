@@ -408,8 +408,9 @@ class Run:
         if batch_size is None:
             if self.order.is_composed:
                 raise ConfigError(
-                    f"batching_method={self.settings.batching_method!r} makes batches of a known size; pass "
-                    "batch_size= to the dataset, or iterate through a StreamingDataLoader that has one"
+                    f"batching_method={self.settings.batching_method!r} makes batches of a known size",
+                    hint="pass batch_size= to the dataset, or iterate through a StreamingDataLoader that has one",
+                    option="batch_size",
                 )
             batch_size = 1  # the sequence is the same for all
         return BatchGeometry(

@@ -54,7 +54,9 @@ def _shorter_passes(catalog: Extent, stream: int, grown: Sequence[tuple[int, int
     if not StreamPasses(sizes[sizes > 0] if catalog.selections[stream] is not None else sizes, found).are_whole:
         raise StateError(
             f"'grown' of stream {catalog.stream_names[stream]!r} of the saved position has passes that do not end with "
-            f"their shards: {list(grown)}; the state was edited or damaged; go on from another checkpoint"
+            f"their shards: {list(grown)}",
+            hint="the state was edited or damaged; go on from another checkpoint",
+            stream=catalog.stream_names[stream],
         )
     return found
 
@@ -112,7 +114,10 @@ class RunRequest:
             if weight.repeat and int(weight.repeat * samples) < 1:
                 raise ConfigError(
                     f"repeat of stream {name!r} is {weight.repeat}, and the stream has {samples} samples, so an epoch "
-                    "would read none of them; raise it, pass choose=1 in its place, or leave the stream out"
+                    "would read none of them",
+                    hint="raise it, pass choose=1 in its place, or leave the stream out",
+                    option="repeat",
+                    stream=name,
                 )
 
     def of_order(self) -> RunRequest:

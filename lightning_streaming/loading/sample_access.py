@@ -134,12 +134,13 @@ class ShardAccess:
         except RecursionError as error:
             raise ConfigError(
                 f"{type(self).__name__}.__getitem__ asks for a list or slice, which asks it again for each sample, "
-                "without end; ask for one sample at a time there: [super().__getitem__(i) for i in ids]"
+                "without end",
+                hint="ask for one sample at a time there: [super().__getitem__(i) for i in ids]",
             ) from error
 
     def _checked(self, shard: int) -> int:
         if not 0 <= shard < self.num_shards:
-            raise SampleIndexError(f"shard {shard} does not exist; the dataset has {self.num_shards} shards")
+            raise SampleIndexError(f"shard {shard} does not exist", hint=f"the dataset has {self.num_shards} shards")
         return shard
 
 
@@ -271,21 +272,31 @@ def find_sample(catalog: Catalog, key: SampleKey) -> int:
         SampleIndexError: There is no such sample, or it is not selected.
     """
     if key.stream not in catalog.stream_names:
-        raise SampleIndexError(f"the key's stream {key.stream!r} does not exist; there are {catalog.stream_names}")
+        raise SampleIndexError(
+            f"the key's stream {key.stream!r} does not exist",
+            hint=f"there are {catalog.stream_names}",
+            stream=key.stream,
+        )
     stream = catalog.stream_names.index(key.stream)
     sizes = catalog.indexes[stream].samples_per_shard()
     if not 0 <= key.shard < len(sizes):
-        raise SampleIndexError(f"the key's shard {key.shard} of stream {key.stream!r} is not one of its {len(sizes)}")
+        raise SampleIndexError(
+            f"the key's shard {key.shard} of stream {key.stream!r} is not one of its {len(sizes)}", stream=key.stream
+        )
     if not 0 <= key.sample_index < sizes[key.shard]:
         raise SampleIndexError(
             f"the key's sample {key.sample_index} of shard {key.shard} of stream {key.stream!r} is not one of its "
-            f"{sizes[key.shard]}"
+            f"{sizes[key.shard]}",
+            stream=key.stream,
+            sample=key.sample_index,
         )
     found = catalog.id_of(sum(catalog.shards_per_stream[:stream]) + key.shard, key.sample_index)
     if found is None:
         raise SampleIndexError(
             f"the key's sample {key.sample_index} of shard {key.shard} of stream {key.stream!r} is there, but where=, "
-            "split= or select= leaves it out of this dataset"
+            "split= or select= leaves it out of this dataset",
+            stream=key.stream,
+            sample=key.sample_index,
         )
     return found
 

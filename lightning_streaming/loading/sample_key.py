@@ -214,7 +214,9 @@ def join_keys(parts: Sequence[SampleKeys]) -> SampleKeys:
     if len({table.of_pass for table in tables}) != 1:
         raise ConfigError(
             f"keys of one pass were wanted, but got those of {len({table.of_pass for table in tables})} epochs or "
-            "datasets; begin a new list for each"
+            "datasets",
+            hint="begin a new list for each",
+            option="keys",
         )
     rows = np.concatenate([table.rows for table in tables])
     return SampleKeys(KeyTable(tables[0].of_pass, rows, np.concatenate([table.are_first for table in tables])))
@@ -313,13 +315,15 @@ def add_valid(batch: Any, keys: SampleKeys, *, of_packs: bool = False) -> Any:
     """
     if not isinstance(batch, MutableMapping):
         raise ConfigError(
-            f"return_valid_mask adds an entry to batches that are dicts, but this one is a {type(batch).__name__}; use "
-            "return_keys=True, which serves every kind of batch, and keys.valid"
+            f"return_valid_mask adds an entry to batches that are dicts, but this one is a {type(batch).__name__}",
+            hint="use return_keys=True, which serves every kind of batch, and keys.valid",
+            option="return_valid_mask",
         )
     if _VALID in batch:
         raise ConfigError(
-            f"return_valid_mask adds an entry {_VALID!r}, but the batch has one already; rename that column, or use "
-            "return_keys=True and keys.valid"
+            f"return_valid_mask adds an entry {_VALID!r}, but the batch has one already",
+            hint="rename that column, or use return_keys=True and keys.valid",
+            option="return_valid_mask",
         )
     batch = copy(batch)  # a collate function may hand out the same dict each time
     batch[_VALID] = keys.valid_packs if of_packs else keys.valid

@@ -339,7 +339,8 @@ class SampleSource:
             return decode(sample)
         except EncodingError as error:
             _, info = self._cache_of(shard)
-            raise EncodingError(f"{info.raw_data.basename}, sample {index}: {error}") from error
+            file = info.raw_data.basename
+            raise error.with_context(f"{file}, sample {index}", path=file, sample=index) from error
 
     @cached_property
     def _decoder(self) -> DecodePictures:
@@ -347,7 +348,9 @@ class SampleSource:
         lacking = [name for name in self._decode if name not in known]
         if lacking:
             raise ConfigError(
-                f"decode names column {lacking[0]!r}, which no stream has; there are {', '.join(sorted(known))}"
+                f"decode names column {lacking[0]!r}, which no stream has",
+                hint=f"there are {', '.join(sorted(known))}",
+                option="decode.columns",
             )
         return decoded_columns(self._decode)
 
@@ -520,10 +523,10 @@ class SampleSource:
 
     def named(self, error: StreamingError, shard: int) -> StreamingError:
         """The same error, saying which stream it is about, and which join."""
-        own = self._catalogs.caches[self._stream_of(shard)].label if shard < len(self.catalog.shards) else None
-        label = own or self._cache_of(shard)[0].label
+        own = self._catalogs.caches[self._stream_of(shard)] if shard < len(self.catalog.shards) else None
         # One of a joined dataset is named when it comes by way of the stream's own shard.
-        return error if str(error).startswith(label) else type(error)(f"{label}: {error}")
+        cache = own or self._cache_of(shard)[0]
+        return error.with_context(cache.label, stream=cache.stream)
 
     def __getstate__(self) -> dict[str, Any]:
         made_anew = {

@@ -33,8 +33,8 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
-from lightning_streaming.escaping import in_one_line, package_logger
-from lightning_streaming.files import appears_whole, remove_partials
+from lightning_streaming.escaping import package_logger
+from lightning_streaming.files import appears_whole, file_named_by, remove_partials
 from lightning_streaming.formats.columns import ColumnValues, joined, read_columns
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import narrowed
@@ -81,11 +81,11 @@ def errors_name(cache: ShardCache, failed: str) -> Iterator[None]:
     try:
         yield
     except StreamingError as error:
-        if str(error).startswith(cache.label):
-            raise
-        raise type(error)(message=f"{in_one_line(cache.label)}: {error}") from error
+        raise error.with_context(cache.label, stream=cache.stream) from error.__cause__
     except OSError as error:
-        raise StorageError(f"{cache.label}: {failed}: {error}") from error
+        raise StorageError(
+            f"{cache.label}: {failed}: {error}", stream=cache.stream, path=file_named_by(error)
+        ) from error
 
 
 @contextmanager
@@ -284,7 +284,9 @@ def found_or_made(
         shutil.rmtree(parts, ignore_errors=True)
         found = find()
     if found is None:
-        raise StorageError(f"{path} was written just now and cannot be read; is the disk full, or failing?")
+        raise StorageError(
+            f"{path} was written just now and cannot be read", hint="is the disk full, or failing?", path=str(path)
+        )
     return found
 
 

@@ -155,7 +155,8 @@ class _Pickler(pickle.Pickler):
             # Torch would find out in a thread of its own, leave the batch out, and have the loader wait for ever.
             raise SampleError(
                 f"a batch has a tensor of shape {tuple(thing.shape)} that was computed from one with requires_grad, "
-                "which no worker can send; detach() it in transform= or collate_fn=, or set num_workers=0"
+                "which no worker can send",
+                hint="detach() it in transform= or collate_fn=, or set num_workers=0",
             )
         if not is_plain(thing):
             raise _UnfitError
@@ -289,12 +290,16 @@ class PassCounter:
             ConfigError: There are too many workers, or this is a worker of another process than the one that counts.
         """
         if worker >= self._MAX_WORKERS:
-            raise ConfigError(f"a DataLoader may have up to {self._MAX_WORKERS} workers, but this is worker {worker}")
+            raise ConfigError(
+                f"a DataLoader may have up to {self._MAX_WORKERS} workers, but this is worker {worker}",
+                option="num_workers",
+            )
         parent = multiprocessing.parent_process()
         if parent is not None and parent.pid != self._owner:
             raise ConfigError(
                 f"the dataset was made in process {self._owner} and is read by a plain DataLoader in process "
-                f"{parent.pid}; make it in the process that reads it, or use StreamingDataLoader"
+                f"{parent.pid}",
+                hint="make it in the process that reads it, or use StreamingDataLoader",
             )
         begins = Cursor(int(self._words[0]), int(self._words[1]))
         is_first, self._has_counted = not self._has_counted, True

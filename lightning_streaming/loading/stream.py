@@ -20,7 +20,6 @@ from lightning_streaming.order.weights import StreamWeight
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import is_url, join_url, mask_url
-from lightning_streaming.units import is_one_of
 
 if TYPE_CHECKING:
     from lightning_streaming.loading.passes import CurrentRun
@@ -147,7 +146,7 @@ class Stream(StoredOptions):
                 block_length=None,
             )
             made[join] = JoinSource(asked, ShardCache(config))
-            made[join].cache.label = joined_label(f"stream {name!r}", join)
+            made[join].cache.label, made[join].cache.stream = joined_label(f"stream {name!r}", join), name
         return made
 
     def selection(self, defaults: StreamDefaults) -> SelectionRequest:
@@ -160,9 +159,9 @@ class Stream(StoredOptions):
         _, part = parse_split(told.split)
         select = os.fspath(self.select) if isinstance(self.select, os.PathLike) else self.select
         return SelectionRequest(
-            where=None if is_one_of(told.where, ("",)) else told.where,
+            where=None if told.where == "" else told.where,
             part=part,
-            split_by=None if is_one_of(told.split_by, ("",)) else told.split_by,
+            split_by=None if told.split_by == "" else told.split_by,
             split_seed=told.split_seed,
             select=select,
         )
@@ -239,8 +238,6 @@ def named_streams(
     Raises:
         ConfigError: Both ways are used, or neither.
     """
-    if streams is not None and not isinstance(streams, Mapping | Sequence):
-        raise ConfigError(f"streams must map names to streams, but is a {type(streams).__name__}", option="streams")
     if bool(streams) == (only["remote"] is not None or only["local"] is not None):
         raise ConfigError("give either streams= or remote=/local=, not both and not neither")
     if not streams:

@@ -95,7 +95,7 @@ class SampleTransform:
 
     def __init__(self, function: Callable[..., Any] | None, seed_global_rng: bool) -> None:
         if function is not None and not callable(function):
-            raise ConfigError(f"transform must be a function of a sample, but got {function!r}")
+            raise ConfigError(f"transform must be a function of a sample, but got {function!r}", option="transform")
         self.function = function
         self._seeds = seed_global_rng
         self._wants_rng = function is not None and has_keyword(function, "rng")
@@ -211,7 +211,8 @@ def failed_sample(error: Exception, name: str, key: SampleKey, sample: Any = Non
         f"{name} failed on sample {key.sample_index} of shard {key.shard} of stream {key.stream!r}: {words}\n"
         f"{columns}This sample alone, as it failed: dataset.restore_sample({json.dumps(key.as_dict())})"
     )
-    return kind_of(error)(message=told)
+    known = error.fields if isinstance(error, StreamingError) else {}
+    return kind_of(error)(message=told, **{**known, "hint": None, "stream": key.stream, "sample": key.sample_index})
 
 
 def _told_columns(sample: Mapping[Any, Any]) -> str:

@@ -307,8 +307,8 @@ class WorkerBatches(IterableDataset[BatchGroup]):
             if passes.take_assigned() is not None:
                 raise ConfigError(
                     f"{type(self.dataset).__name__}.__iter__ hands out samples without going through "
-                    "super().__iter__(), so their order and their place are not known and could not be saved; take "
-                    "samples from there, override __getitem__ instead, or use torch's DataLoader"
+                    "super().__iter__(), so their order and their place are not known and could not be saved",
+                    hint="take samples from there, override __getitem__ instead, or use torch's DataLoader",
                 )
             if self._drop_last and len(batch) < batch_size:
                 return
@@ -343,8 +343,8 @@ def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
     there = [place for place, document in enumerate(group) if document is not MISSING]
     if not there:
         raise BadSamplesError(
-            f"all {len(group)} documents of a group are bad, so there is nothing for collate_fn to make a batch of; "
-            "mend the data or the transform, or leave such documents out with `lightning-streaming select --not`"
+            f"all {len(group)} documents of a group are bad, so there is nothing for collate_fn to make a batch of",
+            hint="mend the data or the transform, or leave such documents out with `lightning-streaming select --not`",
         )
     try:
         return collated(collate, [group[place] for place in there])
@@ -367,7 +367,7 @@ class WorkerFailure:
     """
 
     def __init__(self, error: StreamingError, worker: int) -> None:
-        self._kind, self._told = kind_of(error), str(error)
+        self._kind, self._words, self._fields = kind_of(error), error.words, error.fields
         self._cause = None if error.__cause__ is None else _pickled(error.__cause__)
         is_all_told = error.__cause__ is None and error.__suppress_context__
         lines = "".join(traceback.format_exception(error))
@@ -378,7 +378,7 @@ class WorkerFailure:
         yield
 
     def _error(self) -> StreamingError:
-        error = self._kind(message=self._told)
+        error = self._kind(message=self._words, **self._fields)
         cause = None if self._cause is None else _unpickled(self._cause)
         where = None if self._traceback is None else _WorkerError(self._traceback)
         if cause is None:

@@ -72,8 +72,9 @@ class Batched(SampleSequence, ABC):
         if not 0 <= consumed <= most:
             raise StateError(
                 f"{told}{consumed} samples were consumed of an epoch that has {self.num_samples}, or {most} with "
-                "repeats; the state belongs to other data or another epoch size. Put these back, or resume with "
-                'on_mismatch="warn" to begin the next epoch, or move the place with `lightning-streaming state set`'
+                "repeats",
+                hint="the state belongs to other data or another epoch size. Put these back, or resume with "
+                'on_mismatch="warn" to begin the next epoch, or move the place with `lightning-streaming state set`',
             )
         return len(self) if consumed >= len(self) else min(consumed, self.read_once)
 
@@ -214,7 +215,10 @@ class Stratified(BatchedDraw):
             stream = int((self._streams.lengths < self._shares).argmax())
             raise ConfigError(
                 f"{self._streams.told(stream)}, too few for its share of {self._shares[stream]} in a global batch of "
-                f"{self._row_size}; draw more or lower the batch size"
+                f"{self._row_size}",
+                hint="draw more or lower the batch size",
+                option="batching_method",
+                stream=inner.name_of(stream),
             )
 
     def __len__(self) -> int:
@@ -256,7 +260,9 @@ def shares_of_batch(
         stream = int(shares.argmin())
         raise ConfigError(
             f"stream {told(stream)} has a share of {proportions[stream]:.2g}, less than one sample of a global batch "
-            f"of {batch_size}; raise its weight or the batch size, or use batching_method='random'"
+            f"of {batch_size}",
+            hint="raise its weight or the batch size, or use batching_method='random'",
+            option="batching_method",
         )
     return shares
 
@@ -390,11 +396,15 @@ class _Streams:
     """
 
     def __init__(self, inner: Shuffled, num_nodes: int, ranks_per_node: int) -> None:
-        settings, self._choose, self._told_stream = inner.settings, inner.shape.weights.choose, inner.told_stream
+        settings, self._choose = inner.settings, inner.shape.weights.choose
+        self._told_stream, self._name_of = inner.told_stream, inner.name_of
         if not all(self._choose):
             raise ConfigError(
                 f"stream {self._choose.index(0)} draws no sample, so batching_method={settings.batching_method!r} "
-                "cannot fill a batch from it; raise its weight or leave it out"
+                "cannot fill a batch from it",
+                hint="raise its weight or leave it out",
+                option="batching_method",
+                stream=inner.name_of(self._choose.index(0)),
             )
         self._sequences = [
             CanonicalSequence(
@@ -425,8 +435,10 @@ class _Streams:
         rows: list[int] = (self.lengths // row_size).tolist()
         if not all(rows):
             raise ConfigError(
-                f"{self.told(rows.index(0))}, too few for one {told}; raise its weight, lower the batch size or leave "
-                "it out"
+                f"{self.told(rows.index(0))}, too few for one {told}",
+                hint="raise its weight, lower the batch size or leave it out",
+                option="batching_method",
+                stream=self._name_of(rows.index(0)),
             )
         return rows
 

@@ -44,7 +44,8 @@ def compiled_fill() -> Fill:
         import numba
     except ImportError as error:
         raise MissingDependencyError(
-            f"to plan packs in compiled code needs numba ({error}); install lightning-streaming[pack], or leave it out"
+            f"to plan packs in compiled code needs numba ({error})",
+            hint="install lightning-streaming[pack], or leave it out",
         ) from error
     return filled_by(numba.njit(_SIGNATURE, nogil=True)(fill_windows))
 

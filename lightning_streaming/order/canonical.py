@@ -32,12 +32,14 @@ class CanonicalSequence:
         samples, canonical, nodes = self.num_samples, self.num_canonical_nodes, self.num_nodes
         if min(samples, canonical, nodes) < 1:
             raise ConfigError(
-                f"an epoch needs samples, canonical nodes and nodes, but got {samples}, {canonical} and {nodes}"
+                f"an epoch needs samples, canonical nodes and nodes, but got {samples}, {canonical} and {nodes}",
+                option="num_canonical_nodes",
             )
         if not fits(canonical, nodes):
             raise ConfigError(
-                f"num_canonical_nodes={canonical} must be a multiple or a divisor of the {nodes} nodes; "
-                f"set it to a multiple of {nodes}"
+                f"num_canonical_nodes={canonical} must be a multiple or a divisor of the {nodes} nodes",
+                hint=f"set it to a multiple of {nodes}",
+                option="num_canonical_nodes",
             )
 
     def __len__(self) -> int:

@@ -72,7 +72,7 @@ class Shuffled(SampleSequence):
 
     def __post_init__(self) -> None:
         if self.epoch < 0:
-            raise ConfigError(f"epochs count from 0, but got {self.epoch}")
+            raise ConfigError(f"epochs count from 0, but got {self.epoch}", option="epoch")
 
     def __len__(self) -> int:
         """Places: the samples that the epoch draws."""
@@ -97,6 +97,10 @@ class Shuffled(SampleSequence):
     def turn(self) -> int:
         """A number of its own for every epoch, and for every step of every epoch: what its shuffle is drawn with."""
         return self.epoch * MOST_STEPS + self.step if self.stretches else self.epoch
+
+    def name_of(self, stream: int) -> str | None:
+        """Return the name of a stream, where it is known."""
+        return self.stretches[stream].stream if self.stretches else None
 
     def told_stream(self, stream: int) -> str:
         """What an error calls a stream: its name, where that is known."""

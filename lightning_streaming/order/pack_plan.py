@@ -114,11 +114,13 @@ class PackPlan:
         expected = _CONCAT if is_concat(settings) else _WINDOWED
         found = {name: array.dtype for name, array in arrays.items()}
         if found != {name: np.dtype(kind) for name, kind in expected.items()}:
-            raise FormatError(f"a plan of {settings} has arrays {sorted(expected)}, but got {found}; make it anew")
+            raise FormatError(
+                f"a plan of {settings} has arrays {sorted(expected)}, but got {found}", hint="make it anew"
+            )
         plan = cls(settings, {name: np.asarray(array) for name, array in arrays.items()})
         if not plan._is_whole():
             sizes = {name: array.shape for name, array in arrays.items()}
-            raise FormatError(f"the arrays of a plan of {settings} do not go together: {sizes}; make it anew")
+            raise FormatError(f"the arrays of a plan of {settings} do not go together: {sizes}", hint="make it anew")
         return plan
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -251,14 +253,21 @@ def lengths_of(lengths: Lengths, ids: NDArray[np.int64], expected: int) -> NDArr
     if ids.shape != (expected,) or found.shape != (expected,):
         raise ConfigError(
             f"{expected} documents were asked about, but ids_between gave {ids.shape} ids and lengths {found.shape} "
-            "numbers; each must give one for each document"
+            "numbers",
+            hint="each must give one for each document",
+            option="lengths",
         )
     if found.dtype.kind not in "iu":
-        raise ConfigError(f"lengths must give whole numbers, but gave {found.dtype}; count tokens")
+        raise ConfigError(
+            f"lengths must give whole numbers, but gave {found.dtype}", hint="count tokens", option="lengths"
+        )
     of_ids = found.astype(np.int64, copy=False)
     if expected and of_ids.min() < 0:
         raise ConfigError(
-            f"sample {ids[of_ids.argmin()]} has a length of {of_ids.min()} tokens; lengths must not be negative"
+            f"sample {ids[of_ids.argmin()]} has a length of {of_ids.min()} tokens",
+            hint="lengths must not be negative",
+            option="lengths",
+            sample=int(ids[of_ids.argmin()]),
         )
     return of_ids
 

@@ -56,8 +56,9 @@ class PackSettings:
         require_known("longer", self.longer, get_args(LongerThanPack))
         if self.method == "concat" and self.longer != "split":
             raise ConfigError(
-                f"longer={self.longer!r} does not go with method='concat', which cuts every document where a pack "
-                "ends; leave longer at 'split', or pass method='best_fit'"
+                f"longer={self.longer!r} does not go with method='concat', which cuts every document where a pack ends",
+                hint="leave longer at 'split', or pass method='best_fit'",
+                option="longer",
             )
 
     @property

@@ -40,12 +40,15 @@ class BatchGeometry:
         if min(self.num_nodes, self.ranks_per_node, self.batch_size) < 1:
             raise ConfigError(
                 f"nodes, ranks per node and batch size must be positive, but got {self.num_nodes}, "
-                f"{self.ranks_per_node} and {self.batch_size}"
+                f"{self.ranks_per_node} and {self.batch_size}",
+                option="batch_size",
             )
         if self.global_batch_size > LARGEST_BATCH:
             raise ConfigError(
                 f"a global batch has at most {LARGEST_BATCH:,} samples, but {self.num_ranks} ranks with batch size "
-                f"{self.batch_size} have {self.global_batch_size:,}; choose a smaller batch size"
+                f"{self.batch_size} have {self.global_batch_size:,}",
+                hint="choose a smaller batch size",
+                option="batch_size",
             )
 
     @property
@@ -192,7 +195,9 @@ class Partition:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.sequence.end:
-            raise ConfigError(f"a partition must start in [0, {self.sequence.end}], but got {self.start}")
+            raise ConfigError(
+                f"a partition must start in [0, {self.sequence.end}], but got {self.start}", option="start"
+            )
 
     @property
     def entries_before(self) -> int:
@@ -253,10 +258,11 @@ class Partition:
         if not (0 <= node < machines.num_nodes and 0 <= rank_of_node < machines.ranks_per_node):
             raise ConfigError(
                 f"there is no rank {rank_of_node} of node {node} among {machines.num_nodes} nodes of "
-                f"{machines.ranks_per_node}"
+                f"{machines.ranks_per_node}",
+                option="rank",
             )
         if ts.size and ts.min() < 0:
-            raise ConfigError(f"batches count from 0, but got {ts.min()}")
+            raise ConfigError(f"batches count from 0, but got {ts.min()}", option="batches")
         at_end = ts >= self.full_batches
         if not at_end.any():
             return self.sequence.positions(self._entries_of_full(ts, node, rank_of_node))
@@ -332,7 +338,9 @@ def epoch_geometry(settings: SettledOrder, current: BatchGeometry, initial_num_n
     if settings.partition_algo == "orig" or initial_num_nodes is None:
         kinds = "multiple" if settings.batching_method == "device_per_stream" else "multiple or a divisor"
         raise ConfigError(
-            f"num_canonical_nodes={canonical} must be a {kinds} of the {nodes} nodes; set it to a multiple of {nodes}"
+            f"num_canonical_nodes={canonical} must be a {kinds} of the {nodes} nodes",
+            hint=f"set it to a multiple of {nodes}",
+            option="num_canonical_nodes",
         )
     initial_ranks = initial_num_nodes * current.ranks_per_node
     if settings.batching_method == "random" or (

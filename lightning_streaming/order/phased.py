@@ -58,7 +58,9 @@ class Mixture:
         if is_composed and self.is_cut:
             raise ConfigError(
                 f"batching_method={settings.batching_method!r} composes the batches of a phase as a whole, so none can "
-                "be cut; use batching_method='random'"
+                "be cut",
+                hint="use batching_method='random'",
+                option="batching_method",
             )
         mixed = settings.num_canonical_nodes * settings.shuffle_block_size
         # To compose batches, steps are as long as they can be: what fills none is left out at the end of each.
@@ -100,14 +102,15 @@ class Mixture:
             ConfigError: One was, and this is not the first epoch.
         """
         if epoch and self.is_cut:
-            raise ConfigError(self.why_read_once(epoch))
+            raise self.read_again_error(epoch)
 
-    def why_read_once(self, epoch: int) -> str:
-        """Of phases of which one was cut: a sentence on why this epoch is none, with the way out."""
+    def read_again_error(self, epoch: int) -> ConfigError:
+        """Return the error of an epoch that would read phases again of which one was cut."""
         cut = next(phase for phase in self.plan.phases if phase.cut is not None)
-        return (
-            f"epoch {epoch} would read phases again of which one was cut (phases.{cut.name}.cut={cut.cut}); end the "
-            "run with its first epoch (max_epochs=1)"
+        return ConfigError(
+            f"epoch {epoch} would read phases again of which one was cut (phases.{cut.name}.cut={cut.cut})",
+            hint="end the run with its first epoch (max_epochs=1)",
+            option=f"phases.{cut.name}.cut",
         )
 
     def shuffled(self, epoch: int, step: int, draw: Draw = drawn_here) -> Shuffled:
@@ -240,7 +243,7 @@ class Phased(Batched):
         except ConfigError as error:
             plan = self._mixture.plan
             name = plan.phases[plan.phase_of_step[number]].name
-            raise ConfigError(f"phase {name!r}: {error}") from error
+            raise error.with_context(f"phase {name!r}") from error
 
     def _drawn(self, number: int) -> Batched:
         """A step, drawn."""

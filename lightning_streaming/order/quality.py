@@ -104,7 +104,7 @@ def lru_downloads(visits: Visits, shard_bytes: NDArray[np.int64], limit: int) ->
         ConfigError: The limit is negative.
     """
     if limit < 0:
-        raise ConfigError(f"a cache limit must not be negative, but got {limit}")
+        raise ConfigError(f"a cache limit must not be negative, but got {limit}", option="cache_limit")
     used = visits.used()
     if shard_bytes[used].sum() <= limit:
         return len(used)
@@ -176,7 +176,7 @@ def shards_of(ids: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> NDArray
     stops = np.cumsum(shard_sizes)
     num_samples = int(stops[-1]) if stops.size else 0
     if ids.size and ids.max() >= num_samples:
-        raise SampleIndexError(f"sample ids must be below {num_samples}, but got {ids.max()}")
+        raise SampleIndexError(f"sample ids must be below {num_samples}, but got {ids.max()}", sample=int(ids.max()))
     shards = np.searchsorted(stops, ids, side="right")
     return np.where(ids < 0, -1, shards)
 

@@ -46,10 +46,13 @@ class ShuffleTask:
         if self.num_canonical_nodes < 1 or self.block_size < 0:
             raise ConfigError(
                 f"shuffling needs at least one canonical node and a block size that is not negative, but got "
-                f"{self.num_canonical_nodes} and {self.block_size}"
+                f"{self.num_canonical_nodes} and {self.block_size}",
+                option="shuffle_block_size",
             )
         if self.seed < 0 or self.epoch < 0:
-            raise ConfigError(f"seed and epoch must not be negative, but got {self.seed} and {self.epoch}")
+            raise ConfigError(
+                f"seed and epoch must not be negative, but got {self.seed} and {self.epoch}", option="shuffle_seed"
+            )
 
     @property
     def num_samples(self) -> int:
@@ -206,9 +209,10 @@ def _block_bounds(algo: str, block_size: int, least: int) -> tuple[int, int]:
     """
     if block_size < least:
         raise ConfigError(
-            f"shuffle_algo={algo!r} needs blocks of at least {least} samples, but got {block_size}; raise "
-            "shuffle_block_size (where streams have batches of their own, each gets its proportion of it) or use "
-            "shuffle_algo='py1s'"
+            f"shuffle_algo={algo!r} needs blocks of at least {least} samples, but got {block_size}",
+            hint="raise shuffle_block_size (where streams have batches of their own, each gets its proportion of it) "
+            "or use shuffle_algo='py1s'",
+            option="shuffle_block_size",
         )
     return int(0.75 * block_size), int(1.25 * block_size)
 

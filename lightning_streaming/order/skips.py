@@ -173,21 +173,29 @@ def parse_batch_ranges(asked: Iterable[int | str], field: str) -> tuple[BatchRan
         ConfigError: One is not written so, ends before it begins, or overlaps another.
     """
     if isinstance(asked, str | bytes | bytearray | Mapping) or not isinstance(asked, Iterable):
-        raise ConfigError(f'{field} must be a list of global batches like ["12000-12100", "15000"], but got {asked!r}')
+        raise ConfigError(
+            f'{field} must be a list of global batches like ["12000-12100", "15000"], but got {asked!r}', option=field
+        )
     ranges = sorted(_parse(one, field) for one in asked)
     for before, after in pairwise(ranges):
         if after.first <= before.last:
-            raise ConfigError(f"{field} has ranges that overlap, {before} and {after}; make one of them")
+            raise ConfigError(
+                f"{field} has ranges that overlap, {before} and {after}", hint="make one of them", option=field
+            )
     return tuple(ranges)
 
 
 def _parse(one: int | str, field: str) -> BatchRange:
     form = _FORM.fullmatch(str(one)) if isinstance(one, int | str) and not isinstance(one, bool) else None
     if form is None:
-        raise ConfigError(f'{field} has ranges of global batches like "12000-12100" or "15000", but got {one!r}')
+        raise ConfigError(
+            f'{field} has ranges of global batches like "12000-12100" or "15000", but got {one!r}', option=field
+        )
     found = BatchRange(int(form[1]), int(form[2] or form[1]))
     if found.last < found.first:
-        raise ConfigError(f"{field} has {one!r}, which ends before it begins; write {found.last}-{found.first}")
+        raise ConfigError(
+            f"{field} has {one!r}, which ends before it begins", hint=f"write {found.last}-{found.first}", option=field
+        )
     return found
 
 

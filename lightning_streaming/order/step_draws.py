@@ -62,7 +62,12 @@ class StepDraws:
         why = "add it again to read this part of the run"
         if phase.cut is not None:
             why = "the phase was cut, and to know what it left its streams must stay: add it again"
-        raise ConfigError(f"phase {phase.name!r} reads stream {missing!r}, which is not among the streams; {why}")
+        raise ConfigError(
+            f"phase {phase.name!r} reads stream {missing!r}, which is not among the streams",
+            hint=why,
+            option=f"phases.{phase.name}.mix",
+            stream=missing,
+        )
 
     def shuffled(
         self, plan: StepPlan, step: Step, returned: Mapping[str, Returned], epoch: int, draw: Draw = drawn_here

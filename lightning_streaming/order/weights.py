@@ -34,14 +34,18 @@ class StreamWeight:
             if value is not None
         }
         if len(said) > 1:
-            raise ConfigError(f"a stream takes one of proportion, repeat and choose, but got {said}")
+            raise ConfigError(
+                f"a stream takes one of proportion, repeat and choose, but got {said}", option="proportion"
+            )
         for name, value in said.items():
             if name == "choose":
                 store_whole(self, name, 0)
                 continue
             number = plain_number(value)
             if number is None or number < 0:
-                raise ConfigError(f"{name} must be a finite number that is not negative, but got {value!r}")
+                raise ConfigError(
+                    f"{name} must be a finite number that is not negative, but got {value!r}", option=name
+                )
             object.__setattr__(self, name, number)
 
     @property
@@ -83,17 +87,22 @@ def resolve_weights(
             empty, or nothing would be drawn.
     """
     if not weights or len(weights) != len(sizes):
-        raise ConfigError(f"a dataset needs streams with one weight each, but got {len(sizes)} and {len(weights)}")
+        raise ConfigError(
+            f"a dataset needs streams with one weight each, but got {len(sizes)} and {len(weights)}", option="streams"
+        )
     if min(sizes) < 1:
-        raise ConfigError(f"stream {list(sizes).index(min(sizes))} has no samples; remove it")
+        raise ConfigError(f"stream {list(sizes).index(min(sizes))} has no samples", hint="remove it", option="streams")
     if seed < 0 or (epoch_size or 0) < 0:
-        raise ConfigError(f"seed and epoch_size must not be negative, but got {seed} and {epoch_size}")
+        raise ConfigError(
+            f"seed and epoch_size must not be negative, but got {seed} and {epoch_size}", option="epoch_size"
+        )
 
     totals = np.asarray(sizes, np.int64)
     relative = sum(weight.proportion is not None for weight in weights)
     if relative not in (0, len(weights)):
         raise ConfigError(
-            f"proportion must be given for all {len(weights)} streams or for none, but {relative} have it"
+            f"proportion must be given for all {len(weights)} streams or for none, but {relative} have it",
+            option="proportion",
         )
     if relative:
         shares = np.asarray([weight.proportion for weight in weights], np.float64)
@@ -102,8 +111,9 @@ def resolve_weights(
         return _absolute(weights, totals)
     if not all(weight.is_unsaid for weight in weights):
         raise ConfigError(
-            f"repeat and choose say how large an epoch is, so epoch_size={epoch_size} contradicts them; "
-            "drop epoch_size, or weight streams by proportion"
+            f"repeat and choose say how large an epoch is, so epoch_size={epoch_size} contradicts them",
+            hint="drop epoch_size, or weight streams by proportion",
+            option="epoch_size",
         )
     return _relative(totals.astype(np.float64), totals, epoch_size, seed)
 
@@ -112,9 +122,9 @@ def _relative(
     shares: NDArray[np.float64], totals: NDArray[np.int64], epoch_size: int | None, seed: int
 ) -> ResolvedWeights:
     if not shares.any():
-        raise ConfigError("at least one stream needs a proportion above 0")
+        raise ConfigError("at least one stream needs a proportion above 0", option="proportion")
     if not np.isfinite(sum(shares.tolist())):
-        raise ConfigError("the proportions are too large to be added; scale them down")
+        raise ConfigError("the proportions are too large to be added", hint="scale them down", option="proportion")
     size = epoch_size or int(totals.sum())
     proportion = shares / shares.sum()
     choose = (size * proportion).astype(np.int64)
@@ -133,7 +143,7 @@ def _absolute(weights: Sequence[StreamWeight], totals: NDArray[np.int64]) -> Res
         )
     choose = np.asarray(counts, np.int64)
     if not choose.any():
-        raise ConfigError("the weights draw no sample at all; raise a repeat or a choose")
+        raise ConfigError("the weights draw no sample at all", hint="raise a repeat or a choose", option="repeat")
     return _resolved(choose / choose.sum(), choose, totals)
 
 
@@ -168,15 +178,18 @@ class DatasetShape(SampleSequence):
         if len(self.shard_sizes) != len(self.weights.choose):
             raise ConfigError(
                 f"each stream needs one weight, but got {len(self.shard_sizes)} streams and "
-                f"{len(self.weights.choose)} weights"
+                f"{len(self.weights.choose)} weights",
+                option="streams",
             )
         if self.first_ids and len(self.first_ids) != len(self.shard_sizes):
             raise ConfigError(
-                f"each stream needs one first id, but got {len(self.shard_sizes)} streams and {len(self.first_ids)} ids"
+                f"each stream needs one first id, but got {len(self.shard_sizes)} streams and {len(self.first_ids)} "
+                "ids",
+                option="streams",
             )
         for stream, sizes in enumerate(self.shard_sizes):
             if sizes.size == 0 or sizes.min() < 0 or sizes.sum() < 1:
-                raise ConfigError(f"stream {stream} has no samples; remove it")
+                raise ConfigError(f"stream {stream} has no samples", hint="remove it", option="streams")
 
     def __len__(self) -> int:
         """Samples in all streams; without ``first_ids`` sample ids are below it."""

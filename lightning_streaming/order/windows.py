@@ -69,8 +69,9 @@ class WindowPacker:
         name, ways = ("tokens", "") if is_budget else ("capacity", "'split', ")
         raise ConfigError(
             f"the document at position {first_window * self.settings.window + place} of the epoch's order has "
-            f"{lengths[place]} tokens, more than {name}={self.settings.capacity} with longer='error'; pass longer="
-            f"{ways}'truncate' or 'drop', or a larger {name}"
+            f"{lengths[place]} tokens, more than {name}={self.settings.capacity} with longer='error'",
+            hint=f"pass longer={ways}'truncate' or 'drop', or a larger {name}",
+            option="budget.longer" if is_budget else "pack.longer",
         )
 
 

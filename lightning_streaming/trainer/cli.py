@@ -344,8 +344,10 @@ def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> Writt
         cause = _config_error_behind(error)
         words = named_error(parsed.get("data"), cause) if cause else words_of_parsing(str(error), args)
         where = "" if changes else f"{', '.join(files)}: "
+        option, stream = (cause.option, cause.stream) if cause else (None, None)
         # Not from the error, which repeats parts of the configuration.
-        raise ConfigError(message=redact(f"{where}{words}", {}, secrets_in(args))) from None
+        message = redact(f"{where}{words}", {}, secrets_in(args))
+        raise ConfigError(message=message, option=option, stream=stream, path=", ".join(files) or None) from None
     return WrittenRun(datamodule=datamodule, trainer=trainer)
 
 
@@ -353,12 +355,16 @@ def _trainer_in(file: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
     """The trainer's settings; nobody has checked them, and those that runs are counted by must be numbers."""
     trainer = content.get("trainer") or {}
     if not isinstance(trainer, Mapping):
-        raise ConfigError(f"{file}: trainer must be settings by name, but is a {type(trainer).__name__}")
+        raise ConfigError(
+            f"{file}: trainer must be settings by name, but is a {type(trainer).__name__}", option="trainer", path=file
+        )
     for name in ("num_nodes", "max_steps", "max_epochs", "limit_train_batches"):
         value = trainer.get(name)
         is_number = isinstance(value, int | float) and abs(value) < math.inf
         if not (value is None or is_number or (name == "num_nodes" and str(value).isdecimal())):
-            raise ConfigError(f"{file}: trainer.{name} must be a number, but is {value!r:.80}")
+            raise ConfigError(
+                f"{file}: trainer.{name} must be a number, but is {value!r:.80}", option=f"trainer.{name}", path=file
+            )
     return trainer
 
 
@@ -366,15 +372,15 @@ def _read(file: str) -> Mapping[str, Any]:
     try:
         content = yaml.safe_load(Path(file).read_text())
     except FileNotFoundError:
-        raise ConfigError(f"there is no {file}") from None
+        raise ConfigError(f"there is no {file}", path=file) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not a configuration: {without_lines(error)}") from None
+        raise ConfigError(f"{file} is not a configuration: {without_lines(error)}", path=file) from None
     except RecursionError:
-        raise ConfigError(f"{file} is not a configuration: it is nested too deeply") from None
+        raise ConfigError(f"{file} is not a configuration: it is nested too deeply", path=file) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not a configuration: {error}") from error
+        raise ConfigError(f"{file} is not a configuration: {error}", path=file) from error
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{file} is not a configuration, which has model:, data: and trainer:")
+        raise ConfigError(f"{file} is not a configuration, which has model:, data: and trainer:", path=file)
     inner = content.get("fit")
     return inner if isinstance(inner, Mapping) else content
 

@@ -55,7 +55,7 @@ class StreamingConfig(DataOptions):
 
     def __post_init__(self) -> None:
         if not self.streams and self.remote is None and self.local is None:
-            raise ConfigError("the data of a stage needs streams=, remote= or local=")
+            raise ConfigError("the data of a stage needs streams=, remote= or local=", option="remote")
         super().__post_init__()
 
     def dataset_arguments(self, *, shuffle_by_default: bool) -> dict[str, Any]:
@@ -77,7 +77,8 @@ def config_of(stage: StreamingConfig | Mapping[str, Any] | None) -> StreamingCon
     if not isinstance(stage, Mapping):
         raise ConfigError(
             f"the data of a stage must be a StreamingConfig, like StreamingConfig(remote=...), but is of type "
-            f"{type(stage).__name__}"
+            f"{type(stage).__name__}",
+            option="data",
         )
     streams = stage.get("streams")
     if streams is not None:

@@ -96,7 +96,9 @@ class ModuleOptions(LoaderOptions, StageOptions):
     def __post_init__(self) -> None:
         for name, stages in (("return_keys", self.return_keys), ("return_valid_mask", self.return_valid_mask)):
             if isinstance(stages, str) or any(one not in STAGES for one in stages):
-                raise ConfigError(f"{name} must be a list of stages ({', '.join(STAGES)}), but got {stages!r}")
+                raise ConfigError(
+                    f"{name} must be a list of stages ({', '.join(STAGES)}), but got {stages!r}", option=name
+                )
         self.return_keys, self.return_valid_mask = tuple(self.return_keys), tuple(self.return_valid_mask)
         store_whole(self, "batch_size", 1)
         store_whole(self, "eval_batch_size", 1, or_none=True)
@@ -191,8 +193,7 @@ class StreamingDataModule(_WithOptions):
                 try:
                     self.datasets[name] = dataset = self.build_dataset(name, config)
                 except ConfigError as error:
-                    error.args = (f"data.{name}: {error}",)
-                    raise
+                    raise error.with_context(f"data.{name}") from error.__cause__
                 if isinstance(dataset, StreamingDataset):
                     passes_of(dataset).say_whose(f"data.{name}")
                     if self.trainer is not None:
@@ -270,10 +271,14 @@ class StreamingDataModule(_WithOptions):
 
     def _loader(self, stage: Stage) -> StreamingDataLoader:
         if stage not in self.datasets and self.configs[stage] is not None:
-            raise ConfigError(f"the data for {stage!r} is not set up yet; call setup({_RUN_OF[stage]!r}) first")
+            raise ConfigError(
+                f"the data for {stage!r} is not set up yet",
+                hint=f"call setup({_RUN_OF[stage]!r}) first",
+                option=f"data.{stage}",
+            )
         if stage not in self.datasets:
             way_out = f"pass {stage}=StreamingConfig(...), in YAML {stage}: {{remote: ...}}"
-            raise ConfigError(f"this data module has no data for {stage!r}; {way_out}")
+            raise ConfigError(f"this data module has no data for {stage!r}", hint=way_out, option=f"data.{stage}")
         loader = self.build_dataloader(stage, self.datasets[stage])
         look_on = None if self.trainer is None else first_download(self.trainer)
         if look_on is not None and isinstance(loader, StreamingDataLoader):
@@ -316,6 +321,7 @@ def _check_logs(configs: Mapping[Stage, StreamingConfig | None]) -> None:
                 "replace each other's samples",
                 hint="give each stage its own directory",
                 option=f"{stage}.bad_samples.log",
+                path=str(directory),
             )
 
 
@@ -390,9 +396,10 @@ def _wanted_replication(trainer: Trainer, dimensions: Sequence[str]) -> int | No
     except KeyError:  # of Lightning's, which looks for a dimension by its own name
         raise ConfigError(
             f"the device mesh of {strategy} has the dimensions {', '.join(map(repr, dimensions))}, and nobody says "
-            "along which of them ranks read different samples: name those "
-            f"{' or '.join((_LIGHTNINGS_OWN, *DATA_PARALLEL))}, or pass replication=1 and set dataset.world = "
-            "World.from_mesh(mesh, readers=(...)) in build_dataset"
+            "along which of them ranks read different samples",
+            hint=f"name those {' or '.join((_LIGHTNINGS_OWN, *DATA_PARALLEL))}, or pass replication=1 and set "
+            "dataset.world = World.from_mesh(mesh, readers=(...)) in build_dataset",
+            option="replication",
         ) from None
     readers = trainer.world_size if wanted is None else int(wanted["num_replicas"])
     if wanted is None or readers == trainer.world_size:
@@ -401,8 +408,9 @@ def _wanted_replication(trainer: Trainer, dimensions: Sequence[str]) -> int | No
     if readers * replication != trainer.world_size or trainer.global_rank // replication != int(wanted["rank"]):
         raise ConfigError(
             f"{strategy} has rank {trainer.global_rank} of {trainer.world_size} read as reader {wanted['rank']} of "
-            f"{readers}, but without a device mesh ranks that read the same samples must follow each other; pass "
-            "replication=1 and set dataset.world to that of the readers in build_dataset"
+            f"{readers}, but without a device mesh ranks that read the same samples must follow each other",
+            hint="pass replication=1 and set dataset.world to that of the readers in build_dataset",
+            option="replication",
         )
     return replication
 

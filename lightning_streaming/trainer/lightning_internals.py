@@ -203,7 +203,11 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
     assert combined.limits is not None, "set with the loaders"
     loaders, limits = combined.flattened, combined.limits
     if is_overfitting(trainer) and any(_skips(loader) for loader in loaders):
-        raise ConfigError("skip counts batches over a run, and overfit_batches reads the same again; drop one of them")
+        raise ConfigError(
+            "skip counts batches over a run, and overfit_batches reads the same again",
+            hint="drop one of them",
+            option="skip",
+        )
     counted = TrainProgress(limit=trainer.limit_train_batches)
     combined.limits = [
         counted.limited(position_of(loader).batches_of_epoch()) if isinstance(loader, StreamingDataLoader) else limit

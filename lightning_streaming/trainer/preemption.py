@@ -67,7 +67,8 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
         if not self._signals or {*self._signals} - {*SHIELDED_SIGNALS}:
             raise ConfigError(
                 f"signals must be some of {', '.join(one.name for one in SHIELDED_SIGNALS)}, "
-                f"but got {', '.join(one.name for one in self._signals) or 'none'}"
+                f"but got {', '.join(one.name for one in self._signals) or 'none'}",
+                option="signals",
             )
         self._every_n_steps = check_whole("every_n_steps", every_n_steps, 1)
         self._received: list[signal.Signals] = []

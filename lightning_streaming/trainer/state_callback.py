@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.loading.dataloader import StreamingDataLoader, tell_length_of_first_epoch, why_empty
+from lightning_streaming.loading.dataloader import StreamingDataLoader, no_batch_error, tell_length_of_first_epoch
 from lightning_streaming.loading.dataset import StreamingDataset, state_at
 from lightning_streaming.loading.following import check_same_data
 from lightning_streaming.loading.other_trainers import datasets_within
@@ -50,7 +50,7 @@ class StreamingStateCallback(Callback):
 
     def __init__(self, on_mismatch: OnMismatch = "error") -> None:
         if on_mismatch not in ("error", "warn"):
-            raise ConfigError(f'on_mismatch must be "error" or "warn", but got {on_mismatch!r}')
+            raise ConfigError(f'on_mismatch must be "error" or "warn", but got {on_mismatch!r}', option="on_mismatch")
         self._on_mismatch: OnMismatch = on_mismatch
         self._place: _TrainedSoFar | None = None
         self._restored: Mapping[str, Any] | None = None
@@ -283,7 +283,8 @@ class StreamingStateCallback(Callback):
             if saved.keys() != loaders.keys():
                 raise StateError(
                     f"the checkpoint holds places for the train loaders {sorted(saved)}, but now there are "
-                    f"{sorted(loaders)}; give them the names they had"
+                    f"{sorted(loaders)}",
+                    hint="give them the names they had",
                 )
             return saved
         known = {} if self._place is None else self._place.cursors
@@ -529,13 +530,15 @@ def _check_loaders(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader])
         if any(_reads_past_us(one) for one in within):
             raise ConfigError(
                 f"the train loader {name or 'train'!r} is a torch DataLoader that reads a StreamingDataset: no "
-                "checkpoint would hold its place in the data, and a resumed run would read samples again. Use "
-                "StreamingDataLoader; what a dataset around it does, a transform or the loader's collate_fn can do"
+                "checkpoint would hold its place in the data, and a resumed run would read samples again",
+                hint="use StreamingDataLoader; what a dataset around it does, a transform or the loader's collate_fn "
+                "can do",
             )
         if isinstance(loader, CombinedLoader) and any(isinstance(one, StreamingDataLoader) for one in within):
             raise ConfigError(
                 f"the train loader {name!r} is a CombinedLoader within other train loaders, and the place of the "
-                "streaming loaders in it cannot be told; give Lightning one CombinedLoader of them all"
+                "streaming loaders in it cannot be told",
+                hint="give Lightning one CombinedLoader of them all",
             )
     found = [(f"train loader {name!r}", loader) for name, loader in loaders.items()]
     for name, loader in lightning_internals.named_loaders(trainer.val_dataloaders):
@@ -546,8 +549,8 @@ def _check_loaders(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader])
         first = first_readers.setdefault(id(loader.dataset), reader)
         if first != reader and first.startswith("train"):
             raise ConfigError(
-                f"the {first} and the {reader} read one dataset, so each would move the other's place in it; give each "
-                "a StreamingDataset of its own"
+                f"the {first} and the {reader} read one dataset, so each would move the other's place in it",
+                hint="give each a StreamingDataset of its own",
             )
 
 
@@ -572,7 +575,7 @@ def _check_cut_is_read_once(trainer: Trainer, place: _TrainedSoFar, loaders: Map
     for name, loader in loaders.items():
         mixture = run_of(loader).order.mixture
         if mixture is not None and mixture.is_cut:
-            raise ConfigError(f"train loader {name!r}: {mixture.why_read_once(1)}")
+            raise mixture.read_again_error(1).with_context(f"train loader {name!r}")
 
 
 def _check_for_batches(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
@@ -584,6 +587,6 @@ def _check_for_batches(trainer: Trainer, loaders: Mapping[str, StreamingDataLoad
     if lightning_internals.batches_in_epoch(trainer) or not trainer.limit_train_batches:
         return
     for name, loader in loaders.items():
-        why = why_empty(loader)
-        if why is not None:
-            raise ConfigError(f"train loader {name!r}: {why}")
+        error = no_batch_error(loader)
+        if error is not None:
+            raise error.with_context(f"train loader {name!r}")

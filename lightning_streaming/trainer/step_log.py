@@ -57,7 +57,8 @@ class StepLog(Callback):
         if lightning_internals.steps_fetch_batches(trainer):
             raise UnsupportedError(
                 f"StepLog was asked to log the batches of {type(pl_module).__name__}, but its training_step takes "
-                "dataloader_iter and may read more or fewer than it trains on; take batch, batch_idx, or drop StepLog"
+                "dataloader_iter and may read more or fewer than it trains on",
+                hint="take batch, batch_idx, or drop StepLog",
             )
         self._run = trainer.strategy.broadcast(_latest_run(self._directory) + 1 if trainer.is_global_zero else 0)
         self._log = LineLog(self._directory / f"rank{trainer.global_rank}.jsonl")
@@ -200,8 +201,10 @@ def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> lis
     if not any(line.loader == loader for line in kept):
         found = ", ".join(sorted({line.loader for line in kept})) or "none"
         raise ConfigError(
-            f"{os.fspath(dirpath)} has no log of steps of the train loader {loader!r}; loaders in it: {found}. It is "
-            "written by lightning_streaming.StepLog, a callback of the trainer"
+            f"{os.fspath(dirpath)} has no log of steps of the train loader {loader!r}",
+            hint=f"loaders in it: {found}. It is written by lightning_streaming.StepLog, a callback of the trainer",
+            option="loader",
+            path=os.fspath(dirpath),
         )
     read = {(line.run, line.batch, key) for line in kept if line.loader == loader for key in line.keys}
     return sorted((key for *_, key in read), key=_place)
@@ -226,4 +229,6 @@ def _parsed(text: bytes, where: str) -> _LoggedBatch | _StepTaken:
         keys = tuple(_key(common, *sample) for sample in values["samples"])
         return _LoggedBatch(int(values["run"]), int(values["batch"]), str(values["loader"]), keys)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(f"{where} is not one of a log of steps, but {text[:200]!r}") from error
+        raise FormatError(
+            f"{where} is not one of a log of steps, but {text[:200]!r}", path=where.rpartition(", line ")[0]
+        ) from error

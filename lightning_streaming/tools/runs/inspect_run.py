@@ -49,7 +49,10 @@ def inspect_run(
     configs = {stage: config for stage, config in written.datamodule.configs.items() if config is not None}
     if not configs:
         raise ConfigError(
-            f"{', '.join(files)}: there is no data; write data.train, data.val, data.test or data.predict"
+            f"{', '.join(files)}: there is no data",
+            hint="write data.train, data.val, data.test or data.predict",
+            option="data",
+            path=", ".join(files),
         )
     stages = [inspected(stage, config, written, checkpoint, loader) for stage, config in configs.items()]
     if as_json:
@@ -107,7 +110,7 @@ def _read_again(dataset: Any, written: Any, run: Run, first_step: int) -> str | 
     samples = run.machines.num_ranks * written.datamodule.batch_size_of("train") * accumulate
     left = -(-(mixture.plan.epoch_size - cursor.sample_in_epoch) // samples)
     ends_before = steps is not None and 0 <= steps <= first_step + left
-    return None if ends_before else mixture.why_read_once(cursor.epoch + 1)
+    return None if ends_before else str(mixture.read_again_error(cursor.epoch + 1))
 
 
 def read_as_configured(dataset: Any, trainer: Mapping[str, Any]) -> None:
