@@ -119,19 +119,19 @@ _parsed_ndarray = lru_cache(maxsize=1024)(parse_ndarray)
 
 
 def register_encoding(name: str, encoding_class: type[EncodingClass]) -> None:
-    """Make an encoding of your own known in this process, to writers and readers.
+    """Register a custom encoding in this process, for writers and readers.
 
-    A dataset takes it along to its DataLoader workers. Any other process that reads or writes the column must register
-    it too, under the same name: the data holds the name only. Saying the same twice changes nothing.
+    A dataset passes it on to its DataLoader workers. Any other process that reads or writes the column must register it
+    too, under the same name: the data contains only the name. Registering the same class again has no effect.
 
     Args:
-        name: What columns call it; no built-in one, and with no colon.
-        encoding_class: Makes the encoding, with no arguments. Must stand at the top of a module, so that worker
-            processes find it. It has ``size``, the bytes of every payload or None where they vary;
-            ``encode(value) -> bytes``; and ``decode(data: bytes)``, which gives the value back.
+        name: Name of the encoding in ``columns``; not a built-in one, and without colon.
+        encoding_class: Class of the encoding, called without arguments. It must be defined at the top of a module, so
+            that worker processes can import it. It has ``size``, the bytes of every payload or None if they vary;
+            ``encode(value) -> bytes``; and ``decode(data: bytes)``, which returns the value.
 
     Raises:
-        ConfigError: The name is taken or cannot be one, or the class is not like this.
+        ConfigError: The name is taken or invalid, or the class lacks one of these.
     """
     if not isinstance(name, str) or not name or ":" in name:
         raise ConfigError(f"an encoding's name must be a text with no colon, but got {name!r}", option="name")
@@ -146,7 +146,7 @@ def register_encoding(name: str, encoding_class: type[EncodingClass]) -> None:
 
 
 def registered_encodings() -> dict[str, type[EncodingClass]]:
-    """Name to class of every encoding registered in this process, to register them in another."""
+    """Return the encodings registered in this process, name to class, to register them in another."""
     return {name: one.kind for name, one in _REGISTERED.items()}
 
 

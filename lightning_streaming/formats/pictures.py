@@ -64,10 +64,10 @@ def require_simplejpeg() -> Any:
 
 
 class EncodedImage:
-    """A picture that is not decoded yet; pixels are decoded each time they are asked for.
+    """Image that is not decoded yet. Each call of a method decodes it again.
 
     Args:
-        file: A whole JPEG, PNG or WebP file.
+        file: Content of a JPEG, PNG or WebP file.
 
     Raises:
         ConfigError: ``file`` is not bytes.
@@ -81,37 +81,37 @@ class EncodedImage:
                 f"an EncodedImage is made of the bytes of a whole file, but got {brief(file)}", option="file"
             )
         self.file = file
-        """The file."""
+        """Content of the file."""
 
     @property
     def size(self) -> Size:
-        """Width and height, as the file's head tells them.
+        """Width and height, from the header of the file.
 
         Raises:
-            EncodingError: It is no such file, or its head is damaged.
+            EncodingError: It is no such file, or its header is damaged.
         """
         head = _jpeg_head(self.file)
         return self.pil().size if head is None else head
 
     def pil(self) -> Image:
-        """A PIL image, which decodes its pixels when they are first needed.
+        """Return a PIL image, which decodes its pixels when they are first needed.
 
         Raises:
-            EncodingError: It is no such file, or its head is damaged; later, that its pixels are.
+            EncodingError: It is no such file, or its header is damaged. Damaged pixels raise later.
         """
         return open_image_file(self.file, IMAGE_FORMATS)
 
     def decode(self, min_size: int | Size | None = None) -> Pixels:
-        """The pixels, uint8 of shape (height, width, 3), RGB.
+        """Return the pixels: uint8 of shape (height, width, 3), RGB.
 
         Args:
-            min_size: Width and height that will do, or a number for both: a JPEG file is then decoded at a half, a
-                quarter or an eighth of its size, which takes less time, as long as neither side becomes shorter than
-                this. None, and all other files: the whole size.
+            min_size: Minimum width and height, or a number for both. A JPEG file is decoded at a half, a quarter or an
+                eighth of its size if both sides keep this minimum, which is faster. None, and all other files: full
+                size.
 
         Raises:
             EncodingError: The file is damaged, or of more than 8 bits a channel.
-            ConfigError: ``min_size`` is no size.
+            ConfigError: ``min_size`` is not a size.
         """
         least = None if min_size is None else _pair("min_size", min_size)
         if not self.file.startswith(BEGINNINGS["JPEG"]):
@@ -127,19 +127,18 @@ class EncodedImage:
         return pixels
 
     def crop(self, box: tuple[int, int, int, int], size: int | Size) -> Tensor:
-        """The pixels of a box, brought to a size: a tensor uint8 of shape (3, height, width), RGB.
+        """Return the pixels of a box, resized: a tensor of uint8 of shape (3, height, width), RGB.
 
-        A JPEG file is decoded at as small a size as is enough for that. Samples are bilinear with antialias, as
-        Pillow's are, from which they differ by two at most, and hardly ever by more than one, where the file is decoded
-        at its whole size.
+        A JPEG file is decoded at the smallest sufficient size. Resizing is bilinear with antialias as in Pillow; for a
+        file that is decoded at full size the values differ from Pillow's by at most two, and rarely by more than one.
 
         Args:
-            box: Left, upper, right and lower edge in pixels of the whole picture.
-            size: Width and height of what is returned, or a number for both.
+            box: Left, upper, right and lower edge in pixels of the whole image.
+            size: Width and height of the result, or a number for both.
 
         Raises:
             EncodingError: The file is damaged, or of more than 8 bits a channel.
-            ConfigError: The box is empty, not of whole pixels, or not within the picture; or ``size`` is no size.
+            ConfigError: The box is empty, not of whole pixels, or not within the image; or ``size`` is not a size.
         """
         import torch
 
@@ -158,7 +157,7 @@ class EncodedImage:
         return _channels_first(cut[0].numpy())  # now, as it is in the cache: to collate others takes thrice as long
 
     def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refused: numpy would make an array of one object of it.
+        """Refuse conversion by numpy, which would make an array of one object.
 
         Raises:
             ConfigError: Always.

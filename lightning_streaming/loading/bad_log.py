@@ -1,4 +1,4 @@
-"""The log of samples that could not be read: written by who found them bad, read by resumed runs and by tools."""
+"""Log of samples that could not be read: written by workers, read by resumed runs and by tools."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _ANY_FILE = "bad-rank*-worker*.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadSample:
-    """One line of a log of bad samples."""
+    """Line of a log of bad samples."""
 
     time: float
-    """When it was found bad, in seconds since 1970."""
+    """Time of the failure, in seconds since 1970."""
     pid: int
-    """Process that found it."""
+    """Process that failed to read the sample."""
     attempt: int
-    """0 for the sample that was to be read there; n for the n-th that was tried in its place."""
+    """0 for the sample of that position; n for the n-th replacement that was tried."""
     error: str
-    """What was wrong, in a line."""
+    """Error message, in one line."""
     key: SampleKey
-    """Which sample, and where in the epoch it was to be handed out."""
+    """Key of the sample, with its position in the epoch."""
 
 
 def bad_log_path(directory: str | os.PathLike[str], rank: int, worker: int) -> Path:
@@ -73,16 +73,16 @@ def write_bad_sample(path: Path, key: SampleKey, attempt: int, told: StreamingEr
 
 
 def read_bad_samples(path: str | os.PathLike[str]) -> Iterator[BadSample]:
-    """The samples of a log, file by file in the order in which they were found.
+    """Read the bad samples of a log, file by file, in the order in which they were found.
 
-    Lines that were cut short, as a full disk or a power cut leaves them, are left out.
+    Incomplete lines, which a full disk or a power cut leaves, are skipped.
 
     Args:
         path: Given to the dataset as ``bad_samples.log``; or one of the files there.
 
     Raises:
         ObjectNotFoundError: There is no such file or directory.
-        FormatError: A whole line is not one of such a log.
+        FormatError: A complete line is not one of such a log.
     """
     found = Path(path)
     if not found.exists():

@@ -1,4 +1,4 @@
-"""The streaming dataset: streams, order and cache brought together."""
+"""Streaming dataset: streams, their order and their cache."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ _MOST_STREAMS = 4
 @tells_unknown_arguments
 @explains_options_of(DatasetOptions)
 class StreamingDataset(AcceleratedDataset, ReferenceNames):
-    """Samples of one or several streams of shards, in an order that does not depend on how many machines read them.
+    """Dataset of one or several streams of shards, in an order that does not depend on the number of machines.
 
-    Making one does no I/O: indexes are read at the first ``len``, ``iter`` or ``[i]``. Iterate over it through
-    :class:`~lightning_streaming.StreamingDataLoader`, which keeps count and can save and restore its place.
+    Creating one does no I/O: indexes are read at the first ``len``, ``iter`` or ``[i]``. Iterate over it through
+    :class:`~lightning_streaming.StreamingDataLoader`, which can save and restore its position.
 
-    Epochs hand out what ``dataset[i]`` gives: to make samples in a way of your own, pass ``transform``, or override
-    ``__getitem__`` or ``get_item`` in a subclass; see docs/loading.md.
+    Epochs yield what ``dataset[i]`` returns: to customize samples, pass ``transform``, or override ``__getitem__`` or
+    ``get_item`` in a subclass; see docs/loading.md.
 
     Raises:
-        ConfigError: A setting cannot work, or settings contradict each other.
+        ConfigError: An option is invalid, or options contradict each other.
     """
 
     @takes_options_of(DatasetOptions)
@@ -99,11 +99,11 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
 
     @told
     def epoch_size(self) -> int:
-        """Samples drawn per epoch, after weighting."""
+        """Number of samples that an epoch draws, after weighting."""
         return self._passes.run.weights.epoch_size
 
     def __len__(self) -> int:
-        """Samples, or packs, per epoch and rank: the epoch's size divided among ranks, rounded up."""
+        """Return the samples, or packs, of an epoch on each rank: its size divided by the ranks, rounded up."""
         world = self._current_world()
         size = self.epoch_size if self._passes.run.asked.pack is None else self._passes.run.on(world).entries_of(0)
         return ceil(size / world.num_ranks)
@@ -119,12 +119,12 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         return f"<StreamingDataset: {', '.join(shown)}; {size}; at {cursor}>"
 
     def config(self) -> dict[str, Any]:
-        """What was asked for, as plain values without secrets: to log, and to compare with that of another run."""
+        """Return the options as plain values without secrets, to log or compare them."""
         return deepcopy(self._described)
 
     @property
     def next_epoch(self) -> int:
-        """The epoch that the next pass reads; may be set, which also forgets a place within an epoch."""
+        """Epoch of the next pass. Setting it starts that epoch from its beginning."""
         return self._passes.next_cursor().epoch
 
     @next_epoch.setter
@@ -132,13 +132,12 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         self._passes.seek(Cursor(check_whole("next_epoch", epoch, 0), 0))
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = False) -> dict[str, Any]:
-        """The place of the pass under way, or of the next one if none is, as plain values.
+        """Return the position of the pass under way, or of the next one if there is none, as plain values.
 
         Args:
-            num_samples: Samples read in this pass, over all ranks. None: those that a loader has handed out, or as many
-                as were taken from ``iter(dataset)`` in this process, times the number of ranks.
-            from_beginning: Whether ``num_samples`` counts from the beginning of the epoch rather than from where the
-                pass began.
+            num_samples: Samples read in this pass, over all ranks. None: those that a loader has yielded, or those
+                taken from ``iter(dataset)`` in this process, times the number of ranks.
+            from_beginning: Count ``num_samples`` from the beginning of the epoch, and not from that of the pass.
         """
         if num_samples is None:
             self._check_is_counted_here()
@@ -152,16 +151,16 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         return state_at(self, passes.run.on(world).advance(began, num_samples))
 
     def load_state_dict(self, state: Mapping[str, Any], on_mismatch: OnMismatch = "error") -> None:
-        """Let the next pass begin where ``state`` was taken, with its seed and canonical nodes.
+        """Let the next pass begin at the position of ``state``, with its seed and canonical nodes.
 
-        Whether the state belongs to this data is checked when the data is next looked at, not here.
+        This does not read the data yet. Whether the state belongs to it is checked when the index is next read.
 
         Args:
             state: From :meth:`state_dict`, from a loader, or from MosaicML Streaming.
-            on_mismatch: Whether changed data or settings are then an error or a warning.
+            on_mismatch: "error" or "warn" if data or options have changed since.
 
         Raises:
-            StateError: This is not a saved position.
+            StateError: ``state`` is not a saved position.
         """
         saved = read_state(state)
         self._passes.run.load(saved, on_mismatch)
@@ -175,7 +174,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         return (self.world or World.detect()).replicated(self.replication)
 
     def __iter__(self) -> WorkerSamples:
-        """This worker's samples of the next pass, in order: each is what ``dataset[i]`` makes of it."""
+        """Iterate over this worker's samples of the next pass, each as ``dataset[i]`` returns it."""
         passes, info = self._passes, get_worker_info()
         of_pass = passes.take_assigned()
         if info is not None:
@@ -189,7 +188,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         return passes.read_here(passes.of_worker(self._making, start, 0, 1))
 
     def close(self) -> None:
-        """Stop fetching and unmap every shard. The dataset may be used again; it then opens what it needs."""
+        """Stop downloads and unmap every shard. The dataset can be used again; it reopens what it needs."""
         self._passes.close()
         self._source.close()
 

@@ -1,4 +1,4 @@
-"""What a loader has handed out and what that took.
+"""Counts and waiting times of the batches that a loader yielded.
 
 :class:`BatchMeter` measures in the process that makes batches, :class:`StatisticsCollector` adds up in the one that
 consumes them, and :class:`LoaderStatistics` is what users see.
@@ -21,22 +21,22 @@ from lightning_streaming.loading.catalog import Catalog
 
 
 class WaitTimes(NamedTuple):
-    """For how long whoever consumes the batches waited for them, by reason."""
+    """Seconds that the consumer of the batches waited for them, by reason."""
 
     download: float = 0
-    """Files had to be fetched to this node."""
+    """Seconds of downloading files to this node."""
     decompress: float = 0
-    """Files had to be decompressed."""
+    """Seconds of decompressing files."""
     decode: float = 0
-    """Samples were read, decoded, transformed and collated."""
+    """Seconds of reading, decoding, transforming and collating samples."""
     queue: float = 0
-    """Batches were made, but had still to come from the worker process."""
+    """Seconds of moving finished batches from the worker process."""
     start: float = 0
-    """A pass began: workers were started, indexes read, the order worked out."""
+    """Seconds of starting passes: starting workers, reading indexes, computing the order."""
 
     @property
     def total(self) -> float:
-        """All together."""
+        """Sum over all reasons."""
         return sum(self)
 
 
@@ -46,37 +46,39 @@ _Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderStatistics:
-    """What one rank's loader has handed out, and what that took. Times in seconds."""
+    """Counts and waiting times of the loader of a rank. Times are in seconds."""
 
     batches: int = 0
+    """Batches that were yielded."""
     samples: int = 0
-    """With packs: documents, one that is cut between packs once for each part."""
+    """Samples in these; with packs: documents, where one that is cut between packs counts once for each part."""
     samples_per_stream: Mapping[str, int] = field(default_factory=dict)
+    """Samples by name of the stream."""
     sample_bytes: int = 0
-    """Bytes of these samples as they are stored uncompressed, counted by the mean of each one's shard."""
+    """Bytes of these samples uncompressed, estimated by the mean sample of each shard."""
     tokens: int = 0
     """Tokens of documents in packs; 0 where documents are not packed."""
     token_room: int = 0
-    """Tokens that these packs have room for."""
+    """Capacity of these packs in tokens."""
     wait: WaitTimes = _NO_WAIT
-    """For how long the consumer waited."""
+    """Time that the consumer waited."""
     shards_opened: int = 0
-    """How often a worker opened a shard."""
+    """Number of times that a worker opened a shard."""
     cache_hits: int = 0
-    """How often it was on this node before that worker wanted it; one that was fetched ahead in time is no hit."""
+    """Number of times that the shard was on this node before; one that was prefetched in time is no hit."""
     fetched_bytes: int = 0
-    """Bytes that were fetched of the other shards, compressed where they are stored so."""
+    """Bytes that were downloaded, compressed where the shards are."""
     shards_open: int = 0
-    """Shards that this rank's workers have mapped now."""
+    """Number of shards that this rank's workers have mapped now."""
     bad_samples: int = 0
-    """Samples that could not be read: others of their shards were, or their places in packs filled up."""
+    """Number of samples that could not be read and were replaced, or left out of packs."""
 
     def __add__(self, later: LoaderStatistics) -> LoaderStatistics:
-        """Both together; what is open now is as ``later`` has it."""
+        """Add the counts of ``later``; ``shards_open`` is that of ``later``."""
         return self._combined(later, 1, later.shards_open)
 
     def since(self, earlier: LoaderStatistics) -> LoaderStatistics:
-        """What has come since the same loader said ``earlier``; what is open now stays."""
+        """Return the counts since ``earlier``, of the same loader; ``shards_open`` stays."""
         return self._combined(earlier, -1, self.shards_open)
 
     def _combined(self, other: LoaderStatistics, sign: int, shards_open: int) -> LoaderStatistics:

@@ -1,8 +1,7 @@
-"""What speaks to the other ranks: values of samples brought together, and one state for all loaders.
+"""Communication with the other ranks: gathering the values of samples, and one state for all loaders.
 
-A loader's ``state_dict()`` is the same on every rank, so saving on each rank, or on one alone, needs no help from here.
-:func:`save_state_global` makes sure that all stand at the same position, :func:`restore_state_global` tells them where
-to go on.
+A loader's ``state_dict()`` is the same on every rank, so each rank, or one alone, can save it without these functions.
+:func:`save_state_global` checks that all ranks are at the same position, :func:`restore_state_global` sends it to them.
 """
 
 from __future__ import annotations
@@ -41,24 +40,25 @@ class _Part(NamedTuple):
 
 
 def all_gather_samples(values: Tensor | Sequence[Tensor], keys: SampleKeys | Sequence[SampleKeys]) -> Tensor:
-    """Bring the values of an evaluation together, for a metric that does not depend on how many ranks there were.
+    """Gather the values of all samples from all ranks, for a metric that does not depend on the number of ranks.
 
-    Each sample that was read counts once: what ranks read again to have equally many batches is left out, and so are
-    the copies of replicated ranks. The values come in the order of the data (stream, shard, index), whatever the order
-    of reading. So a metric of the result is, bit for bit, that of a single process, as long as the value of each sample
-    is: a model in ``eval`` mode that treats the samples of a batch one by one.
+    Each sample counts once: repeats that fill up ranks are dropped, and so are the copies of replicated ranks. The
+    values are in the order of the data (stream, shard, index), regardless of the order of reading. So a metric of the
+    result equals that of a single process bit for bit, if the value of each sample does: with a model in ``eval`` mode
+    that treats the samples of a batch independently.
 
-    To be called on all ranks if ``torch.distributed`` is initialised, whatever its backend; else it gathers nothing.
+    Call it on all ranks if ``torch.distributed`` is initialised, with any backend. Otherwise it returns the values of
+    this process.
 
     Args:
-        values: One value for each sample, of shape (samples, ...); or the same batch by batch.
-        keys: The samples' keys, batch by batch if the values are.
+        values: One value for each sample, of shape (samples, ...); or a list of these, batch by batch.
+        keys: The keys of the samples, batch by batch if the values are.
 
     Returns:
-        The values of all ranks, of shape (samples, ...), the same on each; on the device of the values given.
+        The values of all ranks, of shape (samples, ...), the same on each rank, on the device of ``values``.
 
     Raises:
-        ConfigError: There is not one value for each key, or they are not those of one pass; on all ranks alike.
+        ConfigError: The number of values and keys differ, or the keys are of several passes; raised on all ranks.
     """
     tensors = [values] if isinstance(values, Tensor) else list(values)
     listed = [keys] if isinstance(keys, SampleKeys) else list(keys)
@@ -104,21 +104,21 @@ def _shortened(items: Sequence[object]) -> str:
 
 
 def save_state_global(loader: StreamingDataLoader, dst_rank: int = 0) -> dict[str, Any] | None:
-    """The state of a loader on one rank, once all ranks have been found to have the same.
+    """Return the state of a loader on one rank, after checking that it is the same on all ranks.
 
-    To be called on all ranks, with ``torch.distributed`` initialised if there are several; not while Lightning trains,
-    whose checkpoints hold the place anyway.
+    Call it on all ranks, with ``torch.distributed`` initialised if there are several. Under Lightning it is not needed:
+    checkpoints contain the position.
 
     Args:
         loader: This rank's loader.
         dst_rank: The rank that gets the state.
 
     Returns:
-        The state on ``dst_rank``, None on the others. It goes on on any number of ranks.
+        The state on ``dst_rank``, None on the others. It can be loaded on any number of ranks.
 
     Raises:
-        StateError: Ranks stand at different places, so that no state is right for all; on all ranks alike.
-        ConfigError: There is no such rank, or no way to ask the others.
+        StateError: Ranks are at different positions; raised on all ranks.
+        ConfigError: There is no such rank, or the other ranks cannot be reached.
     """
     rank = _connected_rank(dst_rank)
     states = from_all(lambda _: loader.state_dict())
@@ -134,17 +134,17 @@ def save_state_global(loader: StreamingDataLoader, dst_rank: int = 0) -> dict[st
 def restore_state_global(
     loader: StreamingDataLoader, state: Mapping[str, Any] | None, src_rank: int | None = None
 ) -> None:
-    """Let a loader go on where a state was taken, on every rank.
+    """Load a state into the loaders of all ranks.
 
     Args:
         loader: This rank's loader.
-        state: From :func:`save_state_global` or ``loader.state_dict()``, of any number of ranks.
+        state: From :func:`save_state_global` or ``loader.state_dict()``, saved by any number of ranks.
         src_rank: The rank that has the state and sends it; the others pass None for ``state``. None: all have it.
 
     Raises:
-        StateError: This is not a saved position.
-        ConfigError: A rank that is to be sent the state brings one, or there is no such rank, or no way to ask it; on
-            all ranks alike.
+        StateError: ``state`` is not a saved position.
+        ConfigError: A rank other than ``src_rank`` passes a state, there is no such rank, or it cannot be reached;
+            raised on all ranks.
     """
     if src_rank is not None:
         _connected_rank(src_rank)

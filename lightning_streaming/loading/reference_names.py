@@ -1,4 +1,4 @@
-"""Names by which scripts for MosaicML Streaming ask a dataset of itself. All of them only look."""
+"""Read-only properties of a dataset, by the names of MosaicML Streaming."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def _is_same(one: object, other: object) -> bool:
 
 
 class ReferenceNames(KeyedAccess):
-    """What was asked of a dataset, and how its samples, shards and streams are numbered.
+    """Options of a dataset, and the numbering of its samples, shards and streams.
 
-    What follows from the data reads the indexes at the first look. Arrays are not to be changed.
+    Properties that depend on the data read the indexes at first use. Do not modify the arrays.
     """
 
     streams: DatasetStreams
@@ -74,63 +74,63 @@ class ReferenceNames(KeyedAccess):
 
     @told
     def shuffle(self) -> bool:
-        """Whether it shuffles."""
+        """Whether epochs are shuffled."""
         return self._order_settings.shuffle
 
     @told
     def shuffle_algo(self) -> ShuffleAlgo:
-        """How it shuffles, if it does."""
+        """Shuffle algorithm, if epochs are shuffled."""
         return self._order_settings.shuffle_algo
 
     @told
     def shuffle_seed(self) -> int:
-        """Seed of the order: the saved one after a resume."""
+        """Seed of the order; after a resume that of the checkpoint."""
         return self._order_settings.shuffle_seed
 
     @told
     def shuffle_block_size(self) -> int | None:
-        """Samples within which blocks are mixed; None as long as the default is not worked out, at the first pass."""
+        """Number of samples within which blocks are mixed; None before the first pass if it is the default."""
         return self._order_settings.shuffle_block_size
 
     @told
     def num_canonical_nodes(self) -> int | None:
-        """Slices of the sample space: the saved ones after a resume; None as long as no pass settled the default."""
+        """Number of slices of the sample space; None before the first pass if it is the default."""
         return self._order_settings.num_canonical_nodes
 
     @told
     def initial_physical_nodes(self) -> int | None:
-        """Nodes of the run's first start; None before a pass or a saved position said so."""
+        """Number of nodes of the first start of the run; None before a pass begins or a state is loaded."""
         return self._passes.run.initial_nodes
 
     @told
     def sampling_method(self) -> SamplingMethod:
-        """Whether partial repeats are drawn anew each epoch."""
+        """Whether each epoch draws partial repeats again."""
         return self._order_settings.sampling_method
 
     @told
     def sampling_granularity(self) -> int:
-        """Samples drawn from a shard at a time."""
+        """Number of samples drawn from a shard at a time."""
         return self._order_settings.sampling_granularity
 
     @told
     def partition_algo(self) -> PartitionAlgo:
-        """How an epoch is divided among nodes."""
+        """Algorithm that divides an epoch among nodes."""
         return self._order_settings.partition_algo
 
     @told
     def batching_method(self) -> BatchingMethod:
-        """Which samples share a batch."""
+        """Method that chooses the samples of a batch."""
         return self._order_settings.batching_method
 
     @told
     def epoch_seed_change(self) -> bool:
-        """Whether another seed draws and shuffles each epoch."""
+        """Whether each epoch is drawn and shuffled with another seed."""
         settings = self._order_settings
         return settings.shuffle and settings.sampling_method == "balanced"
 
     @told
     def cache_limit(self) -> int | None:
-        """Most bytes that the streams' directories on this node may hold."""
+        """Limit of the bytes in the cache directories of this node."""
         return self._source.cache_limit
 
     @told
@@ -140,27 +140,27 @@ class ReferenceNames(KeyedAccess):
 
     @told
     def num_samples(self) -> int:
-        """Samples of all streams before weighting; the same as ``size``."""
+        """Number of samples of all streams before weighting; the same as ``size``."""
         return self.size
 
     @told
     def length(self) -> int:
-        """The same as ``len(dataset)``."""
+        """Length, as ``len(dataset)``."""
         return len(self)
 
     @told
     def num_streams(self) -> int:
-        """How many streams there are."""
+        """Number of streams."""
         return len(self.streams)
 
     @told
     def shards(self) -> Sequence[ShardInfo]:
-        """What the indexes say of each shard, over all streams."""
+        """Entries of the indexes, one for each shard of all streams."""
         return self._source.catalog.shards
 
     @told
     def samples_per_shard(self) -> NDArray[np.int64]:
-        """Samples of each shard; shape (shards,)."""
+        """Number of samples of each shard; shape (shards,)."""
         return self._source.catalog.samples_per_shard
 
     @told
@@ -170,17 +170,17 @@ class ReferenceNames(KeyedAccess):
 
     @told
     def stream_per_shard(self) -> NDArray[np.int64]:
-        """Place of each shard's stream; shape (shards,)."""
+        """Number of the stream of each shard; shape (shards,)."""
         return self._source.catalog.stream_of_shard
 
     @told
     def samples_per_stream(self) -> NDArray[np.int64]:
-        """Samples of each stream before weighting; shape (streams,)."""
+        """Number of samples of each stream before weighting; shape (streams,)."""
         return np.asarray(self._source.catalog.samples_per_stream, np.int64)
 
     @told
     def shards_per_stream(self) -> NDArray[np.int64]:
-        """Shards of each stream; shape (streams,)."""
+        """Number of shards of each stream; shape (streams,)."""
         return np.asarray(self._source.catalog.shards_per_stream, np.int64)
 
     @told

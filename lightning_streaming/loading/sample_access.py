@@ -1,4 +1,4 @@
-"""Samples by id, without an order: as they are stored, or transformed as an epoch hands them out; and by their keys."""
+"""Samples by id or by key: as they are stored, or transformed as epochs yield them."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ class ShardAccess:
 
     @property
     def size(self) -> int:
-        """Samples of all streams before weighting: the range of ``dataset[i]``."""
+        """Number of samples of all streams before weighting: the range of ``dataset[i]``."""
         return self._source.catalog.num_samples
 
     @property
     def num_shards(self) -> int:
-        """Shards of all streams."""
+        """Number of shards of all streams."""
         return len(self._source.catalog.shards)
 
     @property
     def cache_usage(self) -> int:
-        """Bytes that this node keeps of these streams, files on their way included."""
+        """Bytes of these streams in the cache of this node, including downloads under way."""
         return self._source.cache_usage()
 
     def get_item(self, sample_id: int, retry: int = 1) -> Any:
-        """One sample, decoded: a dict of column name to value. To be overridden where samples are to be read otherwise.
+        """Return a decoded sample: a dict of column name to value. Override it to read samples differently.
 
-        While it is read its shard cannot be evicted.
+        While it reads, the shard cannot be evicted.
 
         Args:
-            sample_id: In ``[-size, size)``.
-            retry: How often to fetch its shard again if that turns out to be damaged on this node, or to have vanished.
+            sample_id: Id in ``[-size, size)``.
+            retry: Number of times to download the shard again if it is damaged on this node, or has vanished.
 
         Raises:
             SampleIndexError: The id is out of range.
@@ -71,10 +71,10 @@ class ShardAccess:
         return self._source.read(shard, index, alone=self._on_demand, retry=retry)
 
     def __getitem__(self, index: SampleIndex) -> Any:
-        """Samples by id, as :meth:`get_item` gives them; a list of ``self[i]`` for a slice, list or array.
+        """Return a sample by id, as :meth:`get_item` does; for a slice, list or array a list of ``self[i]``.
 
         Args:
-            index: What is asked for.
+            index: An id in ``[-size, size)``; or a slice, list or array of ids.
 
         Raises:
             SampleIndexError: An id is out of range.
@@ -85,26 +85,26 @@ class ShardAccess:
         return self._listed(index)
 
     def prepare_shard(self, shard: int, blocking: bool = True) -> bool:
-        """Have a shard on this node, for example in ``prepare_data``.
+        """Download a shard to this node, for example in ``prepare_data``.
 
         Args:
-            shard: Counted over all streams, in ``[0, num_shards)``.
-            blocking: Whether to wait while another process fetches it, or for room.
+            shard: Number of the shard over all streams, in ``[0, num_shards)``.
+            blocking: Wait while another process downloads it, or for room.
 
         Returns:
-            Whether it is here.
+            Whether the shard is on this node.
 
         Raises:
             SampleIndexError: There is no such shard.
-            StorageError: It could not be fetched.
+            StorageError: The download failed.
         """
         return self._source.fetch(self._checked(shard), wait=blocking)
 
     def evict_shard(self, shard: int) -> bool:
-        """Remove what this node keeps of a shard, unless it is in use or was not fetched by us.
+        """Remove the downloaded files of a shard from this node, unless it is in use.
 
         Args:
-            shard: Counted over all streams, in ``[0, num_shards)``.
+            shard: Number of the shard over all streams, in ``[0, num_shards)``.
 
         Returns:
             Whether files were removed.
@@ -115,13 +115,13 @@ class ShardAccess:
         return self._source.evict(self._checked(shard))
 
     def evict_coldest_shard(self) -> int:
-        """Remove the shard of these streams that was used longest ago and is not in use.
+        """Remove the least recently used shard of these streams that is not in use.
 
         Returns:
-            Which, counted over all streams.
+            Number of the shard over all streams.
 
         Raises:
-            ConfigError: None can be removed.
+            ConfigError: No shard can be removed.
         """
         return self._source.evict_coldest()
 
@@ -176,10 +176,10 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
 
     @property
     def transform(self) -> Any:
-        """The function that decoded samples go through; may be set before a pass begins.
+        """Function that is applied to decoded samples; may be set before a pass begins.
 
-        A subclass that overrides :meth:`__getitem__` may set it for its own use, as those of torchvision do, before or
-        after it calls this class's constructor: what is applied before stays what the constructor was given.
+        A subclass that overrides :meth:`__getitem__` may set it for its own use, as torchvision's datasets do, before
+        or after it calls the constructor of this class. The function given to the constructor then still applies.
         """
         return self._own_transform
 
@@ -190,13 +190,13 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
             self._transform = self._transform.replaced(transform)
 
     def __getitem__(self, index: SampleIndex) -> Any:
-        """Samples by id, as an epoch hands them out: decoded by :meth:`get_item`, then transformed.
+        """Return a sample by id, as epochs yield it: decoded by :meth:`get_item`, then transformed.
 
-        To be overridden where samples are to be something else: epochs, loaders and :meth:`restore_sample` go through
-        it. Outside of these a sample belongs to no epoch; a transform's ``rng`` is then keyed by the id alone.
+        Override it to customize samples: epochs, loaders and :meth:`restore_sample` call it. A sample that is read
+        outside of these belongs to no epoch; the ``rng`` of a transform is then seeded by the id alone.
 
         Args:
-            index: An id in ``[-size, size)``; or a slice, list or array of such, which gives a list of ``self[i]``.
+            index: An id in ``[-size, size)``; or a slice, list or array of ids, for a list of ``self[i]``.
 
         Raises:
             SampleIndexError: An id is out of range.
@@ -212,20 +212,21 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
         return self._listed(index)
 
     def restore_sample(self, key: SampleKey | Mapping[str, Any]) -> Any:
-        """The very sample that an epoch handed out, augmentation included; on any machine, and from any dataset of
-        the same class, streams and transform, whatever its order.
+        """Return a sample exactly as an epoch yielded it, with the same augmentation.
+
+        This works on any machine, and with any dataset of the same class, streams and transform, whatever its order.
 
         Args:
-            key: From ``StreamingDataLoader(return_keys=True)``, or what its ``as_dict`` gave.
+            key: From ``StreamingDataLoader(return_keys=True)``, or the dict of its ``as_dict``.
 
         Returns:
-            What ``dataset[i]`` gives for it, with the randomness that it had.
+            The result of ``dataset[i]``, with the random numbers of that epoch.
 
         Raises:
             SampleIndexError: These streams have no such sample.
-            ConfigError: This is no key.
+            ConfigError: ``key`` is not a key.
             FormatError: The shard or the sample is damaged.
-            StorageError: The shard could not be fetched.
+            StorageError: The download of the shard failed.
         """
         key = key if isinstance(key, SampleKey) else SampleKey.from_dict(key)
         sample_id = find_sample(self._source.catalog, key)
@@ -236,12 +237,12 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
             return make(sample_id, key.position)
 
     def can_restore_sample(self, key: SampleKey | Mapping[str, Any] | None = None) -> bool:
-        """Whether :meth:`restore_sample` finds the key's sample; without a key, whether it works at all, as it does.
+        """Return whether :meth:`restore_sample` finds the sample of a key; True without a key.
 
-        Reads the indexes of the streams, no shard.
+        This reads the indexes of the streams, and no shard.
 
         Raises:
-            ConfigError: This is no key.
+            ConfigError: ``key`` is not a key.
         """
         if key is None:
             return True
@@ -303,13 +304,13 @@ def find_sample(catalog: Catalog, key: SampleKey) -> int:
 
 @tells_unknown_arguments
 class LocalDataset(ShardAccess, Dataset[Any]):
-    """The samples of a directory by index, for torch's own ``DataLoader`` and samplers.
+    """Map-style dataset of a local directory, for torch's ``DataLoader`` and samplers.
 
-    Making one does no I/O: the index is read at the first ``len`` or ``[i]``. It saves no place and knows no ranks; for
+    Creating one does no I/O: the index is read at the first ``len`` or ``[i]``. It has no position and no ranks; for
     training use :class:`~lightning_streaming.StreamingDataset`.
 
     Args:
-        local: The directory.
+        local: Directory of the dataset.
         split: Subdirectory of it, like "train"; or a part of it, like "train[:98%]".
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         columns: Names of the columns to read. None: all.
@@ -343,7 +344,7 @@ class LocalDataset(ShardAccess, Dataset[Any]):
         super().__init__(source, on_demand=False)
 
     def __len__(self) -> int:
-        """Samples of the directory."""
+        """Return the number of samples."""
         return self.size
 
     @property
@@ -353,9 +354,9 @@ class LocalDataset(ShardAccess, Dataset[Any]):
 
     @property
     def shards(self) -> Sequence[ShardInfo]:
-        """What the index says of each shard."""
+        """Entries of the index, one for each shard."""
         return self._source.catalog.shards
 
     def close(self) -> None:
-        """Unmap every shard. The dataset may be used again; it then opens what it needs."""
+        """Unmap every shard. The dataset can be used again; it reopens what it needs."""
         self._source.close()

@@ -131,14 +131,14 @@ class SampleWatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedSample:
-    """One line of a sample log."""
+    """Line of a sample log."""
 
     time: float
-    """When the worker began to read it, in seconds since 1970."""
+    """Time at which the worker began to read the sample, in seconds since 1970."""
     pid: int
-    """Process that read it."""
+    """Process that read the sample."""
     key: SampleKey
-    """Which sample; ``restore_sample`` makes it again."""
+    """Key of the sample; ``restore_sample`` reads it again."""
 
 
 def _sample_log_path(directory: str | os.PathLike[str], rank: int, worker: int) -> Path:
@@ -153,12 +153,15 @@ def _sample_log_path(directory: str | os.PathLike[str], rank: int, worker: int) 
 
 
 def read_sample_log(path: str | os.PathLike[str]) -> Iterator[LoggedSample]:
-    """The samples of a log, in the order in which they were read.
+    """Read the samples of a log, in the order in which they were read.
 
-    Lines that were cut short, as a full disk or a power cut leaves them, are left out.
+    Incomplete lines, which a full disk or a power cut leaves, are skipped.
+
+    Args:
+        path: A file in the directory ``debug.sample_log`` of the dataset.
 
     Raises:
-        FormatError: A whole line is not one of a sample log.
+        FormatError: A complete line is not one of a sample log.
     """
     for line, where in whole_lines(path):
         yield _parsed(line, where)

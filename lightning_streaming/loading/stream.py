@@ -1,4 +1,4 @@
-"""One stream, as a user asks for it and as it is within its dataset: where it is, and how much of it an epoch draws."""
+"""A stream as the user configures it, and as it is in its dataset: its location, and its share of an epoch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StoredOptions(SelectionOptions):
 @explains_options_of(StoredOptions)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream(StoredOptions):
-    """A dataset directory with an ``index.json``, or data of another format, and its share of an epoch.
+    """Location of a dataset, with ``index.json`` or of another format, and its share of an epoch.
 
     Args:
         remote: Where the shards come from: a path, or any URL fsspec knows (``s3://``, ``gs://``, ``https://``, ...).

@@ -1,4 +1,4 @@
-"""What a user writes about the data of one stage, and configurations as they may be printed and saved."""
+"""Configuration of the data of a stage, and configurations as they may be printed and saved."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from lightning_streaming.storage.urls import user_of
 @explains_options_of(DataOptions)
 @dataclass(frozen=True, kw_only=True)
 class StreamingConfig(DataOptions):
-    """The data of one stage: one dataset (``remote``), or several streams mixed by weight (``streams``).
+    """Data of one stage: one dataset (``remote``), or several streams mixed by weight (``streams``).
 
     The fields are the arguments of :class:`~lightning_streaming.StreamingDataset` of the same names.
 
@@ -42,11 +42,11 @@ class StreamingConfig(DataOptions):
         streams: Streams by name, each with its ``remote`` and, if several are mixed, its ``proportion``.
         phases: Mixtures of the streams that follow each other within an epoch, in place of ``proportion``, ``repeat``
             and ``choose``; see docs/mixtures.md.
-        shuffle: Whether to shuffle. None: yes for training, no otherwise.
-        replication: This many consecutive ranks read the same samples. None: as the strategy's device mesh wants it.
+        shuffle: Shuffle the samples. None: only for training.
+        replication: Number of consecutive ranks that read the same samples. None: from the device mesh of the strategy.
 
     Raises:
-        ConfigError: A setting cannot work, or nothing says where the data is.
+        ConfigError: An option is invalid, or there is no location of the data.
     """
 
     streams: Mapping[str, Stream] | None = None
@@ -59,7 +59,7 @@ class StreamingConfig(DataOptions):
         super().__post_init__()
 
     def dataset_arguments(self, *, shuffle_by_default: bool) -> dict[str, Any]:
-        """Keyword arguments for :class:`~lightning_streaming.StreamingDataset`."""
+        """Return the arguments for :class:`~lightning_streaming.StreamingDataset`."""
         arguments = {one.name: getattr(self, one.name) for one in fields(self)}
         if self.shuffle is None:
             arguments["shuffle"] = shuffle_by_default

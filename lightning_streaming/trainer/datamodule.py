@@ -43,7 +43,7 @@ _LIGHTNINGS_OWN = "data_parallel"
 
 @dataclass
 class StageOptions:
-    """What is read in each stage, and what its batches are.
+    """Datasets of each stage, and their batches.
 
     Args:
         train: Data of ``fit``.
@@ -51,7 +51,7 @@ class StageOptions:
         test: Data of ``test``.
         predict: Data of ``predict``.
         batch_size: Samples per batch on each rank.
-        eval_batch_size: The same for val, test and predict. None: ``batch_size``.
+        eval_batch_size: Samples per batch on each rank for val, test and predict. None: ``batch_size``.
         return_keys: Stages whose batches come with the keys of their samples, as a :class:`KeyedBatch`; see
             docs/evaluation.md.
         return_valid_mask: Stages whose batches, which must be dicts, get a mask ``valid``: False for samples that are
@@ -70,14 +70,14 @@ class StageOptions:
 
 @dataclass
 class LoaderOptions:
-    """What the loader of each stage hands on to torch's.
+    """Arguments of torch's ``DataLoader`` for the loader of each stage.
 
     Args:
         num_workers: Worker processes per loader; 0 loads in the training process.
         prefetch_factor: Batches each worker prepares ahead. None: torch's default.
-        persistent_workers: Keep workers from epoch to epoch.
+        persistent_workers: Keep workers running between epochs.
         pin_memory: Copy batches to page-locked memory, for faster transfer to a GPU.
-        drop_last: Leave out a last training batch that is not full.
+        drop_last: Drop the last training batch if it is not full.
         multiprocessing_context: How workers start: "fork", "spawn" or "forkserver". None: the platform's default.
     """
 
@@ -91,7 +91,7 @@ class LoaderOptions:
 
 @dataclass
 class ModuleOptions(LoaderOptions, StageOptions):
-    """All that a data module is asked for; stages first."""
+    """Options of a data module; stages first."""
 
     def __post_init__(self) -> None:
         for name, stages in (("return_keys", self.return_keys), ("return_valid_mask", self.return_valid_mask)):
@@ -117,11 +117,11 @@ else:
 @tells_unknown_arguments
 @explains_options_of(ModuleOptions)
 class StreamingDataModule(_WithOptions):
-    """Builds a streaming dataset and its loader for each stage, and makes ``Trainer.fit(ckpt_path=...)`` exact.
+    """Data module with a streaming dataset and loader for each stage, which makes ``Trainer.fit(ckpt_path=...)`` exact.
 
-    Use it as it is, from Python or YAML, or override :meth:`transform` and :meth:`collate` for your own task, and
-    :meth:`build_dataset` and :meth:`build_dataloader` for anything else. A :class:`StreamingStateCallback` is added to
-    the trainer if there is none, so the position is in every checkpoint.
+    Use it as it is, from Python or YAML, or override :meth:`transform` and :meth:`collate` for your task, and
+    :meth:`build_dataset` and :meth:`build_dataloader` for anything else. It adds a :class:`StreamingStateCallback` to
+    the trainer if there is none, so every checkpoint contains the position.
     """
 
     @takes_options_of(ModuleOptions)
@@ -139,22 +139,22 @@ class StreamingDataModule(_WithOptions):
     # Override these -----------------------------------------------------------------------------------------------
 
     def transform(self, sample: dict[str, Any], stage: Stage, rng: np.random.Generator) -> Any:
-        """Turn a decoded sample into what your collate takes. Runs in the workers.
+        """Transform a decoded sample into the input of :meth:`collate`. Runs in the workers.
 
         Args:
             sample: Column name to value.
             stage: "train", "val", "test" or "predict"; augment in "train" only.
-            rng: The sample's own generator: drawing from it gives the same augmentation after any resume. An override
-                that draws nothing may leave this parameter out.
+            rng: Random generator of the sample: it gives the same augmentation after any resume. An override that
+                draws nothing may omit this parameter.
         """
         return sample
 
     def collate(self, samples: list[Any]) -> Any:
-        """Turn the transformed samples of a batch into the batch. Runs in the workers."""
+        """Collate the transformed samples of a batch. Runs in the workers."""
         return default_collate(samples)
 
     def build_dataset(self, stage: Stage, config: StreamingConfig) -> StreamingDataset:
-        """Make the dataset of a stage. Called in :meth:`setup`, on every rank, with the trainer attached."""
+        """Build the dataset of a stage. Called in :meth:`setup`, on every rank, with the trainer attached."""
         arguments = config.dataset_arguments(shuffle_by_default=stage == "train")
         world = None if self.trainer is None else world_of(self.trainer)
         if self.trainer is not None and arguments["replication"] is None:
@@ -166,7 +166,7 @@ class StreamingDataModule(_WithOptions):
         )
 
     def build_dataloader(self, stage: Stage, dataset: StreamingDataset) -> StreamingDataLoader:
-        """Make the loader of a stage. Called whenever Lightning asks for one."""
+        """Build the loader of a stage. Called whenever Lightning needs one."""
         loading = {one.name: getattr(self, one.name) for one in fields(LoaderOptions)}
         loading["drop_last"] = self.drop_last and stage == "train"
         if not self.num_workers:
@@ -184,7 +184,7 @@ class StreamingDataModule(_WithOptions):
     # Lightning calls these ----------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Make the datasets of a stage, and see to it that their position is saved."""
+        """Build the datasets of a stage, and add the callback that saves their position."""
         if self.trainer is not None:
             _add_state_callback(self.trainer)
         for name in _STAGES_OF[stage]:
@@ -200,19 +200,19 @@ class StreamingDataModule(_WithOptions):
                         passes_of(dataset).show_waits(shown_by(self.trainer))
 
     def train_dataloader(self) -> Any:
-        """The loader of ``train``."""
+        """Return the loader of ``train``."""
         return self._loader("train")
 
     def val_dataloader(self) -> Any:
-        """The loader of ``val``."""
+        """Return the loader of ``val``."""
         return self._loader("val")
 
     def test_dataloader(self) -> Any:
-        """The loader of ``test``."""
+        """Return the loader of ``test``."""
         return self._loader("test")
 
     def predict_dataloader(self) -> Any:
-        """The loader of ``predict``."""
+        """Return the loader of ``predict``."""
         return self._loader("predict")
 
     def teardown(self, stage: str) -> None:
@@ -222,16 +222,16 @@ class StreamingDataModule(_WithOptions):
                 self.datasets[name].close()
 
     def batch_size_of(self, stage: Stage) -> int:
-        """Samples per batch on each rank."""
+        """Return the samples per batch on each rank."""
         if stage == "train" or self.eval_batch_size is None:
             return self.batch_size
         return self.eval_batch_size
 
     @property
     def hparams(self) -> Any:
-        """What ``save_hyperparameters()`` saves; stages as plain values without secrets, for checkpoints and loggers.
+        """Hyperparameters saved by ``save_hyperparameters()``: stages are plain values without secrets.
 
-        The stages as they were given are in ``configs``.
+        ``configs`` has the stages as they were passed.
         """
         found = super().hparams
         found.update({name: shown(value, name) for name, value in found.items()})
@@ -239,7 +239,7 @@ class StreamingDataModule(_WithOptions):
 
     @property
     def hparams_initial(self) -> Any:
-        """``hparams`` as they were saved first."""
+        """Hyperparameters as they were first saved."""
         found = super().hparams_initial
         found.update({name: shown(value, name) for name, value in found.items()})
         return found

@@ -1,4 +1,4 @@
-"""Shows what loading data costs training: numbers for the loggers every few steps, a line of advice at the end."""
+"""Cost of loading data for training: metrics for the loggers every few steps, a line of advice at the end."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from lightning_streaming.trainer import lightning_internals
 
 
 class StreamingMonitor(Callback):
-    """Logs what every :class:`~lightning_streaming.StreamingDataLoader` among the train loaders does.
+    """Callback that logs metrics of every :class:`~lightning_streaming.StreamingDataLoader` among the train loaders.
 
-    Each ``log_every_n_steps`` it gives the trainer's loggers the numbers of the steps since, under names that begin
-    with ``data/``, or ``data/<loader>/`` if there are several; docs/monitoring.md lists them. They are those of global
-    rank 0; those that begin with ``global_`` are estimates, rank 0's times the number of ranks that read different
-    samples. Where a mixture has phases, a line
-    tells at each border which one is read from there on. When the fit ends and has waited for data for a tenth of its
-    time or more, it says so in one line, with what to do about it.
+    Each ``log_every_n_steps`` it logs the metrics of the steps since, under names that begin with ``data/``, or
+    ``data/<loader>/`` if there are several; docs/monitoring.md lists them. They are those of global rank 0; names that
+    begin with ``global_`` are estimates: those of rank 0 times the number of ranks that read different samples. With a
+    schedule of mixtures it prints a line whenever a phase begins. If ``fit`` waited for data for a tenth of its time or
+    more, it prints a line of advice at the end.
 
     It only reads :meth:`~lightning_streaming.StreamingDataLoader.statistics`, and saves nothing in checkpoints.
     """
@@ -38,25 +37,25 @@ class StreamingMonitor(Callback):
         self._logged_at = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to count."""
+        """Start counting."""
         self._watched = {}
         self._clock = _TrainingClock()
         self._logged_at = 0.0
         self._look(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See which loaders there are now: Lightning may have made them anew."""
+        """Update the loaders: Lightning may have recreated them."""
         self._look(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        """Say which phase is read, if another one was before."""
+        """Print the phase that begins, if any."""
         for watched in self._watched.values() if trainer.is_global_zero else ():
             line = watched.tell_phase()
             if line:
                 rank_zero_info(line)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        """Tell the loggers, if this is a step to do so."""
+        """Log metrics, if the trainer logs in this step."""
         for watched in self._watched.values() if trainer.is_global_zero else ():
             watched.end_batch()
         step = lightning_internals.logging_step(trainer)
@@ -77,19 +76,19 @@ class StreamingMonitor(Callback):
             logger.log_metrics(metrics, step=step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take what loaders have counted before Lightning makes them anew."""
+        """Collect the counts of loaders before Lightning recreates them."""
         self._look(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Time that validation takes is not training's."""
+        """Stop the clock of training during validation."""
         self._clock.stop()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Training goes on."""
+        """Continue the clock of training."""
         self._clock.go_on()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give advice if data was the bottleneck, about the loader that was waited for the longest."""
+        """Print advice about the slowest loader, if data was the bottleneck."""
         self._look(trainer)
         slowest = max(self._watched.values(), key=lambda watched: watched.in_fit.wait.total, default=None)
         line = slowest and advice(slowest.in_fit, self._clock.seconds(), slowest.setup)

@@ -35,17 +35,18 @@ from lightning_streaming.trainer.config import shown
 
 
 class StreamingStateCallback(Callback):
-    """Saves the place in the data in every checkpoint, and puts ``Trainer.fit(ckpt_path=...)`` back there.
+    """Callback that saves the position in the data in every checkpoint, and restores it in ``fit(ckpt_path=...)``.
 
-    The data module adds one by itself. Without it, give one to the trainer: it finds every
+    The data module adds one itself. Without it, pass one to the trainer: it finds every
     :class:`~lightning_streaming.StreamingDataLoader` among the train loaders, by name.
 
-    Saved are, for each loader: epoch, sample offset, shuffle seed, canonical node count, and a fingerprint of data and
-    order. All of it is the same on every rank, so rank 0's checkpoint serves all. A batch counts as read when its
-    gradient is in the weights: with gradient accumulation, at the optimizer's step.
+    For each loader it saves epoch, sample offset, shuffle seed, number of canonical nodes, and a fingerprint of data
+    and order. These are the same on every rank, so the checkpoint of rank 0 is enough. A batch counts as read once its
+    gradient is in the weights: with gradient accumulation, at the step of the optimizer.
 
     Args:
-        on_mismatch: What to do on a resume if data or order settings have changed: "error", or "warn" and go on.
+        on_mismatch: "error" or "warn" if data or order have changed since the checkpoint. With "warn" the run continues
+            from the same position.
     """
 
     def __init__(self, on_mismatch: OnMismatch = "error") -> None:

@@ -1,4 +1,4 @@
-"""Writes down which samples each step of training is given, and tells of such a log which are in the weights."""
+"""Log of the samples of each training step, and reading which of them are in the weights."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from lightning_streaming.trainer import lightning_internals
 
 
 class StepLog(Callback):
-    """Logs the samples of each step, so that runs can be compared by :func:`read_step_log`.
+    """Callback that logs the samples of each step, to compare runs with :func:`read_step_log`.
 
-    The log has a line for each batch that is trained on: the number of batches before it, over all epochs;
+    The log has a line for each training batch: the number of batches before it, over all epochs;
     ``trainer.global_step`` as the batch begins; and the keys of its samples. The line is written before ``backward``,
-    so before the batch is in any weights. A second line follows when an optimizer step has taken the batch. Every
-    global rank writes a file of its own, ``rank0.jsonl``, ...; a run that resumes adds to the files. Batches stay as
-    they are, and nothing is saved in checkpoints.
+    so before the batch is in any weights. A second line follows when an optimizer step has used the batch. Every
+    global rank writes its own file, ``rank0.jsonl``, ...; a run that resumes appends to the files. Batches are not
+    changed, and nothing is saved in checkpoints.
 
     The log leaves out batches for which ``training_step`` returns None, and samples that a rank reads a second time
     only to fill the last batch of an epoch. With manual optimization every batch counts as taken when it ends; its line
     is written then, unless the model calls ``manual_backward``.
 
     Args:
-        dirpath: Directory for the log, the same on all ranks; it is made where there is none. A run and those that go
-            on from it have one together.
+        dirpath: Directory of the log, the same on all ranks; it is created if needed. A run and those that resume it
+            share one.
 
     Raises:
         UnsupportedError: In ``fit``, where ``training_step`` takes ``dataloader_iter``.
-        FormatError: In ``fit``, where a file that is there is no log of steps.
+        FormatError: In ``fit``, if an existing file is not a log of steps.
     """
 
     def __init__(self, dirpath: str | os.PathLike[str]) -> None:
@@ -49,11 +49,11 @@ class StepLog(Callback):
         self._under_way: list[dict[str, Any]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Come before whoever saves at the end of a batch."""
+        """Run before callbacks that save at the end of a batch."""
         lightning_internals.put_first(trainer, self)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to listen. Runs are numbered by the log itself, as clocks of machines differ."""
+        """Open the log. It numbers the runs, because the clocks of machines differ."""
         if lightning_internals.steps_fetch_batches(trainer):
             raise UnsupportedError(
                 f"StepLog was asked to log the batches of {type(pl_module).__name__}, but its training_step takes "
@@ -65,11 +65,11 @@ class StepLog(Callback):
         self._listen(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen to loaders that Lightning has made anew; what a pass gave that was ended early was not trained on."""
+        """Watch loaders that Lightning has recreated; batches left over from the pass before were not trained on."""
         self._listen(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        """Make a line for each loader that gave something for this batch, which the model may yet leave out."""
+        """Prepare a line for each loader that contributed to this batch; the model may still skip it."""
         number = {"batch": lightning_internals.batches_completed(trainer), "step": trainer.global_step}
         self._under_way = [
             {"run": self._run, **number, "loader": name, **_samples(waiting.popleft())}
@@ -78,11 +78,11 @@ class StepLog(Callback):
         ]
 
     def on_before_backward(self, *_: Any, **__: Any) -> None:
-        """Write the lines: from here on ranks wait for each other, and none has the batch in its weights yet."""
+        """Write the lines, before the batch is in the weights of any rank."""
         self._write()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        """Write that the weights have the batch, before other callbacks save them."""
+        """Log that the batch is in the weights, before other callbacks save them."""
         if pl_module.automatic_optimization:
             self._under_way = []  # without a backward there was no loss
         self._write()
@@ -141,10 +141,10 @@ def _files(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartKey(SampleKey):
-    """What is left of a document that was cut between packs; its first part has the :class:`SampleKey` of the whole."""
+    """Key of a later part of a document that was cut between packs; the first part has a plain :class:`SampleKey`."""
 
     first_token: int
-    """The token of the document with which it begins."""
+    """Position in the document of the first token of the part."""
 
 
 class _LoggedBatch(NamedTuple):
@@ -164,24 +164,24 @@ class _StepTaken(NamedTuple):
 
 
 def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> list[SampleKey]:
-    """Return the samples in the weights that a run ended with, by the log that :class:`StepLog` wrote of it.
+    """Return the samples that the final weights of a run were trained on, from its :class:`StepLog`.
 
-    A run that resumed from a checkpoint began with some batch; what an earlier run had read from that batch on is in no
-    weights any more, and is left out. So are batches at the end that no optimizer step took. Two runs have trained on
-    the same samples in the same order if these lists are equal, whatever the number of ranks and the batch size. A
-    sample that was read twice in an epoch is there twice, but not if the second time only filled the epoch's last
-    batch. A document that was cut between packs is there once for each part: all but the first are a :class:`PartKey`.
+    Where a run resumed from a checkpoint, the batches that an earlier run had read after that checkpoint are not in the
+    weights, and are dropped. So are batches at the end that no optimizer step used. Two runs have trained on the same
+    samples in the same order if these lists are equal, whatever their number of ranks and batch size. A sample that was
+    read twice in an epoch is listed twice, unless the second time only filled the last batch of the epoch. A document
+    that was cut between packs is listed once for each part: all but the first are a :class:`PartKey`.
 
     Args:
         dirpath: Directory of the log, with the files of all ranks.
-        loader: Name of the train loader; "train" where there is one.
+        loader: Name of the train loader; "train" if there is only one.
 
     Returns:
         A key for each sample, by epoch and position. Ranks that read the same samples count as one.
 
     Raises:
-        ConfigError: No log is there, or none of that loader.
-        FormatError: A whole line is not one of a step log.
+        ConfigError: There is no log, or none of that loader.
+        FormatError: A complete line is not one of a step log.
     """
     runs: dict[int, list[_LoggedBatch]] = {}
     taken: dict[int, int] = {}

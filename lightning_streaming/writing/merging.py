@@ -47,23 +47,23 @@ def merge(
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetIndex:
-    """Publish the index of a dataset whose samples are those of its parts, one part after the other.
+    """Merge datasets by an index over their shards, in the order given.
 
-    No shard is read, moved or removed; an index that ``out`` already has is replaced. Shards keep their format, columns
-    and compression, which may differ. A part may itself be merged. What is named twice counts once, at its first place.
+    No shard is read, moved or removed; an existing index of ``out`` is replaced. Shards keep their format, columns and
+    compression, which may differ. A part may itself be a merged dataset. A part that is listed twice counts once.
 
     Args:
-        parts: Datasets that lie below ``out``, at any depth, in the order of their samples. Each is a directory or URL,
-            or that of its ``index.json``; or a pair (directory, URL) whose URL is asked only if the directory has none.
+        parts: Datasets below ``out``, at any depth, in the order of their samples. Each is a directory or URL, or that
+            of its ``index.json``; or a pair (directory, URL), whose URL is read only if the directory has no index.
         out: The merged dataset: a directory; or a URL; or (directory, URL or second directory) for both.
         storage_options: Arguments for the filesystem of the URLs.
 
     Returns:
-        The index that was published.
+        The published index.
 
     Raises:
-        ConfigError: There are no parts, one does not lie below ``out``, one is of another library and others are not of
-            the same format, or files of another dataset lie under the names that compressed shards have uncompressed.
+        ConfigError: There are no parts; a part is not below ``out``; parts of other libraries do not all have the same
+            format; or files of another dataset have the names of decompressed shards.
         ObjectNotFoundError: A part has no index.
         IndexFormatError: An index cannot be read.
         StorageError: A store did not answer.
@@ -158,17 +158,17 @@ def _check_raw_forms(index: DatasetIndex, directory: Path) -> None:
 def merge_recursive(
     out: str | Path | tuple[str, str], *, storage_options: Mapping[str, Any] | None = None
 ) -> DatasetIndex:
-    """Merge all datasets below a directory, in the order of their sorted paths; a dataset before those inside it.
+    """Merge all datasets below a directory, sorted by path; a dataset comes before those inside it.
 
-    Only files named ``index.json`` are looked at, so shards of any format may lie there. Links to directories are not
-    followed.
+    The search reads only files named ``index.json``, so shards may have any format. It does not follow links to
+    directories.
 
     Args:
-        out: As for :func:`merge`; of a pair, the second place is searched.
+        out: As for :func:`merge`; of a pair, the second location is searched.
         storage_options: Arguments for the filesystem of the URL.
 
     Returns:
-        The index that was published.
+        The published index.
 
     Raises:
         ConfigError: There is no dataset below ``out``.

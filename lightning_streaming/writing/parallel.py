@@ -37,20 +37,20 @@ _TIMES_A_DEAD_WORKER_IS_REPLACED = 3
 @explains_options_of(ParallelOptions)
 @called_with_options_of(ParallelOptions)
 def write_parallel(asked: ParallelOptions[Any]) -> None:
-    """Write the samples of each input into a part of its own, ``out/part.000000`` and so on, and join the parts.
+    """Write the samples of each input into its own part, ``out/part.000000`` and so on, and merge the parts.
 
-    Samples stand in the order of the inputs, whatever is finished first. There is no dataset until all is written: the
-    index of ``out`` appears last. After any end, ``mode="resume"`` goes on: finished parts are kept, others begun
-    again.
+    Samples are in the order of the inputs, whichever part finishes first. The index of ``out`` is written last, so
+    there is no dataset until all parts are complete. ``mode="resume"`` continues a job that ended early: it keeps
+    finished parts and starts the others over.
 
-    After a failure no further part is begun; those that are being written are finished, and then it is raised. When
-    this program is interrupted its workers end at once.
+    After a failure no further part is started; parts under way are finished, and then the error is raised. When the
+    program is interrupted its workers end at once.
 
     Raises:
-        ConfigError: An argument cannot work, ``out`` is not empty, or what was begun there has other inputs or
-            settings.
+        ConfigError: An argument is invalid, ``out`` is not empty, or a job with other inputs or options was started
+            there.
         PartError: A part could not be written; the message names its input, the cause is the error of ``fn``.
-        MissingDependencyError: A package that a setting needs is not installed.
+        MissingDependencyError: A package that an option needs is not installed.
         StorageError: The store did not answer.
     """
     known = _as_list(asked.inputs)

@@ -42,36 +42,36 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{4,}")
 
 @dataclass(frozen=True, kw_only=True)
 class PartJob(ShardOptions, Generic[Input]):
-    """All that a process must know to write any part of one dataset. Made by :func:`plan_parts`; pickles."""
+    """Plan of a dataset in parts, with which any process can write any part. :func:`plan_parts` returns it."""
 
     fn: Callable[[Input], Iterable[Sample]]
-    """Gives the samples of an input."""
+    """Function that yields the samples of an input."""
     out: str
     """Directory or URL of the dataset."""
     num_parts: int
-    """One for each input."""
+    """Number of parts, one for each input."""
     encodings: Mapping[str, type[Any]] = field(default_factory=registered_encodings, repr=False)
-    """What the program registered, for the processes that write."""
+    """Encodings that the program registered, for the processes that write."""
 
     def location(self, number: int) -> str:
-        """Where part ``number``, from 0, lies: ``out/part.000003``."""
+        """Return the directory or URL of part ``number``, from 0: ``out/part.000003``."""
         return join_url(self.out, _part_name(number))
 
     def write(self, number: int, part_input: Input, on_sample: Callable[[], None] = lambda: None) -> int:
-        """Write a part, unless it is there already. A part that was begun and not finished is begun again.
+        """Write a part, unless it exists. A part that was started and not finished is started over.
 
-        To call it again, or in two processes at once, does no harm, if ``fn`` gives the same samples each time.
+        Calling it twice, or in two processes at once, is safe if ``fn`` yields the same samples each time.
 
         Args:
-            number: Which part, from 0.
-            part_input: The input of that part.
+            number: Number of the part, from 0.
+            part_input: Input of that part.
             on_sample: Called after each sample that is written.
 
         Returns:
-            Samples in the part.
+            Number of samples in the part.
 
         Raises:
-            ConfigError: Something else lies where the part belongs.
+            ConfigError: The directory of the part holds something else.
             EncodingError: A sample does not fit its columns.
             StorageError: The store did not answer.
         """
@@ -87,11 +87,11 @@ class PartJob(ShardOptions, Generic[Input]):
             return self._write(location.url, part_input, on_sample)
 
     def publish(self) -> None:
-        """Once every part is there: make them one dataset. May be called again.
+        """Merge the parts into one dataset, once all are written. May be called again.
 
         Raises:
             ConfigError: Parts have different columns.
-            ObjectNotFoundError: A part is not there.
+            ObjectNotFoundError: A part does not exist.
             StorageError: The store did not answer.
         """
         parts = [self.location(number) for number in range(self.num_parts)]
@@ -157,15 +157,15 @@ class _PartWriter(MDSWriter):
 @explains_options_of(PlanOptions)
 @called_with_options_of(PlanOptions)
 def plan_parts(asked: PlanOptions[Input]) -> PartJob[Input]:
-    """Write down what a dataset in parts is made of, and give the job that writes it.
+    """Record the plan of a dataset in parts, and return the job that writes it.
 
-    For engines of your own: call ``job.write(number, inputs[number])`` for every input, wherever and in whatever order,
-    then ``job.publish()`` once. :func:`~lightning_streaming.writing.write_parallel` does just that.
+    For your own engine: call ``job.write(number, inputs[number])`` for every input, on any machine and in any order,
+    then ``job.publish()`` once. :func:`~lightning_streaming.writing.write_parallel` does the same.
 
     Raises:
-        ConfigError: An argument cannot work, ``out`` is not empty, or what was begun there has other inputs or
-            settings.
-        MissingDependencyError: A package that a setting needs is not installed.
+        ConfigError: An argument is invalid, ``out`` is not empty, or a job with other inputs or options was started
+            there.
+        MissingDependencyError: A package that an option needs is not installed.
         StorageError: The store did not answer.
     """
     job, plan = make_job(asked.inputs, asked)

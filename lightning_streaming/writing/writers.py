@@ -58,13 +58,13 @@ _WAS_TORN = (
 @tells_replacements
 @tells_unknown_arguments
 class ShardWriter(ABC):
-    """Cuts samples into shards, which are made and stored in the background; the index is published last.
+    """Writer that splits samples into shards and stores them in the background; the index is published last.
 
     A ``with`` block that ends in an exception publishes no index.
     """
 
     format: ClassVar[str]
-    """The format's name in the index."""
+    """Name of the format in the index."""
 
     @takes_options_of(WriterOptions)
     def __init__(self, options: WriterOptions) -> None:
@@ -103,30 +103,30 @@ class ShardWriter(ABC):
 
     @property
     def num_samples(self) -> int:
-        """Samples that are safe: stored, and said to be, so that they need not be written again.
+        """Number of samples that are stored for good and need not be written again.
 
-        After ``mode="resume"`` or ``"append"`` this is how many the dataset has, so how many of all samples to skip:
+        After ``mode="resume"`` or ``"append"`` it is the number of samples to skip:
         ``for sample in itertools.islice(samples, writer.num_samples, None): writer.write(sample)``.
         """
         return self._num_samples
 
     def get_config(self) -> dict[str, Any]:
-        """What the index says of every shard alike; of the columns once they are known."""
+        """Return the settings that the index has for every shard, with the columns once they are known."""
         config: dict[str, Any] = json.loads(encode_config(self._schema, self.format, **asdict(self._settings)))
         return config
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample. If this raises, the sample was not added.
 
-        It waits while ``max_workers + 1`` shards are not stored yet. That may be interrupted, by Ctrl-C or a handler of
-        a signal that raises; then the same sample can be written again.
+        It waits while ``max_workers + 1`` shards are not stored yet. Ctrl-C, or a signal handler that raises, may
+        interrupt the wait; then the same sample can be written again.
 
         Raises:
             EncodingError: A column is missing, or its value does not fit. Other samples can still be added.
-            ConfigError: The shard would have 4 GiB or more, the system has no memory for it, the writer or the dataset
-                is finished or another process's, no encoding can be told, or the writer was interrupted just as it
-                gave a shard away.
-            StorageError: A shard before could not be stored; then none will be.
+            ConfigError: The shard would have 4 GiB or more, there is no memory for it, the writer or the dataset is
+                finished or belongs to another process, no encoding can be inferred, or the writer was interrupted while
+                it submitted a shard.
+            StorageError: An earlier shard could not be stored; the writer then stores no more.
         """
         if self._refusal is not None or self._background.failure is not None:
             self._refuse()
@@ -148,14 +148,14 @@ class ShardWriter(ABC):
             self._cut(builder, parts)
 
     def finish(self) -> None:
-        """Store the last shard, and then publish the index. Done once; a second call does nothing.
+        """Store the last shard, then publish the index. A second call has no effect.
 
-        If it is interrupted it may be called again.
+        If it is interrupted, it can be called again.
 
         Raises:
-            StorageError: A shard or the index could not be stored, or a shard is not there any more. If it was the
-                index, it may be called again.
-            ConfigError: The writer was closed before, or its block failed, or it is another process's.
+            StorageError: A shard or the index could not be stored, or a shard has vanished. If it was the index, the
+                method can be called again.
+            ConfigError: The writer was closed before, its ``with`` block failed, or it belongs to another process.
         """
         _check_process(self._owner)
         if self._is_closed and not self._is_published:
@@ -169,12 +169,12 @@ class ShardWriter(ABC):
         self._end()
 
     def close(self) -> None:
-        """Stop; without :meth:`finish` before, no index is published.
+        """Close the writer; without :meth:`finish` before, no index is published.
 
-        With ``mode="create"`` the shards in the local directory are removed, and those under a URL stay, named by none.
-        With the other modes the shards that are whole are stored, and everything stays, to go on with.
+        With ``mode="create"`` the shards in the local directory are removed; those under a URL stay, without an index.
+        With the other modes complete shards are stored and everything stays, so that the writer can be resumed.
 
-        A process that was forked from the writer's does nothing here: files are its parent's.
+        In a process that was forked from that of the writer it has no effect.
         """
         if self._is_closed or os.getpid() != self._owner:
             return
@@ -319,7 +319,7 @@ def _store(builder: ShardBuilder, number: int, gathered: ShardBuffer, put: Calla
 
 @explains_options_of(WriterOptions)
 class MDSWriter(ShardWriter):
-    """Writes MDS shards, which take every encoding, byte for byte as MosaicML Streaming does.
+    """Writer of MDS shards, which support every encoding; bytes are those of MosaicML Streaming.
 
         with MDSWriter(columns={"tokens": "ndarray:uint16"}, out="s3://corpus/train", compression="zstd") as writer:
             for tokens in documents:
@@ -339,7 +339,7 @@ class MDSWriter(ShardWriter):
 
 @tells_unknown_arguments
 class _SplitWriter(ShardWriter):
-    """Writes shards of rows that people can read; columns are ``str``, ``int`` or ``float``."""
+    """Writer of shards of text rows; columns are ``str``, ``int`` or ``float``."""
 
     _separator: str | None = None
 
@@ -357,21 +357,21 @@ class _SplitWriter(ShardWriter):
 
 @explains_options_of(SplitWriterOptions)
 class JSONWriter(_SplitWriter):
-    """Writes JSONL shards: a JSON object a row. Columns are ``str``, ``int`` or ``float``."""
+    """Writer of JSONL shards: a JSON object per row. Columns are ``str``, ``int`` or ``float``."""
 
     format: ClassVar[str] = "json"
 
 
 @explains_options_of(SplitWriterOptions)
 class CSVWriter(_SplitWriter):
-    """Writes shards of fields with commas between them, not quoted: no text may hold a comma or a newline."""
+    """Writer of CSV shards without quoting: texts must not contain a comma or a newline."""
 
     format: ClassVar[str] = "csv"
 
 
 @explains_options_of(SplitWriterOptions)
 class TSVWriter(_SplitWriter):
-    """Writes shards of fields with tabs between them: no text may hold a tab or a newline."""
+    """Writer of TSV shards: texts must not contain a tab or a newline."""
 
     format: ClassVar[str] = "tsv"
 
@@ -379,7 +379,7 @@ class TSVWriter(_SplitWriter):
 @tells_unknown_arguments
 @explains_options_of(XSVWriterOptions)
 class XSVWriter(_SplitWriter):
-    """Writes shards of fields with a separator of your choice between them: no text may hold it, or a newline."""
+    """Writer of shards with a custom separator: texts must not contain it, or a newline."""
 
     format: ClassVar[str] = "xsv"
 
