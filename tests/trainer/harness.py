@@ -364,9 +364,10 @@ def streaming(data: Path, name: str = "a", batch_size: int = 4) -> StreamingData
     return StreamingDataLoader(dataset, batch_size=batch_size)
 
 
-def evaluating(data: Path, name: str = "val") -> StreamingDataLoader:
+def evaluating(data: Path, name: str = "val", *, shuffle: bool = False) -> StreamingDataLoader:
     """A loader that reads every sample from the start each time."""
-    return StreamingDataLoader(StreamingDataset(remote=str(data / name)), batch_size=4, fixed_epoch=True)
+    dataset = StreamingDataset(remote=str(data / name), shuffle=shuffle)
+    return StreamingDataLoader(dataset, batch_size=4, fixed_epoch=True)
 
 
 class Ids(Dataset[dict[str, int]]):

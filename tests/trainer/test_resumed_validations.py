@@ -103,13 +103,16 @@ def fit(
     ckpt_path: Path | None = None,
     loaders: int = 1,
     batch_size: int = 4,
+    shuffle: bool = False,
     hook: Callable[[str, LightningModule], None] | None = None,
     **settings: Any,
 ) -> tuple[list[Any], Model, Trainer]:
     """Train on 12 samples for two epochs; return the validations that have ended, the model and the trainer."""
     model = Model(
         lambda: streaming(data, "b", batch_size),
-        lambda: [evaluating(data, name) for name in ("val", "a")[:loaders]][slice(None) if loaders > 1 else 0],
+        lambda: [evaluating(data, name, shuffle=shuffle) for name in ("val", "a")[:loaders]][
+            slice(None) if loaders > 1 else 0
+        ],
     )
     model.hook = hook or model.hook
     validations = Validations()
@@ -131,6 +134,10 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "every other epoch": ({"check_val_every_n_epoch": 2}, ("on_train_batch_end", "on_train_epoch_end")),
     "limited": ({"limit_val_batches": 1, "val_check_interval": 3}, ("on_validation_batch_end", "on_train_epoch_end")),
+    "limited and shuffled": (
+        {"limit_val_batches": 1, "val_check_interval": 1, "shuffle": True, "loaders": 2},
+        ("on_validation_batch_end", "on_train_batch_end"),
+    ),
     "several loaders": (
         {"loaders": 2, "val_check_interval": 1},
         ("on_validation_batch_start", "on_validation_batch_end", "on_validation_epoch_end"),
