@@ -176,9 +176,9 @@ def is_tag(modified: int) -> bool:
     return modified % SECOND == 0 and FIRST_TAG <= modified // SECOND < FIRST_TAG + TAGS_SPAN
 
 
-def change_time(found: os.stat_result) -> int:
+def change_time(status: os.stat_result) -> int:
     """Return when a file was last changed, replaced or renamed, in nanoseconds, by the clock of its filesystem.
 
     0 for a file of a cache: its readers set its access time, which changes this time as well.
     """
-    return 0 if is_tag(found.st_mtime_ns) else found.st_ctime_ns
+    return 0 if is_tag(status.st_mtime_ns) else status.st_ctime_ns

@@ -50,7 +50,7 @@ _UNPACK_SECONDS = 60.0
 _SPENT_SECONDS = 60.0
 """For so long after fetching a shard ahead has failed, a reader makes only one attempt more."""
 _MOST_LISTED = 1024
-"""Shards read in place of which the files are listed when the run begins; of more, each process lists what it reads."""
+"""The most shards in place whose files a run lists when it begins; of more, each process lists what it reads."""
 _SWEEP_SECONDS = 5.0
 """More than anybody needs to find out whether a staging file is dead."""
 

@@ -80,7 +80,7 @@ def test_a_directory_of_decompressed_files_owns_what_has_any_tag() -> None:
 
 def test_a_file_made_from_another_original_has_another_tag() -> None:
     states = [state(modified, size, 1) for modified in (1, 2, 10**18) for size in (1, 2)]
-    assert len({tag_of_original(one) for one in [*states, state(1, 1, 2)]}) == 7
+    assert len({tag_of_original(status) for status in [*states, state(1, 1, 2)]}) == 7
 
 
 def test_a_file_made_from_one_of_a_cache_has_the_same_tag_when_that_was_used() -> None:
@@ -185,7 +185,7 @@ class TestOrigin:
         assert over_http(http_store, tmp_path).tag == cache.tag
 
     @pytest.mark.parametrize("look", [IndexCache.read, IndexCache.tag.fget])  # type: ignore[attr-defined]
-    def test_a_directory_serves_one_remote_only(
+    def test_a_directory_serves_a_single_remote(
         self, http_store: HttpStore, tmp_path: Path, look: Callable[[IndexCache], object]
     ) -> None:
         put(http_store.root, SMALL)

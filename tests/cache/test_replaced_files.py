@@ -411,5 +411,5 @@ def test_a_server_without_versions_is_warned_of_once(tmp_path: Path, caplog: pyt
             cache = ShardCache(CacheConfig(name="0", remote=f"http://{host}/{name}", local=tmp_path / f"{name}-cache"))
             for shard in cache.read_index().shards:
                 fetch_shard(cache, shard)
-            assert sum(f"{host} reports no versions" in one.getMessage() for one in caplog.records) == warnings
+            assert sum(f"{host} reports no versions" in record.getMessage() for record in caplog.records) == warnings
         server.shutdown()

@@ -158,7 +158,7 @@ def _truncate(sample: dict[str, Any], path: Path, may_die: Path) -> dict[str, An
     return sample
 
 
-def test_the_error_of_a_worker_whose_mapped_file_was_truncated_names_the_file(tmp_path: Path) -> None:
+def test_the_error_of_a_worker_names_the_mapped_file_that_was_truncated(tmp_path: Path) -> None:
     ready, shard = tmp_path / "ready", write_dataset(tmp_path / "data") / "shard.00000.mds"
     loader = make_loader(
         shard.parent, workers=1, shuffle=False, transform=partial(_truncate, path=shard, may_die=ready)
