@@ -200,7 +200,7 @@ def _convert(args: Namespace, source: RowSource, out: StoredDataset, location: _
     schema = source.schema()
     plan = choose_columns(schema, parse_columns(args.columns, schema.columns), _command_without_columns(args.given))
     shown = ", ".join(f"{name} {encoding}" for name, encoding in plan.encodings.items())
-    print_note("convert", f"columns, told from {location.shown_in(schema.told_by)}: {shown}")
+    print_note("convert", f"columns, from {location.shown_in(schema.told_by)}: {shown}")
     SampleEncoder(source, plan)  # raises where the source cannot have these encodings
     rows = conversion.RowConversion(source=source, plan=plan, limit=args.limit)
     _write(args, source, rows, out, plan.encodings, {"--tokenize": False})

@@ -69,7 +69,7 @@ def write_rows(path: Path, count: int, text: str = "text {}") -> Path:
 def test_json_lines_become_a_dataset_with_columns_told(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.jsonl", 3)
     outcome = convert(source, tmp_path / "out")
-    assert f"told from {source}, line 1: id int, text str\n" in outcome.err
+    assert f"columns, from {source}, line 1: id int, text str\n" in outcome.err
     assert outcome.out.startswith(f"{tmp_path / 'out'}: 3 samples in 1 shard, ")
     assert samples(tmp_path / "out") == [{"id": i, "text": f"text {i}"} for i in range(3)]
 
@@ -248,7 +248,9 @@ def test_a_url_is_named_and_not_the_copy_of_it(tmp_path: Path, s3: S3Store) -> N
     bucket, stores = s3.make_bucket(), options(s3.options, "--source-options")
     source = write_rows(tmp_path / "a.jsonl", 100)
     Location(f"{bucket}/a.jsonl", s3.options).upload(source)
-    assert f"told from {bucket}/a.jsonl, line 1: id" in convert(f"{bucket}/a.jsonl", tmp_path / "whole", *stores).err
+    assert (
+        f"columns, from {bucket}/a.jsonl, line 1: id" in convert(f"{bucket}/a.jsonl", tmp_path / "whole", *stores).err
+    )
     source.write_text(source.read_text().replace('"text 70"', "7"))
     Location(f"{bucket}/b.jsonl", s3.options).upload(source)
     for part_size in ("1kb", "1gb"):
