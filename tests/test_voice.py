@@ -16,6 +16,7 @@ fox, foxes | dog
 [names]
 # another comment
 fox | dog
+=animal | dog
 """
 )
 PYTHON = '''"""A quick
@@ -26,7 +27,8 @@ def see_fox(fox: str) -> str:  # The fox.
     return fox + seen_Fox.brown
 
 
-class LittleFox: ...
+class LittleFox:
+    animal, an_animal = 1, 2
 '''
 
 
@@ -50,6 +52,7 @@ def test_of_python_its_comments_strings_and_defined_names_count() -> None:
         (5, "foxes"),
         (5, "seen_Fox"),
         (9, "LittleFox"),
+        (10, "animal"),
     ]
 
 

@@ -75,7 +75,7 @@ class WordList:
     def _words_in_names(self, tree: ast.AST) -> Iterator[Word]:
         for node in ast.walk(tree):
             name = _defined_name(node)
-            for part in re.findall(r"[A-Z]?[a-z]+", name):
+            for part in [f"={name}", *re.findall(r"[A-Z]?[a-z]+", name)]:
                 if part.lower() in self._in_names:
                     yield Word(getattr(node, "lineno", 1), name, self._in_names[part.lower()])
 
