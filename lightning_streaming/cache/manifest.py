@@ -22,7 +22,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +254,14 @@ def _write_over(path: Path, text: bytes) -> None:
 
 def _write(directory: Path, manifest: CacheManifest, scratch: Path) -> None:
     check = manifest.check
-    about = check and {**asdict(check), "version": dict(check.version), "mark": manifest.tag}
+    about = check and {
+        "digest": check.digest,
+        "checked": check.checked,
+        "version": dict(check.version),
+        "asker": check.asker,
+        "came_along": check.came_along,
+        "mark": manifest.tag,
+    }
     with open(scratch, "w", opener=open_no_link) as file:
         file.write(f"{manifest.remote}\n{_ORIGINALS if manifest.of_originals else manifest.tag}\n{json.dumps(about)}\n")
         adopt_file(file.fileno(), directory, writable=True)

@@ -25,7 +25,7 @@ from lightning_streaming.loading.reference_names import ReferenceNames, told
 from lightning_streaming.loading.run import OnMismatch
 from lightning_streaming.loading.run_order import RunRequest
 from lightning_streaming.loading.sample_source import SampleSource
-from lightning_streaming.loading.state import Cursor, read_state
+from lightning_streaming.loading.state import Cursor, SavedPosition, read_state
 from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.loading.stream import DatasetStreams, Stream, selections_of
 from lightning_streaming.loading.worker_samples import WorkerSamples
@@ -241,7 +241,12 @@ def dataset_world(dataset: StreamingDataset) -> World:
     return dataset._current_world()
 
 
-def state_at(dataset: StreamingDataset, cursor: Cursor) -> dict[str, Any]:
-    """Return the state of a reader at ``cursor``; the end of an epoch is the beginning of the next."""
+def saved_at(dataset: StreamingDataset, cursor: Cursor) -> SavedPosition:
+    """Return the saved position of a reader at ``cursor``; the end of an epoch is the beginning of the next."""
     run = passes_of(dataset).run.on(dataset_world(dataset))
-    return run.saved(passes_of(dataset).run.normalise(run, cursor)).as_state()
+    return run.saved(passes_of(dataset).run.normalise(run, cursor))
+
+
+def state_at(dataset: StreamingDataset, cursor: Cursor) -> dict[str, Any]:
+    """Return the same as plain values."""
+    return saved_at(dataset, cursor).as_state()

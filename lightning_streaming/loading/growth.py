@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.fingerprint import is_listed, is_same_data
+from lightning_streaming.loading.fingerprint import is_same_data
+from lightning_streaming.loading.saved_fingerprint import SavedFingerprint, SavedStream
 
 _MOST_STREAMS = 5
 """Streams that a message tells one by one."""
@@ -79,7 +79,7 @@ NO_GROWTH = Growth()
 
 
 def growth_since(
-    fingerprint: Mapping[str, Any] | None, place: tuple[int, int], catalog: Catalog, followed: Collection[int]
+    fingerprint: SavedFingerprint | None, place: tuple[int, int], catalog: Catalog, followed: Collection[int]
 ) -> Growth:
     """Which streams have got more shards since a position was saved, and none that is another one now.
 
@@ -89,20 +89,17 @@ def growth_since(
         catalog: The data as it is now.
         followed: Streams, by place, of which later epochs are to read all shards.
     """
-    saved = {} if fingerprint is None else fingerprint["streams"]
-    if not saved or not is_listed(saved):
-        return NO_GROWTH
+    saved = {} if fingerprint is None else fingerprint.streams  # empty where it does not describe each
     grown, passes = {}, {}
     for stream, name in enumerate(catalog.stream_names):
-        count = saved[name]["shards"] if name in saved else 0
-        is_longer, has_grown = count < catalog.shards_per_stream[stream], "grown" in saved.get(name, ())
-        if not 0 < count <= catalog.shards_per_stream[stream] or not (is_longer or has_grown):
+        one, most = saved.get(name), catalog.shards_per_stream[stream]
+        if one is None or not 0 < one.shards <= most or not (one.shards < most or one.grown):
             continue
-        if _began_as(saved[name], catalog, stream, count):
-            if is_longer:
-                grown[stream] = count
-            if has_grown:
-                passes[stream] = tuple((stop, shards) for stop, shards in saved[name]["grown"])
+        if _began_as(one, catalog, stream):
+            if one.shards < most:
+                grown[stream] = one.shards
+            if one.grown:
+                passes[stream] = one.grown
     if not grown and not passes:
         return NO_GROWTH
     epoch, position = place
@@ -115,8 +112,9 @@ def growth_since(
     )
 
 
-def _began_as(saved: Mapping[str, Any], catalog: Catalog, stream: int, count: int) -> bool:
-    """Whether the first shards of a stream, and what is selected of them, are what was saved."""
+def _began_as(saved: SavedStream, catalog: Catalog, stream: int) -> bool:
+    """Return whether the first shards of a stream, and what is selected of them, are what was saved."""
+    count = saved.shards
     selection = catalog.selections[stream]
     stored = int(catalog.indexes[stream].samples_per_shard()[:count].sum())
     if not stored or (selection is not None and not int(catalog.shard_sizes_per_stream[stream][:count].sum())):

@@ -25,6 +25,7 @@ from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.loading.id_index import IdIndex, check_ids
 from lightning_streaming.loading.join_options import Join
+from lightning_streaming.loading.saved_fingerprint import SavedJoin
 from lightning_streaming.order.runs import RunLookup
 
 ReadSample = Callable[[int, int], dict[str, Any]]
@@ -78,24 +79,23 @@ class JoinedDataset:
         on = self.asked.on
         return tuple(self.names) if on is None or on in self.names else (*self.names, on)
 
-    def facts(self) -> dict[str, Any]:
-        """What a saved position depends on: which data it is, and which samples of it belong to the stream's."""
-        on = {} if self.asked.on is None else {"on": self.asked.on}
-        return {**_size_of(self.index), **on}
+    def facts(self) -> SavedJoin:
+        """Return what a saved position depends on: which data it is, and which samples of it belong to the stream's."""
+        return SavedJoin(samples=self.index.num_samples, digest=self.index.data_digest, key=self.asked.on)
 
-    def began_as(self, saved: object) -> bool:
+    def began_as(self, saved: SavedJoin) -> bool:
         """Return whether the dataset is what a saved position depends on, or has only become longer since.
 
         Args:
             saved: What :meth:`facts` returned then, as it was read from a state.
         """
-        if not isinstance(saved, Mapping) or type(saved.get("samples")) is not int:
-            return False
         counted = np.cumsum(self.index.samples_per_shard())
         # Shards without samples may follow; how many there were, a state does not hold.
-        ends = {int(np.searchsorted(counted, saved["samples"], side)) + (side == "left") for side in ("left", "right")}
+        ends = {int(np.searchsorted(counted, saved.samples, side)) + (side == "left") for side in ("left", "right")}
         heads = (self.index.head(shards) for shards in ends if 0 < shards <= len(counted))
-        return any(dict(saved) == {**self.facts(), **_size_of(head)} for head in heads)
+        return any(
+            saved == SavedJoin(samples=head.num_samples, digest=head.data_digest, key=self.asked.on) for head in heads
+        )
 
     def shards_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """The shards of its samples with these numbers."""
@@ -152,11 +152,6 @@ class JoinedDataset:
         """
         if self.ids is not None and not self.ids.is_whole():
             raise StorageError(f"{self.cache.label}: {self.ids.kept_at} is damaged; remove it, and start again")
-
-
-def _size_of(index: DatasetIndex) -> dict[str, Any]:
-    """Return what a saved position holds of a joined dataset's shards."""
-    return {"samples": index.num_samples, "digest": index.data_digest}
 
 
 def _final_names(asked: Join, index: DatasetIndex, label: str) -> dict[str, str]:

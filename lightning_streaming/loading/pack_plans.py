@@ -18,9 +18,10 @@ from lightning_streaming.escaping import package_logger
 from lightning_streaming.loading.document_lengths import CatalogLengths
 from lightning_streaming.loading.order_files import made_once
 from lightning_streaming.loading.pack_options import Packing
+from lightning_streaming.loading.saved_fingerprint import SavedPacking
 from lightning_streaming.order.pack_plan import PackPlan
 from lightning_streaming.order.packed import PackedEpoch, PackedPart, plan_epoch
-from lightning_streaming.order.packing import AnyPackSettings
+from lightning_streaming.order.packing import AnyPackSettings, named_facts
 from lightning_streaming.order.sequence import digest_of
 from lightning_streaming.waits import progress
 
@@ -41,9 +42,9 @@ class EpochPacker:
     pack: Packing
     lengths: CatalogLengths
 
-    def facts(self) -> dict[str, Any]:
-        """What of it a saved position depends on; the tokens of each stream are told with it."""
-        return {"method": [*self.pack.settings().facts], "lengths": self.pack.request().in_words()}
+    def saved(self) -> SavedPacking:
+        """Return what of it a saved position depends on; a digest of the lengths is saved with each stream."""
+        return SavedPacking.of(named_facts(self.pack.settings().facts), self.pack.request().in_words())
 
     def epoch(self, parts: Sequence[PackedPart]) -> PackedEpoch:
         """The packs of an epoch; planned, if nobody on this node has.

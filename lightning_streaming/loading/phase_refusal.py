@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lightning_streaming.loading.fingerprint import Difference
+from lightning_streaming.loading.differences import Difference
 from lightning_streaming.loading.state import SavedPosition
 from lightning_streaming.order.phases import SettledPhase
 
@@ -20,7 +20,7 @@ def ways_out_of_phases(
         phases: As they are asked for now.
         checkpoint: Where the position was read from, as messages call it.
     """
-    of_phases = [one for one in found if one.setting.startswith("phases.")]
+    of_phases = [one for one in found if one.setting.startswith("schedule.")]
     if not of_phases:
         return ""
     asked = {phase.name: phase for phase in phases}
@@ -34,16 +34,16 @@ def ways_out_of_phases(
 
 def _why(one: Difference, saved: SavedPosition, asked: dict[str, SettledPhase]) -> Iterator[str]:
     """What is to be said of one difference alone."""
-    name, _, field = one.setting.removeprefix("phases.").rpartition(".")
+    name, _, field = one.setting.removeprefix("schedule.").rpartition(".")
     phase, (epoch, sample) = asked.get(name), saved.cursor
     if phase is None:
         return
-    if field == "until" and phase.written is not None:
+    if field == "end" and phase.written is not None:
         size = next(reversed(asked.values())).planned_stop  # that of the last phase, which ends with the epoch
         yield (
             f"phases.{name}.until is written as {phase.written} of epoch_size, which is {size} now; to keep it where "
             f"it was, write {one.saved}."
         )
-    if field == "cut" and one.saved == "'absent'" and phase.cut is not None and not epoch and phase.cut < sample:
+    if field == "ended_at" and one.saved == "'absent'" and phase.cut is not None and not epoch and phase.cut < sample:
         stands = f"sample {sample}, where the checkpoint stands"
         yield f"phases.{name}.cut={phase.cut} lies before {stands}; cut there or later."

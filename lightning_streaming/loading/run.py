@@ -21,10 +21,12 @@ import numpy as np
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.escaping import Lines
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.fingerprint import Difference, in_words, refusal
+from lightning_streaming.loading.differences import Difference, in_words
+from lightning_streaming.loading.fingerprint import refusal
 from lightning_streaming.loading.growth import Growth, growth_since
 from lightning_streaming.loading.phase_refusal import ways_out_of_phases
 from lightning_streaming.loading.run_order import RunOrder, RunRequest, order_of, settled_order
+from lightning_streaming.loading.saved_fingerprint import SavedStream
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.packed import PackedEpoch
@@ -156,7 +158,7 @@ class Run:
     """Whether the data may be smaller than it was, and a cursor beyond its end."""
     reader: str = ""
     """What messages call whoever reads it, where there are several: like "train loader 'text'"."""
-    gone: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gone: Mapping[str, SavedStream] = field(default_factory=dict)
     """Of phases: streams that they have read and that are not there now, as they were saved; they may come back."""
 
     @property
@@ -249,18 +251,18 @@ class Run:
 
     def differences(self, saved: SavedPosition) -> list[Difference]:
         """What of data and order is not what it was at a saved position; of phases, those that had begun there."""
-        if not saved.fingerprint:
+        if saved.fingerprint is None:
             return []
         order = self.order.of_epoch(saved.cursor.epoch)
         plan = order.plan
         # As the state tells, not as its cursor does: the place may have been moved since, over borders of phases.
-        known = list(saved.fingerprint.get("phases", ()))
+        known = list(saved.fingerprint.schedule or ())
         begun = 0 if plan is None else len(plan.phases) if saved.cursor.epoch else plan.num_begun(known)
         found = order.fingerprint(begun).differences(saved.fingerprint, saved.streams)
         if plan is not None and begun and not saved.cursor.epoch:
             last, stop = plan.phases[begun - 1], plan.planned_stops[begun - 1]
             if last.cut is not None and last.cut < saved.cursor.sample_in_epoch <= stop:
-                found.append(Difference(f"phases.{last.name}.cut", "'absent'", repr(last.cut)))
+                found.append(Difference(f"schedule.{last.name}.ended_at", "'absent'", repr(last.cut)))
         return found
 
     def _phases_begun(self, cursor: Cursor) -> int:
@@ -523,11 +525,11 @@ def resume(
     return Resumed(run, found, notes)
 
 
-def _gone(saved: SavedPosition, order: RunOrder) -> dict[str, Mapping[str, Any]]:
-    """The streams that its phases have read, and that are not there now."""
-    if order.plan is None or not saved.fingerprint:
+def _gone(saved: SavedPosition, order: RunOrder) -> dict[str, SavedStream]:
+    """Return the streams that its phases have read, and that are not there now."""
+    if order.plan is None or saved.fingerprint is None:
         return {}
-    read = {name: one for name, one in saved.fingerprint["streams"].items() if name in order.plan.streams}
+    read = {name: one for name, one in saved.fingerprint.streams.items() if name in order.plan.streams}
     return {name: one for name, one in read.items() if name not in order.catalog.stream_names}
 
 

@@ -188,7 +188,7 @@ class RunOrder:
                 self.plan,
                 phases_begun,
                 grown,
-                pack={} if self.packer is None else self.packer.facts(),
+                packing=None if self.packer is None else self.packer.saved(),
             )
             self._fingerprints[phases_begun] = known
         return known

@@ -1,55 +1,45 @@
 """The saved position: a small dict of plain values, the same on every rank; read from untrusted input as a whole.
 
-    {"version": 1, "epoch": 3, "sample_in_epoch": 51200, "shuffle_seed": 9176, "num_canonical_nodes": 2,
-     "initial_physical_nodes": 2, "fingerprint": {...}}
-
-Within an epoch whose batches are composed, "batch_geometry" also says for which nodes, ranks and batch size. Where
-batches are skipped, "skipped" says which samples these are, as {"12000-12100": [epoch, sample, epoch, sample]}: from
-the first position up to the second. "streams" helps to say what has changed of many streams; nothing depends on it. All
-loads with ``torch.load(..., weights_only=True)``. The four or five keys that MosaicML Streaming writes are accepted
-too; such a state carries no fingerprint, so it cannot be checked against the data.
+    {"version": 2, "library_version": "0.1.0", "epoch": 3, "sample_in_epoch": 51200, "shuffle_seed": 9176,
+     "num_canonical_nodes": 2, "initial_physical_nodes": 2, "fingerprint": {...}, "stream_list": {...}}
 
 The callback saves the trainer's own numbers around the states of all train loaders. Before the first batch "trainer" is
 None and "loaders" is empty:
 
-    {"version": 1,
+    {"version": 2, "library_version": "0.1.0",
      "trainer": {"epoch": 3, "batches": 100, "batches_in_epoch": 400},
      "loaders": {"train": {...}},
      "samples_per_global_batch": {"train": 512}}
 
-Where a validation is due before the next batch, or one has run after batches that are trained again, "validation" says
-so: {"is_due": True, "done_after": 0}.
+docs/resume.md describes every key. Each class here reads itself from such a dict and writes it, under keys that are
+written out; ``state_upgrade.py`` alone knows those of earlier versions and of MosaicML Streaming. All loads with
+``torch.load(..., weights_only=True)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from collections.abc import Mapping as AnyMapping
-from dataclasses import asdict, dataclass, field
-from reprlib import Repr
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.loading.fingerprint import StreamList, is_listed, read_fingerprint, read_stream_list
+import lightning_streaming
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.growth import NO_GROWTH, Growth
+from lightning_streaming.loading.saved_fingerprint import SavedFingerprint
+from lightning_streaming.loading.state_fields import Fields, shown
+from lightning_streaming.loading.state_upgrade import STATE_VERSION, upgraded, version_of
+from lightning_streaming.loading.stream_list import StreamList
 from lightning_streaming.order.partition import LARGEST_BATCH, BatchGeometry
 from lightning_streaming.order.settings import LARGEST_SEED, MOST_CANONICAL_NODES
 from lightning_streaming.order.skips import NOTHING_SKIPPED, SkippedPositions, SkippedRange, parse_batch_ranges
 from lightning_streaming.world import World
 
-LARGEST = 2**62 - 1
-"""The largest number that processes can tell each other, and that has room for what is added to it."""
 MOST_EPOCHS = 2**31 - 1
 """Far more than a run can have; beyond, a number was not written by one."""
 _MOST_NODES = 2**20
 """Far more nodes than there are machines in one place."""
-_STATE_VERSION = 1
 CALLBACK_KEY = "lightning_streaming.StreamingStateCallback"
 """Under which key of "callbacks" a Lightning checkpoint holds the state of a run."""
-RUN_VERSION = 1
-_WAY_OUT = "the state was edited or damaged; go on from another checkpoint, or write it anew"
-_SHORT = Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
 
 class Cursor(NamedTuple):
@@ -88,210 +78,74 @@ class PassStart:
     """How much epochs read of streams that have grown."""
 
 
-class Fields:
-    """A dict of a saved state whose values are looked at one by one.
-
-    Args:
-        value: What was found where the dict is to be.
-        of: What messages call it, like "a saved position".
-
-    Raises:
-        StateError: It is no dict.
-    """
-
-    def __init__(self, value: object, of: str) -> None:
-        if not isinstance(value, AnyMapping):
-            raise StateError(f"{of} is a dict, but got {type(value).__name__}; {_WAY_OUT}")
-        self.of = of
-        self._values: AnyMapping[Any, Any] = value
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        """Its keys.
-
-        Raises:
-            StateError: One is no text.
-        """
-        for key in self._values:
-            if not isinstance(key, str):
-                raise StateError(f"the keys of {self.of} are texts, but one is {shown(key)}; {_WAY_OUT}")
-            yield key
-
-    def get(self, key: str) -> Any:
-        """The value as it is.
-
-        Raises:
-            StateError: There is none.
-        """
-        if key not in self._values:
-            keys = ", ".join(map(shown, list(self._values)[:12])) or "nothing"
-            raise StateError(f"{self.of} needs {key!r}, but this one only has {keys}; {_WAY_OUT}")
-        return self._values[key]
-
-    def is_none(self, key: str) -> bool:
-        """Whether the value is there and None."""
-        return self.get(key) is None
-
-    def whole_number(self, key: str, least: int = 0, most: int = LARGEST) -> int:
-        """A whole number in ``[least, most]``."""
-        value = self.get(key)
-        if not _is_whole(value) or not least <= value <= most:
-            raise self.wrong(key, f"a whole number in [{least}, {most}]")
-        return int(value)
-
-    def whole_numbers(self, key: str, count: int) -> tuple[int, ...]:
-        """A list of so many whole numbers, none negative."""
-        value = self.get(key)
-        if (
-            not isinstance(value, list | tuple)
-            or len(value) != count
-            or not all(_is_whole(one) and 0 <= one <= LARGEST for one in value)
-        ):
-            raise self.wrong(key, f"a list of {count} whole numbers in [0, {LARGEST}]")
-        return tuple(value)
-
-    def pairs(self, key: str) -> list[tuple[int, int]]:
-        """A list of pairs of whole numbers, none negative."""
-        value = self.get(key)
-        if not isinstance(value, list | tuple) or not all(
-            isinstance(pair, list | tuple)
-            and len(pair) == 2
-            and all(_is_whole(one) and 0 <= one <= LARGEST for one in pair)
-            for pair in value
-        ):
-            raise self.wrong(key, f"a list of pairs of whole numbers in [0, {LARGEST}]")
-        return [(first, second) for first, second in value]
-
-    def text(self, key: str) -> str:
-        """A text."""
-        value = self.get(key)
-        if not isinstance(value, str):
-            raise self.wrong(key, "a text")
-        return value
-
-    def one_of(self, key: str, choices: Collection[object]) -> Any:
-        """One of a few plain values."""
-        value = self.get(key)
-        if not any(value is one or (type(value) is type(one) and value == one) for one in choices):
-            raise self.wrong(key, f"one of {', '.join(map(repr, choices))}")
-        return value
-
-    def fields(self, key: str, of: str | None = None) -> Fields:
-        """A dict within it.
-
-        Args:
-            key: Its key.
-            of: What messages call it; None for its key and what it lies in.
-        """
-        return Fields(self.get(key), f"{key!r} of {self.of}" if of is None else of)
-
-    def wrong(self, key: str, wanted: str) -> StateError:
-        """What to raise where a value is not what it has to be."""
-        return StateError(f"{key!r} of {self.of} must be {wanted}, but is {shown(self._values[key])}; {_WAY_OUT}")
-
-    def contradicts(self, words: str) -> StateError:
-        """What to raise where two values cannot both be right."""
-        return StateError(f"{self.of} contradicts itself: {words}; {_WAY_OUT}")
-
-
-def shown(value: object) -> str:
-    """A value as a message shows it: short, however large it is."""
-    return _SHORT.repr(value)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedPosition:
-    """A state that has been read and found sound."""
+    """A state that was read and checked."""
 
     cursor: Cursor
     shuffle_seed: int
     num_canonical_nodes: int
     initial_physical_nodes: int | None
+    """Nodes of the run's first start; states of MosaicML Streaming 0.2 do not hold them."""
     geometry: BatchGeometry | None
-    """What the batches of the epoch are made for, where they are composed."""
-    fingerprint: Mapping[str, Any] | None
+    """The machines that the epoch's batches are composed for, where they are composed."""
+    fingerprint: SavedFingerprint | None
+    """The data and the order that it belongs to; None if it was saved by MosaicML Streaming."""
     skipped: Mapping[str, SkippedRange] = field(default_factory=dict)
-    """Where the samples of skipped ranges of batches are, by how the range is written."""
+    """The first and the last position of the samples of skipped ranges of batches, by the range as it is written."""
     streams: StreamList | None = None
-    """What helps to say which stream has changed, where the fingerprint alone would not."""
+    """A few bytes for each stream, to report which has changed where the fingerprint alone would not."""
 
     def as_state(self) -> dict[str, Any]:
-        """The dict that :func:`read_state` turns back into this value."""
+        """Return the dict that :func:`read_state` turns back into this value."""
         return {
-            "version": _STATE_VERSION,
+            **_head(),
             "epoch": self.cursor.epoch,
             "sample_in_epoch": self.cursor.sample_in_epoch,
             "shuffle_seed": self.shuffle_seed,
             "num_canonical_nodes": self.num_canonical_nodes,
             "initial_physical_nodes": self.initial_physical_nodes,
-            **({} if self.geometry is None else {"batch_geometry": asdict(self.geometry)}),
+            **({} if self.geometry is None else {"batch_geometry": self.geometry.facts}),
             **(
                 {"skipped": {name: [*start, *stop] for name, (start, stop) in self.skipped.items()}}
                 if self.skipped
                 else {}
             ),
-            "fingerprint": self.fingerprint,
-            **({} if self.streams is None else {"streams": self.streams.as_state()}),
+            "fingerprint": None if self.fingerprint is None else self.fingerprint.as_state(),
+            **({} if self.streams is None else {"stream_list": self.streams.as_state()}),
         }
+
+
+def _head() -> dict[str, Any]:
+    return {"version": STATE_VERSION, "library_version": lightning_streaming.__version__}
 
 
 def read_state(state: object, of: str = "a saved position") -> SavedPosition:
     """Read a saved state, ours or one of MosaicML Streaming; all of it, so that whoever loads it can do so whole.
 
     Args:
-        state: What was saved.
-        of: What messages call it.
+        state: The state.
+        of: Its name in messages.
 
     Raises:
         StateError: It is not a state, lacks a key, was written by a version that is not known here, or one of its
             values cannot be; the message names the field.
     """
-    fields = Fields(state, of)
-    is_ours = "version" in fields
-    if is_ours:
-        _check_version(fields, _STATE_VERSION)
-    # MosaicML Streaming calls the time before the first epoch "epoch -1".
-    epoch = fields.whole_number("epoch", least=0 if is_ours else -1, most=MOST_EPOCHS)
-    sample_in_epoch = fields.whole_number("sample_in_epoch")
-    has_fingerprint = (is_ours or "fingerprint" in fields) and not fields.is_none("fingerprint")
+    fields = upgraded(Fields(state, of))
     position = SavedPosition(
-        cursor=Cursor(epoch, sample_in_epoch) if epoch >= 0 else Cursor(0, 0),
+        cursor=Cursor(fields.whole_number("epoch", most=MOST_EPOCHS), fields.whole_number("sample_in_epoch")),
         shuffle_seed=fields.whole_number("shuffle_seed", most=LARGEST_SEED),
         num_canonical_nodes=fields.whole_number("num_canonical_nodes", least=1, most=MOST_CANONICAL_NODES),
-        initial_physical_nodes=_initial_nodes(fields, is_ours),
-        geometry=_geometry(fields.fields("batch_geometry")) if _has(fields, "batch_geometry") else None,
-        fingerprint=read_fingerprint(fields.fields("fingerprint")) if has_fingerprint else None,
+        initial_physical_nodes=None
+        if fields.is_none("initial_physical_nodes")
+        else fields.whole_number("initial_physical_nodes", least=1, most=_MOST_NODES),
+        geometry=_geometry(fields.fields("batch_geometry")) if fields.has("batch_geometry") else None,
+        fingerprint=None if fields.is_none("fingerprint") else SavedFingerprint.read(fields.fields("fingerprint")),
         skipped=_skipped(fields.fields("skipped")) if "skipped" in fields else {},
-        streams=read_stream_list(fields.fields("streams")) if _has(fields, "streams") else None,
+        streams=StreamList.read(fields.fields("stream_list")) if fields.has("stream_list") else None,
     )
     _check_sizes(fields, position)
     return position
-
-
-def _check_version(fields: Fields, known: int) -> None:
-    version = fields.get("version")
-    if type(version) is not int or version != known:
-        raise StateError(
-            f"{fields.of} has version {shown(version)} and this release reads version {known}; "
-            "resume with the release that wrote it, or a newer one"
-        )
-
-
-def _has(fields: Fields, key: str) -> bool:
-    return key in fields and not fields.is_none(key)
-
-
-def _initial_nodes(fields: Fields, is_ours: bool) -> int | None:
-    """Those that the run began with; states of MosaicML Streaming 0.2, as they were or imported, do not tell."""
-    if (not is_ours and "initial_physical_nodes" not in fields) or fields.is_none("initial_physical_nodes"):
-        return None
-    return fields.whole_number("initial_physical_nodes", least=1, most=_MOST_NODES)
 
 
 def _geometry(fields: Fields) -> BatchGeometry:
@@ -322,28 +176,24 @@ def _skipped(fields: Fields) -> dict[str, SkippedRange]:
 
 
 def _check_sizes(fields: Fields, position: SavedPosition) -> None:
-    """Hold what counts samples of an epoch against the size that the fingerprint tells."""
-    if position.fingerprint is None:
+    """Check what counts samples of an epoch against the size that the fingerprint tells."""
+    fingerprint, geometry = position.fingerprint, position.geometry
+    if fingerprint is None:
         return
-    size = position.fingerprint["order"]["epoch_size"]
-    geometry, most = position.geometry, size + MOST_CANONICAL_NODES + _MOST_NODES
-    if geometry is not None and geometry.global_batch_size > _most_composed(position, geometry, size):
+    size = fingerprint.order.epoch_size
+    # Each stream repeats some samples, even for canonical nodes and ranks; each draws a sample at least.
+    num_streams = len(fingerprint.streams) if fingerprint.all_streams is None else size
+    if geometry is not None and geometry.global_batch_size > size + num_streams * (
+        position.num_canonical_nodes + geometry.num_ranks
+    ):
         raise fields.contradicts(
             f"'batch_geometry' has batches of {geometry.global_batch_size} samples, of an epoch of {size}"
         )
     for name, (begin, end) in position.skipped.items():
         # Epochs to come may be longer, of data that has grown.
         farthest = max((sample for epoch, sample in (begin, end) if epoch <= position.cursor.epoch), default=0)
-        if farthest > most:
+        if farthest > size + MOST_CANONICAL_NODES + _MOST_NODES:
             raise fields.contradicts(f"'skipped' has {name!r} at sample {farthest} of an epoch of {size}")
-
-
-def _most_composed(position: SavedPosition, geometry: BatchGeometry, size: int) -> int:
-    """Entries of an epoch of composed batches at most: each stream repeats some, even for canonical nodes and ranks."""
-    assert position.fingerprint is not None, "looked at by the caller"
-    streams = position.fingerprint["streams"]
-    num_streams = len(streams) if is_listed(streams) else size  # each draws a sample at least
-    return size + num_streams * (position.num_canonical_nodes + geometry.num_ranks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -356,6 +206,22 @@ class SavedTrainer:
     batches_in_epoch: int
     """0 if that is not known."""
 
+    @classmethod
+    def read(cls, fields: Fields) -> SavedTrainer:
+        """Read the mapping that :meth:`as_state` returns."""
+        trainer = cls(
+            epoch=fields.whole_number("epoch", most=MOST_EPOCHS),
+            batches=fields.whole_number("batches"),
+            batches_in_epoch=fields.whole_number("batches_in_epoch"),
+        )
+        if 0 < trainer.batches_in_epoch < trainer.batches:
+            raise fields.contradicts(f"'batches' is {trainer.batches} of an epoch of {trainer.batches_in_epoch}")
+        return trainer
+
+    def as_state(self) -> dict[str, int]:
+        """Return it as a state holds it."""
+        return {"epoch": self.epoch, "batches": self.batches, "batches_in_epoch": self.batches_in_epoch}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedValidation:
@@ -366,18 +232,37 @@ class SavedValidation:
     done_after: int = 0
     """Batches of the epoch after which the last finished one ran."""
 
+    @classmethod
+    def read(cls, fields: Fields) -> SavedValidation:
+        """Read the mapping that :meth:`as_state` returns."""
+        return cls(is_due=fields.one_of("is_due", (False, True)), done_after=fields.whole_number("done_after"))
+
+    def as_state(self) -> dict[str, Any]:
+        """Return it as a state holds it."""
+        return {"is_due": self.is_due, "done_after": self.done_after}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedRun:
-    """The state of a run that has been read and found sound."""
+    """The state of a run that was read and checked."""
 
-    trainer: SavedTrainer | None
+    trainer: SavedTrainer | None = None
     """None before the first batch."""
-    loaders: Mapping[str, SavedPosition]
+    loaders: Mapping[str, SavedPosition] = field(default_factory=dict)
     """The place of each train loader, by name."""
-    samples_per_global_batch: Mapping[str, int]
+    samples_per_global_batch: Mapping[str, int] = field(default_factory=dict)
     """Of some of the loaders: samples of one batch over all ranks."""
     validation: SavedValidation = field(default_factory=SavedValidation)
+
+    def as_state(self) -> dict[str, Any]:
+        """Return the dict that :func:`read_run` turns back into this value."""
+        return {
+            **_head(),
+            "trainer": None if self.trainer is None else self.trainer.as_state(),
+            "loaders": {name: position.as_state() for name, position in self.loaders.items()},
+            "samples_per_global_batch": dict(self.samples_per_global_batch),
+            **({} if self.validation == SavedValidation() else {"validation": self.validation.as_state()}),
+        }
 
 
 def read_run(state: object) -> SavedRun:
@@ -388,35 +273,18 @@ def read_run(state: object) -> SavedRun:
             be; the message names the field.
     """
     fields = Fields(state, "the checkpoint's streaming state")
-    _check_version(fields, RUN_VERSION)
+    version_of(fields)  # version 1 has the same keys around the positions, which have versions themselves
     loaders = fields.fields("loaders")
-    positions = {name: read_state(loaders.get(name), f"the saved position of {name!r}") for name in loaders}
-    batches = Fields({}, "nothing")
-    if "samples_per_global_batch" in fields:
-        batches = fields.fields("samples_per_global_batch")
+    batches = fields.fields("samples_per_global_batch") if "samples_per_global_batch" in fields else Fields({}, "")
     run = SavedRun(
-        trainer=None if fields.is_none("trainer") else _read_trainer(fields.fields("trainer")),
-        loaders=positions,
+        trainer=None if fields.is_none("trainer") else SavedTrainer.read(fields.fields("trainer")),
+        loaders={name: read_state(loaders.get(name), f"the saved position of {name!r}") for name in loaders},
         samples_per_global_batch={name: batches.whole_number(name, least=1) for name in batches},
-        validation=_read_validation(fields.fields("validation")) if "validation" in fields else SavedValidation(),
+        validation=SavedValidation.read(fields.fields("validation")) if "validation" in fields else SavedValidation(),
     )
-    if run.trainer is None and positions:
-        raise fields.contradicts(f"'trainer' is None, as before the first batch, but there are {sorted(positions)}")
-    if run.trainer is not None and not positions:
+    if run.trainer is None and run.loaders:
+        names = sorted(run.loaders)
+        raise fields.contradicts(f"'trainer' is None, as before the first batch, but there are {names}")
+    if run.trainer is not None and not run.loaders:
         raise fields.contradicts("'trainer' has a place, and 'loaders' none")
     return run
-
-
-def _read_trainer(fields: Fields) -> SavedTrainer:
-    trainer = SavedTrainer(
-        epoch=fields.whole_number("epoch", most=MOST_EPOCHS),
-        batches=fields.whole_number("batches"),
-        batches_in_epoch=fields.whole_number("batches_in_epoch"),
-    )
-    if 0 < trainer.batches_in_epoch < trainer.batches:
-        raise fields.contradicts(f"'batches' is {trainer.batches} of an epoch of {trainer.batches_in_epoch}")
-    return trainer
-
-
-def _read_validation(fields: Fields) -> SavedValidation:
-    return SavedValidation(is_due=fields.one_of("is_due", (False, True)), done_after=fields.whole_number("done_after"))

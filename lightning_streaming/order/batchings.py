@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -135,7 +135,7 @@ class BatchedDraw(Batched):
     @property
     def digest(self) -> str:
         """See :class:`~lightning_streaming.order.sequence.SampleSequence`."""
-        return digest_of(asdict(self.geometry), self.inner.digest)
+        return digest_of(self.geometry.facts, self.inner.digest)
 
     def _row_streams(self, rows_per_stream: Sequence[int], num_nodes: int) -> list[_RowStreams]:
         """Put the rows of all streams in random order, on each node by itself; each stream's rows keep theirs.

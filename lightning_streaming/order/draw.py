@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -91,7 +91,7 @@ class Shuffled(SampleSequence):
     def digest(self) -> str:
         """See :class:`~lightning_streaming.order.sequence.SampleSequence`; no matter how it is drawn."""
         of_step = [self.step, *(one.facts for one in self.stretches)] if self.stretches else []
-        return digest_of(_ORDER_VERSION, asdict(self.settings), self.epoch, self.shape.digest, *of_step)
+        return digest_of(_ORDER_VERSION, self.settings.facts, self.epoch, self.shape.digest, *of_step)
 
     @property
     def turn(self) -> int:

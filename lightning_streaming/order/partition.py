@@ -52,6 +52,15 @@ class BatchGeometry:
             )
 
     @property
+    def facts(self) -> dict[str, int]:
+        """It under keys that saved states and digests hold, whatever its attributes are called."""
+        return {
+            "num_nodes": self.num_nodes,
+            "ranks_per_node": self.ranks_per_node,
+            "batch_size": self.batch_size,
+        }
+
+    @property
     def num_ranks(self) -> int:
         """Ranks over all nodes."""
         return self.num_nodes * self.ranks_per_node

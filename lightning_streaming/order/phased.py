@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from types import MappingProxyType
 
@@ -222,7 +221,7 @@ class Phased(Batched):
     def digest(self) -> str:
         """See :class:`~lightning_streaming.order.sequence.SampleSequence`."""
         steps = range(len(self._mixture.plan))
-        return digest_of(asdict(self._geometry), [self._mixture.shuffled(self._epoch, step).digest for step in steps])
+        return digest_of(self._geometry.facts, [self._mixture.shuffled(self._epoch, step).digest for step in steps])
 
     def _by_step(
         self, positions: NDArray[np.int64], answer: Callable[[int, NDArray[np.int64]], NDArray[np.int64]]

@@ -127,6 +127,21 @@ class SettledOrder(OrderSettings):
     num_canonical_nodes: int = field()
     shuffle_block_size: int = field()
 
+    @property
+    def facts(self) -> dict[str, str | int | bool]:
+        """All settings under keys that digests are computed over, whatever the attributes are called."""
+        return {
+            "sampling_method": self.sampling_method,
+            "sampling_granularity": self.sampling_granularity,
+            "partition_algo": self.partition_algo,
+            "num_canonical_nodes": self.num_canonical_nodes,
+            "shuffle": self.shuffle,
+            "shuffle_algo": self.shuffle_algo,
+            "shuffle_seed": self.shuffle_seed,
+            "shuffle_block_size": self.shuffle_block_size,
+            "batching_method": self.batching_method,
+        }
+
 
 def stretched_seed(shuffle_seed: int) -> int:
     """The seed that the 0.2 line shuffled with, and that its saved states carry.

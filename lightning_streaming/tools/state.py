@@ -24,8 +24,8 @@ from typing import Any
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.escaping import shell_word
+from lightning_streaming.loading.saved_fingerprint import SavedFingerprint, SavedPhase
 from lightning_streaming.loading.state import Cursor, SavedPosition
-from lightning_streaming.order.packing import named_facts
 from lightning_streaming.order.skips import EpochPosition
 from lightning_streaming.tools.commands import (
     add_action,
@@ -47,7 +47,7 @@ from lightning_streaming.tools.console import (
 from lightning_streaming.tools.runs import checkpoints, state_moves
 from lightning_streaming.tools.runs.checkpoints import Places, SavedLoader, find_places, find_state_file, settled
 from lightning_streaming.tools.runs.phase_lines import phase_line
-from lightning_streaming.tools.runs.state_moves import StreamSeen, phase_stop
+from lightning_streaming.tools.runs.state_moves import StreamSeen
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 
 
@@ -201,16 +201,17 @@ def _check_data_is_enough(position: SavedPosition, args: Namespace) -> None:
     Raises:
         UnsupportedError: It is of a run with phases, or with selections.
     """
-    fingerprint = position.fingerprint or {}
-    selected = [name for name, stream in fingerprint["streams"].items() if "selection" in stream]
-    if "pack" in fingerprint["order"]:
+    fingerprint = position.fingerprint
+    assert fingerprint is not None, "it lists its streams"
+    selected = [name for name, stream in fingerprint.streams.items() if stream.selection is not None]
+    if fingerprint.packing is not None:
         raise UnsupportedError(
             "the state is of packed documents, of which it does not hold how long they are, so --data is not enough",
             hint=f"give the configuration of the run: `{_show_by_config(args.checkpoint, args.loader)}`",
             option="--data",
         )
     way_out = f"give the configuration of the run: `{_show_by_config(args.checkpoint, args.loader)}`"
-    if "phases" in fingerprint:
+    if fingerprint.schedule is not None:
         raise UnsupportedError(
             "the state is of a run with phases, of which it tells too little to count by --data",
             hint=way_out,
@@ -250,7 +251,7 @@ def branch(args: Namespace) -> int:
     position, sample = places.loaders[loader].position, places.loaders[loader].position.cursor.sample_in_epoch
     phases = _phases_begun(position, args.checkpoint)
     running = list(phases)[-1] if phases else ""
-    is_at_end = not phases or sample == phases[running]["until"]
+    is_at_end = not phases or sample == phases[running].end
     if args.json:
         cut = None if is_at_end else sample
         print_json({"file": args.checkpoint, "loader": loader, "phases": list(phases), "cut": cut, "sample": sample})
@@ -262,7 +263,7 @@ def branch(args: Namespace) -> int:
     else:
         print_line(
             f"{args.checkpoint} stands at sample {sample} of phase {running!r}, which was begun to be read until "
-            f"{phases[running]['until']}."
+            f"{phases[running].end}."
         )
         print_line(
             f"To go on with other phases, add `cut: {sample}` to it, leave all else of it as it was, and write them "
@@ -270,25 +271,25 @@ def branch(args: Namespace) -> int:
         )
         print_line("The epoch is then the last one of the run, and the streams of this phase stay among its streams.")
     assert position.fingerprint is not None, "it tells phases"
-    _print_begun(phases, position.fingerprint["streams"], None if is_at_end else sample)
+    _print_begun(phases, position.fingerprint.streams, None if is_at_end else sample)
     return FINE
 
 
-def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, Mapping[str, Any]]:
+def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, SavedPhase]:
     """What a state tells of the phases that have begun, where others can follow.
 
     Raises:
         ConfigError: None can: the run has no phases, or does not stand in the last of them that it has begun.
     """
-    phases: Mapping[str, Mapping[str, Any]] = (position.fingerprint or {}).get("phases", {})
-    epoch, sample = position.cursor
-    if position.fingerprint is None or "phases" not in position.fingerprint:
+    fingerprint, (epoch, sample) = position.fingerprint, position.cursor
+    if fingerprint is None or fingerprint.schedule is None:
         raise ConfigError(
             f"the run of {checkpoint} has no phases, and nothing else can change within an epoch",
             hint="give it phases from its start, or begin a new run from its weights",
             path=checkpoint,
         )
-    if "pack" in position.fingerprint["order"]:
+    phases = fingerprint.schedule
+    if fingerprint.packing is not None:
         raise ConfigError(
             f"{checkpoint} is of packed documents: it counts packs, and a phase ends after so many documents, so it "
             "cannot be cut there",
@@ -299,10 +300,10 @@ def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, Mapp
         raise ConfigError(
             f"{checkpoint} stands in epoch {epoch}, and all phases were read in the one before",
             hint="to let more phases follow the last one, put it back to the end of epoch 0: `lightning-streaming "
-            f"state set CHECKPOINT --epoch 0 --sample {position.fingerprint['order']['epoch_size']}`",
+            f"state set CHECKPOINT --epoch 0 --sample {fingerprint.order.epoch_size}`",
             path=checkpoint,
         )
-    method = position.fingerprint["order"]["batching_method"]
+    method = fingerprint.order.batching_method
     if method != "random":
         raise ConfigError(
             f"batching_method={method!r} composes the batches of a phase as a whole, so none can be cut: the phase "
@@ -310,8 +311,8 @@ def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, Mapp
             path=checkpoint,
         )
     running = list(phases)[-1] if phases else ""
-    start = max((phase_stop(one) for name, one in phases.items() if name != running), default=0)
-    if phases and not start < sample <= phases[running]["until"]:
+    start = max((one.stop for name, one in phases.items() if name != running), default=0)
+    if phases and not start < sample <= phases[running].end:
         raise ConfigError(
             f"{checkpoint} was moved to sample {sample}, which is not in phase {running!r}, the last that the run had "
             "begun",
@@ -321,7 +322,7 @@ def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, Mapp
     return phases
 
 
-def _print_begun(phases: Mapping[str, Mapping[str, Any]], streams: Collection[str], cut: int | None) -> None:
+def _print_begun(phases: Mapping[str, SavedPhase], streams: Collection[str], cut: int | None) -> None:
     """Print the phases that have begun, each as a line to paste; the last with its cut, if it is to have one."""
     if phases:
         print_line(
@@ -408,10 +409,7 @@ class _Edited:
         """Move these loaders, and the trainer with them; then write."""
         trainer = state_moves.trainer_at(self.before, moved)
         for name, cursor in moved.items():
-            state = checkpoints.at(self._content, self.before.loaders[name].keys)
-            state.update(cursor._asdict())
-            if cursor.sample_in_epoch == 0:  # an epoch that begins is batched by whoever reads it
-                state.pop("batch_geometry", None)
+            checkpoints.move(checkpoints.at(self._content, self.before.loaders[name].keys), cursor)
         if trainer is not None:
             checkpoints.move_trainer(self._content, trainer.epoch, trainer.batches)
         return self._write(self.before)
@@ -423,7 +421,7 @@ class _Edited:
             name = "train" if before is None else before.choose(None)
         position = state_moves.imported(position, before, name)
         trained = lightning_checkpoint.batches_of_epoch_trained(self._content)
-        checkpoints.add_place(self._content, name, position.as_state())
+        checkpoints.add_place(self._content, name, position)
         after = find_places(self._content, self._args.checkpoint)
         assert after.trainer is not None, "just put there"
         if len(after.loaders) == 1:
@@ -474,16 +472,16 @@ def _loader_as_json(loader: SavedLoader, epoch_size: int | None, streams: Sequen
         "initial_physical_nodes": position.initial_physical_nodes,
         "counts": f"{loader.unit}s",
         "samples_per_global_batch": loader.global_batch,
-        "batch_geometry": None if position.geometry is None else asdict(position.geometry),
+        "batch_geometry": None if position.geometry is None else position.geometry.facts,
         "skipped": {name: [Cursor(*place)._asdict() for place in ends] for name, ends in position.skipped.items()},
-        "fingerprint": position.fingerprint,
+        "fingerprint": None if position.fingerprint is None else position.fingerprint.as_state(),
         "streams": [asdict(stream) for stream in streams],
     }
 
 
 def _trainer_as_json(places: Places) -> dict[str, Any] | None:
     """How far the trainer has come."""
-    return None if places.trainer is None else {**asdict(places.trainer), "global_step": places.global_step}
+    return None if places.trainer is None else {**places.trainer.as_state(), "global_step": places.global_step}
 
 
 def _print_head(shown: str, places: Places) -> None:
@@ -502,8 +500,7 @@ def _print_loader(
 ) -> None:
     """Print one loader's place, its fingerprint, and what was read of each stream, or which command tells that."""
     position = loader.position
-    fingerprint = position.fingerprint or {}
-    listed = fingerprint.get("streams", {})
+    fingerprint = position.fingerprint
     rows = [
         ("epoch", str(position.cursor.epoch)),
         (f"{loader.unit} in epoch", _sample(position.cursor, epoch_size)),
@@ -512,25 +509,23 @@ def _print_loader(
         ("canonical nodes", str(position.num_canonical_nodes)),
         ("nodes at first", str(position.initial_physical_nodes or "-")),
         *((f"skips {batches}", _ends(*ends, f"{loader.unit}s")) for batches, ends in position.skipped.items()),
-        *(
-            (key.replace("_", " "), _told(key, value, is_packed=loader.is_packed))
-            for key, value in fingerprint.get("order", {}).items()
-        ),
+        *(() if fingerprint is None else _settings(fingerprint)),
     ]
     print_table(name, (), rows)
-    phases = fingerprint.get("phases", {})
-    if phases:
-        _print_phases(name, position, fingerprint)
-    if not fingerprint:
+    if fingerprint is None:
         print_line("no fingerprint: it is not known to which data and order this place belongs\n")
+        return
+    listed, phases = fingerprint.streams, fingerprint.schedule
+    if phases:
+        _print_phases(name, position, fingerprint, phases)
+    if fingerprint.all_streams is not None:
+        print_line(f"all {fingerprint.all_streams.count} streams: too many for the state to tell each\n")
     elif not listed:
         print_line("no phase had begun, so nothing was read of any stream\n")
-    elif not streams:
-        print_line(f"{', '.join(listed)}: too many for the state to tell each\n")
     else:
         heads = ("stream", "samples", "drawn" if phases else "per epoch", "before", "this epoch", "in all", "digest")
         cells = [
-            (one.name, *map(_value, (one.samples, one.drawn, one.before, one.this_epoch, one.total)), stream["digest"])
+            (one.name, *map(_value, (one.samples, one.drawn, one.before, one.this_epoch, one.total)), stream.digest)
             for one, stream in zip(streams, listed.values(), strict=True)
         ]
         title = f"{'documents' if loader.is_packed else 'samples'} read, {name}"
@@ -538,21 +533,23 @@ def _print_loader(
             title += f"; drawn: from an epoch's beginning to the end of {printable_name(list(phases)[-1])}"
         print_table(title, heads, cells, right=heads[1:-1], whole=heads[1:])
         if any(one.this_epoch is None for one in streams):
-            needs_config = phases or loader.is_packed or any("selection" in stream for stream in listed.values())
+            needs_config = phases or loader.is_packed or any(stream.selection is not None for stream in listed.values())
             how = f"by `{by_config}`" if needs_config else "with --data NAME=PLACE for each of them"
             print_line(f"what this epoch has read of each stream is told {how}\n")
 
 
-def _print_phases(name: str, position: SavedPosition, fingerprint: Mapping[str, Any]) -> None:
+def _print_phases(
+    name: str, position: SavedPosition, fingerprint: SavedFingerprint, phases: Mapping[str, SavedPhase]
+) -> None:
     """Print the phases that had begun, and how far this epoch has come with each, unless it counts packs."""
     begins, sample = 0, position.cursor.sample_in_epoch
     # Of composed batches, places are not those of what is drawn.
-    tells_now = fingerprint["order"]["batching_method"] == "random" and "pack" not in fingerprint["order"]
+    tells_now = fingerprint.order.batching_method == "random" and fingerprint.packing is None
     rows = []
-    for phase, one in fingerprint["phases"].items():
-        ends = phase_stop(one)
+    for phase, one in phases.items():
+        ends = one.stop
         now = "read" if ends <= sample else "under way" if begins < sample else "to be read"
-        rows.append((printable_name(phase), f"{begins:,}", f"{ends:,}", *([now] if tells_now else []), one["mix"]))
+        rows.append((printable_name(phase), f"{begins:,}", f"{ends:,}", *([now] if tells_now else []), one.mix))
         begins = ends
     heads = ("phase", "begins", "ends", *(["this epoch"] if tells_now else []), "weights")
     print_table(f"phases begun, {name}", heads, rows, right=heads[1:3])
@@ -605,13 +602,15 @@ def _sample(cursor: Cursor, epoch_size: int | None) -> str:
     return f"{cursor.sample_in_epoch:,}{of}"
 
 
-def _told(setting: str, value: Any, *, is_packed: bool) -> str:
-    if setting == "epoch_size" and is_packed and isinstance(value, int):
-        return counted(value, "document")
-    if setting == "pack":
-        (_, method), *rest = named_facts(value["method"]).items()
-        return ", ".join([str(method), *(f"{name} {_value(of)}" for name, of in rest), value["lengths"]])
-    return _value(value)
+def _settings(fingerprint: SavedFingerprint) -> list[tuple[str, str]]:
+    """Return the settings of the order, as rows to print."""
+    packing = fingerprint.packing
+    told = {name: _value(value) for name, value in fingerprint.order.as_state().items()}
+    if packing is not None:
+        told["epoch_size"] = counted(fingerprint.order.epoch_size, "document")
+        settings = (f"{name} {_value(value)}" for name, value in packing.settings.items())
+        told[packing.option] = ", ".join([*settings, packing.lengths])
+    return [(name.replace("_", " "), value) for name, value in told.items()]
 
 
 def _value(value: object) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
@@ -21,14 +21,22 @@ from torch.utils.data import IterableDataset
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.dataloader import StreamingDataLoader, no_batch_error, tell_length_of_first_epoch
-from lightning_streaming.loading.dataset import StreamingDataset, state_at
+from lightning_streaming.loading.dataset import StreamingDataset, saved_at
 from lightning_streaming.loading.following import check_same_data
 from lightning_streaming.loading.other_trainers import datasets_within
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.position import position_of, run_of
 from lightning_streaming.loading.ranks import can_ask_others
 from lightning_streaming.loading.run import OnMismatch
-from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION, Cursor, SavedValidation, read_run
+from lightning_streaming.loading.state import (
+    CALLBACK_KEY,
+    Cursor,
+    SavedPosition,
+    SavedRun,
+    SavedTrainer,
+    SavedValidation,
+    read_run,
+)
 from lightning_streaming.order.skips import TrainProgress
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.config import shown
@@ -54,7 +62,7 @@ class StreamingStateCallback(Callback):
             raise ConfigError(f'on_mismatch must be "error" or "warn", but got {on_mismatch!r}', option="on_mismatch")
         self._on_mismatch: OnMismatch = on_mismatch
         self._place: _TrainedSoFar | None = None
-        self._restored: Mapping[str, Any] | None = None
+        self._restored: SavedRun | None = None
         self._put_back: dict[str, tuple[StreamingDataset, Cursor]] = {}
         self._first: dict[str, Cursor] = {}
         self._is_placed = False
@@ -73,22 +81,16 @@ class StreamingStateCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         """The place in the data, as plain values that load with ``weights_only=True``."""
         if self._restored is not None:  # saved again before training went on
-            return dict(self._restored)
+            return self._restored.as_state()
         place = self._place
         if place is None:
-            return {"version": RUN_VERSION, "trainer": None, "loaders": {}}
-        loaders = {name: state_at(self._known[name].dataset, cursor) for name, cursor in place.cursors.items()}
-        return {
-            "version": RUN_VERSION,
-            "trainer": {
-                "epoch": place.epoch,
-                "batches": place.batches,
-                "batches_in_epoch": place.batches_in_epoch,
-            },
-            "loaders": loaders,
-            "samples_per_global_batch": {name: self._known[name].global_batch for name in loaders},
-            **({"validation": asdict(place.validation)} if place.validation_matters else {}),
-        }
+            return SavedRun().as_state()
+        return SavedRun(
+            trainer=SavedTrainer(epoch=place.epoch, batches=place.batches, batches_in_epoch=place.batches_in_epoch),
+            loaders={name: saved_at(self._known[name].dataset, cursor) for name, cursor in place.cursors.items()},
+            samples_per_global_batch={name: self._known[name].global_batch for name in place.cursors},
+            validation=place.validation if place.validation_matters else SavedValidation(),
+        ).as_state()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Come first among the callbacks, so that whoever saves in a hook finds the place counted there already.
@@ -131,8 +133,8 @@ class StreamingStateCallback(Callback):
         if run.trainer is None:  # saved before the first batch, as Lightning's tuners do
             self._place, self._begins_again = None, True
             return
-        self._restored, self._put_back = state, {}
-        place = _TrainedSoFar(**asdict(run.trainer))
+        self._restored, self._put_back = run, {}
+        place = _TrainedSoFar.of(run)
         lightning_checkpoint.check_trained(checkpoint, place.epoch, place.batches)
         if not place.is_finished:
             lightning_checkpoint.reopen_epoch(checkpoint, place.epoch)
@@ -152,11 +154,10 @@ class StreamingStateCallback(Callback):
         self._know(loaders)
         if self._restored is not None:
             restored, self._restored = self._restored, None
-            cursors = {name: self._put_back[name][1] for name in loaders}
-            validation = SavedValidation(**restored.get("validation", {}))
-            self._place = _TrainedSoFar(**restored["trainer"], cursors=cursors, validation=validation)
+            self._place = _TrainedSoFar.of(restored)
+            self._place.cursors = {name: self._put_back[name][1] for name in loaders}
             self._go_to_place(trainer, loaders)
-            _report_resume(trainer, self._place.cursors, loaders, restored.get("samples_per_global_batch", {}))
+            _report_resume(trainer, self._place.cursors, loaders, restored.samples_per_global_batch)
             _check_cut_is_read_once(trainer, self._place, loaders)
             return
         if not loaders:
@@ -270,17 +271,17 @@ class StreamingStateCallback(Callback):
         for name, loader in loaders.items():
             reader = f"train loader {name!r}" if len(loaders) > 1 else ""
             passes_of(loader.dataset).run.call(reader, None if trainer.ckpt_path is None else str(trainer.ckpt_path))
-        for name, state in self._states_to_load(loaders).items():
+        for name, position in self._positions_to_load(loaders).items():
             loader = loaders[name]
             if name not in self._put_back or self._put_back[name][0] is not loader.dataset:
-                loader.load_state_dict(state, self._on_mismatch)
+                loader.load_state_dict(position.as_state(), self._on_mismatch)
                 self._put_back[name] = loader.dataset, position_of(loader).cursor()
             if self._restored is not None and trainer.max_epochs != -1:
                 tell_length_of_first_epoch(loader)
 
-    def _states_to_load(self, loaders: Mapping[str, StreamingDataLoader]) -> Mapping[str, Mapping[str, Any]]:
+    def _positions_to_load(self, loaders: Mapping[str, StreamingDataLoader]) -> Mapping[str, SavedPosition]:
         if self._restored is not None:
-            saved: Mapping[str, Any] = self._restored["loaders"]
+            saved = self._restored.loaders
             if saved.keys() != loaders.keys():
                 raise StateError(
                     f"the checkpoint holds places for the train loaders {sorted(saved)}, but now there are "
@@ -290,7 +291,7 @@ class StreamingStateCallback(Callback):
             return saved
         known = {} if self._place is None else self._place.cursors
         return {
-            name: state_at(self._known[name].dataset, known[name])
+            name: saved_at(self._known[name].dataset, known[name])
             for name, loader in loaders.items()
             if name in known and not self._begins_with_own(name, known[name], loader.dataset)
         }
@@ -437,6 +438,18 @@ class _TrainedSoFar:
     cursors: dict[str, Cursor] = field(default_factory=dict)
     """For each loader, the end of what the weights have seen."""
     validation: SavedValidation = field(default_factory=SavedValidation)
+
+    @classmethod
+    def of(cls, run: SavedRun) -> _TrainedSoFar:
+        """Return the place of a run that was saved after its first batch, without those of its loaders."""
+        trainer = run.trainer
+        assert trainer is not None, "there was a batch"
+        return cls(
+            epoch=trainer.epoch,
+            batches=trainer.batches,
+            batches_in_epoch=trainer.batches_in_epoch,
+            validation=run.validation,
+        )
 
     def begin(self, epoch: int) -> None:
         """Move to the beginning of an epoch."""

@@ -294,7 +294,7 @@ def test_joined_datasets_grow_with_their_stream(tmp_path: Path, follow: bool, ph
         assert (max(seen + left + after) >= 30) == follow
     other = loader(60, per_shard=4)
     other.load_state_dict(state)
-    with raises(StateMismatchError, "streams.a.joins.by_position.digest"):
+    with raises(StateMismatchError, "streams.a.join.by_position.digest"):
         len(other)
 
 
@@ -316,7 +316,7 @@ def test_a_joined_dataset_may_grow_alone_where_it_is_joined_by_id(tmp_path: Path
     rest, state = stopped(longer, 1)
     assert seen + rest == whole[: len(seen + rest)]
     shorter.load_state_dict(state)
-    with raises(StateMismatchError, "streams.0.joins.more.samples  30                  20"):
+    with raises(StateMismatchError, "streams.0.join.more.samples  30                  20"):
         len(shorter)
 
 

@@ -422,9 +422,9 @@ def test_states_of_streams_without_joins_are_what_they_were(data: Path) -> None:
     state = make_loader(data / "images").state_dict()
     assert "join" not in json.dumps(state)
     joined = make_loader(data / "images", join=joins(data)).state_dict()
-    told = joined["fingerprint"]["streams"]["0"].pop("joins")
+    told = joined["fingerprint"]["streams"]["0"].pop("join")
     assert joined["fingerprint"] == state["fingerprint"]
-    assert told["captions"]["on"] == "id"
+    assert told["captions"]["key"] == "id"
     assert told["clip"]["samples"] == SAMPLES
 
 
@@ -436,9 +436,9 @@ def test_a_resume_with_other_joined_data_is_refused(data: Path, tmp_path: Path) 
     shutil.rmtree(tmp_path / "data" / "clips")
     write_clips(tmp_path / "data" / "clips", seed=77)
     for join, told in (
-        (joins(tmp_path / "data"), r"streams\.0\.joins\.clip\.digest"),
-        ({"clip": joins(data)["clip"]}, r"streams\.0\.joins\.captions"),
-        ({}, r"streams\.0\.joins"),
+        (joins(tmp_path / "data"), r"streams\.0\.join\.clip\.digest"),
+        ({"clip": joins(data)["clip"]}, r"streams\.0\.join\.captions"),
+        ({}, r"streams\.0\.join"),
     ):
         other = make_loader(data / "images", join=join)
         other.load_state_dict(state)

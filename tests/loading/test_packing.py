@@ -233,7 +233,7 @@ def test_mixtures_and_phases(root: Path, other: Path, pack: dict[str, Any], algo
     assert_resumes(lambda batch_size=3: loader(None, pack=pack, batch_size=batch_size, **how))
     # What comes after a phase may be another: the packs before stay what they were.
     seen, states = read_epochs(loader(None, pack=pack, **how), 1)
-    place = next(number for number, state in enumerate(states) if len(state["fingerprint"]["phases"]) == 2) - 1
+    place = next(number for number, state in enumerate(states) if len(state["fingerprint"]["schedule"]) == 2) - 1
     later = [phases[0], Phase(name="other", mix={"b": 1.0})]
     changed = loader(None, pack=pack, **{**how, "phases": later, "epoch_size": 90})
     changed.load_state_dict(states[place])
@@ -330,13 +330,13 @@ def test_a_state_is_of_its_packs(root: Path) -> None:
     for pack in ({"capacity": 65}, {"method": "concat"}, {"window": 31}, {"lengths": "size"}):
         changed = loader(root, pack=pack)
         changed.load_state_dict(state)
-        with raises(StateMismatchError, "order.pack"):
+        with raises(StateMismatchError, "packing"):
             len(changed)
     unpacked = StreamingDataLoader(
         StreamingDataset(remote=str(root), shuffle=True, num_canonical_nodes=2), batch_size=3
     )
     unpacked.load_state_dict(state)
-    with raises(StateMismatchError, "order.pack"):
+    with raises(StateMismatchError, "packing"):
         len(unpacked)
 
 
@@ -388,10 +388,10 @@ def test_a_state_of_many_streams_is_of_their_lengths(tmp_path: Path) -> None:
         return loader(None, streams=streams, pack={"longer": "truncate", "lengths": _counted(shift)})
 
     state = json_copy(at(0).state_dict())
-    (whole,) = state["fingerprint"]["streams"].values()
+    whole = state["fingerprint"]["all_streams"]
     changed, same = at(1), at(0)
     changed.load_state_dict(state)
-    with raises(StateMismatchError, "streams.all 30 streams.lengths"):
+    with raises(StateMismatchError, "all_streams.lengths"):
         len(changed)
     same.load_state_dict(state)
     assert len(same)

@@ -138,7 +138,7 @@ def test_a_dataset_counts_by_itself(root: Path, whole: list[int]) -> None:
     samples = iter(dataset)
     before = [next(samples)["id"] for _ in range(43)]
     state = dataset.state_dict()
-    assert (state["sample_in_epoch"], list(state["fingerprint"]["phases"])) == (43, ["broad", "ramp"])
+    assert (state["sample_in_epoch"], list(state["fingerprint"]["schedule"])) == (43, ["broad", "ramp"])
     assert state == dataset.state_dict(43) == state_at(dataset, Cursor(0, 43))
     onward = phased_loader(root).dataset
     onward.load_state_dict(json_copy(state))
@@ -240,7 +240,7 @@ def test_nodes_settle_canonical_nodes_and_with_them_the_borders(root: Path) -> N
     loaders = [phased_loader(root, world=world, num_canonical_nodes=None) for world in worlds(3, 1)]
     assert len({len(list(loader)) for loader in loaders}) == 1
     state = loaders[0].state_dict()
-    stops = {name: one["until"] for name, one in state["fingerprint"]["phases"].items()}
+    stops = {name: one["end"] for name, one in state["fingerprint"]["schedule"].items()}
     nodes = state["num_canonical_nodes"]
     assert not [stop for stop in stops.values() if stop % nodes]
 

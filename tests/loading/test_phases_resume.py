@@ -73,7 +73,7 @@ def test_streams_run_on_in_the_next_epoch(root: Path) -> None:
 
 def test_a_state_at_the_beginning_is_of_any_phases(root: Path) -> None:
     _, state = stopped(root, 0)
-    assert (state["fingerprint"]["phases"], state["fingerprint"]["streams"]) == ({}, {})
+    assert (state["fingerprint"]["schedule"], state["fingerprint"]["streams"]) == ({}, {})
     other = [Phase(name="other", mix={"aaa": 1, "web": 2})]
     assert read(gone_on(root, state, phases=other, names=("aaa", "web"))) == read(
         phased_loader(root, other, ("aaa", "web"))
@@ -144,7 +144,7 @@ def test_at_a_border_the_phase_that_has_ended_needs_its_streams_no_more(root: Pa
     whole = read(phased_loader(root, **more))
     before, state = stopped(root, 10, **more)
     assert {stream_of(one) for one in before} == {"web", "code"}
-    assert list(state["fingerprint"]["phases"]) == ["broad"]
+    assert list(state["fingerprint"]["schedule"]) == ["broad"]
     assert before + read(gone_on(root, state, names=("web", "math", "news"), **more)) == whole
 
 
@@ -194,7 +194,7 @@ def test_data_that_was_not_read_yet_may_change(root: Path, tmp_path: Path) -> No
 
 def test_where_the_epoch_ends_may_change_in_its_last_phase_only_with_the_phase(root: Path) -> None:
     _, state = stopped(root, 35)
-    with raises(StateMismatchError, "phases.anneal.until: saved 160, now 200"):
+    with raises(StateMismatchError, "schedule.anneal.end: saved 160, now 200"):
         read(gone_on(root, state, phases=[BROAD, replace(RAMP, until=120), ANNEAL], epoch_size=200))
     # One more phase instead.
     phases = [BROAD, replace(RAMP, until=120), replace(ANNEAL, until=160), LATER]
@@ -206,37 +206,37 @@ def test_where_the_epoch_ends_may_change_in_its_last_phase_only_with_the_phase(r
 # --- pasts that are refused ---
 
 PASTS: dict[str, tuple[Sequence[Phase] | None, dict[str, Any], list[str]]] = {
-    "until": ([replace(BROAD, until=44), RAMP, ANNEAL], {}, ["phases.broad.until: saved 40, now 44"]),
-    "until of the phase under way": ([BROAD, replace(RAMP, until=124), ANNEAL], {}, ["phases.ramp.until: saved 120"]),
+    "until": ([replace(BROAD, until=44), RAMP, ANNEAL], {}, ["schedule.broad.end: saved 40, now 44"]),
+    "until of the phase under way": ([BROAD, replace(RAMP, until=124), ANNEAL], {}, ["schedule.ramp.end: saved 120"]),
     "weights": (
         [replace(BROAD, mix={"web": 0.8, "code": 0.2}), RAMP, ANNEAL],
         {},
-        ["phases.broad.mix: saved 'code 0.1, web 0.9', now 'code 0.2, web 0.8'"],
+        ["schedule.broad.mix: saved 'code 0.1, web 0.9', now 'code 0.2, web 0.8'"],
     ),
     "a stream more": (
         [replace(BROAD, mix={"web": 0.9, "code": 0.1, "zzz": 0.1}), RAMP, ANNEAL],
         {"names": (*NAMES, "zzz")},
-        ["phases.broad.mix", "zzz 0.1"],
+        ["schedule.broad.mix", "zzz 0.1"],
     ),
     "a ramp": (
         [BROAD, replace(RAMP, mix={"web": [0.9, 0.4], "math": [0.1, 0.5]}), ANNEAL],
         {},
-        ["phases.ramp.mix", "web 0.9 to 0.5", "web 0.9 to 0.4"],
+        ["schedule.ramp.mix", "web 0.9 to 0.5", "web 0.9 to 0.4"],
     ),
-    "steps": ([BROAD, replace(RAMP, steps=5), ANNEAL], {}, ["phases.ramp.steps: saved 4, now 5"]),
-    "a name": ([replace(BROAD, name="wide"), RAMP, ANNEAL], {}, ["phases.broad", "'absent'", "phases.wide"]),
+    "steps": ([BROAD, replace(RAMP, steps=5), ANNEAL], {}, ["schedule.ramp.steps: saved 4, now 5"]),
+    "a name": ([replace(BROAD, name="wide"), RAMP, ANNEAL], {}, ["schedule.broad", "'absent'", "schedule.wide"]),
     "a phase removed": (
         [replace(RAMP, until=120), ANNEAL],
         {"names": ("web", "math", "news")},
-        ["phases.broad: saved there, now 'absent'"],
+        ["schedule.broad: saved there, now 'absent'"],
     ),
     "a phase more": (
         [replace(BROAD, until=20, name="early"), BROAD, RAMP, ANNEAL],
         {},
-        ["phases.early: saved 'absent', now there"],
+        ["schedule.early: saved 'absent', now there"],
     ),
-    "the order": ([replace(RAMP, until=40), replace(BROAD, until=120), ANNEAL], {}, ["phases.broad.until"]),
-    "no phases": (None, {}, ["phases"]),
+    "the order": ([replace(RAMP, until=40), replace(BROAD, until=120), ANNEAL], {}, ["schedule.broad.end"]),
+    "no phases": (None, {}, ["schedule"]),
 }
 
 
@@ -258,7 +258,8 @@ def test_what_has_begun_may_not_change(root: Path, past: str, caplog: pytest.Log
 def test_whatever_differs_of_a_phase_the_way_out_is_told_with_the_file(root: Path, changed: str) -> None:
     other: dict[str, Any] = {"until": 124, "mix": {"web": [1, 0.5], "math": [0.1, 0.5]}, "steps": 5}
     loader = gone_on(root, stopped(root, 12)[1], phases=[BROAD, replace(RAMP, **{changed: other[changed]}), ANNEAL])
-    with raises(StateMismatchError, f"phases.ramp.{changed}", "`lightning-streaming state branch CHECKPOINT` says"):
+    key = {"until": "end"}.get(changed, changed)
+    with raises(StateMismatchError, f"schedule.ramp.{key}", "`lightning-streaming state branch CHECKPOINT` says"):
         len(loader)
     passes_of(loader.dataset).run.call(checkpoint="run/last.ckpt")
     with raises(StateMismatchError, "`lightning-streaming state branch run/last.ckpt` says"):
@@ -277,7 +278,7 @@ def test_a_border_written_in_percent_is_told_as_the_number_it_was(root: Path) ->
 
 def test_phases_may_not_be_added_to_a_run_without(root: Path) -> None:
     _, state = stopped(root, 12, phases=None)
-    with raises(StateMismatchError, "phases"):
+    with raises(StateMismatchError, "schedule"):
         read(gone_on(root, state))
     assert len(read(gone_on(root, state, "warn"))) == 160 - 48
 
@@ -302,7 +303,7 @@ def test_in_a_second_epoch_all_phases_have_begun(root: Path) -> None:
     read(loader)
     state = loader.state_dict()
     assert state["epoch"] == 1
-    with raises(StateMismatchError, "phases.anneal.mix"):
+    with raises(StateMismatchError, "schedule.anneal.mix"):
         read(gone_on(root, state, phases=[BROAD, RAMP, replace(ANNEAL, mix={"math": 2, "news": 1})]))
 
 
@@ -325,11 +326,11 @@ def test_repeats_that_are_over_are_no_reason_to_stop(root: Path) -> None:
 def test_state_at_names_the_phases_begun_there(root: Path) -> None:
     dataset = phased_loader(root).dataset
     begun = {
-        at: list(state_at(dataset, Cursor(0, at))["fingerprint"]["phases"]) for at in (0, 1, 40, 41, 120, 121, 159)
+        at: list(state_at(dataset, Cursor(0, at))["fingerprint"]["schedule"]) for at in (0, 1, 40, 41, 120, 121, 159)
     }
     names = ["broad", "ramp", "anneal"]
     assert begun == {0: [], 1: names[:1], 40: names[:1], 41: names[:2], 120: names[:2], 121: names, 159: names}
-    assert list(state_at(dataset, Cursor(1, 0))["fingerprint"]["phases"]) == names
+    assert list(state_at(dataset, Cursor(1, 0))["fingerprint"]["schedule"]) == names
 
 
 def states_of(make: Callable[[], Any], steps: int) -> list[State]:
@@ -375,7 +376,7 @@ def test_an_epoch_that_has_become_shorter_ends_early_if_asked_to(
     phases = [BROAD, replace(RAMP, until=epoch_size)]
     _, state = stopped(root, 38)
     asked: dict[str, Any] = {"phases": phases, "epoch_size": epoch_size, "names": ("web", "code", "math")}
-    with raises(StateMismatchError, "phases.ramp.until"):
+    with raises(StateMismatchError, "schedule.ramp.end"):
         read(gone_on(root, state, **asked))
     loader = gone_on(root, state, "warn", **asked)
     with caplog.at_level(logging.WARNING):
@@ -389,5 +390,5 @@ def test_what_an_epoch_that_has_ended_did_not_read_cannot_be_added(root: Path) -
     loader = phased_loader(root)
     read(loader)
     phases = [BROAD, replace(RAMP, until=120), replace(ANNEAL, until=160), LATER]
-    with raises(StateMismatchError, "phases.later: saved 'absent', now there"):
+    with raises(StateMismatchError, "schedule.later: saved 'absent', now there"):
         read(gone_on(root, loader.state_dict(), phases=phases, epoch_size=200))

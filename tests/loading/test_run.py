@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.fingerprint import Difference
+from lightning_streaming.loading.differences import Difference
 from lightning_streaming.loading.passes import drawn_sequence
 from lightning_streaming.loading.run import Epoch, Machines, Run, new_run, order_of_pass, resume
 from lightning_streaming.loading.run_order import RunRequest
@@ -215,7 +215,7 @@ CHANGES: dict[str, Callable[[RunRequest], RunRequest]] = {
     "order.shuffle_block_size": lambda asked: replace(asked, settings=replace(asked.settings, shuffle_block_size=17)),
     "order.sampling_method": lambda asked: replace(asked, settings=replace(asked.settings, sampling_method="fixed")),
     "order.epoch_size": lambda asked: replace(asked, epoch_size=50),
-    "streams.a.samples drawn": lambda asked: replace(asked, weights=(StreamWeight(choose=9), StreamWeight())),
+    "streams.a.samples_drawn": lambda asked: replace(asked, weights=(StreamWeight(choose=9), StreamWeight())),
 }
 
 

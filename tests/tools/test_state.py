@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
-from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION
+from lightning_streaming.loading.state import CALLBACK_KEY
+from lightning_streaming.loading.state_upgrade import STATE_VERSION
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
 from tests.helpers import write_dataset
 from tests.tools.running import edit_state as edit
@@ -79,7 +80,7 @@ def steps_from(epoch: int, sample: int) -> dict[int, int]:
 
 def test_names_are_those_of_the_callback() -> None:
     callback = StreamingStateCallback()
-    assert (callback.state_key, callback.state_dict()["version"]) == (CALLBACK_KEY, RUN_VERSION)
+    assert (callback.state_key, callback.state_dict()["version"]) == (CALLBACK_KEY, STATE_VERSION)
 
 
 @pytest.fixture(scope="module")

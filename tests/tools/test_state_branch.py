@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming import Phase
 from lightning_streaming.loading.fingerprint import told_mix
+from lightning_streaming.loading.saved_fingerprint import SavedPhase
 from lightning_streaming.tools.runs.phase_lines import phase_line, read_mix
 from tests.helpers import make_loader, write_dataset
 from tests.loading.phased import ANNEAL, BROAD, RAMP, gone_on, phased_loader, read, stopped, write_streams
@@ -64,7 +65,7 @@ def test_a_mix_of_too_many_streams_is_left_open() -> None:
     mix = {f"stream {number}": 1 + number / 7 for number in range(30)}
     told = told_mix(Phase(name="wide", mix=mix).settled(10))
     assert read_mix(told, mix) is None
-    line = phase_line("wide", {"until": 10, "mix": told, "steps": 1}, mix)
+    line = phase_line("wide", SavedPhase(end=10, mix=told, steps=1), mix)
     assert line == "{name: wide, until: 10, mix: ...}  # as it was: of too many streams"
 
 

@@ -21,7 +21,7 @@ from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError, StorageError
 from lightning_streaming.files import appears_whole
 from lightning_streaming.loading import state as saved_state
-from lightning_streaming.loading.state import CALLBACK_KEY, Cursor, SavedPosition, SavedTrainer
+from lightning_streaming.loading.state import CALLBACK_KEY, Cursor, SavedPosition, SavedRun, SavedTrainer
 from lightning_streaming.order.skips import SkippedPositions, skipped_in_epoch
 from lightning_streaming.storage import is_url, mask_url
 
@@ -51,12 +51,12 @@ class SavedLoader:
     def epoch_size(self) -> int | None:
         """Samples per epoch, if the state says; it does not say how many packs these make."""
         fingerprint = self.position.fingerprint
-        return None if fingerprint is None or self.is_packed else int(fingerprint["order"]["epoch_size"])
+        return None if fingerprint is None or self.is_packed else fingerprint.order.epoch_size
 
     @property
     def is_packed(self) -> bool:
         """Whether documents are packed, so that its place counts packs."""
-        return bool((self.position.fingerprint or {}).get("order", {}).get("pack"))
+        return self.position.fingerprint is not None and self.position.fingerprint.packing is not None
 
     @property
     def unit(self) -> str:
@@ -218,8 +218,15 @@ def move_trainer(checkpoint: MutableMapping[str, Any], epoch: int, batches: int)
         trainer["batches_in_epoch"] = 0  # the epoch is to go on: how long it is will be seen
 
 
-def add_place(checkpoint: MutableMapping[str, Any], loader: str, state: MutableMapping[str, Any]) -> None:
-    """Give a checkpoint the state of a loader, in place of the one it has, if any.
+def move(state: MutableMapping[str, Any], cursor: Cursor) -> None:
+    """Move a saved position; these keys are the same in states of every version and of MosaicML Streaming."""
+    state.update({"epoch": cursor.epoch, "sample_in_epoch": cursor.sample_in_epoch})
+    if cursor.sample_in_epoch == 0:  # an epoch that begins is batched by whoever reads it
+        state.pop("batch_geometry", None)
+
+
+def add_place(checkpoint: MutableMapping[str, Any], loader: str, position: SavedPosition) -> None:
+    """Give a checkpoint the place of a loader, in place of the one it has, if any.
 
     Raises:
         StateError: It is not a checkpoint of Lightning that ``Trainer.fit`` could go on from.
@@ -227,9 +234,10 @@ def add_place(checkpoint: MutableMapping[str, Any], loader: str, state: MutableM
     trainer = lightning_checkpoint.place_of_counters(checkpoint)
     callbacks = checkpoint.setdefault("callbacks", {})
     saved = callbacks.get(CALLBACK_KEY)
-    if saved is None or saved["trainer"] is None:
-        saved = callbacks[CALLBACK_KEY] = {"version": saved_state.RUN_VERSION, "trainer": trainer, "loaders": {}}
-    saved["loaders"][loader] = state
+    run = SavedRun() if saved is None else saved_state.read_run(saved)
+    if run.trainer is None:
+        run = SavedRun(trainer=SavedTrainer(**trainer))
+    callbacks[CALLBACK_KEY] = replace(run, loaders={**run.loaders, loader: position}).as_state()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

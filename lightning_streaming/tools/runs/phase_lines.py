@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 import yaml  # type: ignore[import-untyped]
+
+from lightning_streaming.loading.saved_fingerprint import SavedPhase
 
 _WEIGHT = r"(?:\d[\d.]*(?:e[+-]?\d+)?)"
 _SHARE = re.compile(rf"(?P<name>.*?) (?P<begin>{_WEIGHT})(?: to (?P<end>{_WEIGHT}))?(?:, |$)", re.DOTALL)
@@ -16,7 +17,7 @@ _STEPS = 16
 """Steps of a ramp that says nothing of them."""
 
 
-def phase_line(name: str, told: Mapping[str, Any], streams: Collection[str], cut: int | None = None) -> str:
+def phase_line(name: str, told: SavedPhase, streams: Collection[str], cut: int | None = None) -> str:
     """A phase as it may stand in a list of YAML; its mix is left open where the state does not tell it.
 
     Args:
@@ -25,14 +26,14 @@ def phase_line(name: str, told: Mapping[str, Any], streams: Collection[str], cut
         streams: Names of the streams that the state lists.
         cut: Where it is to be cut, if it is.
     """
-    mix = read_mix(told["mix"], streams)
-    cut = told.get("cut", cut)
+    mix = read_mix(told.mix, streams)
+    cut = cut if told.ended_at is None else told.ended_at
     ramps = mix is None or any(isinstance(weight, list) for weight in mix.values())
     phase = {
         "name": name,
-        "until": told["until"],
+        "until": told.end,
         **({} if cut is None else {"cut": cut}),
-        **({"steps": told["steps"]} if ramps and told["steps"] not in (1, _STEPS) else {}),
+        **({"steps": told.steps} if ramps and told.steps not in (1, _STEPS) else {}),
         "mix": {} if mix is None else mix,
     }
     line: str = yaml.safe_dump(phase, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf)

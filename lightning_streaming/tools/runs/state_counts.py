@@ -41,7 +41,7 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
         StateMismatchError: The data is not that of the state.
     """
     assert position.fingerprint is not None, "it lists its streams"
-    listed: Mapping[str, Mapping[str, Any]] = position.fingerprint["streams"]
+    listed = position.fingerprint.streams
     if places.keys() != listed.keys():
         raise ConfigError(
             f"the state has the streams {', '.join(listed)}",
@@ -53,13 +53,13 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
             name: Stream(
                 remote=places[name],
                 local=str(Path(cache) / str(number)),
-                choose=stream["samples drawn"],
+                choose=stream.samples_drawn,
                 storage={"options": options},
             )
             for number, (name, stream) in enumerate(listed.items())
         }
         dataset = _dataset(position, streams)
-        starts = np.cumsum([0] + [stream["samples"] for stream in listed.values()])
+        starts = np.cumsum([0] + [stream.samples for stream in listed.values()])
         try:
             skipped = skipped_in_epoch(position.skipped.values(), position.cursor.epoch)
             run = passes_of(dataset).run.on(dataset_world(dataset))
@@ -130,7 +130,7 @@ def _documents_read(
 def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> StreamingDataset:
     assert position.fingerprint is not None, "it lists its streams"
     # Without the epoch's size, which is the sum of what is drawn from each.
-    order = {name: position.fingerprint["order"][name] for name in _ORDER}
+    order = {name: getattr(position.fingerprint.order, name) for name in _ORDER}
     order = {name: value for name, value in order.items() if value is not None}
     world, batch_size = _machines(position)
     dataset = StreamingDataset(streams=streams, batch_size=batch_size, world=world, **order)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.state import LARGEST, MOST_EPOCHS, Cursor, SavedPosition, SavedTrainer
+from lightning_streaming.loading.saved_fingerprint import SavedFingerprint, SavedPhase
+from lightning_streaming.loading.state import MOST_EPOCHS, Cursor, SavedPosition, SavedTrainer
+from lightning_streaming.loading.state_fields import LARGEST
 from lightning_streaming.order.skips import skipped_in_epoch
 from lightning_streaming.tools.runs.checkpoints import Places, SavedLoader, settled
 
@@ -42,7 +43,8 @@ def placed(loader: SavedLoader, cursor: Cursor) -> Cursor:
 
 def _is_end_of_phases(loader: SavedLoader, cursor: Cursor) -> bool:
     """Whether all phases of the first epoch were read there, and others can follow."""
-    has_phases = "phases" in (loader.position.fingerprint or {})
+    fingerprint = loader.position.fingerprint
+    has_phases = fingerprint is not None and fingerprint.schedule is not None
     return has_phases and not loader.is_packed and cursor == Cursor(0, loader.epoch_size or 0)
 
 
@@ -88,10 +90,11 @@ def samples_later(loader: SavedLoader, samples: int) -> Cursor:
     skipped, entries = loader.skipped(cursor.epoch), loader.samples_read(cursor) + samples
     if size is None or entries < skipped.kept_before(size):
         return Cursor(cursor.epoch, skipped.position_after(entries))
-    if _order(loader).get("batching_method", "random") != "random":
+    fingerprint = loader.position.fingerprint
+    if fingerprint is not None and fingerprint.order.batching_method != "random":
         raise ConfigError(
             f"{samples} samples later is beyond the end of epoch {cursor.epoch}, and with "
-            f"batching_method={_order(loader)['batching_method']!r} that lies a little before {size}",
+            f"batching_method={fingerprint.order.batching_method!r} that lies a little before {size}",
             hint="use --batches, or state set",
             option="--samples",
         )
@@ -204,11 +207,6 @@ def _global_batch(loader: SavedLoader) -> int:
     return loader.global_batch
 
 
-def _order(loader: SavedLoader) -> Mapping[str, str]:
-    order: Mapping[str, str] = (loader.position.fingerprint or {}).get("order", {})
-    return order
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSeen:
     """What was read of one stream, if every epoch was read with the settings that the state tells."""
@@ -231,51 +229,50 @@ class StreamSeen:
 
 def seen_by_fingerprint(position: SavedPosition) -> list[StreamSeen]:
     """What the state alone tells. Empty if it does not list its streams: it has none, or is too long for that."""
-    streams: Mapping[str, Mapping[str, Any]] = (position.fingerprint or {}).get("streams", {})
-    if any("samples drawn" not in stream for stream in streams.values()):
+    fingerprint = position.fingerprint
+    if fingerprint is None:
         return []
-    phases = (position.fingerprint or {}).get("phases")
     epoch, sample = position.cursor
-    skipped = position.skipped.values()
-    is_packed = "pack" in (position.fingerprint or {}).get("order", {})  # then the place counts no samples
-    alone = skipped_in_epoch(skipped, epoch).kept_before(sample) if len(streams) == 1 and not is_packed else None
+    skipped, streams = position.skipped.values(), fingerprint.streams
+    counts_samples = fingerprint.packing is None
+    alone = skipped_in_epoch(skipped, epoch).kept_before(sample) if len(streams) == 1 and counts_samples else None
     has_skipped = any(start < stop and start[0] < epoch for start, stop in skipped)
     seen = [
         StreamSeen(
             name=name,
-            samples=stream["samples"],
-            drawn=stream["samples drawn"],
-            before=None if has_skipped else epoch * stream["samples drawn"],
+            samples=stream.samples,
+            drawn=stream.samples_drawn,
+            before=None if has_skipped else epoch * stream.samples_drawn,
             this_epoch=0 if sample == 0 else alone,
         )
         for name, stream in streams.items()
     ]
-    return seen if phases is None else [_in_phases(one, position) for one in seen]
+    if fingerprint.schedule is None:
+        return seen
+    return [_in_phases(one, position, fingerprint, fingerprint.schedule) for one in seen]
 
 
-def _in_phases(one: StreamSeen, position: SavedPosition) -> StreamSeen:
+def _in_phases(
+    one: StreamSeen, position: SavedPosition, fingerprint: SavedFingerprint, schedule: Mapping[str, SavedPhase]
+) -> StreamSeen:
     """What the state of a run with phases alone tells of a stream.
 
     Args:
         one: What it would tell if there were no phases.
         position: The state.
+        fingerprint: Its fingerprint.
+        schedule: The phases of that.
     """
-    assert position.fingerprint is not None, "it lists its streams"
-    order, (epoch, sample) = position.fingerprint["order"], position.cursor
+    order, (epoch, sample) = fingerprint.order, position.cursor
     nothing = 0 if sample == 0 else None
-    if order["batching_method"] != "random":  # some of what is drawn is left out
+    if order.batching_method != "random":  # some of what is drawn is left out
         return replace(one, before=None if epoch else 0, this_epoch=nothing)
-    told_to = max((phase_stop(phase) for phase in position.fingerprint["phases"].values()), default=0)
+    told_to = max((phase.stop for phase in schedule.values()), default=0)
     # The place may have been moved to an epoch of which the state does not tell all phases.
-    before = one.before if epoch == 0 or told_to == order["epoch_size"] else None
-    if "pack" in order:
+    before = one.before if epoch == 0 or told_to == order.epoch_size else None
+    if fingerprint.packing is not None:
         return replace(one, before=before, this_epoch=nothing)
     if one.drawn == told_to >= sample:
         return replace(one, before=before)  # no other stream was read
     skips_here = any(start < stop and start[0] <= epoch <= stop[0] for start, stop in position.skipped.values())
     return replace(one, before=before, this_epoch=one.drawn if sample == told_to and not skips_here else nothing)
-
-
-def phase_stop(phase: Mapping[str, Any]) -> int:
-    """Where a phase that a state tells of ended, or will end, in samples."""
-    return int(phase.get("cut", phase["until"]))

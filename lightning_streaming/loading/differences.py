@@ -1,0 +1,73 @@
+"""Differences between two fingerprints, as data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lightning_streaming.escaping import in_one_line
+
+_MOST_ROWS = 24
+"""Differences that are shown one by one."""
+
+
+class Difference(NamedTuple):
+    """One setting, or one number of the data, that is not what it was."""
+
+    setting: str
+    """Where it is in the fingerprint, like "order.shuffle"."""
+    saved: str
+    """What it was, in few words."""
+    now: str
+    """What it is."""
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Return each difference between two fingerprints, as states hold them.
+
+    >>> differences({"order": {"shuffle": True}}, {"order": {"shuffle": False}})
+    [Difference(setting='order.shuffle', saved='True', now='False')]
+    """
+    return list(_differences(saved, now, ""))
+
+
+def in_words(found: Sequence[Difference]) -> str:
+    """Return differences as plain text: one as a phrase, several as a table whose columns are two spaces apart.
+
+    Names and values of a saved state are escaped, so that they add no lines.
+
+    >>> in_words([Difference("order.shuffle", "True", "False")])
+    'order.shuffle: saved True, now False'
+    >>> print(in_words([Difference("order.shuffle", "True", "False"), Difference("streams.0.shards", "6", "3")]))
+    setting           saved  now
+    order.shuffle     True   False
+    streams.0.shards  6      3
+    """
+    found = escaped(found)
+    if len(found) == 1:
+        return f"{found[0].setting}: saved {found[0].saved}, now {found[0].now}"
+    rows = [("setting", "saved", "now"), *found[:_MOST_ROWS]]
+    wide = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)).rstrip() for row in rows]
+    more = len(found) - _MOST_ROWS
+    return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
+
+
+def escaped(found: Sequence[Difference]) -> list[Difference]:
+    return [Difference(*map(in_one_line, one)) for one in found]
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -> Iterator[Difference]:
+    for key in [*saved, *(key for key in now if key not in saved)]:
+        name = f"{where}.{key}" if where else str(key)
+        before, after = saved.get(key, "absent"), now.get(key, "absent")
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from _differences(before, after, name)
+        elif before != after:
+            yield Difference(name, _brief(before), _brief(after))
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{value['samples']} samples" if "samples" in value else "there"
+    return repr(value)
