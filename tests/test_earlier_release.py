@@ -15,6 +15,7 @@ from typing import Any
 
 import fsspec
 import pytest
+import torch
 
 from lightning_streaming import StreamingDataset
 from lightning_streaming.__main__ import main
@@ -30,6 +31,7 @@ GOLDEN = golden_path("release_0_1")
 AFTER: dict[str, Any] = json.loads((GOLDEN / "after.json").read_text())
 SAID: dict[str, Any] = json.loads((GOLDEN / "said.json").read_text())
 REMOTE = "memory://release-0-1"
+CALLBACK_KEY = "lightning_streaming.StreamingStateCallback"
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +40,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(GOLDEN / "data", tmp_path_factory.mktemp("earlier") / "data"))
 
 
+STATES = {1: GOLDEN, 2: GOLDEN / "version_2"}
+"""Where states of each version are, of the same runs."""
+
+
 @pytest.mark.rotate(2)
+@pytest.mark.parametrize("version", STATES)
 @pytest.mark.parametrize("kind", MODULES)
-def test_a_checkpoint_goes_on_as_it_would_have(kind: str, data: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_goes_on_as_it_would_have(kind: str, version: int, data: Path, tmp_path: Path) -> None:
     batch_size, workers, _ = MADE_WITH[kind]
-    seen, expected = fit(kind, data, tmp_path, batch_size, workers, ckpt_path=GOLDEN / f"{kind}.ckpt"), AFTER[kind]
+    saved = STATES[version] / f"{kind}.ckpt"
+    assert torch.load(saved, weights_only=True)["callbacks"][CALLBACK_KEY]["version"] == version
+    seen, expected = fit(kind, data, tmp_path, batch_size, workers, ckpt_path=saved), AFTER[kind]
     if kind == "several":  # of which the ordinary one begins anew, as no loader of torch's can be resumed
         seen, expected = ([batch[:-1] for batch in one] for one in (seen, expected))
     assert seen == expected
@@ -61,10 +70,10 @@ def test_a_checkpoint_goes_on_with_other_batches_and_workers(
         assert ids(seen) == ids(AFTER[kind])
 
 
-@pytest.mark.parametrize(("batch_size", "workers"), [(4, 0), (7, 2)])
-def test_a_state_of_a_loader_goes_on(batch_size: int, workers: int, data: Path) -> None:
+@pytest.mark.parametrize(("version", "batch_size", "workers"), [(1, 4, 0), (1, 7, 2), (2, 7, 2)])
+def test_a_state_of_a_loader_goes_on(version: int, batch_size: int, workers: int, data: Path) -> None:
     loader = loader_of(data, batch_size, workers)
-    loader.load_state_dict(json.loads((GOLDEN / "loader.json").read_text()))
+    loader.load_state_dict(json.loads((STATES[version] / "loader.json").read_text()))
     assert ids(read(loader)) == ids(AFTER["loader"])
 
 

@@ -348,11 +348,11 @@ def test_a_stream_that_only_finished_phases_read_may_go(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (phased(replace(FIRST, name="other"), SECOND, THIRD), "phases.first"),
-        (phased(FIRST, replace(SECOND, until=26), THIRD), "phases.second.until"),
-        (phased(replace(FIRST, mix={"a": 1, "b": 1}), SECOND, THIRD), "phases.first.mix"),
+        (phased(replace(FIRST, name="other"), SECOND, THIRD), "schedule.first"),
+        (phased(FIRST, replace(SECOND, until=26), THIRD), "schedule.second.end"),
+        (phased(replace(FIRST, mix={"a": 1, "b": 1}), SECOND, THIRD), "schedule.first.mix"),
         (lambda setup, root: phased(FIRST, SECOND, THIRD)(rewritten({"a": 30, "b": 17})(setup, root), root), "b"),
-        (ordered(phases=None), "phases"),
+        (ordered(phases=None), "schedule"),
     ],
 )
 def test_phases_that_have_begun_stay(

@@ -132,7 +132,7 @@ def test_what_was_cut_stays_cut(root: Path) -> None:
         with raises(StateMismatchError, f"saved 80, now {other}"):
             read(gone_on(root, state, phases=changed, **asked))
     uncut = [BROAD, RAMP, *(replace(one, until=200 + number) for number, one in enumerate(futures(80)))]
-    with raises(StateMismatchError, "phases.ramp.cut", "80     'absent'"):
+    with raises(StateMismatchError, "schedule.ramp.ended_at", "80     'absent'"):
         read(gone_on(root, state, phases=uncut, **asked))
 
 
@@ -148,7 +148,7 @@ def test_a_cut_may_lie_ahead_of_the_checkpoint(root: Path, steps: int) -> None:
 def test_a_phase_is_not_cut_where_it_was_read_on(root: Path, place: int) -> None:
     _, state = stopped(root, 20)
     words = f"phases.ramp.cut={place} lies before sample 80, where the checkpoint stands; cut there or later"
-    with raises(StateMismatchError, f"phases.ramp.cut: saved 'absent', now {place}", words, "state branch"):
+    with raises(StateMismatchError, f"schedule.ramp.ended_at: saved 'absent', now {place}", words, "state branch"):
         read(gone_on(root, state, phases=with_cut(PHASES, place, *futures(place)), names=OTHERS))
 
 

@@ -355,7 +355,7 @@ def test_a_state_with_one_thing_wrong_is_refused_or_means_what_it_says(root: Pat
     before, state = stopped(root, 12)
     read_on = refused = 0
     for change, mutated in mutations(state):
-        if "fingerprint.phases" not in change and "fingerprint.streams" not in change:
+        if "fingerprint.schedule" not in change and "fingerprint.streams" not in change:
             continue
         try:
             after = read(gone_on(root, mutated))
@@ -363,7 +363,7 @@ def test_a_state_with_one_thing_wrong_is_refused_or_means_what_it_says(root: Pat
             refused += 1
             continue
         # A stream of which a state tells nothing was gone for a while; phases that it does not know, a moved place has.
-        assert re.match(r"fingerprint\.(streams|phases -> \{\}|phases\.\w+ dropped)", change), change
+        assert re.match(r"fingerprint\.(streams|schedule -> \{\}|schedule\.\w+ dropped)", change), change
         assert before + after == whole
         read_on += 1
     assert refused > 2 * read_on

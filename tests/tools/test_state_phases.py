@@ -146,5 +146,5 @@ def test_a_moved_place_still_belongs_to_the_phases_that_were_read(data: Path) ->
     other = [PHASES[0], {**PHASES[1], "steps": 2}, PHASES[2]]
     dataset = phased_dataset(phased_train(data, phases=other), 4)
     dataset.load_state_dict(json.loads(path.read_text()))
-    with pytest.raises(StateMismatchError, match=r"phases\.ramp\.steps"):
+    with pytest.raises(StateMismatchError, match=r"schedule\.ramp\.steps"):
         next(iter(StreamingDataLoader(dataset)))

@@ -39,7 +39,7 @@ def test_it_goes_on_with_another_future(data: Path, tmp_path: Path, stop: int) -
     stopped, _ = began.fit(callbacks=[SaveThenStop("on_train_batch_end", stop, saved)])
     changed = run_of(data, tmp_path, FIRST, RAMP, OTHER, workers=1)
     if stop == 13:  # the last phase has begun
-        with pytest.raises(StateMismatchError, match=r"phases\.last.*(\n.*)*state branch .*/saved\.ckpt` says"):
+        with pytest.raises(StateMismatchError, match=r"schedule\.last.*(\n.*)*state branch .*/saved\.ckpt` says"):
             changed.fit(ckpt_path=saved)
         changed = began
     onward, trainer = changed.fit(ckpt_path=saved)
@@ -56,7 +56,7 @@ def test_a_finished_run_is_extended_by_a_phase(data: Path, tmp_path: Path) -> No
     saved = tmp_path / "finished.ckpt"
     finished.save_checkpoint(saved)
     longer = replace(run_of(data, tmp_path, FIRST, RAMP, LAST), trainer={"max_epochs": 1})
-    with pytest.raises(StateMismatchError, match=r"phases\.last"):
+    with pytest.raises(StateMismatchError, match=r"schedule\.last"):
         longer.fit(ckpt_path=saved)
     edit_state("set", saved, "--epoch", 0, "--sample", 40)
     onward, trainer = longer.fit(ckpt_path=saved)
