@@ -181,8 +181,7 @@ def test_every_logger_escapes_its_arguments() -> None:
 
 def test_nobody_imports_through_the_front_door() -> None:
     """The version is defined there, and saved states name it."""
-    told = _told(one for one in IMPORTS if one.module == PACKAGE)
-    assert told == ["loading/state.py imports lightning_streaming"]
+    assert _told(one for one in IMPORTS if one.module == PACKAGE) == ["loading/state.py imports lightning_streaming"]
 
 
 @pytest.mark.parametrize(

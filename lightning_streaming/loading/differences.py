@@ -31,7 +31,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
     return list(_differences(saved, now, ""))
 
 
-def in_words(found: Sequence[Difference]) -> str:
+def in_words(items: Sequence[Difference]) -> str:
     """Return differences as plain text: one as a phrase, several as a table whose columns are two spaces apart.
 
     Names and values of a saved state are escaped, so that they add no lines.
@@ -43,18 +43,18 @@ def in_words(found: Sequence[Difference]) -> str:
     order.shuffle     True   False
     streams.0.shards  6      3
     """
-    found = escaped(found)
-    if len(found) == 1:
-        return f"{found[0].setting}: saved {found[0].saved}, now {found[0].now}"
-    rows = [("setting", "saved", "now"), *found[:_MOST_ROWS]]
+    items = escaped(items)
+    if len(items) == 1:
+        return f"{items[0].setting}: saved {items[0].saved}, now {items[0].now}"
+    rows = [("setting", "saved", "now"), *items[:_MOST_ROWS]]
     wide = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)).rstrip() for row in rows]
-    more = len(found) - _MOST_ROWS
+    more = len(items) - _MOST_ROWS
     return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
 
 
-def escaped(found: Sequence[Difference]) -> list[Difference]:
-    return [Difference(*map(in_one_line, one)) for one in found]
+def escaped(items: Sequence[Difference]) -> list[Difference]:
+    return [Difference(*map(in_one_line, item)) for item in items]
 
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -> Iterator[Difference]:

@@ -92,14 +92,14 @@ def growth_since(
     saved = {} if fingerprint is None else fingerprint.streams  # empty where it does not describe each
     grown, passes = {}, {}
     for stream, name in enumerate(catalog.stream_names):
-        one, most = saved.get(name), catalog.shards_per_stream[stream]
-        if one is None or not 0 < one.shards <= most or not (one.shards < most or one.grown):
+        then, most = saved.get(name), catalog.shards_per_stream[stream]
+        if then is None or not 0 < then.shards <= most or not (then.shards < most or then.grown):
             continue
-        if _began_as(one, catalog, stream):
-            if one.shards < most:
-                grown[stream] = one.shards
-            if one.grown:
-                passes[stream] = one.grown
+        if _began_as(then, catalog, stream):
+            if then.shards < most:
+                grown[stream] = then.shards
+            if then.grown:
+                passes[stream] = then.grown
     if not grown and not passes:
         return NO_GROWTH
     epoch, position = place

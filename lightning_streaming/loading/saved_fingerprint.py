@@ -43,14 +43,14 @@ class SavedOrder:
         """Read the mapping that :meth:`as_state` returns."""
         return cls(
             epoch_size=fields.whole_number("epoch_size", least=1),
-            shuffle=fields.one_of("shuffle", (True, False)),
-            shuffle_algo=fields.one_of("shuffle_algo", (None, *SHUFFLE_ALGOS)),
+            shuffle=fields.choice("shuffle", (True, False)),
+            shuffle_algo=fields.choice("shuffle_algo", (None, *SHUFFLE_ALGOS)),
             shuffle_block_size=None
             if fields.is_none("shuffle_block_size")
             else fields.whole_number("shuffle_block_size", least=1),
-            sampling_method=fields.one_of("sampling_method", SAMPLING_METHODS),
+            sampling_method=fields.choice("sampling_method", SAMPLING_METHODS),
             sampling_granularity=fields.whole_number("sampling_granularity", least=1),
-            batching_method=fields.one_of("batching_method", BATCHING_METHODS),
+            batching_method=fields.choice("batching_method", BATCHING_METHODS),
             more=fields.others(*_ORDER),
         )
 
@@ -92,7 +92,7 @@ class SavedPacking:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], lengths: str) -> SavedPacking:
-        """Make it of the named settings of a packing, of which the method tells the option."""
+        """Make it of the named settings of a packing, whose method determines the option."""
         is_budget = settings["method"] == "budget"
         of_option = {name: value for name, value in settings.items() if not is_budget or name != "method"}
         return cls(option=_PACKINGS[is_budget], settings=of_option, lengths=lengths)
@@ -100,13 +100,13 @@ class SavedPacking:
     @classmethod
     def read(cls, fields: Fields) -> SavedPacking | None:
         """Read it from a fingerprint; None if nothing is packed."""
-        found = [option for option in _PACKINGS if option in fields]
-        if len(found) > 1:
+        options = [option for option in _PACKINGS if option in fields]
+        if len(options) > 1:
             raise fields.contradicts("it has both 'packing' and 'token_budget'")
-        if not found:
+        if not options:
             return None
-        settings = fields.fields(found[0])
-        return cls(option=found[0], settings=settings.others("lengths"), lengths=settings.text("lengths"))
+        settings = fields.fields(options[0])
+        return cls(option=options[0], settings=settings.others("lengths"), lengths=settings.text("lengths"))
 
     def as_state(self) -> dict[str, Any]:
         """Return it as a state holds it."""
@@ -201,9 +201,9 @@ class SavedStream:
             "samples_drawn": self.samples_drawn,
             "digest": self.digest,
             **({} if self.selection is None else {"selection": self.selection}),
-            **({"join": {name: one.as_state() for name, one in self.join.items()}} if self.join else {}),
+            **({"join": {name: join.as_state() for name, join in self.join.items()}} if self.join else {}),
             **({} if self.lengths is None else {"lengths": self.lengths}),
-            **({"grown": [list(one) for one in self.grown]} if self.grown else {}),
+            **({"grown": [list(pair) for pair in self.grown]} if self.grown else {}),
             **self.more,
         }
 
@@ -227,7 +227,7 @@ class SavedStream:
         return f"{self.selection or ''}{self._digested_joins().get('joins', '')}"
 
     def _digested_joins(self) -> dict[str, Any]:
-        return {"joins": {name: one.digested() for name, one in self.join.items()}} if self.join else {}
+        return {"joins": {name: join.digested() for name, join in self.join.items()}} if self.join else {}
 
 
 _STREAM = ("index", "samples", "shards", "samples_drawn", "digest", "selection", "join", "lengths", "grown")
@@ -236,10 +236,10 @@ _STREAM = ("index", "samples", "shards", "samples_drawn", "digest", "selection",
 def _read_grown(fields: Fields) -> tuple[tuple[int, int], ...]:
     """Read where passes of a stream end that read fewer shards, and how many these read: both rise."""
     grown, before = fields.pairs("grown"), (0, 0)
-    for one in grown:
-        if one[0] <= before[0] or one[1] <= before[1]:
+    for pair in grown:
+        if pair[0] <= before[0] or pair[1] <= before[1]:
             raise fields.wrong("grown", "pairs of rising numbers")
-        before = one
+        before = pair
     if not grown or before[1] >= fields.whole_number("shards"):
         raise fields.wrong("grown", f"pairs of samples and fewer than {fields.get('shards')} shards")
     return grown
@@ -260,11 +260,11 @@ class SavedStreams:
     @classmethod
     def of(cls, streams: Mapping[str, SavedStream]) -> SavedStreams:
         """Describe streams together."""
-        lengths = [one.lengths for one in streams.values() if one.lengths is not None]
+        lengths = [stream.lengths for stream in streams.values() if stream.lengths is not None]
         return cls(
             count=len(streams),
-            samples=sum(one.samples for one in streams.values()),
-            digest=_digest({name: one.digested() for name, one in streams.items()}),
+            samples=sum(stream.samples for stream in streams.values()),
+            digest=_digest({name: stream.digested() for name, stream in streams.items()}),
             lengths=_digest(lengths) if lengths else None,
         )
 
@@ -359,7 +359,7 @@ class SavedFingerprint:
         streams = None if "all_streams" in fields else fields.fields("streams")
         phases = fields.fields("schedule") if "schedule" in fields else None
         if phases is not None and streams is None:
-            raise fields.contradicts("with 'schedule' it has 'all_streams' in place of 'streams'")
+            raise fields.contradicts("it has both 'schedule' and 'all_streams'")
         return cls(
             order=SavedOrder.read(fields.fields("order")),
             packing=SavedPacking.read(fields),
@@ -390,4 +390,4 @@ class SavedFingerprint:
         """Return the streams as a state holds them."""
         if self.all_streams is not None:
             return {"all_streams": self.all_streams.as_state()}
-        return {"streams": {name: one.as_state() for name, one in self.streams.items()}}
+        return {"streams": {name: stream.as_state() for name, stream in self.streams.items()}}

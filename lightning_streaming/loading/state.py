@@ -235,7 +235,7 @@ class SavedValidation:
     @classmethod
     def read(cls, fields: Fields) -> SavedValidation:
         """Read the mapping that :meth:`as_state` returns."""
-        return cls(is_due=fields.one_of("is_due", (False, True)), done_after=fields.whole_number("done_after"))
+        return cls(is_due=fields.choice("is_due", (False, True)), done_after=fields.whole_number("done_after"))
 
     def as_state(self) -> dict[str, Any]:
         """Return it as a state holds it."""

@@ -10,7 +10,7 @@ from lightning_streaming.errors import StateError
 
 LARGEST = 2**62 - 1
 """The largest number that processes can send to each other, and that has room for what is added to it."""
-DAMAGED = "the state was edited or damaged; go on from another checkpoint, or write it anew"
+DAMAGED = "the state was edited or damaged; resume from another checkpoint, or save it again"
 """The hint of every error about a value that no run has saved."""
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
@@ -97,10 +97,10 @@ class Fields:
             raise self.wrong(key, "a text")
         return value
 
-    def one_of(self, key: str, choices: Collection[object]) -> Any:
+    def choice(self, key: str, choices: Collection[object]) -> Any:
         """Return one of a few plain values."""
         value = self.get(key)
-        if not any(value is one or (type(value) is type(one) and value == one) for one in choices):
+        if not any(value is known or (type(value) is type(known) and value == known) for known in choices):
             raise self.wrong(key, f"one of {', '.join(map(repr, choices))}")
         return value
 

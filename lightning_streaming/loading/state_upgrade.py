@@ -65,7 +65,7 @@ def upgraded(fields: Fields) -> Fields:
 
 
 def _of_the_reference(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a state of MosaicML Streaming with the keys that it lacks; those of its release 0.2 tell no nodes."""
+    """Return a state of MosaicML Streaming with the keys that it lacks; those of its release 0.2 have no nodes."""
     state = {"initial_physical_nodes": None, "fingerprint": None, **state}
     sample = state.get("sample_in_epoch")
     if type(state.get("epoch")) is int and state["epoch"] == -1 and type(sample) is int and sample >= 0:
@@ -91,7 +91,7 @@ def _fingerprint(value: Any) -> Any:
 
 
 def _stream(value: Any) -> Any:
-    joins = lambda of: _each(of, lambda one: _renamed(one, {"on": "key"}))  # noqa: E731
+    joins = lambda of: _each(of, lambda join: _renamed(join, {"on": "key"}))  # noqa: E731
     return _with(_renamed(value, _STREAM), "join", joins)
 
 

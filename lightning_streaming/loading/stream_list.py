@@ -1,4 +1,4 @@
-"""A few bytes for each stream beside a fingerprint, to report which of many streams has changed; nothing depends on it.
+"""A few bytes for each stream next to a fingerprint, to report which of many has changed; nothing depends on it.
 
     {"hashes": "sha1", "digests": "q83vEjRW...", "width": 4, "names": "eJyLVipWslJQKk5V..."}
 
@@ -47,7 +47,7 @@ class StreamList:
     digests: tuple[bytes, ...]
     """One for each stream, all of one length."""
     names: tuple[str, ...] | None
-    """None if they are within the digests, or told elsewhere."""
+    """None if they are within the digests, or in the fingerprint."""
     of_names: bool
     """Whether names are within the digests."""
     hashes: str
@@ -86,7 +86,7 @@ class StreamList:
         }
 
     def hashes_of(self, place: int, now: StreamFacts) -> tuple[tuple[str, ...] | None, bool]:
-        """The hashes that a stream had, None if nobody knows or they are the same; and whether all else is the same."""
+        """The hashes that a stream had, None if unknown or equal; and whether all else is the same."""
         if self.of_names or self.hashes == _VARIOUS or place >= len(self.digests):
             return None, False
         then = tuple(self.hashes.split(",")) if self.hashes else ()
@@ -100,16 +100,16 @@ def list_streams(streams: Mapping[str, StreamFacts], room: int, *, with_names: b
     Args:
         streams: By name, in their order.
         room: Characters that it may have.
-        with_names: Whether nothing else tells their names.
+        with_names: Whether the names are nowhere else.
     """
     if not streams:  # no phase has begun
         return None
-    kinds = {one.hashes for one in streams.values()}
+    kinds = {stream.hashes for stream in streams.values()}
     hashes = ",".join(kinds.pop()) if len(kinds) == 1 else _VARIOUS
     for names in (tuple(streams), None) if with_names else (None,):
         of_names = with_names and names is None
         for width in _WIDTHS:
-            digests = tuple(_short(_told(name, one, of_names), width) for name, one in streams.items())
+            digests = tuple(_short(_text_of(name, stream, of_names), width) for name, stream in streams.items())
             listed = StreamList(digests=digests, names=names, of_names=of_names, hashes=hashes)
             if len(json.dumps(listed.as_state())) <= room:
                 return listed
@@ -117,7 +117,7 @@ def list_streams(streams: Mapping[str, StreamFacts], room: int, *, with_names: b
 
 
 def stream_changes(then: StreamList, now: Mapping[str, StreamFacts]) -> list[Difference]:
-    """Return which streams have left, come, changed, or been renamed or moved; empty where the list does not tell."""
+    """Return which streams have left, were added, have changed, or were renamed or moved; empty if unknown."""
     if then.names is not None:
         return _changes_by_name(then.names, then, now)
     return _changes_by_place(then, now) if then.of_names else []
@@ -126,53 +126,53 @@ def stream_changes(then: StreamList, now: Mapping[str, StreamFacts]) -> list[Dif
 def _changes_by_name(names: Sequence[str], then: StreamList, now: Mapping[str, StreamFacts]) -> list[Difference]:
     width = len(then.digests[0])
     digests = dict(zip(names, then.digests, strict=True))
-    data = {name: _short(one.outline, width) for name, one in now.items()}
-    left, come = [name for name in names if name not in now], [name for name in now if name not in digests]
-    found = []
+    data = {name: _short(stream.outline, width) for name, stream in now.items()}
+    left, added = [name for name in names if name not in now], [name for name in now if name not in digests]
+    changes = []
     for name in left:
         # The same data under another name; of several with the same data, the one that comes first.
-        renamed = next((other for other in come if data[other] == digests[name]), None)
+        renamed = next((other for other in added if data[other] == digests[name]), None)
         if renamed is not None:
-            come.remove(renamed)
-        found.append(Difference(f"streams.{name}", "there", "'absent'" if renamed is None else f"named {renamed!r}"))
-    found += [Difference(f"streams.{name}", "'absent'", f"{now[name].samples} samples") for name in come]
+            added.remove(renamed)
+        changes.append(Difference(f"streams.{name}", "there", "'absent'" if renamed is None else f"named {renamed!r}"))
+    changes += [Difference(f"streams.{name}", "'absent'", f"{now[name].samples} samples") for name in added]
     stayed = [name for name in names if name in now]
     for name in stayed:
         if digests[name] != data[name]:
-            found.append(Difference(f"streams.{name}.digest", digests[name].hex(), data[name].hex()))
-    if not left and not come and list(now) != stayed:
+            changes.append(Difference(f"streams.{name}.digest", digests[name].hex(), data[name].hex()))
+    if not left and not added and list(now) != stayed:
         places = dict(zip(now, range(len(now)), strict=True))
         moved = [(name, place) for place, name in enumerate(names) if places[name] != place]
-        found += [Difference(f"streams.{name}.index", str(place), str(places[name])) for name, place in moved]
-    return [*found, *_changes_of_hashes(then, now)]
+        changes += [Difference(f"streams.{name}.index", str(place), str(places[name])) for name, place in moved]
+    return [*changes, *_changes_of_hashes(then, now)]
 
 
 def _changes_of_hashes(then: StreamList, now: Mapping[str, StreamFacts]) -> list[Difference]:
-    kinds = {",".join(one.hashes) for one in now.values()}
+    kinds = {",".join(stream.hashes) for stream in now.values()}
     if kinds == {then.hashes} or then.hashes == _VARIOUS:
         return []
-    were, are = (" or ".join(one.replace(",", ", ") or "none" for one in sorted(of)) for of in ({then.hashes}, kinds))
+    were, are = (" or ".join(kind.replace(",", ", ") or "none" for kind in sorted(of)) for of in ({then.hashes}, kinds))
     return [Difference("streams.*.hashes", were, are)]
 
 
 def _changes_by_place(then: StreamList, now: Mapping[str, StreamFacts]) -> list[Difference]:
     width = len(then.digests[0])
-    digests = {name: _short(_told(name, one, True), width) for name, one in now.items()}
+    digests = {name: _short(_text_of(name, stream, True), width) for name, stream in now.items()}
     names = {digest: name for name, digest in digests.items()}
     known = Counter(then.digests)
-    found, before = [], ""
+    changes, before = [], ""
     for place, digest in enumerate(then.digests):
         if digest in names:
             before = f", after {names[digest]!r}"
         else:
-            found.append(Difference(f"streams[{place}]", f"a stream{before}", "changed, renamed or 'absent'"))
-    come = [name for name, digest in digests.items() if digest not in known]
-    found += [Difference(f"streams.{name}", "'absent', or other", f"{now[name].samples} samples") for name in come]
-    return [*found, *_changes_of_hashes(then, now)]
+            changes.append(Difference(f"streams[{place}]", f"a stream{before}", "changed, renamed or 'absent'"))
+    added = [name for name, digest in digests.items() if digest not in known]
+    changes += [Difference(f"streams.{name}", "'absent', or other", f"{now[name].samples} samples") for name in added]
+    return [*changes, *_changes_of_hashes(then, now)]
 
 
-def _told(name: str, one: StreamFacts, of_names: bool) -> str:
-    return f"{json.dumps(name)} {one.outline}" if of_names else one.outline
+def _text_of(name: str, stream: StreamFacts, of_names: bool) -> str:
+    return f"{json.dumps(name)} {stream.outline}" if of_names else stream.outline
 
 
 def _short(text: str, width: int) -> bytes:

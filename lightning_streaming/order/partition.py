@@ -53,7 +53,7 @@ class BatchGeometry:
 
     @property
     def facts(self) -> dict[str, int]:
-        """It under keys that saved states and digests hold, whatever its attributes are called."""
+        """Its values under the keys that saved states and digests contain."""
         return {
             "num_nodes": self.num_nodes,
             "ranks_per_node": self.ranks_per_node,

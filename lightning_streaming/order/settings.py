@@ -129,7 +129,7 @@ class SettledOrder(OrderSettings):
 
     @property
     def facts(self) -> dict[str, str | int | bool]:
-        """All settings under keys that digests are computed over, whatever the attributes are called."""
+        """All settings under the keys that digests are computed over."""
         return {
             "sampling_method": self.sampling_method,
             "sampling_granularity": self.sampling_granularity,

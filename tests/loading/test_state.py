@@ -427,7 +427,10 @@ def test_what_is_refused_when_it_is_loaded_changes_nothing(data: Path, kind: str
             {"stream_list": {"hashes": "", "width": 4, "digests": "?"}},
             "'digests' of 'stream_list' of a saved position must be B",
         ),
-        ({"x" * 5000: 1, "epoch": "y" * 5000}, r"is 'y+\.\.\.y+'; the state was edited or damaged; go on from another"),
+        (
+            {"x" * 5000: 1, "epoch": "y" * 5000},
+            r"is 'y+\.\.\.y+'; the state was edited or damaged; resume from another",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, dict) else value,
 )
@@ -435,7 +438,7 @@ def test_the_error_names_the_field_what_was_found_and_the_way_out(data: Path, ch
     make = maker(data)
     with pytest.raises(StateError, match=words) as caught:
         make().load_state_dict({**saved(make), **change})
-    assert "go on from another checkpoint" in str(caught.value)
+    assert "resume from another checkpoint" in str(caught.value)
     assert len(str(caught.value)) < 400
 
 

@@ -99,7 +99,7 @@ def test_each_key_of_version_1_has_its_new_name() -> None:
     assert "named_digests" in read_state(STATES["400 streams"]).as_state()["stream_list"]
     ended = STATES["ended phase-py1e"]["fingerprint"]["phases"]
     new = read_state(STATES["ended phase-py1e"]).as_state()["fingerprint"]["schedule"]
-    assert [one.get("ended_at") for one in new.values()] == [one.get("cut") for one in ended.values()]
+    assert [phase.get("ended_at") for phase in new.values()] == [phase.get("cut") for phase in ended.values()]
 
 
 @pytest.mark.parametrize("name", OLD["orders"])
@@ -114,7 +114,7 @@ def test_the_digest_of_an_order_is_what_it_was(name: str, data: Path) -> None:
 def test_digests_of_orders_cover_every_setting() -> None:
     for kind in (OrderSettings, BatchGeometry):
         assert is_dataclass(kind)
-    assert OrderSettings().settled(1).facts.keys() == {one.name for one in fields(OrderSettings)}
+    assert OrderSettings().settled(1).facts.keys() == {field.name for field in fields(OrderSettings)}
     facts = BatchGeometry(num_nodes=2, ranks_per_node=3, batch_size=4).facts
     assert facts == {"num_nodes": 2, "ranks_per_node": 3, "batch_size": 4}
 
@@ -143,7 +143,7 @@ def test_digests_of_many_streams_are_what_they_were(kind: str, data: Path) -> No
     assert read_state(dataset.state_dict()) == read_state(OLD["states"][kind])
 
 
-def test_of_many_streams_a_state_of_version_1_reports_the_one_that_has_changed(data: Path) -> None:
+def test_a_state_of_version_1_reports_which_of_many_streams_has_changed(data: Path) -> None:
     dataset = dataset_of("40", data, first="code")
     dataset.load_state_dict(OLD["states"]["40"])
     with pytest.raises(StateMismatchError, match=r"streams\.stream0\.digest"):

@@ -48,12 +48,12 @@ def missing_in(state: Mapping[str, Any], known: Mapping[str, tuple[bool, set[str
     """Keys that are not optional, and that a state lacks where it has what they are in."""
     here = {key.removeprefix(prefix) for key in known if key.startswith(prefix)}
     needed = [key for key in here if "." not in key and key != "*" and not known[prefix + key][0] and key not in state]
-    found = [prefix + key for key in needed]
+    keys = [prefix + key for key in needed]
     for key, value in state.items():
         inner = f"{prefix}*." if "*" in here else f"{prefix}{key}."
         if isinstance(value, dict) and inner.removesuffix(".") not in ("loaders", "fingerprint"):
-            found += missing_in(value, known, inner)
-    return found
+            keys += missing_in(value, known, inner)
+    return keys
 
 
 def of_all_kinds() -> Iterator[tuple[State, dict[str, tuple[bool, set[str]]]]]:
@@ -62,7 +62,7 @@ def of_all_kinds() -> Iterator[tuple[State, dict[str, tuple[bool, set[str]]]]]:
     trainer, due = SavedTrainer(epoch=0, batches=1, batches_in_epoch=2), SavedValidation(is_due=True, done_after=0)
     loaders = {"train": read_state(STATES["join-py1e"])}
     runs += [SavedRun().as_state(), SavedRun(trainer=trainer, loaders=loaders, validation=due).as_state()]
-    positions = [one for run in runs for one in run["loaders"].values()]
+    positions = [position for run in runs for position in run["loaders"].values()]
     positions += [read_state(state).as_state() for state in STATES.values()]
     reference = {"epoch": 1, "sample_in_epoch": 8, "shuffle_seed": 7, "num_canonical_nodes": 2}
     positions.append(read_state(reference).as_state())
@@ -82,9 +82,9 @@ def test_the_tables_have_every_key_and_its_type() -> None:
         for key, kind in keys_in(state, of):
             seen.setdefault(id(of), {}).setdefault(key, set()).add(kind)
     for of in (CALLBACK, POSITION, FINGERPRINT):
-        found = seen[id(of)]
-        assert found.keys() == of.keys()
-        assert {key: types for key, types in found.items() if types != of[key][1]} == {}
+        keys = seen[id(of)]
+        assert keys.keys() == of.keys()
+        assert {key: types for key, types in keys.items() if types != of[key][1]} == {}
 
 
 def test_the_example_is_what_a_run_saves(tmp_path: Path) -> None:

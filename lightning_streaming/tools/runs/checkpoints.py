@@ -221,15 +221,15 @@ def move_trainer(checkpoint: MutableMapping[str, Any], epoch: int, batches: int)
 def move(state: MutableMapping[str, Any], cursor: Cursor) -> None:
     """Move a saved position; these keys are the same in states of every version and of MosaicML Streaming."""
     state.update({"epoch": cursor.epoch, "sample_in_epoch": cursor.sample_in_epoch})
-    if cursor.sample_in_epoch == 0:  # an epoch that begins is batched by whoever reads it
+    if cursor.sample_in_epoch == 0:  # an epoch that begins is batched for the machines that read it
         state.pop("batch_geometry", None)
 
 
 def add_place(checkpoint: MutableMapping[str, Any], loader: str, position: SavedPosition) -> None:
-    """Give a checkpoint the place of a loader, in place of the one it has, if any.
+    """Give a checkpoint the place of a loader, replacing its present state, if any.
 
     Raises:
-        StateError: It is not a checkpoint of Lightning that ``Trainer.fit`` could go on from.
+        StateError: It is not a checkpoint of Lightning that ``Trainer.fit`` could resume from.
     """
     trainer = lightning_checkpoint.place_of_counters(checkpoint)
     callbacks = checkpoint.setdefault("callbacks", {})
