@@ -51,8 +51,8 @@ _RECORD = np.dtype([("id", "<i8"), ("score", "<f4")])
 WAYS: dict[str, dict[str, Any]] = {
     "where": {"where": "score >= 0.5"},
     "function": {"where": lambda score: score >= 0.5},
-    "split": {"split": "[:98%]"},
-    "split by": {"split": "[:98%]", "split_by": "id"},
+    "fraction": {"fraction": ":98%"},
+    "group by": {"fraction": ":98%", "group_by": "id"},
 }
 _FOUND_AT_ONCE = 8192
 _FINDS = 50
@@ -94,9 +94,9 @@ def write_bits(path: Path, samples: int) -> None:
 def evaluate(way: str, root: str) -> dict[str, float]:
     """Evaluate a selection; seconds, processor seconds, and the most memory in MiB, before it began and in all."""
     before, began, busy = status_mib("VmHWM"), time.perf_counter(), time.process_time()
-    stream = Stream(remote=root, **WAYS[way])
+    stream = Stream(remote=root, selection=WAYS[way])
     cache = ShardCache(stream.cache_config("records", StreamDefaults()))
-    selection = select_samples(stream.selection(StreamDefaults()), cache.read_index(), cache)
+    selection = select_samples(stream.selection_with(StreamDefaults()), cache.read_index(), cache)
     seconds, processor = time.perf_counter() - began, time.process_time() - busy
     peak = status_mib("VmHWM")
     return {"selected": len(selection), "seconds": seconds, "cpu": processor, "before_mib": before, "peak_mib": peak}

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from lightning_streaming.loading.dataset import StreamingDataset as StreamingDataset
     from lightning_streaming.loading.debug_config import DebugConfig as DebugConfig
     from lightning_streaming.loading.decode_config import DecodeConfig as DecodeConfig
-    from lightning_streaming.loading.join_options import Join as Join
+    from lightning_streaming.loading.join_config import JoinConfig as JoinConfig
     from lightning_streaming.loading.pack_options import Budget as Budget
     from lightning_streaming.loading.pack_options import Pack as Pack
     from lightning_streaming.loading.phase_options import Phase as Phase
     from lightning_streaming.loading.sample_access import LocalDataset as LocalDataset
     from lightning_streaming.loading.sample_key import KeyedBatch as KeyedBatch
     from lightning_streaming.loading.sample_key import SampleKey as SampleKey
+    from lightning_streaming.loading.selection_config import SelectionConfig as SelectionConfig
     from lightning_streaming.loading.storage_config import StorageConfig as StorageConfig
     from lightning_streaming.loading.stream import Stream as Stream
     from lightning_streaming.trainer.config import StreamingConfig as StreamingConfig

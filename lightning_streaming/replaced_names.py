@@ -182,7 +182,7 @@ REPLACED_IN_MODULE: Mapping[str, str] = {
     "CombinedStreamingDataset": _WEIGHTED,
     "ParallelStreamingDataset": "a CombinedLoader of Lightning takes a StreamingDataLoader for each dataset",
     "TokensLoader": _CONVERT + " --tokenize makes blocks of tokens, read as ndarray columns",
-    "train_test_split": "write each part as a dataset of its own, or split=",
+    "train_test_split": "write each part as a dataset of its own, or give selection={'fraction': '0%:98%'}",
     **dict.fromkeys(("index_parquet_dataset", "index_hf_dataset", "optimize_hf"), _CONVERT),
 }
 """By name: what to use instead."""

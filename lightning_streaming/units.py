@@ -154,6 +154,25 @@ def store_whole(
         object.__setattr__(options, field, check_whole(name or field, value, least, most, field))
 
 
+def check_text(option: str, value: object, expected: str) -> None:
+    """Check a text: no file name and no program can hold a null byte or a lone surrogate.
+
+    Args:
+        option: Name of the option.
+        value: The text as the user passed it.
+        expected: Description of valid values.
+
+    Raises:
+        ConfigError: It is no such text.
+    """
+    try:
+        is_text = isinstance(value, str) and b"\0" not in value.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        is_text = False
+    if not is_text:
+        raise ConfigError(f"{option} must be {expected}, but got {value!r}", option=option)
+
+
 def check_truth(name: str, value: object) -> None:
     """Check an option that is true or false: a text such as "false" would count as true.
 

@@ -20,7 +20,7 @@ from lightning_streaming.loading.joining import JoinedDataset, Joins, JoinSource
 from lightning_streaming.loading.missing_ids import MissingIds, find_missing_ids
 from lightning_streaming.loading.scanning import Watched
 from lightning_streaming.loading.selecting import select_samples
-from lightning_streaming.loading.selection import SelectionRequest
+from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.waits import Shown, progress
 
 RANDOM_READERS = 8
@@ -50,7 +50,7 @@ class CatalogReader:
         caches: Mapping[str, ShardCache],
         allow_unsafe_types: bool,
         columns: Sequence[str] | None = None,
-        selections: Mapping[str, SelectionRequest] = MappingProxyType({}),
+        selections: Mapping[str, SelectionConfig] = MappingProxyType({}),
         joins: Mapping[str, Mapping[str, JoinSource]] = MappingProxyType({}),
         lengths: LengthsRequest | None = None,
     ) -> None:
@@ -60,7 +60,7 @@ class CatalogReader:
         self.most_together = 0
         """Bytes of the largest shard with those that are joined with it, as the last catalog had them."""
         # Each with its key, once it is known: other processes read what was selected here.
-        self._selections: dict[str, tuple[SelectionRequest, str | None]] = {
+        self._selections: dict[str, tuple[SelectionConfig, str | None]] = {
             name: (one, None) for name, one in selections.items() if not one.is_all
         }
         self._joins = {name: dict(joined) for name, joined in joins.items() if joined}
@@ -126,7 +126,7 @@ class CatalogReader:
         for stream, of_stream in joins.items():
             cache, index = self.caches[catalog.stream_names[stream]], catalog.indexes[stream]
             for one in of_stream.read:
-                if one.asked.on is None:
+                if one.asked.key is None:
                     continue
                 with watched(cache.label, one.asked.in_words(), index.num_samples) as tell:
                     found = find_missing_ids(index, cache, one, catalog.selections[stream], room, tell)
@@ -182,9 +182,9 @@ class CatalogReader:
 
     def _index_ids(self, catalog: Catalog, room: CacheQuota, watched: Watched) -> None:
         for one in catalog.joins or ():
-            if one.asked.on is not None and one.names:
+            if one.asked.key is not None and one.names:
                 with watched(one.cache.label, one.asked.in_words(), one.index.num_samples) as tell:
-                    one.ids = index_ids(one.asked.on, one.index, one.cache, room, tell)
+                    one.ids = index_ids(one.asked.key, one.index, one.cache, room, tell)
 
     def _count_tokens(
         self, catalog: Catalog, asked: LengthsRequest, keys: dict[str, str], room: CacheQuota, watched: Watched

@@ -154,7 +154,7 @@ class FunctionOption:
 WHERE = FunctionOption(
     "where",
     "lambda score, lang: score >= 0.8 and lang == 'en'",
-    "evaluate it yourself and pass select=",
+    "evaluate it and pass selection.indices",
     "whether the sample is wanted",
 )
 LENGTHS = FunctionOption(

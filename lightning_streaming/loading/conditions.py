@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, MissingDependencyError
 from lightning_streaming.formats.columns import ColumnValues
 from lightning_streaming.loading.column_functions import WHERE, UnfitAnswerError
-from lightning_streaming.loading.selection import SplitSlice
+from lightning_streaming.loading.selection_config import HashSlice
 
 _TABLE = "samples"
 _HASH_BYTES = 8
@@ -181,7 +181,7 @@ def _columns_of(database: Any, expression: str) -> tuple[str, ...]:
             raise ConfigError(
                 f"where={expression!r} uses {name}(){' of one date' if is_age else ''}, whose outcome is not the same "
                 "each time; a selection must be. Compare with a fixed date, or take a part by hash, like "
-                "split='[:10%]'"
+                "fraction=':10%'"
             )
     if len(parsed["statements"]) > 1 or not found:
         raise ConfigError(f'where={expression!r} looks at no column; name at least one, like where="score >= 0.8"')
@@ -248,21 +248,21 @@ class PartCondition:
     one value of the column.
     """
 
-    part: SplitSlice
-    split_by: str | None
+    part: HashSlice
+    group_by: str | None
     seed: int
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The column that is hashed, if any."""
-        return () if self.split_by is None else (self.split_by,)
+        return () if self.group_by is None else (self.group_by,)
 
     def met(self, columns: Mapping[str, ColumnValues], numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Compare the hashes with the borders."""
-        if self.split_by is None:
+        if self.group_by is None:
             hashes = _mixed(numbers.view(np.uint64), self.seed)
         else:
-            hashes = _hashes(columns[self.split_by], self.seed)
+            hashes = _hashes(columns[self.group_by], self.seed)
         start, stop = self.part.thresholds()
         met: NDArray[np.bool_] = hashes >= np.uint64(start)
         return met if stop >= 2**64 else met & (hashes < np.uint64(stop))

@@ -5,7 +5,6 @@ Whoever takes options borrows these by :mod:`lightning_streaming.signatures`: th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -16,11 +15,11 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
 from lightning_streaming.loading.debug_config import DebugConfig
 from lightning_streaming.loading.decode_config import DecodeConfig
-from lightning_streaming.loading.join_options import Join, named_joins
-from lightning_streaming.loading.option_groups import OptionGroup, group_of, store_group
+from lightning_streaming.loading.join_config import JoinConfig, Joins
+from lightning_streaming.loading.option_groups import OptionGroup, group_of, named_groups, store_group
 from lightning_streaming.loading.pack_options import Budget, Pack, Packing, parse_packing
 from lightning_streaming.loading.phase_options import Phase, check_all_streams_are_read, listed_phases, settled_phases
-from lightning_streaming.loading.selection import Select
+from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.stream import Asked, Stream, StreamDefaults, named_streams
 from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.settings import OrderSettings, stretched_seed
@@ -31,7 +30,7 @@ from lightning_streaming.world import World
 
 _Part = TypeVar("_Part", OrderSettings, StreamDefaults)
 
-_NOT_SHOWN = {"remote", "local", "select", "join", "world", "stream_name", "stream_config"}
+_NOT_SHOWN = {"remote", "local", "join", "world", "stream_name", "stream_config"}
 """What the streams say, may be secret, or belongs to the machines."""
 
 
@@ -47,13 +46,11 @@ class StreamOptions:
         remote: Where the only stream's shards come from: a path, or any URL fsspec knows (s3://, gs://, https://, ...).
         local: The only stream's directory on this node. None: under the user's cache directory, or none at all where
             ``remote`` is a path of this machine.
-        select: Numbers of the samples of the only stream that are read; a truth value for each; or a ``.npy`` file of
-            either.
         phases: Mixtures of the streams that follow each other within an epoch, in place of ``proportion``, ``repeat``
             and ``choose``: each a :class:`~lightning_streaming.Phase`, or a mapping of its arguments; see
             docs/mixtures.md.
-        join: Datasets whose columns are read together with those of the only stream, by name: each a path or URL, or
-            arguments of :class:`~lightning_streaming.Join`.
+        join: Datasets whose columns are added to the samples of the only stream, by name: fields of
+            :class:`~lightning_streaming.JoinConfig`, like ``{"captions": {"remote": "s3://captions", "key": "id"}}``.
         pack: How documents are brought together into packs of tokens, for language models: arguments of
             :class:`~lightning_streaming.Pack`, like ``{"column": "tokens", "capacity": 8192}``. See docs/packing.md.
         budget: How many tokens a batch may have, in place of a number of samples: batches are then groups of whole
@@ -64,9 +61,8 @@ class StreamOptions:
     streams: Asked | None = None
     remote: str | None = field(default=None, repr=False)
     local: str | None = None
-    select: Select | None = field(default=None, repr=False)
     phases: Sequence[Phase | Mapping[str, Any]] | None = None
-    join: Mapping[str, Any] | None = field(default=None, repr=False)
+    join: Joins | None = field(default=None, repr=False)
     pack: Pack | Mapping[str, Any] | None = None
     budget: Budget | Mapping[str, Any] | None = None
 
@@ -127,7 +123,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         object.__setattr__(self, "pack", parse_packing(Pack, self.pack))
         object.__setattr__(self, "budget", parse_packing(Budget, self.budget))
         self._check_packing(self.settled_phases())
-        object.__setattr__(self, "join", named_joins(self.join))
+        object.__setattr__(self, "join", named_groups(JoinConfig, self.join))
 
     def packing(self) -> Packing | None:
         """How documents are brought together; None if they are not."""
@@ -264,7 +260,11 @@ class DatasetOptions(DataOptions):
         Raises:
             ConfigError: They were given in two ways, or in none, or are no streams.
         """
-        only = {name: getattr(self, name) for name in ("remote", "local", "select", "join")}
+        only = {name: getattr(self, name) for name in ("remote", "local", "join")}
+        if self.streams and group_of(self, SelectionConfig).indices is not None:
+            raise ConfigError(
+                "selection.indices numbers the samples of one stream; give it to the stream", option="selection.indices"
+            )
         return named_streams(self.streams, only, self.stream_config)
 
     def cache_bytes(self) -> int | None:
@@ -320,20 +320,8 @@ def _describe_stream(stream: Stream) -> dict[str, Any]:
         **said,
         "remote": None if stream.remote is None else mask_url(str(stream.remote)),  # a Path is taken too
         "local": None if stream.local is None else str(stream.local),
-        "select": _describe_select(stream.select),
-        "join": {name: _describe_join(one) for name, one in stream.joined().items()} or None,
+        "join": stream.joined() or None,
     }
-
-
-def _describe_join(join: Join) -> dict[str, Any]:
-    remote = None if join.remote is None else mask_url(str(join.remote))
-    return {"remote": remote, "local": join.local, "on": join.on, "columns": join.columns, "prefix": join.prefix}
-
-
-def _describe_select(select: Select | None) -> str | None:
-    if select is None or isinstance(select, (str, os.PathLike)):
-        return None if select is None else os.fspath(select)
-    return f"{len(select)} values"
 
 
 def _plain(value: Any) -> Any:

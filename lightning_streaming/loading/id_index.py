@@ -171,7 +171,7 @@ def check_ids(on: str, stream: tuple[str, DatasetIndex], joined: tuple[str, Data
     kinds = {label: _kind_of_ids(on, label, index) for label, index in (stream, joined)}
     if len(set(kinds.values())) > 1:
         told = " and ".join(f"{kind} in {label}" for label, kind in kinds.items())
-        raise ConfigError(f"on={on!r} is a column of {told}, so no id of one is in the other; write it alike in both")
+        raise ConfigError(f"key={on!r} is a column of {told}, so no id of one is in the other; write it alike in both")
 
 
 def _kind_of_ids(on: str, label: str, index: DatasetIndex) -> str:
@@ -179,13 +179,13 @@ def _kind_of_ids(on: str, label: str, index: DatasetIndex) -> str:
     for _, info in index.shards.examples():
         known = encodings_of(info)
         if on not in known:
-            raise ConfigError(f"{label} has no column on={on!r}; it has {', '.join(map(repr, known))}")
+            raise ConfigError(f"{label} has no column key={on!r}; it has {', '.join(map(repr, known))}")
         kind = "whole numbers" if known[on] in WHOLE_NUMBERS else known[on]
         if kind not in ("whole numbers", *_TEXT):
-            raise ConfigError(f"on={on!r} of {label} is {known[on]!r}; ids are whole numbers, str or bytes")
+            raise ConfigError(f"key={on!r} of {label} is {known[on]!r}; ids are whole numbers, str or bytes")
         kinds.append(kind)
     if len(set(kinds)) > 1:
-        raise ConfigError(f"on={on!r} of {label} is of several kinds: {', '.join(dict.fromkeys(kinds))}")
+        raise ConfigError(f"key={on!r} of {label} is of several kinds: {', '.join(dict.fromkeys(kinds))}")
     return kinds[0] if kinds else "no samples"
 
 

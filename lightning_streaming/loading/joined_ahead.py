@@ -62,9 +62,9 @@ class JoinedAhead:
             with self._lock:
                 of_shard = self._needed.get(shard)
             if of_shard is None:  # without the lock: other threads look into other shards meanwhile
-                names = list(dict.fromkeys(str(one.asked.on) for one in joined))
+                names = list(dict.fromkeys(str(one.asked.key) for one in joined))
                 values: dict[str, Any] = dict(read_columns(info, directory, names))
-                of_shard = [one.shards_of_ids(values[str(one.asked.on)]) for one in joined]
+                of_shard = [one.shards_of_ids(values[str(one.asked.key)]) for one in joined]
         with self._lock:
             self._needed[shard] = of_shard
             self._needed.move_to_end(shard)

@@ -24,7 +24,7 @@ from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.loading.id_index import IdIndex, check_ids
-from lightning_streaming.loading.join_options import Join
+from lightning_streaming.loading.join_config import JoinConfig
 from lightning_streaming.loading.saved_fingerprint import SavedJoin
 from lightning_streaming.order.runs import RunLookup
 
@@ -35,7 +35,7 @@ ReadSample = Callable[[int, int], dict[str, Any]]
 class JoinSource(NamedTuple):
     """A dataset to join with a stream."""
 
-    asked: Join
+    asked: JoinConfig
     cache: ShardCache
 
 
@@ -76,12 +76,12 @@ class JoinedDataset:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that are decoded."""
-        on = self.asked.on
+        on = self.asked.key
         return tuple(self.names) if on is None or on in self.names else (*self.names, on)
 
     def facts(self) -> SavedJoin:
         """Return what a saved position depends on: which data it is, and which samples of it belong to the stream's."""
-        return SavedJoin(samples=self.index.num_samples, digest=self.index.data_digest, key=self.asked.on)
+        return SavedJoin(samples=self.index.num_samples, digest=self.index.data_digest, key=self.asked.key)
 
     def began_as(self, saved: SavedJoin) -> bool:
         """Return whether the dataset is what a saved position depends on, or has only become longer since.
@@ -94,7 +94,7 @@ class JoinedDataset:
         ends = {int(np.searchsorted(counted, saved.samples, side)) + (side == "left") for side in ("left", "right")}
         heads = (self.index.head(shards) for shards in ends if 0 < shards <= len(counted))
         return any(
-            saved == SavedJoin(samples=head.num_samples, digest=head.data_digest, key=self.asked.on) for head in heads
+            saved == SavedJoin(samples=head.num_samples, digest=head.data_digest, key=self.asked.key) for head in heads
         )
 
     def shards_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -121,7 +121,7 @@ class JoinedDataset:
             ConfigError: Its id is not here.
             StorageError: The index of ids is damaged.
         """
-        on = self.asked.on
+        on = self.asked.key
         shard, index = self._runs.find_one(number if on is None else self._place_of(sample[on], number))
         found = read(self.first_shard + shard, index)
         if on is not None and found[on] != sample[on]:
@@ -139,8 +139,8 @@ class JoinedDataset:
         if place < 0:
             self.check_index_of_ids()
             raise ConfigError(
-                f"{self.cache.label}: no sample has {self.asked.on}={value!r}, which sample {number} of the stream "
-                "has; add it there, or leave such samples of the stream out with where= or select="
+                f"{self.cache.label}: no sample has {self.asked.key}={value!r}, which sample {number} of the stream "
+                "has; add it there, or leave such samples of the stream out with selection"
             )
         return place
 
@@ -154,13 +154,13 @@ class JoinedDataset:
             raise StorageError(f"{self.cache.label}: {self.ids.kept_at} is damaged; remove it, and start again")
 
 
-def _final_names(asked: Join, index: DatasetIndex, label: str) -> dict[str, str]:
+def _final_names(asked: JoinConfig, index: DatasetIndex, label: str) -> dict[str, str]:
     """What a joined dataset's columns are called in samples, by their names there."""
     there = dict.fromkeys(name for _, info in index.shards.examples() for name in column_names(info))
     missing = [name for name in asked.columns or () if name not in there]
     if missing:
         raise ConfigError(f"{label}: columns names {missing[0]!r}, but there are {', '.join(map(repr, there))}")
-    taken = asked.columns or [name for name in there if name != asked.on]
+    taken = asked.columns or [name for name in there if name != asked.key]
     return {name: f"{asked.prefix}{name}" for name in taken}
 
 
@@ -191,13 +191,13 @@ class StreamJoins:
         own = dict.fromkeys(name for _, info in index.shards.examples() for name in column_names(info))
         _check_counts(label, index, joined)
         for one in joined:
-            if one.asked.on is not None:
-                check_ids(one.asked.on, (label, index), (one.cache.label, one.index))
+            if one.asked.key is not None:
+                check_ids(one.asked.key, (label, index), (one.cache.label, one.index))
         _check_names(label, own, joined)
         theirs = {final for one in joined for final in one.all_names.values()}
         self.read = tuple(one for one in joined if one.names)
         """Those of which a column is wanted."""
-        ids = dict.fromkeys(one.asked.on for one in self.read if one.asked.on is not None)
+        ids = dict.fromkeys(one.asked.key for one in self.read if one.asked.key is not None)
         asked = None if wanted is None else [name for name in wanted if name not in theirs]
         self.own_columns = None if asked is None else (*asked, *(name for name in ids if name not in asked))
         """The columns of the stream's own shards that are decoded; None for all."""
@@ -237,11 +237,11 @@ class StreamJoins:
 
 def _check_counts(label: str, index: DatasetIndex, joined: Sequence[JoinedDataset]) -> None:
     for one in joined:
-        if one.asked.on is None and one.index.num_samples != index.num_samples:
+        if one.asked.key is None and one.index.num_samples != index.num_samples:
             raise ConfigError(
                 f"{label} has {index.num_samples} samples, but join {one.name!r} has {one.index.num_samples}; samples "
                 "are joined by position, so both must have as many: write one for each, or give a column that both "
-                "have as on="
+                "have as key="
             )
 
 
@@ -271,9 +271,9 @@ class Joins:
         self._datasets = [one for stream in streams.values() for one in stream.all]
         self._runs = RunLookup(np.cumsum([len(one.index.shards) for one in self._datasets], dtype=np.int64))
         self._by_position = {
-            place: [one for one in stream.read if one.asked.on is None] for place, stream in streams.items()
+            place: [one for one in stream.read if one.asked.key is None] for place, stream in streams.items()
         }
-        self.by_id = [place for place, stream in streams.items() if any(one.asked.on for one in stream.read)]
+        self.by_id = [place for place, stream in streams.items() if any(one.asked.key for one in stream.read)]
         """Streams with which datasets are joined by id, and read."""
         self.most_by_position = max(map(len, self._by_position.values()), default=0)
         """Datasets that are joined with one stream by position, and read; at most."""

@@ -60,7 +60,7 @@ def find_missing_ids(
         FormatError: A shard is damaged.
         StorageError: A shard could not be fetched, or the index of ids is damaged.
     """
-    on, ids = joined.asked.on, joined.ids
+    on, ids = joined.asked.key, joined.ids
     assert on is not None, "it is joined by id"
     assert ids is not None, "its ids are indexed"
     version = joined.cache.data_version(joined.index)

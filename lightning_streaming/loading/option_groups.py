@@ -72,3 +72,39 @@ def store_group(options: object, kind: type[OptionGroup]) -> None:
         ConfigError: As :func:`as_group`.
     """
     object.__setattr__(options, kind.option, as_group(kind, getattr(options, kind.option)))
+
+
+def named_groups(
+    kind: type[_Group], groups: Mapping[str, _Group | Mapping[str, Any]] | None
+) -> Mapping[str, _Group] | None:
+    """Return groups by name, each of which may be a mapping of its fields; None for None.
+
+    Raises:
+        ConfigError: They are no groups by name, or a field is missing, unknown or wrong; names it with the group.
+    """
+    option = kind.option
+    if groups is None:
+        return None
+    if not isinstance(groups, Mapping):
+        raise ConfigError(
+            f"{option} must map names to fields of {kind.__name__}, like {{a: {kind.example}}}, but is a "
+            f"{type(groups).__name__}",
+            option=option,
+        )
+    return {name: _named(kind, name, group) for name, group in groups.items()}
+
+
+def _named(kind: type[_Group], name: object, group: Any) -> _Group:
+    option = kind.option
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"names in {option} must be texts, but one is {name!r}", option=option)
+    try:
+        return as_group(kind, group) or kind()
+    except ConfigError as error:
+        field = (error.option or option).removeprefix(option).removeprefix(".")
+        text = str(error.args[0])
+        if text.startswith(f"{option}."):
+            error.args = (f"{option}.{name}.{text.removeprefix(f'{option}.')}",)
+        error = error.with_context(f"{option}.{name}")
+        error.option = f"{option}.{name}.{field}".rstrip(".")
+        raise error from None

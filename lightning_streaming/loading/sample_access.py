@@ -294,8 +294,8 @@ def find_sample(catalog: Catalog, key: SampleKey) -> int:
     found = catalog.id_of(sum(catalog.shards_per_stream[:stream]) + key.shard, key.sample_index)
     if found is None:
         raise SampleIndexError(
-            f"the key's sample {key.sample_index} of shard {key.shard} of stream {key.stream!r} is there, but where=, "
-            "split= or select= leaves it out of this dataset",
+            f"the key's sample {key.sample_index} of shard {key.shard} of stream {key.stream!r} is there, but "
+            "selection leaves it out of this dataset",
             stream=key.stream,
             sample=key.sample_index,
         )
@@ -311,7 +311,7 @@ class LocalDataset(ShardAccess, Dataset[Any]):
 
     Args:
         local: Directory of the dataset.
-        split: Subdirectory of it, like "train"; or a part of it, like "train[:98%]".
+        split: Subdirectory of it, like "train".
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         columns: Names of the columns to read. None: all.
         decode: What columns of pictures give: a :class:`~lightning_streaming.DecodeConfig` without threads, like
@@ -332,15 +332,14 @@ class LocalDataset(ShardAccess, Dataset[Any]):
     ) -> None:
         self.local = local
         self.split = split or ""
-        stream, defaults = Stream(local=str(local), split=split), StreamDefaults()
-        asked = {"0": stream.selection(defaults)}
-        cache = ShardCache(stream.cache_config("0", defaults))
+        stream = Stream(local=str(local), split=split)
+        cache = ShardCache(stream.cache_config("0", StreamDefaults()))
         decoding = as_group(DecodeConfig, decode) or DecodeConfig()
         if decoding.threads:
             raise ConfigError(
                 "decode.threads is of a StreamingDataset; a LocalDataset has none", option="decode.threads"
             )
-        source = SampleSource({"0": cache}, allow_unsafe_types, columns, selections=asked, decode=decoding.columns)
+        source = SampleSource({"0": cache}, allow_unsafe_types, columns, decode=decoding.columns)
         super().__init__(source, on_demand=False)
 
     def __len__(self) -> int:

@@ -54,7 +54,7 @@ from lightning_streaming.loading.joining import (
 from lightning_streaming.loading.missing_ids import MissingIds
 from lightning_streaming.loading.open_shards import OpenShards, RoomWatch, ShardsAhead, raw_bytes
 from lightning_streaming.loading.scanning import Watched, unwatched
-from lightning_streaming.loading.selection import SelectionRequest
+from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.storage.downloads import share_connections
 from lightning_streaming.waits import IN_LOG
 
@@ -94,7 +94,7 @@ class SampleSource:
         allow_unsafe_types: bool,
         columns: Sequence[str] | None = None,
         cache_limit: int | None = None,
-        selections: Mapping[str, SelectionRequest] = MappingProxyType({}),
+        selections: Mapping[str, SelectionConfig] = MappingProxyType({}),
         joins: Mapping[str, Mapping[str, JoinSource]] = MappingProxyType({}),
         lengths: LengthsRequest | None = None,
         decode: Mapping[str, str] | None = None,
@@ -293,7 +293,7 @@ class SampleSource:
 
         def find(shard: int, indexes: NDArray[np.int64]) -> list[int]:
             joins = self._joins_of(shard)
-            joined = [] if joins is None else [one for one in joins.read if one.asked.on is not None]
+            joined = [] if joins is None else [one for one in joins.read if one.asked.key is not None]
             return ahead.shards(shard, indexes, self._cache_of(shard), joined)
 
         return find

@@ -48,7 +48,8 @@ from lightning_streaming.loading.scanning import (
     write_checked,
     write_part,
 )
-from lightning_streaming.loading.selection import Select, Selection, SelectionRequest, as_numbers, packed_bytes
+from lightning_streaming.loading.selection import Selection, packed_bytes
+from lightning_streaming.loading.selection_config import Indices, SelectionConfig, as_numbers
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.sinks import system_errors
 from lightning_streaming.waits import Tell
@@ -57,7 +58,7 @@ _logger = package_logger(__name__)
 
 
 def select_samples(
-    asked: SelectionRequest,
+    asked: SelectionConfig,
     index: DatasetIndex,
     cache: ShardCache,
     room: CacheQuota | None = None,
@@ -88,7 +89,7 @@ def select_samples(
             return found
         work = _Work(
             asked=asked,
-            selected=None if asked.select is None else _read_select(asked.select),
+            selected=None if asked.indices is None else _read_indices(asked.indices),
             index=index,
             sizes=index.samples_per_shard(),
             cache=cache,
@@ -99,12 +100,12 @@ def select_samples(
         if key not in (None, work.key):
             raise ConfigError(
                 f"{asked.in_words()} is another selection in this process than in the one that has started it; a "
-                "function, what it names, a file of select= or the data has changed meanwhile"
+                "function, what it names, a file of indices or the data has changed meanwhile"
             )
         return work.done()
 
 
-def is_known(asked: SelectionRequest, index: DatasetIndex, cache: ShardCache) -> bool:
+def is_known(asked: SelectionConfig, index: DatasetIndex, cache: ShardCache) -> bool:
     """Whether a selection is told without a look at any shard: no column decides, or it was made before.
 
     Args:
@@ -113,12 +114,12 @@ def is_known(asked: SelectionRequest, index: DatasetIndex, cache: ShardCache) ->
         cache: Where its files are.
 
     Raises:
-        ConfigError: ``select`` is no file of numbers or truth values, or ``where`` is no condition.
-        StorageError: The file of ``select`` cannot be read.
+        ConfigError: ``indices`` is no file of numbers or truth values, or ``where`` is no condition.
+        StorageError: The file of ``indices`` cannot be read.
     """
-    if asked.where is None and (asked.part is None or asked.split_by is None):
+    if asked.where is None and (asked.fraction is None or asked.group_by is None):
         return True
-    key = asked.key(cache.data_version(index), None if asked.select is None else _read_select(asked.select))
+    key = asked.key(cache.data_version(index), None if asked.indices is None else _read_indices(asked.indices))
     return _kept(cache.directory.path, key, index.num_samples) is not None
 
 
@@ -126,7 +127,7 @@ def is_known(asked: SelectionRequest, index: DatasetIndex, cache: ShardCache) ->
 class _Work:
     """One selection to be made."""
 
-    asked: SelectionRequest
+    asked: SelectionConfig
     selected: NDArray[np.bool_] | NDArray[np.int64] | None
     index: DatasetIndex
     sizes: NDArray[np.int64]
@@ -156,8 +157,8 @@ class _Work:
             conditions.append(SqlCondition(self.asked.where))
         elif self.asked.where is not None:
             conditions.append(FunctionCondition(self.asked.where))
-        if self.asked.part is not None:
-            conditions.append(PartCondition(self.asked.part, self.asked.split_by, self.asked.split_seed))
+        if (part := self.asked.part) is not None:
+            conditions.append(PartCondition(part, self.asked.group_by, self.asked.seed or 0))
         for condition in conditions:
             _check_columns(condition, self.index, self.asked, self.joined)
         return conditions
@@ -296,7 +297,7 @@ def select_partners(
     """
     with errors_name(cache, f"the ids in column {on!r} cannot be looked up"):
         work = _Partners(
-            asked=SelectionRequest(),
+            asked=SelectionConfig(),
             selected=None,
             index=index,
             sizes=index.samples_per_shard(),
@@ -355,8 +356,8 @@ def _put(bits: NDArray[np.uint8], first: int, wanted: NDArray[np.bool_]) -> None
     bits[first // 8 : first // 8 + len(packed)] |= packed
 
 
-def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionRequest, joined: Collection[str]) -> None:
-    own = "where and split_by look at the stream's own columns"
+def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionConfig, joined: Collection[str]) -> None:
+    own = "selection.where and selection.group_by look at the stream's own columns"
     hints = {name: f"{name!r} is joined, and {own}" for name in joined}
     if isinstance(condition, SqlCondition):
         quoted = [name for name in condition.columns if f'"{name}"' in condition.expression and name not in hints]
@@ -371,19 +372,24 @@ def _check_equal_or_not(known: Mapping[str, str], condition: PartCondition) -> N
     for name in condition.columns:
         if "float" in known[name] or known[name] == "str_decimal":
             raise ConfigError(
-                f"split_by={name!r} is a column of {known[name]}; parts are drawn by whole numbers, text or bytes, "
-                "which are equal or not"
+                f"selection.group_by={name!r} is a column of {known[name]}; parts are drawn by whole numbers, text or "
+                "bytes, which are equal or not",
+                option="selection.group_by",
             )
 
 
-def _read_select(select: Select) -> NDArray[np.bool_] | NDArray[np.int64]:
-    """The numbers, or truth values, that ``select`` is or points at."""
-    if not isinstance(select, str):
-        return as_numbers(select)
+def _read_indices(indices: Indices) -> NDArray[np.bool_] | NDArray[np.int64]:
+    """Return the numbers, or truth values, from memory or a file."""
+    if not isinstance(indices, str):
+        return as_numbers(indices)
     try:
-        values = _mapped(Location(select))
+        values = _mapped(Location(indices))
     except (ValueError, EOFError) as error:
-        raise ConfigError(f"select={select!r} must be a .npy file of numbers or truth values ({error})") from None
+        raise ConfigError(
+            f"selection.indices={indices!r} must be a .npy file of numbers or truth values ({error})",
+            option="selection.indices",
+            path=indices,
+        ) from None
     return as_numbers(values)
 
 

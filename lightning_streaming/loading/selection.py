@@ -1,8 +1,4 @@
-"""Which samples of a stream are read: what a user asks for, and the outcome as one bit for each sample.
-
-SplitSlice       the part of a split like "train[:98%]"
-SelectionRequest what is asked of one stream: where, split, split_by, select
-Selection        the outcome: a bitmap that counts, and finds the n-th selected sample at once
+"""The selected samples of a stream as one bit for each: a bitmap that counts, and finds the n-th selected sample.
 
 A dataset numbers the samples that are selected, so that ids, lengths and orders are those of a smaller dataset. Keys of
 samples stay those of the stored data.
@@ -11,34 +7,12 @@ samples stay those of the stored data.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.column_functions import WHERE, function_name
-from lightning_streaming.units import store_whole
-
-Where = str | Callable[..., Any]
-"""A condition: SQL over the columns, or a function whose parameters are named like columns."""
-Select = Sequence[int] | Sequence[bool] | str | os.PathLike[str] | NDArray[Any]
-"""Numbers of samples of a stream, or a truth value for each; or the ``.npy`` file that holds them."""
-
-_VERSION = 2
-"""Of how conditions are evaluated; part of the name of what is kept. 2: the time zone of SQL is pinned."""
-_SPLIT = re.compile(r"(?P<name>[^\[\]]*)(\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
-_PERCENT = re.compile(r"(\d{1,9}(\.\d{1,99})?)%")
-_BARE_SLICE = re.compile(r"(?P<slice>[\d.]+%:[\d.%]*|:[\d.]+%|[\d.]+%|^[\d.]*:[\d.]*)$")
-"""What a slice without its brackets ends with; names of directories may have colons and percent signs elsewhere."""
 _BLOCK_WORDS = 8
 _BLOCK = 64 * _BLOCK_WORDS
 """Samples that are counted together: 8 bytes for each so many."""
@@ -48,179 +22,6 @@ _MARKED = 2048
 _AT_ONCE = 1 << 16
 
 
-class SplitSlice(NamedTuple):
-    """A part of a stream, by hash: the samples whose hash, as a fraction of all there are, lies in [start, stop)."""
-
-    start: Fraction
-    stop: Fraction
-
-    def __str__(self) -> str:
-        return f"[{_percent(self.start)}:{_percent(self.stop)}]"
-
-    def thresholds(self) -> tuple[int, int]:
-        """The same range as whole numbers in [0, 2**64]. Slices that share a border share its threshold."""
-        return int(self.start * 2**64), int(self.stop * 2**64)
-
-
-def parse_split(split: str | None) -> tuple[str | None, SplitSlice | None]:
-    """The subdirectory that a split names, and its slice.
-
-    >>> parse_split("train"), parse_split("[98%:]")[1] == SplitSlice(Fraction(98, 100), Fraction(1))
-    (('train', None), True)
-
-    Raises:
-        ConfigError: It is written in another way.
-    """
-    if split is not None:
-        _check_text("split", split, "a subdirectory like 'train', or a slice like '[:98%]'")
-    if split is None or "[" not in split:
-        if split is not None and (bare := _BARE_SLICE.search(split)):
-            slice_of = bare["slice"] if ":" in bare["slice"] else f":{bare['slice']}"
-            raise ConfigError(
-                f"split={split!r} would be a subdirectory; a slice stands in brackets: "
-                f"'{split[: bare.start('slice')]}[{slice_of}]'"
-            )
-        return split, None
-    found = _SPLIT.fullmatch(split)
-    borders = None if found is None else [_border(found[side], at) for side, at in (("start", 0), ("stop", 1))]
-    if found is None or borders is None or None in borders:
-        raise ConfigError(
-            f"split={split!r} must be a subdirectory, a slice in percent, or both, like 'train', '[:98%]' or "
-            "'train[10%:20%]'; slices are drawn by hash, so they cannot be told in samples"
-        )
-    start, stop = (Fraction(border or 0) for border in borders)
-    if not 0 <= start < stop <= 1:
-        raise ConfigError(
-            f"split={split!r} goes from {_percent(start)} to {_percent(stop)}; a slice must begin before it ends, "
-            "between 0% and 100%"
-        )
-    return found["name"] or None, SplitSlice(start, stop)
-
-
-def _check_text(option: str, value: object, expected: str) -> None:
-    """Raise ConfigError for anything that is not a text, or that no file name and no program could hold."""
-    try:
-        is_text = isinstance(value, str) and b"\0" not in value.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        is_text = False
-    if not is_text:
-        raise ConfigError(f"{option} must be {expected}, but got {value!r}")
-
-
-def _border(text: str, default: int) -> Fraction | None:
-    if not text.strip():
-        return Fraction(default)
-    found = _PERCENT.fullmatch(text.strip())
-    return None if found is None else Fraction(found[1]) / 100
-
-
-def _percent(part: Fraction) -> str:
-    return f"{float(100 * part):g}%"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SelectionOptions:
-    """Which samples of a stream are read, as a user writes it; None for what every stream of the dataset does.
-
-    Args:
-        split: Subdirectory of both ``remote`` and ``local``, like "train"; or the part of it that is read, drawn by
-            hash, like "train[:98%]" or "[98%:]". Such parts stay what they are when data is appended.
-        where: Which samples are read: a condition in SQL over columns, like "score >= 0.8 and lang == 'en'", or, in
-            Python only, a function whose parameters are named like columns. "" for all. Evaluated once; see
-            docs/mixtures.md.
-        split_by: Column whose value decides in which part of a split a sample is, so that samples of one value stay
-            together. "": each sample is drawn by itself.
-        split_seed: Key of the hash that draws the parts.
-        select: Numbers of the samples that are read, counted in the stream; a truth value for each; or a ``.npy`` file
-            of either.
-    """
-
-    split: str | None = None
-    where: Where | None = None
-    split_by: str | None = None
-    split_seed: int | None = None
-    select: Select | None = field(default=None, repr=False, compare=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SelectionRequest:
-    """Which samples of one stream are wanted: those that meet every condition.
-
-    Raises:
-        ConfigError: A condition cannot be one, or one lacks its other half.
-    """
-
-    where: Where | None = None
-    part: SplitSlice | None = None
-    split_by: str | None = None
-    split_seed: int = 0
-    select: Select | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.where, str) and not self.where.strip():
-            raise ConfigError(
-                'where is empty; give a condition over columns, like where="score >= 0.8", or leave it out'
-            )
-        if self.where is not None and not callable(self.where):
-            _check_text("where", self.where, 'a condition in SQL, like "score >= 0.8", or a function of columns')
-        if self.split_by is not None and (not isinstance(self.split_by, str) or not self.split_by):
-            raise ConfigError(f"split_by must be the name of a column, but is {self.split_by!r}")
-        store_whole(self, "split_seed", -(2**63), 2**63 - 1)
-        if self.select is not None and not isinstance(self.select, str):
-            as_numbers(self.select)
-
-    @property
-    def is_all(self) -> bool:
-        """Whether nothing is left out."""
-        return self.where is None and self.part is None and self.select is None
-
-    def in_words(self) -> str:
-        """The conditions as a message shows them."""
-        where = repr(self.where) if isinstance(self.where, str) else function_name(self.where)
-        told = (
-            None if self.where is None else f"where={where}",
-            None if self.part is None else f"split={str(self.part)!r}",
-            f"split_by={self.split_by!r}" if self.part is not None and self.split_by is not None else None,
-            None if self.select is None else "select",
-        )
-        return ", ".join(one for one in told if one)
-
-    def key(self, data_version: str, selected: NDArray[np.bool_] | NDArray[np.int64] | None) -> str:
-        """A name of the outcome: 32 hexadecimal digits.
-
-        Args:
-            data_version: Of the stream; see :meth:`ShardCache.data_version`.
-            selected: What :attr:`select` holds, read.
-        """
-        where = self.where if self.where is None or isinstance(self.where, str) else WHERE.facts(self.where)
-        part = (
-            None if self.part is None else [str(self.part.start), str(self.part.stop), self.split_by, self.split_seed]
-        )
-        chosen = None if selected is None else [str(selected.dtype), hashlib.blake2b(selected.tobytes()).hexdigest()]
-        facts = json.dumps(["selection", _VERSION, data_version, where, part, chosen])
-        return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
-
-
-def as_numbers(select: Select) -> NDArray[np.bool_] | NDArray[np.int64]:
-    """Numbers of samples, or truth values, as an array.
-
-    Raises:
-        ConfigError: They are neither.
-    """
-    try:
-        values = np.asarray(select)
-    except ValueError:  # lists of different lengths
-        values = np.empty((0, 0))
-    if values.dtype == np.bool_ and values.ndim == 1:
-        return values.astype(np.bool_)
-    if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
-        raise ConfigError(
-            "select must be a list of sample numbers, or a truth value for each sample, but has shape "
-            f"{values.shape} and dtype {values.dtype}"
-        )
-    return values.astype(np.int64)
-
-
 class Selection:
     """Which samples of a stream are selected.
 
@@ -228,7 +29,7 @@ class Selection:
         bits: One bit for each stored sample, the first in the lowest bit of the first byte; of shape (bytes,), where
             bytes is a multiple of 64, and zero beyond the samples. May be a file's, mapped into memory.
         num_stored: Samples of the stream.
-        key: What :meth:`SelectionRequest.key` calls it; empty for none.
+        key: Name of the selection, from :meth:`SelectionConfig.key`; empty for none.
         kept_at: The file that is mapped; None for bits in memory.
     """
 

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.loading.join_options import Join, named_joins
+from lightning_streaming.loading.join_config import JoinConfig, Joins
 from lightning_streaming.loading.joining import JoinedDataset, JoinSource, joined_label
-from lightning_streaming.loading.option_groups import OptionGroup, store_group
-from lightning_streaming.loading.selection import SelectionOptions, SelectionRequest, Where, parse_split
+from lightning_streaming.loading.option_groups import OptionGroup, group_of, named_groups, store_group
+from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.order.weights import StreamWeight
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import is_url, join_url, mask_url
+from lightning_streaming.units import check_text
 
 if TYPE_CHECKING:
     from lightning_streaming.loading.passes import CurrentRun
@@ -32,10 +33,13 @@ _MOST_NAMES = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredOptions(SelectionOptions):
+class StoredOptions:
     """What lies at a stream's ``remote``, and how it is fetched; None for what the dataset says of all its streams.
 
     Args:
+        split: Subdirectory of ``remote`` and ``local``, like "train".
+        selection: Selection of the samples that are read: fields of :class:`~lightning_streaming.SelectionConfig`, like
+            ``{"where": "score >= 0.8", "fraction": "0%:98%"}``.
         storage: Access to its store: fields of :class:`~lightning_streaming.StorageConfig`, like
             ``{"options": {"anon": True}}``.
         download_retry: Attempts per file, or part of a large one, after the first.
@@ -48,6 +52,8 @@ class StoredOptions(SelectionOptions):
             whatever documents they are of.
     """
 
+    split: str | None = None
+    selection: SelectionConfig | Mapping[str, Any] | None = None
     storage: StorageConfig | Mapping[str, Any] | None = field(default=None, repr=False)
     download_retry: int | None = None
     download_timeout: float | None = None
@@ -72,8 +78,8 @@ class Stream(StoredOptions):
         proportion: Share of an epoch drawn from this stream, relative to the other streams.
         repeat: How often an epoch goes through this stream; 0.5 draws half of its samples.
         choose: How many samples an epoch draws from this stream.
-        join: Datasets whose columns are read together with its own, by name: each a path or URL, or arguments of
-            :class:`~lightning_streaming.Join`, like ``{"remote": "s3://captions", "on": "id"}``.
+        join: Datasets whose columns are added to its samples, by name: fields of
+            :class:`~lightning_streaming.JoinConfig`, like ``{"captions": {"remote": "s3://captions", "key": "id"}}``.
         follow: Whether epochs that have not begun read what was appended to the stream meanwhile; otherwise a run stays
             with the shards that it began with. See docs/resume.md.
     """
@@ -83,7 +89,7 @@ class Stream(StoredOptions):
     proportion: float | None = None
     repeat: float | None = None
     choose: int | None = None
-    join: Mapping[str, Any] | None = None
+    join: Joins | None = None
     follow: bool | None = None
 
     def __post_init__(self) -> None:
@@ -91,12 +97,13 @@ class Stream(StoredOptions):
             object.__setattr__(self, option, _as_text(option, getattr(self, option)))
         if self.remote is None and self.local is None:
             raise ConfigError("a stream needs remote=, local=, or both")
+        _check_split(self.split)
+        store_group(self, SelectionConfig)
         store_group(self, StorageConfig)
         if isinstance(self.storage, StorageConfig) and self.storage.on_demand:
             raise ConfigError("storage.on_demand belongs to the dataset, not to a stream", option="storage.on_demand")
-        object.__setattr__(self, "join", named_joins(self.join))
+        object.__setattr__(self, "join", named_groups(JoinConfig, self.join))
         self.weight()
-        self.selection(StreamDefaults())
 
     def __repr__(self) -> str:
         remote = None if self.remote is None else mask_url(self.remote)
@@ -113,11 +120,10 @@ class Stream(StoredOptions):
     def cache_config(self, name: str, defaults: StreamDefaults) -> CacheConfig:
         """Where and how this stream's files are fetched; what it leaves open is taken from ``defaults``."""
         told = self._with(defaults)
-        subdirectory, _ = parse_split(told.split)
         return CacheConfig(
             name=name,
-            remote=_with_subdirectory(self.remote, subdirectory),
-            local=_with_subdirectory(self.local, subdirectory),
+            remote=_with_subdirectory(self.remote, told.split),
+            local=_with_subdirectory(self.local, told.split),
             storage_options=StorageConfig.options_of(told.storage),
             download_retry=told.download_retry,
             download_timeout=told.download_timeout,
@@ -127,9 +133,9 @@ class Stream(StoredOptions):
             block_length=told.block_length,
         )
 
-    def joined(self) -> Mapping[str, Join]:
-        """The datasets whose columns are read together with its own."""
-        return named_joins(self.join) or {}
+    def joined(self) -> Mapping[str, JoinConfig]:
+        """Return the datasets whose columns are added to its samples."""
+        return named_groups(JoinConfig, self.join) or {}
 
     def join_sources(self, name: str, defaults: StreamDefaults) -> dict[str, JoinSource]:
         """Where and how the files of joined datasets are fetched: as the stream's own, but from elsewhere."""
@@ -139,7 +145,7 @@ class Stream(StoredOptions):
             config = replace(
                 own,
                 name=f"{name}.join.{join}",
-                remote=None if asked.remote is None else str(asked.remote),
+                remote=asked.remote,
                 local=asked.local,
                 storage_options=StorageConfig.options_of(asked.storage),
                 format=None,
@@ -149,22 +155,9 @@ class Stream(StoredOptions):
             made[join].cache.label, made[join].cache.stream = joined_label(f"stream {name!r}", join), name
         return made
 
-    def selection(self, defaults: StreamDefaults) -> SelectionRequest:
-        """Which of its samples are read; what it leaves open is taken from ``defaults``.
-
-        Raises:
-            ConfigError: A condition cannot be one.
-        """
-        told = self._with(defaults)
-        _, part = parse_split(told.split)
-        select = os.fspath(self.select) if isinstance(self.select, os.PathLike) else self.select
-        return SelectionRequest(
-            where=None if told.where == "" else told.where,
-            part=part,
-            split_by=None if told.split_by == "" else told.split_by,
-            split_seed=told.split_seed,
-            select=select,
-        )
+    def selection_with(self, defaults: StreamDefaults) -> SelectionConfig:
+        """Return which of its samples are read, with fields that are None taken from ``defaults``."""
+        return group_of(self._with(defaults), SelectionConfig).settled()
 
     def is_followed(self, defaults: StreamDefaults) -> bool:
         """Whether epochs that have not begun read what was appended to it meanwhile."""
@@ -181,14 +174,9 @@ class StreamDefaults:
     """What is read of every stream that does not say, and how it is fetched; the fields are those of :class:`Stream`.
 
     Args:
-        split: Subdirectory of every stream that names none itself, like "train"; or the part of it that is read, drawn
-            by hash, like "train[:98%]" or "[98%:]".
-        where: Which samples are read of every stream that does not say: a condition in SQL over columns, like
-            "score >= 0.8 and lang == 'en'", or, in Python only, a function whose parameters are named like
-            columns.
-        split_by: Column whose value decides in which part of a split a sample is, for streams that do not say. None:
-            each sample is drawn by itself.
-        split_seed: Key of the hash that draws the parts, for streams that do not say.
+        split: Subdirectory of every stream that names none, like "train".
+        selection: Selection of the samples that are read: fields of :class:`~lightning_streaming.SelectionConfig`, like
+            ``{"where": "score >= 0.8", "fraction": "0%:98%"}``. Streams replace single fields.
         download_retry: Attempts per file, or part of a large one, after the first, for streams that do not say.
         download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
         validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
@@ -204,9 +192,7 @@ class StreamDefaults:
     """
 
     split: str | None = None
-    where: Where | None = None
-    split_by: str | None = None
-    split_seed: int = 0
+    selection: SelectionConfig | Mapping[str, Any] | None = None
     download_retry: int = 2
     download_timeout: float = 60.0
     validate_hash: str | None = None
@@ -217,6 +203,8 @@ class StreamDefaults:
     storage: StorageConfig | Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        _check_split(self.split)
+        store_group(self, SelectionConfig)
         store_group(self, StorageConfig)
 
 
@@ -247,10 +235,9 @@ def named_streams(
             )
         own = {name: value for name, value in only.items() if value is not None}
         return {"0": Stream(**{**(stream_config or {}), **own})}
-    said = {"stream_config": stream_config, "join": only["join"]}
-    told = [*(name for name, value in said.items() if value), *(["select"] if only["select"] is not None else [])]
-    if told:
-        raise ConfigError(f"with streams=, {told[0]} is said of each stream")
+    for name, value in (("stream_config", stream_config), ("join", only["join"])):
+        if value:
+            raise ConfigError(f"with streams=, {name} belongs to each stream", option=name)
     given = streams.items() if isinstance(streams, Mapping) else ((str(at), one) for at, one in enumerate(streams))
     named = {name: one.asked if isinstance(one, DatasetStream) else one for name, one in given}
     for name, stream in named.items():
@@ -268,21 +255,23 @@ def named_streams(
     return named
 
 
-def selections_of(streams: Mapping[str, Stream], defaults: StreamDefaults) -> dict[str, SelectionRequest]:
-    """Which samples of each stream are read.
+def selections_of(streams: Mapping[str, Stream], defaults: StreamDefaults) -> dict[str, SelectionConfig]:
+    """Return which samples of each stream are read.
 
     Raises:
-        ConfigError: A condition cannot be one; or ``split_by`` is given where there is no part of a split to draw.
+        ConfigError: ``group_by`` is given without a ``fraction``.
     """
-    asked = {name: stream.selection(defaults) for name, stream in streams.items()}
-    aimless = [name for name, one in asked.items() if one.split_by is not None and one.part is None]
-    own = [name for name in aimless if streams[name].split_by is not None]
-    if own or (aimless and len(aimless) == len(asked)):
+    selections = {name: stream.selection_with(defaults) for name, stream in streams.items()}
+    aimless = [name for name, of_stream in selections.items() if of_stream.group_by and of_stream.fraction is None]
+    own = [name for name in aimless if group_of(streams[name], SelectionConfig).group_by is not None]
+    if own or (aimless and len(aimless) == len(selections)):
         raise ConfigError(
-            f"split_by={asked[aimless[0]].split_by!r} decides in which part of a split a sample is, but "
-            f"{_listed(own or aimless)} no part; give one, like split='[:98%]', or leave split_by out"
+            f"selection.group_by={selections[aimless[0]].group_by!r} keeps samples together in a fraction, but "
+            f"{_listed(own or aimless)} no fraction",
+            hint="give one, like fraction='0%:98%', or leave group_by out",
+            option="selection.group_by",
         )
-    return asked
+    return selections
 
 
 def _as_text(option: str, place: Any) -> str | None:
@@ -315,6 +304,11 @@ def _listed(names: Sequence[str]) -> str:
     shown = [repr(name) for name in names[:_MOST_NAMES]]
     more = len(names) - len(shown)
     return f"{', '.join(shown)}{f' and {more} more' if more else ''} {'has' if len(names) == 1 else 'have'}"
+
+
+def _check_split(split: object) -> None:
+    if split is not None:
+        check_text("split", split, "a subdirectory, like 'train'")
 
 
 def _over(own: Any, default: Any) -> Any:
@@ -365,13 +359,13 @@ class DatasetStream:
 
     @property
     def split(self) -> str:
-        """Subdirectory of both, and the part of it that is read; empty for none."""
+        """Subdirectory of both; empty for none."""
         return (self._defaults.split if self.asked.split is None else self.asked.split) or ""
 
     @property
-    def selection(self) -> SelectionRequest:
+    def selection(self) -> SelectionConfig:
         """Which of its samples are read."""
-        return self.asked.selection(self._defaults)
+        return self.asked.selection_with(self._defaults)
 
     @property
     def joined(self) -> Sequence[JoinedDataset]:

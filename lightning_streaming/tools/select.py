@@ -1,25 +1,25 @@
 """Evaluate which samples of a dataset a run reads, before the run, which then starts at once.
 
     lightning-streaming select s3://corpus/web --where "score >= 0.8 and lang == 'en'"
-    lightning-streaming select s3://corpus/web --split '[:98%]' --split-by doc_id
-    lightning-streaming select data/train --select keep.npy --where "length(text) > 100" --out both.npy
+    lightning-streaming select s3://corpus/web --fraction 0%:98% --group-by doc_id
+    lightning-streaming select data/train --indices keep.npy --where "length(text) > 100" --out both.npy
     lightning-streaming select s3://corpus/web --not logs/bad --out keep.npy
     lightning-streaming select --config run.yaml
 
 --where is a condition in SQL over columns of numbers, text, bytes or json; it needs lightning-streaming[select].
---split selects a part by hash: parts that do not overlap, like [:98%] and [98%:], have no sample in common, and stay
-the same when data is appended. A sample is selected if it meets all conditions.
+--fraction selects a part by hash: parts that do not overlap, like 0%:98% and 98%:100%, have no sample in common, and
+stay the same when data is appended. A sample is selected if it meets all conditions.
 
 The result, one bit per sample, is stored on this node next to the dataset's cached index. Any run with the same
 request for the same data uses it: pass --local if the run has local=. Shards are downloaded only if a condition reads a
 column. After an interruption, run it again to continue. On several nodes, run it on each; or write --out to a location
-that all can read, and pass that to the runs as select=.
+that all can read, and pass that to the runs as selection.indices.
 
 --not leaves out the samples that a run with bad_samples.action: replace has logged as bad in its bad_samples.log. The
-remaining ones are written to --out only, which the next run takes as select=.
+remaining ones are written to --out only, which the next run takes as selection.indices.
 
 --config computes everything that a run would compute before it starts, for each stream of each of its stages: its
-selections, the indexes of ids for joined datasets (join: with on:), and the lengths of packed documents. They are
+selections, the indexes of ids for joined datasets (join: with key:), and the lengths of packed documents. They are
 stored in the same way. Ids of a stream's samples that a joined dataset lacks are counted, and the exit code is 1.
 """
 
@@ -41,7 +41,8 @@ from lightning_streaming.files import appears_whole
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.bad_log import BadSample, read_bad_samples
 from lightning_streaming.loading.selecting import select_samples
-from lightning_streaming.loading.selection import Selection, SelectionRequest, parse_split
+from lightning_streaming.loading.selection import Selection
+from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.tools.commands import (
     add_format,
@@ -55,7 +56,8 @@ from lightning_streaming.tools.console import FINE, counted, print_json, print_l
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 from lightning_streaming.units import format_bytes
 
-_KINDS = ("format", "block_length")
+_KINDS = ("split", "format", "block_length")
+_SELECTION = ("where", "fraction", "group_by", "seed", "indices")
 _AT_ONCE = 1 << 20
 """Truth values that are written together."""
 
@@ -67,19 +69,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     words = "compute what the run of this configuration needs; of several, a later one overrides an earlier one"
     add("--config", metavar="C", action="append", default=[], help=words)
     add("--where", metavar="SQL", help="condition over columns, for example \"score >= 0.8 and lang == 'en'\"")
-    add("--split", metavar="PART", help="part by hash, like '[:98%%]'; or of a subdirectory, like 'train[98%%:]'")
-    add(
-        "--split-by", metavar="COLUMN", help="keep samples with the same value of this column, like doc_id, in one part"
-    )
-    add("--split-seed", metavar="N", type=int, help="key of the hash that draws parts; 0 by default")
-    add("--select", metavar="FILE.npy", help="numbers of the samples to take, or a truth value for each")
+    add("--fraction", metavar="PART", help="part by hash, like 0%%:98%%")
+    words = "keep samples with the same value of this column, like doc_id, in one part"
+    add("--group-by", metavar="COLUMN", help=words)
+    add("--seed", metavar="N", type=int, help="key of the hash that draws parts; 0 by default")
+    add("--indices", metavar="FILE.npy", help="numbers of the samples to take, or a truth value for each")
+    add("--split", metavar="DIR", help="subdirectory of the dataset, as the run's split=")
     words = "leave out the bad samples of a log: the bad_samples.log of a run, or a file there"
     add("--not", dest="bad_logs", metavar="LOG", action="append", default=[], help=words)
     add("--stream", metavar="NAME", help="with --not: the run's stream that reads this dataset, if it has several")
     add("--local", metavar="DIR", help="the run's local=: its cache directory, if it is not the default one")
-    add(
-        "--out", metavar="KEEP.npy", type=Path, help="also write a truth value for each sample, for select= of a stream"
-    )
+    words = "also write a truth value for each sample, for selection.indices of a stream"
+    add("--out", metavar="KEEP.npy", type=Path, help=words)
     add_set(parser, "with --config: ")
     add_format(parser)
     add_json(parser)
@@ -104,12 +105,12 @@ def run(args: Namespace) -> int:
 def _select_of_dataset(args: Namespace) -> dict[str, Any]:
     """Evaluate the selection, and write it where it is to be written; what there is to say about it."""
     place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
-    asked = {name: getattr(args, name) for name in ("where", "split", "split_by", "split_seed", "select")}
-    settings = {name: value for name, value in asked.items() if value is not None}
-    settings |= {name: value for name in _KINDS if (value := getattr(args, name)) is not None}
+    selection_options = {name: value for name in _SELECTION if (value := getattr(args, name)) is not None}
+    settings = {name: value for name in _KINDS if (value := getattr(args, name)) is not None}
+    settings |= {"selection": selection_options} if selection_options else {}
     stream = Stream(remote=place.location, local=args.local, storage={"options": place.options}, **settings)
-    request = stream.selection(StreamDefaults())
-    _check(args, has_part=request.part is not None, is_all=request.is_all)
+    request = stream.selection_with(StreamDefaults())
+    _check(args, is_all=request.is_all)
     bad = _bad_samples(args.bad_logs, args.stream) if args.bad_logs else []
     cache = ShardCache(stream.cache_config(place.shown, StreamDefaults()))
     index = cache.read_index()
@@ -117,9 +118,7 @@ def _select_of_dataset(args: Namespace) -> dict[str, Any]:
     selection, was_kept = _select(request, index, cache)
     if bad:
         selection = selection.without(_numbers_of(bad, index, place.shown))
-        directory, _ = parse_split(args.split)
-        selected = {"select": str(args.out), **({} if directory is None else {"split": directory})}
-        settings = selected | {name: value for name, value in settings.items() if name in _KINDS}
+        settings["selection"] = {"indices": str(args.out)}
     seconds = time.monotonic() - began
     if not len(selection):
         raise ConfigError(
@@ -141,7 +140,7 @@ def _select_of_dataset(args: Namespace) -> dict[str, Any]:
     }
 
 
-def _select(request: SelectionRequest, index: DatasetIndex, cache: ShardCache) -> tuple[Selection, bool]:
+def _select(request: SelectionConfig, index: DatasetIndex, cache: ShardCache) -> tuple[Selection, bool]:
     """The selection, evaluated under a progress bar; and whether it had been kept."""
     if request.is_all:
         return Selection.whole(index.num_samples), False
@@ -167,11 +166,13 @@ def _counts(selection: Selection, index: DatasetIndex) -> dict[str, int]:
     }
 
 
-def _check(args: Namespace, *, has_part: bool, is_all: bool) -> None:
+def _check(args: Namespace, *, is_all: bool) -> None:
     """Refuse what asks for nothing, before anything is fetched."""
     if bool(args.bad_logs) > (args.out is not None):
         raise ConfigError(
-            "--not writes what is left to a file for select=", hint="name it with --out KEEP.npy", option="--out"
+            "--not writes what is left to a file for selection.indices",
+            hint="name it with --out KEEP.npy",
+            option="--out",
         )
     if args.stream is not None and not args.bad_logs:
         raise ConfigError(
@@ -182,17 +183,17 @@ def _check(args: Namespace, *, has_part: bool, is_all: bool) -> None:
     if is_all and not args.bad_logs:
         raise ConfigError(
             "every sample would be selected",
-            hint="say which with --where, --split '[:98%]', --select or --not",
+            hint="say which with --where, --fraction 0%:98%, --indices or --not",
             option="--where",
         )
-    lone = [f"--{name.replace('_', '-')}" for name in ("split_by", "split_seed") if getattr(args, name) is not None]
-    if lone and not has_part:
+    lone = [f"--{name.replace('_', '-')}" for name in ("group_by", "seed") if getattr(args, name) is not None]
+    if lone and args.fraction is None:
         raise ConfigError(
-            f"{' and '.join(lone)} needs a part to draw", hint="give one like --split '[:98%]'", option=lone[0]
+            f"{' and '.join(lone)} needs a part to draw", hint="give one like --fraction 0%:98%", option=lone[0]
         )
     if args.out is not None and args.out.suffix != ".npy":
         raise ConfigError(
-            f"--out must name a .npy file, which select= of a stream takes, but is {args.out}",
+            f"--out must name a .npy file, which selection.indices of a stream takes, but is {args.out}",
             option="--out",
             path=str(args.out),
         )
@@ -205,8 +206,8 @@ def _check(args: Namespace, *, has_part: bool, is_all: bool) -> None:
 
 
 def _check_alone(args: Namespace) -> None:
-    words = ("where", "split", "split_by", "split_seed", "select", "stream", "local", "out", "format", "block_length")
-    given = [f"--{word.replace('_', '-')}" for word in (*words, "storage_options") if getattr(args, word)]
+    words = (*_SELECTION, *_KINDS, "stream", "local", "out", "storage_options")
+    given = [f"--{word.replace('_', '-')}" for word in words if getattr(args, word)]
     given += ["--not"] if args.bad_logs else []
     if given:
         raise ConfigError(
@@ -216,7 +217,7 @@ def _check_alone(args: Namespace) -> None:
         )
 
 
-def _in_words(args: Namespace, request: SelectionRequest) -> str:
+def _in_words(args: Namespace, request: SelectionConfig) -> str:
     return ", ".join([*([] if request.is_all else [request.in_words()]), *(f"--not {log}" for log in args.bad_logs)])
 
 

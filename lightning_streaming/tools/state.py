@@ -82,7 +82,7 @@ def _add_show(parser: ArgumentParser) -> None:
         help="directory or URL of a stream; given for all of them, the samples of each in this epoch are counted, too. "
         "NAME= may be omitted for a single stream",
     )
-    words = "configuration of the run, instead of --data; may be given several times. Required with where= or phases"
+    words = "configuration of the run, instead of --data; may be repeated. Required with a selection or phases"
     parser.add_argument("--config", metavar="C", action="append", default=[], help=words)
     add_json(parser)
     add_storage_options(parser, of="the store of --data")
@@ -219,7 +219,7 @@ def _check_data_is_enough(position: SavedPosition, args: Namespace) -> None:
         )
     if selected:
         raise UnsupportedError(
-            f"the state was saved with where=, split= or select= of {', '.join(selected)}, which it does not hold, so "
+            f"the state was saved with a selection of {', '.join(selected)}, which it does not hold, so "
             "--data is not enough",
             hint=way_out,
             option="--data",

@@ -33,9 +33,10 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
 from lightning_streaming.loading.debug_config import DebugConfig
 from lightning_streaming.loading.decode_config import DecodeConfig
-from lightning_streaming.loading.join_options import Join
+from lightning_streaming.loading.join_config import JoinConfig
 from lightning_streaming.loading.pack_options import Budget, Pack
 from lightning_streaming.loading.phase_options import Phase
+from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
@@ -59,16 +60,17 @@ _EXPLAINED: Mapping[str, type] = {
     "": StreamingConfig,
     ".streams": Stream,
     ".phases": Phase,
-    ".join": Join,
+    ".join": JoinConfig,
     ".pack": Pack,
     ".budget": Budget,
+    ".selection": SelectionConfig,
     ".bad_samples": BadSamplesConfig,
     ".decode": DecodeConfig,
     ".storage": StorageConfig,
     ".debug": DebugConfig,
 }
 """Fields of a stage's data that ``--data.train.FIELD.help`` explains, and their classes."""
-_NAMED = (Stream, Join)
+_NAMED = (Stream, JoinConfig)
 """Classes of which a field has several, by name."""
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _PRINT = "--print_config"

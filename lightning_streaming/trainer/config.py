@@ -16,11 +16,11 @@ from lightning_streaming.loading.bad_samples_config import BadSamplesConfig  # n
 from lightning_streaming.loading.dataset_options import DataOptions
 from lightning_streaming.loading.debug_config import DebugConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.decode_config import DecodeConfig  # noqa: F401  # as types are resolved here
-from lightning_streaming.loading.join_options import Join
+from lightning_streaming.loading.join_config import JoinConfig, Joins  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.option_groups import OptionGroup
 from lightning_streaming.loading.pack_options import Budget, Pack
 from lightning_streaming.loading.phase_options import Phase
-from lightning_streaming.loading.selection import Select, Where  # noqa: F401  # as the command line resolves types
+from lightning_streaming.loading.selection_config import SelectionConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.storage_config import StorageConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.replaced_names import tells_unknown_arguments
@@ -102,9 +102,7 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
     """
     if isinstance(value, StorageOptions) or (name in _SECRETS and isinstance(value, Mapping)):
         return hide(value)
-    if name == "join" and isinstance(value, Mapping):
-        return {key: shown(one, "remote", hide) for key, one in value.items()}
-    if isinstance(value, Budget | Join | OptionGroup | Pack | Stream | Phase | StreamingConfig):
+    if isinstance(value, Budget | OptionGroup | Pack | Stream | Phase | StreamingConfig):
         return {one.name: shown(getattr(value, one.name), one.name, hide) for one in fields(value)}
     if isinstance(value, jsonargparse.Namespace):
         copied, own = copy(value), vars(value)
@@ -138,6 +136,6 @@ def _represent(dumper: Any, value: Any) -> Any:
 
 
 # Known to all of the process, because loggers write hyperparameters with yaml.dump, which would else write every field.
-for _kind in (Budget, Join, Pack, Stream, Phase, StreamingConfig, StorageOptions):
+for _kind in (Budget, Pack, Stream, Phase, StreamingConfig, StorageOptions):
     yaml.add_representer(_kind, _represent)
 yaml.add_multi_representer(OptionGroup, _represent)

@@ -161,7 +161,7 @@ def test_what_a_configuration_reads_is_told_before_it_runs() -> None:
         "drawn": train.size,
         "share": 1.0,
         "passes": 1.0,
-        "only": "where='id % 4 <> 0', split='[0%:90%]'",
+        "only": "where='id % 4 <> 0', fraction='0%:90%'",
         "joins": [],
     }
     assert stages.keys() == {"train", "val", "test"}

@@ -230,8 +230,8 @@ def test_the_other_is_of_the_stream_and_its_selection(tmp_path: Path) -> None:
     for name, first in (("a", 0), ("b", 100)):
         write_broken_json(tmp_path / name, first_id=first)
     streams = {
-        "a": Stream(remote=str(tmp_path / "a"), where="id % 2 = 1"),
-        "b": Stream(remote=str(tmp_path / "b"), select=[8, 9, 10, 11, 25, 24, 0]),
+        "a": Stream(remote=str(tmp_path / "a"), selection={"where": "id % 2 = 1"}),
+        "b": Stream(remote=str(tmp_path / "b"), selection={"indices": [8, 9, 10, 11, 25, 24, 0]}),
     }
     read = ids(replacing_loader(None, tmp_path / "log", streams=streams))
     broken = {*BROKEN, *(100 + one for one in BROKEN)}

@@ -143,7 +143,7 @@ def test_any_budget_is_the_same_on_any_nodes(root: Path, nodes: tuple[int, int],
 WAYS: list[dict[str, Any]] = [
     {},
     {"shuffle": False},
-    {"where": "size % 3 != 1"},
+    {"selection": {"where": "size % 3 != 1"}},
     {"epoch_size": 70},
     {"skip": ["3-4", "9"]},
     {"budget": {"longer": "truncate", "tokens": 64}},

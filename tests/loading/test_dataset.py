@@ -329,7 +329,7 @@ def test_a_worker_does_not_tell_the_place_of_all(root: Path) -> None:
 def test_a_dataset_tells_all_it_was_asked_for() -> None:
     asked = set(inspect.signature(StreamingDataset).parameters)
     told = make_dataset("/data").config()
-    told_of_streams = {"remote", "local", "select", "join", "stream_name", "stream_config"}
+    told_of_streams = {"remote", "local", "join", "stream_name", "stream_config"}
     assert told.keys() == asked - {"world", *told_of_streams} | {"type"}
     assert told["streams"]["0"]["remote"] == "/data"
 

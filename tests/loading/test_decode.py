@@ -183,7 +183,7 @@ def test_joined_columns_are_decoded_by_their_names_in_samples(on: str | None, tm
     with MDSWriter(out=str(tmp_path / "own"), columns={"id": "int"}) as written:
         for number in range(COUNT):
             written.write({"id": number})
-    join = {"more": {"remote": str(tmp_path / "images"), "on": on, "columns": ["image"], "prefix": "of_"}}
+    join = {"more": {"remote": str(tmp_path / "images"), "key": on, "columns": ["image"], "prefix": "of_"}}
     for kind in ("array", "picture"):
         asked: dict[str, Any] = {"remote": str(tmp_path / "own"), "join": join}
         asked["decode"] = {"columns": {"of_image": kind}, "threads": 2}

@@ -89,7 +89,9 @@ def test_lengths_by_id_are_those_of_the_samples(caches: dict[str, ShardCache], d
 
 def test_a_dataset_has_samples_of_these_lengths(caches: dict[str, ShardCache], tmp_path: Path) -> None:
     remote = str(caches["a"].directory.path.parent / "a")
-    dataset = StreamingDataset(remote=remote, local=str(tmp_path / "local"), where="id % 3 <> 1", batch_size=1)
+    dataset = StreamingDataset(
+        remote=remote, local=str(tmp_path / "local"), selection={"where": "id % 3 <> 1"}, batch_size=1
+    )
     selection = Selection(pack(np.arange(17) % 3 != 1), 17)
     index = caches["a"].read_index()
     by_id = CatalogLengths(Catalog({"a": index}, {"a": selection}), lengths_of({"a": caches["a"]}))

@@ -373,7 +373,7 @@ def test_a_cache_of_two_shards_is_enough(written: Write, tmp_path: Path, name: s
 @pytest.mark.rotate(3)
 @EVERY
 def test_a_part_is_that_of_mds(written: Write, name: str) -> None:
-    how: dict[str, Any] = {"split": "[:60%]", "columns": [FORMS[name].tokens]}
+    how: dict[str, Any] = {"selection": {"fraction": ":60%"}, "columns": [FORMS[name].tokens]}
     found = epochs(loader_of(name, written(name), **how))
     assert same(found, epochs(mds_loader(name, written(f"mds of {name}"), **how)))
     assert COUNT / 4 < len(set(numbers(name, found))) < COUNT
@@ -383,8 +383,8 @@ def test_a_part_is_that_of_mds(written: Write, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if "id" in form.columns])
 @pytest.mark.parametrize("where", ["id % 3 = 1 and text <> ''", lambda id, text: id % 3 == 1 and text != ""])  # noqa: A006
 def test_a_condition_selects_what_it_does_of_mds(written: Write, name: str, where: Any) -> None:
-    found = epochs(loader_of(name, written(name), where=where))
-    assert same(found, epochs(mds_loader(name, written(f"mds of {name}"), where=where)))
+    found = epochs(loader_of(name, written(name), selection={"where": where}))
+    assert same(found, epochs(mds_loader(name, written(f"mds of {name}"), selection={"where": where})))
     assert set(numbers(name, found)) == set(range(1, COUNT, 3))
 
 

@@ -43,8 +43,8 @@ def epoch_of(root: Path, epoch: int, **how: Any) -> list[int]:
 WAYS: list[dict[str, Any]] = [
     {},
     {"shuffle_algo": "py1e"},
-    {"stream": {"where": "id % 3 != 1"}},
-    {"stream": {"split": "[:60%]"}},
+    {"stream": {"selection": {"where": "id % 3 != 1"}}},
+    {"stream": {"selection": {"fraction": ":60%"}}},
     {"workers": 2, "loader": {"persistent_workers": True, "multiprocessing_context": "fork"}},
     {"workers": 1, "loader": {"persistent_workers": True, "multiprocessing_context": "spawn"}},
 ]

@@ -186,7 +186,7 @@ def test_skipped_batches_stay_where_they_are(roots: dict[str, Path]) -> None:
     assert [seen + first, second] == whole
 
 
-SELECTIONS: list[dict[str, Any]] = [{"split": "[:60%]"}, {"where": "id % 3 != 1"}]
+SELECTIONS: list[dict[str, Any]] = [{"selection": {"fraction": ":60%"}}, {"selection": {"where": "id % 3 != 1"}}]
 
 
 @pytest.mark.rotate(2)
@@ -205,9 +205,9 @@ def test_selections_keep_what_was_selected(roots: dict[str, Path], stream: dict[
 
 
 def test_another_selection_is_refused(roots: dict[str, Path]) -> None:
-    _, state = stopped(loader(roots, stream={"where": "id % 3 != 1"}), 2)
+    _, state = stopped(loader(roots, stream={"selection": {"where": "id % 3 != 1"}}), 2)
     grow(roots)
-    resumed = loader(roots, stream={"where": "id % 3 != 2"})
+    resumed = loader(roots, stream={"selection": {"where": "id % 3 != 2"}})
     resumed.load_state_dict(state)
     with raises(StateMismatchError, "streams.a.selection"):
         len(resumed)
@@ -256,7 +256,10 @@ def joined_loader(
         for columns, size in ((("id", "by_id"), 15), (("by_position",), per_shard)):
             sizes = [min(size, samples - at) for at in range(0, samples, size)]
             write_shards(place / columns[-1], sizes, dict.fromkeys(columns, "int"), partial(dict.fromkeys, columns))
-    join = {"by_id": {"remote": str(place / "by_id"), "on": "id"}, "by_position": str(place / "by_position")}
+    join = {
+        "by_id": {"remote": str(place / "by_id"), "key": "id"},
+        "by_position": {"remote": str(place / "by_position")},
+    }
     stream = {"a": Stream(remote=str(place / "stream"), join=join, follow=how.pop("follow", None))}
     if phases:
         how |= {"phases": [Phase(name="one", mix={"a": 1})], "epoch_size": 90}
@@ -307,7 +310,7 @@ def test_a_joined_dataset_may_grow_alone_where_it_is_joined_by_id(tmp_path: Path
             write_shards(
                 joined, [5] * (samples // 5), {"id": "int", "x": "int"}, lambda number: {"id": number, "x": number}
             )
-        return make_loader(stream, join={"more": {"remote": str(joined), "on": "id"}})
+        return make_loader(stream, join={"more": {"remote": str(joined), "key": "id"}})
 
     whole = read(loader(20), 1)[0]
     seen, state = stopped(loader(20), 2)

@@ -188,7 +188,7 @@ def test_workers_and_copies_are_told(place: Path) -> None:
 
 
 def test_selections_count_what_they_select(place: Path) -> None:
-    how = {"where": "id % 3 != 1"}
+    how = {"selection": {"where": "id % 3 != 1"}}
     seen, state = read(loader(roots_of(place, {}), **how), 10)
     at = resumed(state, roots_of(place, MORE), **how, follow=True)
     rest, after = read(at)

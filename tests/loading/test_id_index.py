@@ -253,7 +253,7 @@ def test_a_long_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
 def test_an_index_that_is_damaged_is_told_when_it_misleads(tmp_path: Path) -> None:
     root = write_shards(tmp_path / "x", [9], {"id": "int", "y": "int"}, lambda number: {"id": number, "y": number})
     images = write_shards(tmp_path / "images", [9])
-    join = {"x": {"remote": str(root), "local": str(tmp_path / "local"), "on": "id"}}
+    join = {"x": {"remote": str(root), "local": str(tmp_path / "local"), "key": "id"}}
     dataset = StreamingDataset(remote=str(images), join=join)
     assert [sample["y"] for sample in dataset[:]] == list(range(9))
     dataset.close()
@@ -283,7 +283,7 @@ def test_shards_that_changed_and_kept_their_index_are_told(tmp_path: Path) -> No
 
     root = write_shards(tmp_path / "x", [9], {"id": "int", "y": "int"}, rows(0))
     images = write_shards(tmp_path / "images", [9])
-    join = {"x": {"remote": str(root), "on": "id"}}
+    join = {"x": {"remote": str(root), "key": "id"}}
     assert StreamingDataset(remote=str(images), join=join)[3]["y"] == 3
     begun = StreamingDataset(remote=str(images), join=join)
     assert begun.size == 9  # its ids are indexed

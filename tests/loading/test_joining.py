@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming import (
     CSVWriter,
-    Join,
+    JoinConfig,
     JSONWriter,
     MDSWriter,
     SampleKey,
@@ -37,6 +37,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.writing import merge
 from tests.helpers import (
+    assert_error,
     assert_resumes_at_every_step,
     json_copy,
     make_dataset,
@@ -108,7 +109,7 @@ def joins(data: Path, local: Path | None = None) -> dict[str, dict[str, Any]]:
     """Both ways of joining; fetched to directories of a node, where one is given."""
     asked: dict[str, dict[str, Any]] = {
         "clip": {"remote": str(data / "clips")},
-        "captions": {"remote": str(data / "captions"), "on": "id"},
+        "captions": {"remote": str(data / "captions"), "key": "id"},
     }
     if local is not None:
         for name, one in asked.items():
@@ -168,7 +169,7 @@ def test_joined_samples_are_those_of_a_join_by_hand(
         kept = list(range(samples)) if selected is None else sorted(one for one in selected if one < samples)
         if not kept:
             return
-        asked: dict[str, Any] = {"shuffle": shuffle, "select": None if selected is None else kept}
+        asked: dict[str, Any] = {"shuffle": shuffle, "selection": {"indices": None if selected is None else kept}}
         local = data / "local" if limited else None
         dataset = joined_dataset(data, local, cache_limit="200kb" if limited else None, **asked)
         assert [plain(dataset[place]) for place in range(dataset.size)] == list(map(expected, kept))
@@ -197,9 +198,9 @@ def test_workers_that_are_not_forked_find_the_same(data: Path, tmp_path: Path, m
 
 def test_a_join_is_of_the_stored_sample_whatever_is_selected(data: Path) -> None:
     chosen = [3, 4, 9, 30, 52]
-    dataset = joined_dataset(data, select=chosen)
+    dataset = joined_dataset(data, selection={"indices": chosen})
     assert [plain(sample) for sample in dataset[:]] == list(map(expected, chosen))
-    dataset = joined_dataset(data, where=lambda x: x >= 20)
+    dataset = joined_dataset(data, selection={"where": lambda x: x >= 20})
     assert [plain(sample) for sample in dataset[:]] == list(map(expected, range(40, SAMPLES)))
 
 
@@ -231,7 +232,7 @@ def test_streams_that_are_mixed_have_joins_of_their_own(data: Path, tmp_path: Pa
     )
     streams = {
         "joined": Stream(remote=str(data / "images"), join=joins(data)),
-        "again": Stream(remote=str(data / "images"), join={"clip": str(data / "clips")}, repeat=2),
+        "again": Stream(remote=str(data / "images"), join={"clip": {"remote": str(data / "clips")}}, repeat=2),
         "whole": Stream(remote=str(more)),
     }
     loader = StreamingDataLoader(StreamingDataset(streams=streams, batch_size=5, columns=["id", "emb"]))
@@ -260,7 +261,7 @@ def test_batches_of_different_columns_are_told_of_at_the_start(
     is_told: bool,
 ) -> None:
     streams = {
-        "joined": Stream(remote=str(data / "images"), join={"clip": str(data / "clips")}),
+        "joined": Stream(remote=str(data / "images"), join={"clip": {"remote": str(data / "clips")}}),
         "plain": Stream(remote=str(data / "images")),
     }
     dataset = StreamingDataset(streams=streams, **{"batch_size": 4, **asked})
@@ -286,7 +287,7 @@ def test_shards_of_different_columns_are_told_of_alike(tmp_path: Path, caplog: p
         list(StreamingDataLoader(dataset))
     assert "['id', 'x'] in stream '0', ['id'] in '0'" in caplog.text
     caplog.clear()
-    list(StreamingDataLoader(StreamingDataset(remote=str(tmp_path), batch_size=5, select=range(5))))
+    list(StreamingDataLoader(StreamingDataset(remote=str(tmp_path), batch_size=5, selection={"indices": range(5)})))
     assert "different columns" not in caplog.text
 
 
@@ -300,13 +301,13 @@ def test_streams_whose_joins_give_the_same_are_not_told_of(data: Path, caplog: p
 
 
 def test_a_condition_that_looks_at_a_joined_column_is_told_of_it(data: Path) -> None:
-    dataset = StreamingDataset(remote=str(data / "images"), join=joins(data), where="emb > 1")
-    with pytest.raises(ConfigError, match="'emb' is joined, and where and split_by look at the stream's own columns"):
+    dataset = StreamingDataset(remote=str(data / "images"), join=joins(data), selection={"where": "emb > 1"})
+    with pytest.raises(ConfigError, match=r"'emb' is joined, and .* look at the stream's own columns"):
         _ = dataset.size
 
 
-def test_a_misspelt_argument_of_a_join_is_told_with_those_that_there_are() -> None:
-    with pytest.raises(UnknownArgumentError, match=r"join 'clip': .*'prefx'.*a join takes remote, local, on, columns"):
+def test_a_misspelt_field_of_a_join_is_named() -> None:
+    with assert_error(UnknownArgumentError, option="join.clip.prefx"):
         Stream(remote="x", join={"clip": {"remote": "y", "prefx": "z_"}})
 
 
@@ -337,7 +338,7 @@ def test_ids_of_every_kind_are_found(kind: str, tmp_path: Path) -> None:
         tmp_path / "b", [1, 29], {"key": encoding, "n": "int"}, lambda number: {"key": make(number), "n": number}
     )
     dataset = StreamingDataset(
-        remote=str(tmp_path / "a"), join={"b": {"remote": str(tmp_path / "b"), "on": "key"}}, batch_size=7
+        remote=str(tmp_path / "a"), join={"b": {"remote": str(tmp_path / "b"), "key": "key"}}, batch_size=7
     )
     assert [sample["n"] for sample in dataset] == list(range(29, -1, -1))
     assert [sample["key"] for sample in dataset[:]] == [make(number) for number in range(29, -1, -1)]
@@ -350,7 +351,7 @@ def test_ids_are_the_same_in_columns_of_other_widths_and_formats(tmp_path: Path)
         with writer(out=str(root), columns={"key": "int", "n": "int"}, size_limit=60) as written:
             for number in range(10, -10, -1):
                 written.write({"key": number, "n": number**2})
-        join = {"b": {"remote": str(root), "on": "key"}}
+        join = {"b": {"remote": str(root), "key": "key"}}
         dataset = StreamingDataset(remote=str(tmp_path / "a"), join=join, batch_size=7)
         assert [sample["n"] for sample in dataset] == [(number - 4) ** 2 for number in range(9)]
 
@@ -360,8 +361,8 @@ def test_ids_are_the_same_in_columns_of_other_widths_and_formats(tmp_path: Path)
 
 def test_columns_are_chosen_and_renamed(data: Path) -> None:
     join = {
-        "clip": Join(remote=str(data / "clips"), columns=["emb"], prefix="clip_"),
-        "captions": Join(remote=str(data / "captions"), on="id", columns=["id", "text"], prefix="of_"),
+        "clip": JoinConfig(remote=str(data / "clips"), columns=["emb"], prefix="clip_"),
+        "captions": JoinConfig(remote=str(data / "captions"), key="id", columns=["id", "text"], prefix="of_"),
     }
     dataset = StreamingDataset(remote=str(data / "images"), join=join, batch_size=4)
     sample = dataset[5]
@@ -387,7 +388,7 @@ def test_what_is_not_wanted_is_not_fetched(data: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "clip").glob("shard.*"))
     assert list((tmp_path / "captions").glob("shard.*"))
     other = tmp_path / "other"
-    dataset = joined_dataset(data, other, columns=["key"], select=[0, 1])
+    dataset = joined_dataset(data, other, columns=["key"], selection={"indices": [0, 1]})
     assert len(list(dataset)) == 2
     sizes = cuts(SAMPLES, 2)
     needed = {int(np.searchsorted(np.cumsum(sizes), number, side="right")) for number in (0, 1)}
@@ -467,7 +468,7 @@ def refused(told: str, root: Path, **asked: Any) -> None:
 def test_counts_that_differ_are_refused(data: Path) -> None:
     join = {"captions": {"remote": str(data / "captions"), "prefix": "c_"}}
     refused(
-        rf"stream '0' has {SAMPLES} samples, but join 'captions' has {SAMPLES + MORE}.*on=", data / "images", join=join
+        rf"stream '0' has {SAMPLES} samples, but join 'captions' has {SAMPLES + MORE}.*key=", data / "images", join=join
     )
 
 
@@ -475,7 +476,7 @@ def test_columns_of_one_name_are_refused(data: Path) -> None:
     told = r"column 'x' is in both stream '0' and stream '0', join 'again'; say columns=.*prefix=, like 'again_'"
     refused(told, data / "images", join={"again": {"remote": str(data / "images"), "columns": ["x"]}})
     told = r"column 'emb' is in both stream '0', join 'a' and stream '0', join 'b'"
-    refused(told, data / "images", join={"a": str(data / "clips"), "b": str(data / "clips")})
+    refused(told, data / "images", join={"a": {"remote": str(data / "clips")}, "b": {"remote": str(data / "clips")}})
 
 
 def test_columns_that_are_not_there_are_refused(data: Path) -> None:
@@ -490,31 +491,31 @@ def test_columns_that_are_not_there_are_refused(data: Path) -> None:
 @pytest.mark.parametrize(
     ("on", "told"),
     [
-        ("idd", r"stream '0' has no column on='idd'; it has 'id', 'x'"),
-        ("x", r"on='x' of stream '0' is 'float32'; ids are whole numbers, str or bytes"),
+        ("idd", r"stream '0' has no column key='idd'; it has 'id', 'x'"),
+        ("x", r"key='x' of stream '0' is 'float32'; ids are whole numbers, str or bytes"),
     ],
 )
 def test_columns_that_hold_no_ids_are_refused(data: Path, on: str, told: str) -> None:
-    refused(told, data / "images", join={"captions": {"remote": str(data / "captions"), "on": on}})
+    refused(told, data / "images", join={"captions": {"remote": str(data / "captions"), "key": on}})
 
 
 def test_ids_of_another_kind_are_refused(data: Path, tmp_path: Path) -> None:
     root = write_shards(tmp_path / "x", [3], {"id": "str", "y": "int"}, lambda number: {"id": str(number), "y": 0})
-    told = r"on='id' is a column of whole numbers in stream '0' and str in stream '0', join 'x'"
-    refused(told, data / "images", join={"x": {"remote": str(root), "on": "id"}})
+    told = r"key='id' is a column of whole numbers in stream '0' and str in stream '0', join 'x'"
+    refused(told, data / "images", join={"x": {"remote": str(root), "key": "id"}})
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_id_that_is_missing_is_told_when_it_is_asked_for(data: Path, tmp_path: Path, workers: int) -> None:
     root = write_shards(tmp_path / "x", [5, SAMPLES - 6], CAPTIONS, lambda number: caption_of(image(number)["id"]))
-    join = {"captions": {"remote": str(root), "on": "id"}}
+    join = {"captions": {"remote": str(root), "key": "id"}}
     dataset = make_dataset(data / "images", join=join, shuffle=False)
     assert dataset[SAMPLES - 2]["text"] == f"of {image(SAMPLES - 2)['id']}"
     missing = image(SAMPLES - 1)["id"]
     told = rf"stream '0', join 'captions': no sample has id={missing}, which sample {SAMPLES - 1} of the stream has"
     with pytest.raises(ConfigError, match=told):
         list(StreamingDataLoader(dataset, num_workers=workers))
-    left = make_dataset(data / "images", join=join, where=lambda x: x < (SAMPLES - 1) / 2)
+    left = make_dataset(data / "images", join=join, selection={"where": lambda x: x < (SAMPLES - 1) / 2})
     assert len(list(left)) == SAMPLES - 1
 
 
@@ -530,12 +531,12 @@ def test_an_id_that_is_there_twice_is_told(kind: str, tmp_path: Path) -> None:
         rf"stream '0', join 'x': samples 0 and 37 both have id={shown}"
         r"|samples . and 3. both have id=.*others like them"
     )
-    refused(told, images, join={"x": {"remote": str(root), "on": "id", "columns": ["y"]}})
+    refused(told, images, join={"x": {"remote": str(root), "key": "id", "columns": ["y"]}})
 
 
 def test_joins_belong_to_each_of_several_streams(data: Path) -> None:
-    with pytest.raises(ConfigError, match="with streams=, join is said of each stream"):
-        StreamingDataset(streams={"a": Stream(remote=str(data / "images"))}, join={"b": "x"})
+    with assert_error(ConfigError, option="join"):
+        StreamingDataset(streams={"a": Stream(remote=str(data / "images"))}, join={"b": {"remote": "x"}})
 
 
 def test_damaged_shards_are_named_by_their_join(data: Path, tmp_path: Path) -> None:
@@ -558,7 +559,7 @@ def test_unsafe_columns_of_a_join_are_refused(data: Path, tmp_path: Path) -> Non
     with MDSWriter(out=str(tmp_path / "x"), columns={"any": "pkl"}) as writer:
         for number in range(SAMPLES):
             writer.write({"any": {number}})
-    join = {"x": str(tmp_path / "x")}
+    join = {"x": {"remote": str(tmp_path / "x")}}
     refused("stream '0', join 'x': .*allow_unsafe_types", data / "images", join=join)
     trusted = StreamingDataset(remote=str(data / "images"), join=join, allow_unsafe_types=True)
     assert trusted[3]["any"] == {3}
@@ -582,7 +583,7 @@ def test_joined_shards_are_fetched_ahead_and_counted(data: Path, tmp_path: Path)
 def test_shards_joined_by_id_are_fetched_ahead(data: Path, tmp_path: Path, limit: str | None) -> None:
     chosen = [0, 1, 2, 3, 4, 50]
     local = tmp_path / "local"
-    asked: dict[str, Any] = {"shuffle": False, "batch_size": 2, "predownload": 1000, "select": chosen}
+    asked: dict[str, Any] = {"shuffle": False, "batch_size": 2, "predownload": 1000, "selection": {"indices": chosen}}
     dataset = joined_dataset(data, local, columns=["text"], cache_limit=limit, **asked)
     assert dataset.size == 6
     whole = {path.name for path in (data / "captions").glob("shard.*")}
@@ -604,7 +605,7 @@ def test_a_failure_of_fetching_ahead_is_raised_by_who_needs_it(http_store: HttpS
     write_shards(root / "images", [2] * 10, IMAGES, image)
     write_shards(root / "captions", [5] * 4, CAPTIONS, lambda number: caption_of(image(number)["id"]))
     urls = {name: f"{http_store.url}/{name}" for name in ("images", "captions")}
-    join = {"captions": {"remote": urls["captions"], "on": "id", "local": str(tmp_path / "captions")}}
+    join = {"captions": {"remote": urls["captions"], "key": "id", "local": str(tmp_path / "captions")}}
     asked: dict[str, Any] = {"remote": urls["images"], "local": str(tmp_path / "images"), "join": join}
     dataset = StreamingDataset(**asked, batch_size=2, shuffle=False, predownload=1000, download_retry=0)
     assert dataset.size == 20
@@ -671,7 +672,7 @@ def mapped_under(directory: Path) -> set[str]:
 
 def test_joined_data_may_lie_on_a_store(data: Path, http_store: HttpStore, tmp_path: Path) -> None:
     shutil.copytree(data / "captions", http_store.root / "captions")
-    join = {"captions": {"remote": f"{http_store.url}/captions", "on": "id", "local": str(tmp_path / "captions")}}
+    join = {"captions": {"remote": f"{http_store.url}/captions", "key": "id", "local": str(tmp_path / "captions")}}
     dataset = make_dataset(data / "images", join=join)
     assert dataset[9]["text"] == f"of {image(9)['id']}"
     assert len(list(StreamingDataLoader(dataset))) == -(-SAMPLES // 4)
@@ -688,4 +689,4 @@ def test_nothing_is_shown_that_is_secret(data: Path) -> None:
     join = {"clip": {"remote": "s3://user:hunter2@bucket/x", "storage": {"options": {"secret": "hunter2"}}}}
     dataset = StreamingDataset(remote=str(data / "images"), join=join)
     assert "hunter2" not in repr(dataset.streams) + repr(join and dataset.streams[0].asked.join) + str(dataset.config())
-    assert dataset.config()["streams"]["0"]["join"]["clip"]["on"] is None
+    assert dataset.config()["streams"]["0"]["join"]["clip"]["key"] is None

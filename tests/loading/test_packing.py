@@ -177,8 +177,8 @@ def test_packs_are_the_same_on_any_ranks_and_workers(root: Path, pack: dict[str,
 WAYS: list[dict[str, Any]] = [
     {},
     {"shuffle": False},
-    {"where": "size % 3 != 1"},
-    {"split": "[:60%]"},
+    {"selection": {"where": "size % 3 != 1"}},
+    {"selection": {"fraction": ":60%"}},
     {"epoch_size": 70},
     {"skip": ["3-4", "9"]},
 ]

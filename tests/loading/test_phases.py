@@ -212,10 +212,10 @@ def test_replicated_ranks_read_the_same(root: Path, whole: list[int]) -> None:
 
 def test_selections_are_streams_like_others(root: Path) -> None:
     streams = {
-        "web": Stream(remote=str(root / "web"), split="[:50%]"),
-        "rest": Stream(remote=str(root / "web"), split="[50%:]"),
-        "math": Stream(remote=str(root / "math"), where="id % 2 == 0"),
-        "news": Stream(remote=str(root / "news"), select=[0, 1, 2, 20]),
+        "web": Stream(remote=str(root / "web"), selection={"fraction": ":50%"}),
+        "rest": Stream(remote=str(root / "web"), selection={"fraction": "50%:"}),
+        "math": Stream(remote=str(root / "math"), selection={"where": "id % 2 == 0"}),
+        "news": Stream(remote=str(root / "news"), selection={"indices": [0, 1, 2, 20]}),
     }
     mix: dict[str, Any] = {"web": 2, "math": [0, 1], "news": 1}
     phases = [Phase(name="one", until=80, mix=mix, steps=3), Phase(name="two", mix={"rest": 1, "math": 1})]
@@ -232,7 +232,7 @@ def test_selections_are_streams_like_others(root: Path) -> None:
     before = read(loader, 7)
     state = loader.state_dict()
     assert before + read(gone_on(root, state, phases=phases, streams=streams)) == ids
-    changed = {**streams, "rest": Stream(remote=str(root / "web"), split="[60%:]")}
+    changed = {**streams, "rest": Stream(remote=str(root / "web"), selection={"fraction": "60%:"})}
     assert len(read(gone_on(root, state, phases=phases, streams=changed))) == 160 - 28
 
 

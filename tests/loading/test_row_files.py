@@ -230,7 +230,7 @@ def test_records_may_be_selected(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     np.save(tmp_path / "data" / "a.npy", records)
     dataset = StreamingDataset(
-        remote=str(tmp_path / "data"), format="npy", where="label == 2 and lang == 'de'", batch_size=1
+        remote=str(tmp_path / "data"), format="npy", selection={"where": "label == 2 and lang == 'de'"}, batch_size=1
     )
     assert [(int(one["label"]), one["lang"]) for one in dataset] == [(2, "de")] * 3
 

@@ -40,7 +40,15 @@ from lightning_streaming.loading import scanning
 from lightning_streaming.loading.conditions import SqlCondition
 from lightning_streaming.order.settings import SHUFFLE_ALGOS
 from lightning_streaming.writing.merging import merge_recursive
-from tests.helpers import assert_resumes_at_every_step, ids, json_copy, make_dataset, make_loader, write_dataset
+from tests.helpers import (
+    assert_error,
+    assert_resumes_at_every_step,
+    ids,
+    json_copy,
+    make_dataset,
+    make_loader,
+    write_dataset,
+)
 from tests.servers import HttpStore
 from tests.tiers import examples
 
@@ -142,7 +150,7 @@ def test_a_lambda_in_sql_has_parameters_that_are_no_columns(data: Path, where: s
     ],
 )
 def test_a_condition_in_sql_selects_what_meets_it(data: Path, where: str, expected: Any) -> None:
-    assert read(data, where=where) == met(expected)
+    assert read(data, selection={"where": where}) == met(expected)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +167,13 @@ def test_a_function_selects_what_it_says(data: Path, function: Callable[..., boo
     names = function.__code__.co_varnames
     shown = {"meta": lambda of: f'{{"level": {of["meta"]["level"]}'}
     expected = met(lambda of: function(**{name: shown.get(name, lambda of, name=name: of[name])(of) for name in names}))
-    assert read(data, where=function) == expected
+    assert read(data, selection={"where": function}) == expected
     assert 0 < len(expected) < len(SAMPLES)
 
 
 def test_numbers_beyond_64_bits_are_numbers_to_sql_too(data: Path) -> None:
-    assert read(data, where="big >= 100000000000000000295") == [295, 296, 297, 298, 299]
-    assert read(data, where="big - 100000000000000000000 = 7") == [7]
+    assert read(data, selection={"where": "big >= 100000000000000000295"}) == [295, 296, 297, 298, 299]
+    assert read(data, selection={"where": "big - 100000000000000000000 = 7"}) == [7]
 
 
 def test_sql_computes_with_numbers_and_dates(data: Path) -> None:
@@ -183,7 +191,7 @@ def test_sql_computes_with_numbers_and_dates(data: Path) -> None:
         ("age(timestamp '2024-01-03', date '2024-01-01' + cast(id as int)) = interval 1 day", lambda of: of["id"] == 1),
         ("hour(make_timestamptz(2024, 1, 1, id % 24, 0, 0)) = 7", lambda of: of["id"] % 24 == 7),
     ):
-        assert read(data, where=where) == met(expected), where
+        assert read(data, selection={"where": where}) == met(expected), where
 
 
 def test_sql_does_not_depend_on_time_zone_and_locale_of_the_machine() -> None:
@@ -208,14 +216,14 @@ def test_numbers_of_several_widths_are_not_rounded(tmp_path: Path) -> None:
             writer.write({"n": value})
     merge_recursive(str(tmp_path / "x"))
     for where in (f"n = {largest}", lambda n: n == largest):
-        assert StreamingDataset(local=str(tmp_path / "x"), where=where).size == 1
+        assert StreamingDataset(local=str(tmp_path / "x"), selection={"where": where}).size == 1
     for where in (f"n = {2**53 + 1}", lambda n: n == 2**53 + 1):
-        assert StreamingDataset(local=str(tmp_path / "x"), where=where).size == 2
-    parts = [f"[{at}%:{at + 10}%]" for at in range(0, 100, 10)]
+        assert StreamingDataset(local=str(tmp_path / "x"), selection={"where": where}).size == 2
+    parts = [f"{at}%:{at + 10}%" for at in range(0, 100, 10)]
     both = []
     for part in parts:
         with suppress(ConfigError):
-            dataset = StreamingDataset(local=str(tmp_path / "x"), split=part, split_by="n")
+            dataset = StreamingDataset(local=str(tmp_path / "x"), selection={"fraction": part, "group_by": "n"})
             both.append([dataset[number]["n"] for number in range(dataset.size)])
     assert sum(map(len, both)) == 4
     assert sum(2**53 + 1 in one for one in both) == 1
@@ -223,10 +231,10 @@ def test_numbers_of_several_widths_are_not_rounded(tmp_path: Path) -> None:
 
 def test_conditions_hold_together(data: Path) -> None:
     numbers = [5, 7, 8, 9, 250, 251, 299]
-    assert read(data, where="score > 0.25", select=numbers) == met(
+    assert read(data, selection={"where": "score > 0.25", "indices": numbers}) == met(
         lambda of: of["score"] > 0.25 and of["id"] in numbers
     )
-    parts = [read(data, where="score > 0.25", split=split) for split in ("[:30%]", "[30%:]")]
+    parts = [read(data, selection={"where": "score > 0.25", "fraction": part}) for part in (":30%", "30%:")]
     assert sorted(parts[0] + parts[1]) == met(lambda of: of["score"] > 0.25)
 
 
@@ -237,7 +245,7 @@ def test_numbers_and_truth_values_select_alike_from_memory_or_a_file(data: Path,
     np.save(tmp_path / "truth.npy", truth)
     files = (str(tmp_path / "numbers.npy"), tmp_path / "numbers.npy", f"file://{tmp_path}/truth.npy")
     for select in (numbers, truth, truth.tolist(), *files):
-        assert read(data, select=select) == [3, 4, 299]
+        assert read(data, selection={"indices": select}) == [3, 4, 299]
 
 
 @pytest.mark.parametrize("writer", [CSVWriter, JSONWriter])
@@ -245,24 +253,24 @@ def test_text_formats_are_looked_at_too(writer: Any, tmp_path: Path) -> None:
     with writer(out=str(tmp_path / "x"), columns={"id": "int", "lang": "str"}, size_limit=100) as written:
         for sample in SAMPLES:
             written.write({name: sample[name] for name in ("id", "lang")})
-    assert read(tmp_path / "x", where="lang = 'de' and id < 100") == list(range(1, 100, 4))
+    assert read(tmp_path / "x", selection={"where": "lang = 'de' and id < 100"}) == list(range(1, 100, 4))
 
 
 # --- parts by hash ---
 
 
 @pytest.mark.rotate(4)
-@pytest.mark.parametrize("split_by", [None, "id", "doc", "lang", "raw", "big", "meta"])
+@pytest.mark.parametrize("group_by", [None, "id", "doc", "lang", "raw", "big", "meta"])
 @pytest.mark.parametrize("seed", [0, -5])
-def test_parts_share_nothing_and_make_the_whole(data: Path, split_by: str | None, seed: int) -> None:
-    how = {"split_by": split_by, "split_seed": seed}
-    parts = [read_or_none(data, split=split, **how) for split in ("[:40%]", "[40%:60%]", "[60%:]")]
+def test_parts_share_nothing_and_make_the_whole(data: Path, group_by: str | None, seed: int) -> None:
+    how = {"group_by": group_by, "seed": seed}
+    parts = [read_or_none(data, selection={"fraction": part, **how}) for part in (":40%", "40%:60%", "60%:")]
     assert sum(map(len, parts)) == len(SAMPLES)
     assert set().union(*parts) == set(range(len(SAMPLES)))
-    if split_by is not None:
-        values = [{str(SAMPLES[number][split_by]) for number in part} for part in parts]
+    if group_by is not None:
+        values = [{str(SAMPLES[number][group_by]) for number in part} for part in parts]
         assert sum(map(len, values)) == len(set().union(*values))
-    if split_by in (None, "id", "big"):
+    if group_by in (None, "id", "big"):
         assert 0.3 < len(parts[0]) / len(SAMPLES) < 0.5
 
 
@@ -271,17 +279,18 @@ def test_a_number_is_in_the_same_part_whatever_it_is_stored_in(data: Path, write
     with writer(out=str(tmp_path / "x"), columns={"id": "int"}) as written:
         for sample in SAMPLES:
             written.write({"id": sample["id"]})
-    assert read(tmp_path / "x", split="[:30%]", split_by="id") == read(data, split="[:30%]", split_by="id")
+    selection = {"fraction": ":30%", "group_by": "id"}
+    assert read(tmp_path / "x", selection=selection) == read(data, selection=selection)
 
 
 def test_a_part_stays_what_it_is_when_data_is_appended(tmp_path: Path) -> None:
     root = write_dataset(tmp_path / "x", 200)
-    before = {how: read(root, split="[20%:70%]", split_by=how) for how in (None, "id")}
+    before = {how: read(root, selection={"fraction": "20%:70%", "group_by": how}) for how in (None, "id")}
     with MDSWriter(out=str(root), columns={"id": "int"}, size_limit=230, mode="append") as writer:
         for number in range(200, 300):
             writer.write({"id": number})
     for how, was in before.items():
-        now = read(root, split="[20%:70%]", split_by=how)
+        now = read(root, selection={"fraction": "20%:70%", "group_by": how})
         assert [number for number in now if number < 200] == was
         assert len(now) > len(was)
 
@@ -289,10 +298,10 @@ def test_a_part_stays_what_it_is_when_data_is_appended(tmp_path: Path) -> None:
 def test_parts_are_these_for_ever(data: Path) -> None:
     """A part that changed would leak what was held out: these are facts of the format, as an order is."""
     by_number, by_text = [18, 47, 58, 136, 145, 233, 250, 286], [8, 15, 72, 79, 87, 91, 141, 221, 232, 235, 283, 286]
-    assert read(data, split="[:3%]") == by_number
-    assert read(data, split="[:3%]", split_by="id") == by_number  # numbers that are the places
+    assert read(data, selection={"fraction": ":3%"}) == by_number
+    assert read(data, selection={"fraction": ":3%", "group_by": "id"}) == by_number  # numbers that are the places
     assert by_number == [number for number in range(300) if _splitmix(number ^ _splitmix(0)) < 3 * 2**64 // 100]
-    assert read(data, split="[:5%]", split_by="big", split_seed=-3) == by_text
+    assert read(data, selection={"fraction": ":5%", "group_by": "big", "seed": -3}) == by_text
     key = (-3).to_bytes(8, "little", signed=True)
     digests = [blake2b(str(10**20 + number).encode(), digest_size=8, key=key).digest() for number in range(300)]
     assert by_text == [number for number, one in enumerate(digests) if int.from_bytes(one, "little") < 2**64 // 20]
@@ -314,7 +323,7 @@ def test_an_epoch_reads_each_selected_sample_once_whatever_the_order(tmp_path: P
     root = write_dataset(tmp_path / "x", 83)
     numbers = [*range(20, 24), 31, *range(60, 83)]  # whole shards of 5 are left out
     order: dict[str, Any] = {"shuffle": bool(algo), **({"shuffle_algo": algo} if algo else {})}
-    loader = make_loader(root, select=numbers, batch_size=3, num_canonical_nodes=1, **order)
+    loader = make_loader(root, selection={"indices": numbers}, batch_size=3, num_canonical_nodes=1, **order)
     assert len(loader) == 10
     read_ids = flat(ids(loader))
     assert sorted(set(read_ids)) == numbers
@@ -325,8 +334,8 @@ def test_an_epoch_reads_each_selected_sample_once_whatever_the_order(tmp_path: P
 def test_a_mixture_of_selections_resumes_exactly(tmp_path: Path, method: str) -> None:
     roots = [write_dataset(tmp_path / name, 47, first_id=first) for name, first in (("a", 0), ("b", 100))]
     streams = {
-        "a": Stream(remote=str(roots[0]), where="id % 3 <> 0", proportion=0.6),
-        "b": Stream(remote=str(roots[1]), split="[:70%]", proportion=0.4),
+        "a": Stream(remote=str(roots[0]), selection={"where": "id % 3 <> 0"}, proportion=0.6),
+        "b": Stream(remote=str(roots[1]), selection={"fraction": ":70%"}, proportion=0.4),
     }
     make = partial(make_loader, streams=streams, batch_size=6, batching_method=method, num_canonical_nodes=2)
     assert_resumes_at_every_step(make)
@@ -335,14 +344,14 @@ def test_a_mixture_of_selections_resumes_exactly(tmp_path: Path, method: str) ->
 
 def test_going_on_with_other_machines_reads_what_is_left(tmp_path: Path) -> None:
     root = write_dataset(tmp_path / "x", 120)
-    before = make_loader(root, where="id < 96", batch_size=4, num_canonical_nodes=2, replication=None)
+    before = make_loader(root, selection={"where": "id < 96"}, batch_size=4, num_canonical_nodes=2, replication=None)
     batches = iter(before)
     first = [next(batches)["id"].tolist() for _ in range(6)]
     state = json_copy(before.state_dict())
     later = []
     for rank in range(3):
         world = World(num_nodes=1, ranks_per_node=3, rank=rank)
-        loader = make_loader(root, where="id < 96", batch_size=6, num_canonical_nodes=2, world=world)
+        loader = make_loader(root, selection={"where": "id < 96"}, batch_size=6, num_canonical_nodes=2, world=world)
         loader.load_state_dict(state)
         later += flat(ids(loader))
     assert sorted(flat(first) + later) == list(range(96))
@@ -350,13 +359,13 @@ def test_going_on_with_other_machines_reads_what_is_left(tmp_path: Path) -> None
 
 def test_a_state_belongs_to_its_selection(tmp_path: Path) -> None:
     root = write_dataset(tmp_path / "x", 60)
-    loader = make_loader(root, where="id < 40")
+    loader = make_loader(root, selection={"where": "id < 40"})
     next(iter(loader))
     state = json_copy(loader.state_dict())
-    same = make_loader(root, where=lambda id: id < 40)  # noqa: A006  # the same in other words
+    same = make_loader(root, selection={"where": lambda id: id < 40})  # noqa: A006  # the same in other words
     same.load_state_dict(state)
     assert len(ids(same)) == len(loader) - 1
-    others: list[dict[str, Any]] = [{"where": "id >= 20"}, {}, {"where": "id < 39"}]
+    others: list[dict[str, Any]] = [{"selection": {"where": "id >= 20"}}, {}, {"selection": {"where": "id < 39"}}]
     for other in others:
         changed = make_loader(root, **other)
         changed.load_state_dict(state)
@@ -366,16 +375,16 @@ def test_a_state_belongs_to_its_selection(tmp_path: Path) -> None:
 
 def test_keys_name_the_stored_sample_and_restore_it(tmp_path: Path) -> None:
     root = write_dataset(tmp_path / "x", 60)
-    loader = StreamingDataLoader(make_dataset(root, where="id % 4 = 1"), return_keys=True)
+    loader = StreamingDataLoader(make_dataset(root, selection={"where": "id % 4 = 1"}), return_keys=True)
     batch, keys = next(iter(loader))
     assert [5 * key.shard + key.sample_index for key in keys] == batch["id"].tolist()
-    dataset, whole = make_dataset(root, where="id % 4 = 1"), make_dataset(root)
+    dataset, whole = make_dataset(root, selection={"where": "id % 4 = 1"}), make_dataset(root)
     assert [dataset.restore_sample(key)["id"] for key in keys] == batch["id"].tolist()
     assert [whole.restore_sample(key.as_dict())["id"] for key in keys] == batch["id"].tolist()
     left_out = SampleKey(stream="0", shard=0, sample_index=2, epoch=0, position=0, shuffle_seed=9)
     assert whole.restore_sample(left_out)["id"] == 2
     assert not dataset.can_restore_sample(left_out)
-    with pytest.raises(SampleIndexError, match=r"is there, but where=, split= or select= leaves it out"):
+    with pytest.raises(SampleIndexError, match="is there, but selection leaves it out"):
         dataset.restore_sample(left_out)
 
 
@@ -384,7 +393,9 @@ def test_a_subclass_is_asked_for_the_ids_of_the_selection(tmp_path: Path) -> Non
         def __getitem__(self, index: Any) -> Any:
             return {"asked": index, **super().__getitem__(index)}
 
-    dataset = Mine(remote=str(write_dataset(tmp_path / "x", 40)), where="id >= 15", batch_size=4, shuffle=True)
+    dataset = Mine(
+        remote=str(write_dataset(tmp_path / "x", 40)), selection={"where": "id >= 15"}, batch_size=4, shuffle=True
+    )
     samples = list(dataset)
     assert sorted(sample["asked"] for sample in samples) == list(range(25))
     assert all(sample["id"] == sample["asked"] + 15 for sample in samples)
@@ -394,7 +405,7 @@ def test_another_process_reads_what_was_selected_here_whatever_its_function_says
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = write_dataset(tmp_path / "x", 60)
-    dataset = make_dataset(root, where=_is_late)
+    dataset = make_dataset(root, selection={"where": _is_late})
     monkeypatch.setitem(globals(), "LATE", 50)
     assert dataset.size == 10
     sent = pickle.dumps(dataset)
@@ -416,7 +427,7 @@ def _is_late(id: int) -> bool:  # noqa: A002
 def test_shards_of_which_nothing_is_selected_are_never_fetched(http_store: HttpStore, tmp_path: Path) -> None:
     write_dataset(tmp_path / "x", 40)
     shutil.copytree(tmp_path / "x", http_store.root / "x")
-    dataset = make_dataset(f"{http_store.url}/x", local=str(tmp_path / "local"), select=[0, 3, 17, 39])
+    dataset = make_dataset(f"{http_store.url}/x", local=str(tmp_path / "local"), selection={"indices": [0, 3, 17, 39]})
     assert sorted(sample["id"] for sample in dataset) == [0, 3, 17, 39]
     fetched = {name for name in http_store.requests() if name.endswith(".mds")}
     assert fetched == {f"x/shard.{number:05}.mds" for number in (0, 3, 7)}
@@ -425,11 +436,11 @@ def test_shards_of_which_nothing_is_selected_are_never_fetched(http_store: HttpS
 
 def test_what_was_evaluated_is_not_evaluated_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(data, tmp_path / "x")
-    expected = read(tmp_path / "x", where="score < 0.25")
+    expected = read(tmp_path / "x", selection={"where": "score < 0.25"})
     monkeypatch.setattr(scanning, "read_columns", None)
-    assert read(tmp_path / "x", where="score < 0.25") == expected
+    assert read(tmp_path / "x", selection={"where": "score < 0.25"}) == expected
     with pytest.raises(TypeError):
-        read(tmp_path / "x", where="score < 0.26")
+        read(tmp_path / "x", selection={"where": "score < 0.26"})
 
 
 def write_sizes(root: Path, sizes: list[int]) -> Path:
@@ -444,7 +455,7 @@ def write_sizes(root: Path, sizes: list[int]) -> Path:
 def test_data_rewritten_in_place_is_evaluated_again(tmp_path: Path, changes: str) -> None:
     shard, other = write_sizes(tmp_path / "x", [1, 20, 1, 20]), write_sizes(tmp_path / "other", [20, 1, 20, 1])
     assert shard.stat().st_size == other.stat().st_size
-    assert read(tmp_path / "x", where="size > 10") == [1, 3]
+    assert read(tmp_path / "x", selection={"where": "size > 10"}) == [1, 3]
     accessed, modified = shard.stat().st_atime_ns, shard.stat().st_mtime_ns
     if changes == "inode":
         os.replace(other, shard)
@@ -452,40 +463,40 @@ def test_data_rewritten_in_place_is_evaluated_again(tmp_path: Path, changes: str
     else:
         shard.write_bytes(other.read_bytes())
         os.utime(shard, ns=(accessed, modified + 10**9))
-    assert read(tmp_path / "x", where="size > 10") == [0, 2]
+    assert read(tmp_path / "x", selection={"where": "size > 10"}) == [0, 2]
 
 
 def test_data_with_hashes_is_evaluated_once_whatever_the_times_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = write_dataset(tmp_path / "x", 20, hashes=["sha1"])
-    expected = read(root, where="id > 10")
+    expected = read(root, selection={"where": "id > 10"})
     for path in root.iterdir():
         os.utime(path, (0, 0))
     monkeypatch.setattr(scanning, "read_columns", None)
-    assert read(root, where="id > 10") == expected
+    assert read(root, selection={"where": "id > 10"}) == expected
 
 
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("spoil", [b"", b"no array", b"\x93NUMPY", bytes(8)])
 def test_a_kept_outcome_that_is_damaged_is_made_anew(tmp_path: Path, spoil: bytes) -> None:
     root = write_dataset(tmp_path / "x", 60)
-    dataset = make_dataset(root, where="id > 30")
+    dataset = make_dataset(root, selection={"where": "id > 30"})
     assert dataset.size == 29
     (kept,) = (dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.npy")
     kept.write_bytes(kept.read_bytes()[:-8] + spoil if spoil == bytes(8) else spoil)
-    assert make_dataset(root, where="id > 30").size == 29
+    assert make_dataset(root, selection={"where": "id > 30"}).size == 29
 
 
 def test_a_bit_that_flips_is_noticed(tmp_path: Path) -> None:
     root = write_dataset(tmp_path / "x", 60)
-    dataset = make_dataset(root, where="id > 30")
+    dataset = make_dataset(root, selection={"where": "id > 30"})
     assert dataset.size == 29
     (kept,) = (dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.npy")
     whole = kept.read_bytes()
     for place in (128, 135, len(whole) - 9):
         kept.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        assert read(root, where="id > 30") == list(range(31, 60))
+        assert read(root, selection={"where": "id > 30"}) == list(range(31, 60))
         assert kept.read_bytes() == whole
 
 
@@ -496,9 +507,9 @@ def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.M
     root = write_dataset(tmp_path / "x", 60)
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(StorageError, match=r"stream '0': no room left in .*No space left on device"):
-        read(root, where="id > 30")
+        read(root, selection={"where": "id > 30"})
     monkeypatch.undo()
-    assert read(root, where="id > 30") == list(range(31, 60))
+    assert read(root, selection={"where": "id > 30"}) == list(range(31, 60))
 
 
 def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,7 +518,7 @@ def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.
     path, whole = root / "shard.00007.mds", (root / "shard.00007.mds").read_bytes()
     path.write_bytes(whole[:-3])
     with pytest.raises(StreamingError, match=r"stream '0'.*shard\.00007\.mds"):
-        _ = make_dataset(root, where="id > 30").size
+        _ = make_dataset(root, selection={"where": "id > 30"}).size
     path.write_bytes(whole)
     looked_at: list[str] = []
 
@@ -516,7 +527,7 @@ def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.
         return read_columns(info, *of)
 
     monkeypatch.setattr(scanning, "read_columns", watched)
-    assert make_dataset(root, where="id > 30").size == 29
+    assert make_dataset(root, selection={"where": "id > 30"}).size == 29
     assert "shard.00007.mds" in looked_at
     assert len(looked_at) < 12
 
@@ -531,7 +542,7 @@ def test_a_shard_that_is_damaged_on_this_node_is_fetched_again(http_store: HttpS
     found = shard.stat()
     shard.write_bytes(b"\xff" * found.st_size)
     os.utime(shard, ns=(found.st_atime_ns, found.st_mtime_ns))
-    dataset = StreamingDataset(**options, where="id > 12")
+    dataset = StreamingDataset(**options, selection={"where": "id > 12"})
     assert [dataset[number]["id"] for number in range(dataset.size)] == list(range(13, 40))
     dataset.close()
     assert http_store.requests().count("x/shard.00003.mds") == 2
@@ -542,7 +553,7 @@ def test_a_part_that_is_damaged_is_evaluated_again(tmp_path: Path, monkeypatch: 
     root = write_dataset(tmp_path / "x", 60, hashes=["sha1"])
     path, whole = root / "shard.00007.mds", (root / "shard.00007.mds").read_bytes()
     path.write_bytes(whole[:-3])
-    dataset = make_dataset(root, where="id > 3")
+    dataset = make_dataset(root, selection={"where": "id > 3"})
     with pytest.raises(StreamingError, match=r"shard\.00007\.mds"):
         _ = dataset.size
     path.write_bytes(whole)
@@ -552,12 +563,16 @@ def test_a_part_that_is_damaged_is_evaluated_again(tmp_path: Path, monkeypatch: 
         assert len(held) == 128 + 1 + 8  # a bit for each of five samples, between header and checksum
         part.write_bytes(held[:128] + bytes([held[128] ^ 1]) + held[129:])
     assert parts
-    assert read(root, where="id > 3") == list(range(4, 60))
+    assert read(root, selection={"where": "id > 3"}) == list(range(4, 60))
 
 
 def test_bits_that_were_selected_just_now_count_for_the_limit(http_store: HttpStore, tmp_path: Path) -> None:
     write_dataset(http_store.root / "x", 40)
-    options: dict[str, Any] = {"remote": f"{http_store.url}/x", "local": str(tmp_path / "local"), "where": "id > 3"}
+    options: dict[str, Any] = {
+        "remote": f"{http_store.url}/x",
+        "local": str(tmp_path / "local"),
+        "selection": {"where": "id > 3"},
+    }
     with pytest.raises(ConfigError) as caught:
         _ = StreamingDataset(**options, cache_limit=1).size
     least = int(str(caught.value).split("at least ")[1].split("b ")[0])
@@ -578,7 +593,7 @@ def test_what_is_there_of_a_selection_is_for_all_who_share_the_cache(
     umask = os.umask(0o077)
     try:
         with pytest.raises(StreamingError, match=r"shard\.00007\.mds"):
-            read(root, local=str(local), where="id > 30")
+            read(root, local=str(local), selection={"where": "id > 30"})
     finally:
         os.umask(umask)
     (lock,), (parts,) = (list((local / "selections").glob(f"*.{kind}")) for kind in ("lock", "parts"))
@@ -599,7 +614,7 @@ def test_what_another_user_left_and_may_not_be_written_stops_nobody(
     else:
         monkeypatch.setattr(np, "save", denied)
     root = write_dataset(tmp_path / "x", 60)
-    assert read(root, where="id > 30") == list(range(31, 60))
+    assert read(root, selection={"where": "id > 30"}) == list(range(31, 60))
     assert "is not writable: each process evaluates the selection anew" in caplog.text
 
 
@@ -609,7 +624,7 @@ def test_without_locks_a_selection_is_evaluated_and_kept(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(shared_files, "try_lock", unsupported)
     root = write_dataset(tmp_path / "x", 60)
-    dataset = make_dataset(root, where="id > 30")
+    dataset = make_dataset(root, selection={"where": "id > 30"})
     assert dataset.size == 29
     assert list((dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.npy"))
 
@@ -618,13 +633,13 @@ def test_an_evaluation_that_may_take_long_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = write_dataset(tmp_path / "x", 60)
-    read(root, where="id > 30")
+    read(root, selection={"where": "id > 30"})
     assert not caplog.messages
     monkeypatch.setattr(scanning, "SAMPLES_AT_ONCE", 50)
-    read(root, select=[3])
-    read(root, where="id > 30")
+    read(root, selection={"indices": [3]})
+    read(root, selection={"where": "id > 30"})
     assert not caplog.messages
-    read(root, where="id > 31")
+    read(root, selection={"where": "id > 31"})
     (told,) = caplog.messages
     assert "evaluating where='id > 31' over 60 samples of stream '0'; `lightning-streaming select`" in told
 
@@ -643,44 +658,65 @@ def _forgets(score: float) -> None:
     [lambda lang: lang == "en" or None, lambda lang: re.match("e", lang), lambda lang: True if lang == "en" else None],
 )
 def test_a_function_may_say_none_of_samples_that_are_not_wanted(data: Path, function: Any) -> None:
-    assert read(data, where=function) == met(lambda row: row["lang"] == "en")
+    assert read(data, selection={"where": function}) == met(lambda row: row["lang"] == "en")
 
 
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"where": "scor > 1"}, r"looks at column 'scor', which is not there; .*did you mean 'score'\?"),
-        ({"where": lambda scor: True}, r"where=.*<lambda> looks at column 'scor'"),
-        ({"where": "tokens > 3"}, r"column 'tokens', which is 'ndarray:uint16'; only numbers, text"),
-        ({"where": "score +"}, r"cannot be read as a condition in SQL"),
-        ({"where": "1 = 1"}, "looks at no column"),
-        ({"where": "id > 1; select 1"}, "cannot be read as a condition in SQL"),
-        ({"where": "sum(score) > 1"}, "cannot be evaluated"),
-        ({"where": "score > 'x'"}, "cannot be evaluated"),
-        ({"where": "random() > score"}, r"uses random\(\), whose outcome is not the same each time"),
-        ({"where": "id > year(now())"}, r"uses now\(\), whose outcome is not the same each time"),
-        ({"where": "year(make_timestamp(id)) = year(today())"}, r"uses today\(\), whose outcome"),
-        ({"where": "age(make_timestamp(id)) > interval 1 day"}, r"uses age\(\) of one date, whose outcome"),
-        ({"where": "current_localtimestamp() > make_timestamp(id)"}, r"uses current_localtimestamp\(\), whose outcome"),
-        ({"where": "make_timestamp(id) > pg_conf_load_time()"}, r"uses pg_conf_load_time\(\), whose outcome"),
-        ({"where": "current_setting('memory_limit') > lang"}, r"uses current_setting\(\), whose outcome"),
-        ({"where": "id in (select 1)"}, "asks another table"),
-        ({"where": "lang = getenv('HOME')"}, "where="),
-        ({"where": "score > 2"}, r"has 300 samples, of which where='score > 2' selects none; mend the condition"),
-        ({"where": lambda score: 1 / 0}, "failed on sample 0: ZeroDivisionError"),
-        ({"where": lambda: True}, "named like the columns"),
-        ({"where": 'lang == "en"'}, r"column 'en', which is not there; .*text stands in single quotes in SQL: 'en'"),
-        ({"where": lambda lang: lang}, r"<lambda> returned the text 'en' for sample 0; return whether"),
-        ({"where": _forgets}, "_forgets returns None whatever the sample; is a return missing"),
-        ({"where": str.upper}, "where must be a plain Python function, .* but is a method_descriptor"),
-        ({"where": print}, "where must be a plain Python function, .* but is a builtin_function_or_method"),
-        ({"split": "[:5%]", "split_by": "score"}, r"split_by='score' is a column of float32"),
-        ({"split": "[:5%]", "split_by": "exact"}, r"split_by='exact' is a column of str_decimal"),
-        ({"split": "[:5%]", "split_by": "dok"}, r"looks at column 'dok'.*did you mean 'doc'\?"),
-        ({"select": [1, 300]}, "select names sample 300, but the stream has samples 0 to 299"),
-        ({"select": [-1]}, "select names sample -1"),
-        ({"select": [True, False]}, "select has 2 truth values, but the stream has 300 samples"),
-        ({"select": "nothing.npy"}, "nothing.npy"),
+        ({"selection": {"where": "scor > 1"}}, r"looks at column 'scor', which is not there; .*did you mean 'score'\?"),
+        ({"selection": {"where": lambda scor: True}}, r"where=.*<lambda> looks at column 'scor'"),
+        ({"selection": {"where": "tokens > 3"}}, r"column 'tokens', which is 'ndarray:uint16'; only numbers, text"),
+        ({"selection": {"where": "score +"}}, r"cannot be read as a condition in SQL"),
+        ({"selection": {"where": "1 = 1"}}, "looks at no column"),
+        ({"selection": {"where": "id > 1; select 1"}}, "cannot be read as a condition in SQL"),
+        ({"selection": {"where": "sum(score) > 1"}}, "cannot be evaluated"),
+        ({"selection": {"where": "score > 'x'"}}, "cannot be evaluated"),
+        ({"selection": {"where": "random() > score"}}, r"uses random\(\), whose outcome is not the same each time"),
+        ({"selection": {"where": "id > year(now())"}}, r"uses now\(\), whose outcome is not the same each time"),
+        ({"selection": {"where": "year(make_timestamp(id)) = year(today())"}}, r"uses today\(\), whose outcome"),
+        (
+            {"selection": {"where": "age(make_timestamp(id)) > interval 1 day"}},
+            r"uses age\(\) of one date, whose outcome",
+        ),
+        (
+            {"selection": {"where": "current_localtimestamp() > make_timestamp(id)"}},
+            r"uses current_localtimestamp\(\), whose outcome",
+        ),
+        (
+            {"selection": {"where": "make_timestamp(id) > pg_conf_load_time()"}},
+            r"uses pg_conf_load_time\(\), whose outcome",
+        ),
+        (
+            {"selection": {"where": "current_setting('memory_limit') > lang"}},
+            r"uses current_setting\(\), whose outcome",
+        ),
+        ({"selection": {"where": "id in (select 1)"}}, "asks another table"),
+        ({"selection": {"where": "lang = getenv('HOME')"}}, "where="),
+        (
+            {"selection": {"where": "score > 2"}},
+            r"has 300 samples, of which where='score > 2' selects none; mend the condition",
+        ),
+        ({"selection": {"where": lambda score: 1 / 0}}, "failed on sample 0: ZeroDivisionError"),
+        ({"selection": {"where": lambda: True}}, "named like the columns"),
+        (
+            {"selection": {"where": 'lang == "en"'}},
+            r"column 'en', which is not there; .*text stands in single quotes in SQL: 'en'",
+        ),
+        ({"selection": {"where": lambda lang: lang}}, r"<lambda> returned the text 'en' for sample 0; return whether"),
+        ({"selection": {"where": _forgets}}, "_forgets returns None whatever the sample; is a return missing"),
+        ({"selection": {"where": str.upper}}, "where must be a plain Python function, .* but is a method_descriptor"),
+        (
+            {"selection": {"where": print}},
+            "where must be a plain Python function, .* but is a builtin_function_or_method",
+        ),
+        ({"selection": {"fraction": ":5%", "group_by": "score"}}, r"group_by='score' is a column of float32"),
+        ({"selection": {"fraction": ":5%", "group_by": "exact"}}, r"group_by='exact' is a column of str_decimal"),
+        ({"selection": {"fraction": ":5%", "group_by": "dok"}}, r"looks at column 'dok'.*did you mean 'doc'\?"),
+        ({"selection": {"indices": [1, 300]}}, "select names sample 300, but the stream has samples 0 to 299"),
+        ({"selection": {"indices": [-1]}}, "select names sample -1"),
+        ({"selection": {"indices": [True, False]}}, "select has 2 truth values, but the stream has 300 samples"),
+        ({"selection": {"indices": "nothing.npy"}}, "nothing.npy"),
     ],
 )
 def test_what_cannot_be_is_told_with_its_stream(data: Path, asked: dict[str, Any], told: str) -> None:
@@ -696,7 +732,7 @@ def test_nothing_is_evaluated_for_a_dataset_that_cannot_be(
     http_store: HttpStore, tmp_path: Path, asked: dict[str, Any], told: str
 ) -> None:
     write_dataset(http_store.root / "x", 40)
-    dataset = make_dataset(f"{http_store.url}/x", local=str(tmp_path / "local"), where="id > 3", **asked)
+    dataset = make_dataset(f"{http_store.url}/x", local=str(tmp_path / "local"), selection={"where": "id > 3"}, **asked)
     with pytest.raises(ConfigError, match=told):
         _ = dataset.size
     assert not [name for name in http_store.requests() if name.endswith(".mds")]
@@ -706,10 +742,10 @@ def test_columns_that_are_one_to_sql_are_refused_together(tmp_path: Path) -> Non
     with MDSWriter(out=str(tmp_path / "x"), columns={"id": "int", "Id": "int"}) as writer:
         for number in range(10):
             writer.write({"id": number, "Id": -number})
-    assert read(tmp_path / "x", where="Id > -3") == [0, 1, 2]
-    assert read(tmp_path / "x", where=lambda id, Id: id > 3 and Id > -6) == [4, 5]  # noqa: A006
+    assert read(tmp_path / "x", selection={"where": "Id > -3"}) == [0, 1, 2]
+    assert read(tmp_path / "x", selection={"where": lambda id, Id: id > 3 and Id > -6}) == [4, 5]  # noqa: A006
     with pytest.raises(ConfigError, match="columns 'id' and 'Id', which are one to SQL"):
-        read(tmp_path / "x", where="id > 3 and Id > -6")
+        read(tmp_path / "x", selection={"where": "id > 3 and Id > -6"})
 
 
 def test_decimals_that_sql_does_not_have_are_refused(tmp_path: Path) -> None:
@@ -718,14 +754,14 @@ def test_decimals_that_sql_does_not_have_are_refused(tmp_path: Path) -> None:
             writer.write({"id": number, "n": Decimal(10) ** -number, "m": 10**number})
     for name in "nm":
         with pytest.raises(ConfigError, match=rf"stream '0': where='{name} > 1' .*column '{name}'"):
-            read(tmp_path / "x", where=f"{name} > 1")
-    assert read(tmp_path / "x", where=lambda n, m: n < Decimal("1e-40") and m < 10**44) == [41, 42, 43]
+            read(tmp_path / "x", selection={"where": f"{name} > 1"})
+    assert read(tmp_path / "x", selection={"where": lambda n, m: n < Decimal("1e-40") and m < 10**44}) == [41, 42, 43]
 
 
 def test_a_file_that_holds_no_numbers_is_refused(data: Path, tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_text("not numpy")
     with pytest.raises(ConfigError, match=r"must be a \.npy file of numbers or truth values"):
-        read(data, select=str(tmp_path / "x.npy"))
+        read(data, selection={"indices": str(tmp_path / "x.npy")})
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -734,11 +770,11 @@ def test_any_bits_give_the_dataset_that_has_these_samples_alone(
     selected_root: Path, bits: list[bool], batch: int, data: st.DataObject
 ) -> None:
     numbers = [number for number, bit in enumerate(bits) if bit]
-    loader = make_loader(selected_root, select=bits, batch_size=batch, num_canonical_nodes=1)
+    loader = make_loader(selected_root, selection={"indices": bits}, batch_size=batch, num_canonical_nodes=1)
     stop = data.draw(st.integers(0, len(loader)))
     batches = iter(loader)
     first = [next(batches)["id"].tolist() for _ in range(stop)]
-    resumed = make_loader(selected_root, select=numbers, batch_size=7, num_canonical_nodes=1)
+    resumed = make_loader(selected_root, selection={"indices": numbers}, batch_size=7, num_canonical_nodes=1)
     resumed.load_state_dict(json_copy(loader.state_dict()))
     later = ids(resumed) if stop < len(loader) else []
     assert sorted(flat(first + later)) == numbers
@@ -752,32 +788,40 @@ def selected_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"remote": "x", "split_by": "doc"},
-        {"remote": "x", "split": "train", "split_by": "doc"},
-        {"streams": {"a": Stream(remote="x", split_by="doc"), "b": Stream(remote="y", split="[:5%]")}},
+        {"remote": "x", "selection": {"group_by": "doc"}},
+        {"remote": "x", "split": "train", "selection": {"group_by": "doc"}},
+        {
+            "streams": {
+                "a": Stream(remote="x", selection={"group_by": "doc"}),
+                "b": Stream(remote="y", selection={"fraction": ":5%"}),
+            }
+        },
     ],
 )
 def test_a_column_that_decides_nothing_is_refused(asked: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"split_by='doc' decides in which part of a split .* no part; give one"):
+    with assert_error(ConfigError, option="selection.group_by"):
         StreamingDataset(**asked)
 
 
 def test_a_column_for_all_streams_decides_of_those_that_have_a_part() -> None:
-    streams = {"a": Stream(remote="x"), "b": Stream(remote="y", split="[:5%]")}
-    dataset = StreamingDataset(streams=streams, split_by="doc")
-    assert dataset.streams["b"].selection.in_words() == "split='[0%:5%]', split_by='doc'"
+    streams = {"a": Stream(remote="x"), "b": Stream(remote="y", selection={"fraction": ":5%"})}
+    dataset = StreamingDataset(streams=streams, selection={"group_by": "doc"})
+    assert dataset.streams["b"].selection.in_words() == "fraction=':5%', group_by='doc'"
 
 
 def test_a_stream_reads_all_where_the_dataset_does_not(tmp_path: Path) -> None:
     root = write_dataset(tmp_path / "x", 20)
-    streams = {"some": Stream(remote=str(root)), "all": Stream(remote=str(root), where="", split_by="")}
-    dataset = StreamingDataset(streams=streams, where="id < 5")
+    streams = {
+        "some": Stream(remote=str(root)),
+        "all": Stream(remote=str(root), selection={"where": "", "group_by": ""}),
+    }
+    dataset = StreamingDataset(streams=streams, selection={"where": "id < 5"})
     assert [dataset.streams[name].num_selected for name in streams] == [5, 20]
 
 
 def test_what_leaves_nothing_out_is_no_selection(tmp_path: Path) -> None:
     root = write_dataset(tmp_path / "x", 20)
-    state = json_copy(make_loader(root, where="id >= 0", split="[:]").state_dict())
+    state = json_copy(make_loader(root, selection={"where": "id >= 0", "fraction": "0%:100%"}).state_dict())
     assert "selection" not in str(state)
     plain = make_loader(root)
     plain.load_state_dict(state)
@@ -790,4 +834,4 @@ class Rules:
 
 def test_a_class_of_the_users_own_may_change(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="encloses a type, which may change without notice"):
-        _ = make_dataset(write_dataset(tmp_path / "x", 20), where=lambda id: id > Rules.LEAST).size  # noqa: A006
+        _ = make_dataset(write_dataset(tmp_path / "x", 20), selection={"where": lambda id: id > Rules.LEAST}).size  # noqa: A006

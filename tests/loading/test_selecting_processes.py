@@ -26,7 +26,7 @@ def _is_odd(id: int) -> bool:  # noqa: A002  named like the column
 
 def _read(remote: Path, local: Path, start: Any, found: Any) -> None:
     start.wait()
-    dataset = StreamingDataset(remote=str(remote), local=str(local), where=_is_odd, batch_size=1)
+    dataset = StreamingDataset(remote=str(remote), local=str(local), selection={"where": _is_odd}, batch_size=1)
     found.put((len(dataset), [int(dataset[number]["id"]) for number in (0, 1, 199)]))
     dataset.close()
 

@@ -18,15 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading import selection as selection_module
+from lightning_streaming.loading import selection, selection_config
 from lightning_streaming.loading.column_functions import WHERE
-from lightning_streaming.loading.selection import (
-    Selection,
-    SelectionRequest,
-    SplitSlice,
-    pack,
-    parse_split,
-)
+from lightning_streaming.loading.selection import Selection, pack
+from lightning_streaming.loading.selection_config import HashSlice, SelectionConfig, parse_fraction
+from lightning_streaming.loading.stream import Stream, StreamDefaults
+from tests.helpers import assert_error
 
 
 @st.composite
@@ -73,9 +70,9 @@ def test_all_samples_are_selected_of_any_number(count: int) -> None:
 def test_bits_are_counted_alike_without_numpy_2(monkeypatch: pytest.MonkeyPatch) -> None:
     words = np.random.default_rng(0).integers(0, 2**64, (7, 8), np.uint64)
     expected = [[bin(word).count("1") for word in row] for row in words.tolist()]
-    assert selection_module._ones(words).tolist() == expected
+    assert selection._ones(words).tolist() == expected
     monkeypatch.delattr(np, "bitwise_count", raising=False)
-    assert selection_module._ones(words).tolist() == expected
+    assert selection._ones(words).tolist() == expected
 
 
 def test_selections_of_other_samples_have_other_names() -> None:
@@ -85,75 +82,46 @@ def test_selections_of_other_samples_have_other_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "name", "borders"),
-    [
-        (None, None, None),
-        ("train", "train", None),
-        ("a/b", "a/b", None),
-        ("[:98%]", None, (0, 98)),
-        ("train[98%:]", "train", (98, 100)),
-        ("[12.5% : 13%]", None, (12.5, 13)),
-        ("[:]", None, (0, 100)),
-    ],
+    ("fraction", "borders"),
+    [(":98%", (0, 98)), ("98%:", (98, 100)), (" 12.5% : 13% ", (12.5, 13)), ("0%:100%", (0, 100))],
 )
-def test_a_split_names_a_directory_a_part_or_both(
-    split: str | None, name: str | None, borders: tuple[float, float] | None
-) -> None:
-    part = None if borders is None else SplitSlice(*(Fraction(border) / 100 for border in borders))
-    assert parse_split(split) == (name, part)
+def test_a_fraction_is_a_range(fraction: str, borders: tuple[float, float]) -> None:
+    assert parse_fraction(fraction) == HashSlice(*(Fraction(border) / 100 for border in borders))
 
 
 @pytest.mark.parametrize(
-    ("split", "meant"),
-    [("99%:", "[99%:]"), (":98%", "[:98%]"), ("1%:2.5%", "[1%:2.5%]"), ("train:98%", "train[:98%]"), ("5%", "[:5%]"),
-     (":", "[:]"), ("10:20", "[10:20]")],
-)  # fmt: skip
-def test_a_slice_without_brackets_is_told_to_have_them(split: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"a slice stands in brackets: '{meant}'")):
-        parse_split(split)
-
-
-@pytest.mark.parametrize("split", ["2024-05-01T10:20", "a%20b", "x:y", "100%/train"])
-def test_a_directory_may_have_signs_of_a_slice_in_its_name(split: str) -> None:
-    assert parse_split(split) == (split, None)
-
-
-@pytest.mark.parametrize(
-    "split",
+    "fraction",
     [
-        "[:5]",
-        "[0.1:]",
-        "train[",
-        "[%:]",
-        "[-1%:]",
-        "[5%]",
-        "[:5%]train",
-        "[a:b]",
-        pytest.param(f"[:{'9' * 5000}%]", id="long"),
+        *(":5", "0.1:", "5%", "%:", "-1%:", ":", "a:b", "[:5%]", "train:5%", "5%:5%", "90%:10%", ":101%"),
+        pytest.param(f":{'9' * 5000}%", id="long"),
+        *(5, True, ["5%"], b"5%:"),
     ],
 )
-def test_a_split_that_is_none_is_told_how_to_be_written(split: str) -> None:
-    with pytest.raises(ConfigError, match=r"like 'train', '\[:98%\]' or 'train\[10%:20%\]'"):
-        parse_split(split)
+def test_what_is_no_fraction_is_refused(fraction: Any) -> None:
+    with assert_error(ConfigError, option="selection.fraction"):
+        SelectionConfig(fraction=fraction)
+
+
+@pytest.mark.parametrize("split", ["train", "a/b", "train[:98%]", "98%:", "2024-05-01T10:20", "100%/train"])
+def test_a_split_is_a_directory_whatever_its_signs(split: str) -> None:
+    assert Stream(local="data", split=split).cache_config("0", StreamDefaults()).local == f"data/{split}"
 
 
 @pytest.mark.parametrize("split", [5, True, ["train"], b"train", "\ud800", "a\0b"])
 def test_a_split_is_a_text(split: Any) -> None:
-    with pytest.raises(ConfigError, match="split must be a subdirectory like 'train', or a slice like"):
-        parse_split(split)
+    with assert_error(ConfigError, option="split"):
+        Stream(local="data", split=split)
 
 
 @pytest.mark.parametrize("where", [5, b"a > 1", "a = '\ud800'"])
 def test_a_condition_is_a_text_or_a_function(where: Any) -> None:
-    with pytest.raises(ConfigError, match="where must be a condition in SQL"):
-        SelectionRequest(where=where)
+    with assert_error(ConfigError, option="selection.where"):
+        SelectionConfig(where=where)
 
 
 @given(cut=st.integers(1, 9999))
 def test_slices_that_meet_share_their_border(cut: int) -> None:
-    first, second = (parse_split(one)[1] for one in (f"[:{cut / 100:.2f}%]", f"[{cut / 100:.2f}%:]"))
-    assert first is not None
-    assert second is not None
+    first, second = map(parse_fraction, (f":{cut / 100:.2f}%", f"{cut / 100:.2f}%:"))
     assert (first.thresholds()[0], second.thresholds()[1]) == (0, 2**64)
     assert first.thresholds()[1] == second.thresholds()[0]
 
@@ -167,12 +135,11 @@ def _beyond(score: float) -> bool:
 
 def test_an_outcome_has_another_name_whenever_it_may_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
     def request(**asked: Any) -> str:
-        return SelectionRequest(**asked).key("data", None)
+        return SelectionConfig(**asked).key("data", None)
 
     def above(least: float) -> Callable[..., bool]:
         return lambda score: score > least
 
-    part, other = (parse_split(one)[1] for one in ("[:50%]", "[50%:]"))
     keys = [
         request(where="a > 1"),
         request(where="a > 2"),
@@ -181,22 +148,22 @@ def test_an_outcome_has_another_name_whenever_it_may_be_another(monkeypatch: pyt
         request(where=lambda score: score < 1),
         request(where=lambda lang: lang < 1),
         request(where=lambda score: _beyond(score)),
-        request(part=part),
-        request(part=other),
-        request(part=part, split_seed=1),
-        request(part=part, split_by="doc"),
-        SelectionRequest(where="a > 1").key("other data", None),
-        SelectionRequest(select=[1]).key("data", np.array([1])),
-        SelectionRequest(select=[2]).key("data", np.array([2])),
-        SelectionRequest(select=[True]).key("data", np.array([True])),
+        request(fraction=":50%"),
+        request(fraction="50%:"),
+        request(fraction=":50%", seed=1),
+        request(fraction=":50%", group_by="doc"),
+        SelectionConfig(where="a > 1").key("other data", None),
+        SelectionConfig(indices=[1]).key("data", np.array([1])),
+        SelectionConfig(indices=[2]).key("data", np.array([2])),
+        SelectionConfig(indices=[True]).key("data", np.array([True])),
     ]
     assert len(set(keys)) == len(keys)
     assert request(where=above(1)) == keys[2]
-    condition = SelectionRequest(where=lambda score: _beyond(score))
+    condition = SelectionConfig(where=lambda score: _beyond(score))
     before = condition.key("data", None)
     monkeypatch.setitem(globals(), "LEAST", 0.6)
     assert condition.key("data", None) != before
-    monkeypatch.setattr(selection_module, "_VERSION", 0)
+    monkeypatch.setattr(selection_config, "_VERSION", 0)
     assert request(where="a > 1") not in keys
 
 
@@ -214,7 +181,7 @@ def test_what_a_function_names_is_part_of_its_name(
     keys = set()
     for value in values:
         monkeypatch.setitem(globals(), name, value)
-        keys.add(SelectionRequest(where=function).key("data", None))
+        keys.add(SelectionConfig(where=function).key("data", None))
     assert len(keys) == len(values)
 
 
@@ -227,12 +194,12 @@ def test_what_may_change_is_not_named(value: Any, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         ConfigError, match=r"may change without notice \('GOOD' of .*; let it be numbers or text, or a tu"
     ):
-        SelectionRequest(where=lambda lang: lang in GOOD).key("data", None)
-    assert SelectionRequest(where=lambda lang: lang.GOOD).key("data", None)  # its own, not that of the module
+        SelectionConfig(where=lambda lang: lang in GOOD).key("data", None)
+    assert SelectionConfig(where=lambda lang: lang.GOOD).key("data", None)  # its own, not that of the module
 
 
 def test_functions_of_libraries_are_followed_as_far_as_can_be() -> None:
-    assert SelectionRequest(where=lambda lang: loads(lang) and urlparse(lang) and shorten(lang, 9)).key("data", None)
+    assert SelectionConfig(where=lambda lang: loads(lang) and urlparse(lang) and shorten(lang, 9)).key("data", None)
 
 
 def test_a_function_that_calls_itself_has_a_name() -> None:
@@ -240,8 +207,8 @@ def test_a_function_that_calls_itself_has_a_name() -> None:
         return 1 + max(map(depth, meta), default=0) if isinstance(meta, list) else 0
 
     with pytest.raises(ConfigError, match="encloses a function, which may change"):
-        SelectionRequest(where=depth).key("data", None)
-    assert SelectionRequest(where=_even).key("data", None)
+        SelectionConfig(where=depth).key("data", None)
+    assert SelectionConfig(where=_even).key("data", None)
 
 
 def _even(number: int) -> bool:
@@ -255,9 +222,9 @@ def _odd(number: int) -> bool:
 def test_what_has_no_name_is_refused() -> None:
     seen: list[int] = []
     with pytest.raises(ConfigError, match="encloses a list, which may change without notice"):
-        SelectionRequest(where=lambda score: seen.append(score)).key("data", None)
+        SelectionConfig(where=lambda score: seen.append(score)).key("data", None)
     with pytest.raises(ConfigError, match="a plain Python function"):
-        SelectionRequest(where=int).key("data", None)
+        SelectionConfig(where=int).key("data", None)
 
 
 def test_parameters_are_columns() -> None:

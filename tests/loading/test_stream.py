@@ -67,7 +67,7 @@ def test_data_of_another_format_needs_to_be_called_so(tmp_path: Path, name: str,
         assert StreamingDataset(remote=str(tmp_path / f"*{name[-4:]}")).size
 
 
-NO_ONLY_STREAM = dict.fromkeys(("remote", "local", "select", "join"))
+NO_ONLY_STREAM = dict.fromkeys(("remote", "local", "join"))
 
 
 @pytest.mark.parametrize("name", ["get_shards", "prepare_shard", "set_up_local", "apply_default", "_download_file"])
@@ -100,12 +100,24 @@ REFUSED: dict[str, list[Any]] = {
     "streams": [{}, [], {"a": {"remote": "x"}}, ["x"], "x"],
     "remote": [""],
     "local": ["s3://bucket/directory"],
-    "split": ["[:5]", "[90%:10%]", "train[", "[5%:5%]", "[:101%]", "a[1%:]b"],
-    "where": [" ", 3],
-    "split_by": [3],
-    "split_seed": [1.5, "a", 2**63, True],
-    "select": [[[1], [2]], [1.5], ["a"], [[1], [2, 3]]],
-    "join": ["x", {"a": 3}, {"": "x"}, {3: "x"}, {"a": {"on": "id"}}, {"a": {"remote": "x", "on": 3}}, {"a": {"x": 1}}],
+    "split": [5, "a\0b"],
+    "selection": [
+        "score > 1",
+        *({"where": value} for value in (" ", 3)),
+        *({"fraction": value} for value in ("[:5]", "90%:10%", "5%:5%", ":101%", "5%")),
+        {"fraction": ":5%", "group_by": 3},
+        {"group_by": "doc"},
+        *({"seed": value} for value in (1.5, "a", 2**63, True)),
+        *({"indices": value} for value in ([[1], [2]], [1.5], ["a"], [[1], [2, 3]])),
+    ],
+    "join": [
+        "x",
+        {"a": 3},
+        {"a": "x"},
+        {"": {"remote": "x"}},
+        {3: {"remote": "x"}},
+        *({"a": value} for value in ({"key": "id"}, {"remote": "x", "key": 3}, {"x": 1})),
+    ],
     "storage": ["x", {"options": 3}, {"options": {3: "x"}}, {"on_demand": "no"}, {"key": "x"}, {3: 4}],
     "download_retry": [-1, -3],
     "download_timeout": [0, -1, float("nan"), float("inf")],

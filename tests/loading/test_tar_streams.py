@@ -84,7 +84,9 @@ def test_streams_of_both_formats_are_mixed(tmp_path: Path, mds: Path) -> None:
 
 def test_samples_can_be_selected_by_what_is_in_them(tmp_path: Path) -> None:
     tars = write_tars(tmp_path / "tars")
-    dataset = StreamingDataset(remote=str(tars), format="webdataset", where="cls = 3", columns=["__key__"])
+    dataset = StreamingDataset(
+        remote=str(tars), format="webdataset", selection={"where": "cls = 3"}, columns=["__key__"]
+    )
     found = [dataset[number] for number in range(dataset.size)]
     assert found == [{"__key__": one["__key__"]} for one in SAMPLES if one["cls"] == 3]
 

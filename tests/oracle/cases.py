@@ -78,12 +78,9 @@ def write_data(root: Path) -> None:
 
 def arguments(case: Case, root: Path) -> dict[str, Any]:
     """Return the arguments of the dataset, in today's names."""
-    selection = {"where": "where", "group_by": "split_by", "indices": "select"}
-    of_stream = {selection[name]: value for name, value in case.selection.items() if name in selection}
-    if "fraction" in case.selection:
-        of_stream["split"] = f"[{case.selection['fraction']}]"
+    of_stream: dict[str, Any] = {"selection": case.selection or None}
     if case.join:
-        of_stream["join"] = {"caption": {"remote": str(root / "captions"), "on": "id"}}
+        of_stream["join"] = {"caption": {"remote": str(root / "captions"), "key": "id"}}
     streams = {}
     for name in case.streams:
         streams[name] = Stream(remote=str(root / name), **case.weights.get(name, {}), **of_stream)

@@ -400,7 +400,9 @@ def test_clearing_removes_selections_and_nothing_else_that_is_beside_them(select
 
 
 def test_a_selection_that_a_dataset_has_open_stays(selected: Path, tmp_path: Path) -> None:
-    dataset = StreamingDataset(remote=str(tmp_path / "data"), local=str(selected), split="[:40%]", batch_size=1)
+    dataset = StreamingDataset(
+        remote=str(tmp_path / "data"), local=str(selected), selection={"fraction": ":40%"}, batch_size=1
+    )
     assert 0 < len(dataset) < 25
     for words in (["clear", "--yes"], ["gc", "--older-than", "0s"]):
         run("cache", words[0], selected, *words[1:])

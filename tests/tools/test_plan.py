@@ -238,7 +238,11 @@ def test_data_that_is_read_in_place_fetches_nothing(data: Path, tmp_path: Path) 
     told = plan(tmp_path, phased_train(data), "--json", max_epochs=1).json
     assert [(one["bytes"], one["peak"]) for one in told["caches"]] == [(0, 0)]
     limited = {**phased_train(data), "cache_limit": "1mb"}
-    for train in (phased_train(data), limited, {**limited, "where": "id >= 0"}):  # whose selections caches do hold
+    for train in (
+        phased_train(data),
+        limited,
+        {**limited, "selection": {"where": "id >= 0"}},
+    ):  # whose selections caches do hold
         shown = plan(tmp_path, train, max_epochs=1).out
         assert "caches" not in shown
         assert re.search(r"^ fetches +nothing: what is read lies here$", shown, re.MULTILINE)

@@ -64,10 +64,13 @@ def forget_shards(local: Path) -> None:
 def test_what_is_selected_is_said_with_what_a_run_is_told(data: Path, tmp_path: Path) -> None:
     shown = run("select", data, "--where", "id >= 12")
     assert shown.code == 0
-    for words in ("8 of 20 (40.0%)", "2 of 4 (", "took", f'remote: "{data}"\n  where: "id >= 12"\n'):
+    for words in ("8 of 20 (40.0%)", "2 of 4 (", "took", f'remote: "{data}"\n  selection: {{"where": "id >= 12"}}\n'):
         assert words in shown.out
-    found = run("select", data, "--where", "id >= 12", "--split", "[:50%]", "--split-by", "id", "--json").json
-    assert found["stream"] == {"remote": str(data), "where": "id >= 12", "split": "[:50%]", "split_by": "id"}
+    found = run("select", data, "--where", "id >= 12", "--fraction", ":50%", "--group-by", "id", "--json").json
+    assert found["stream"] == {
+        "remote": str(data),
+        "selection": {"where": "id >= 12", "fraction": ":50%", "group_by": "id"},
+    }
     assert Path(found["kept_at"]).parent == default_cache_directory(str(data)) / "selections"
     dataset = StreamingDataset(**found["stream"], batch_size=1)
     assert ids(dataset) == [number for number in ids(dataset) if number >= 12]
@@ -81,7 +84,7 @@ def test_a_run_of_the_same_conditions_finds_it_and_fetches_no_other_shard(remote
     assert shards(remote) == set(range(SHARDS))
     forget_shards(local)
     asked = len(remote.requests())
-    dataset = StreamingDataset(remote=remote.url, local=str(local), where="id < 23", batch_size=1)
+    dataset = StreamingDataset(remote=remote.url, local=str(local), selection={"where": "id < 23"}, batch_size=1)
     assert len(dataset) == 23
     assert not [name for name in remote.requests()[asked:] if name.startswith("shard.")]
     assert ids(dataset) == list(range(23))
@@ -93,10 +96,10 @@ def test_a_run_of_the_same_conditions_finds_it_and_fetches_no_other_shard(remote
 
 
 def test_a_part_by_number_fetches_nothing_but_the_index(remote: HttpStore, tmp_path: Path) -> None:
-    found = run("select", remote.url, "--split", "[:20%]", "--json").json
+    found = run("select", remote.url, "--fraction", ":20%", "--json").json
     assert 60 < found["selected"] < 140
     assert shards(remote) == set()
-    rest = run("select", remote.url, "--split", "[20%:]", "--json").json
+    rest = run("select", remote.url, "--fraction", "20%:", "--json").json
     assert found["selected"] + rest["selected"] == SHARDS * SIZE
 
 
@@ -107,12 +110,12 @@ def test_truth_values_are_written_for_select(data: Path, tmp_path: Path) -> None
     values = np.load(keep)
     assert values.dtype == np.bool_
     assert np.flatnonzero(values).tolist() == [0, 3, 6, 9, 12, 15, 18]
-    stream = Stream(remote=str(data), select=str(keep))
+    stream = Stream(remote=str(data), selection={"indices": str(keep)})
     assert ids(StreamingDataset(streams=[stream], batch_size=1)) == [0, 3, 6, 9, 12, 15, 18]
-    both = run("select", data, "--select", keep, "--where", "id > 10", "--json").json
+    both = run("select", data, "--indices", keep, "--where", "id > 10", "--json").json
     assert both["selected"] == 3
-    told = f'  remote: "{data}"\n  select: "{keep}"\n'
-    assert told in run("select", data, "--select", keep).out
+    told = f'  remote: "{data}"\n  selection: {{"indices": "{keep}"}}\n'
+    assert told in run("select", data, "--indices", keep).out
 
 
 @pytest.mark.parametrize(
@@ -123,11 +126,11 @@ def test_truth_values_are_written_for_select(data: Path, tmp_path: Path) -> None
         (("--where", "idd > 3"), "'idd', which is not there; there are id; did you mean 'id'?"),
         (("--where", "id >"), "cannot be read as a condition in SQL"),
         (("--where", "id > 300"), "of the 20 samples of "),
-        (("--where", "id > 3", "--split-by", "id"), "--split-by needs a part to draw"),
-        (("--split", "[:50]"), "must be a subdirectory, a slice in percent, or both"),
+        (("--where", "id > 3", "--group-by", "id"), "--group-by needs a part to draw"),
+        (("--fraction", ":50"), "selection.fraction must be a range in percent"),
         (("--where", "id > 3", "--out", "keep.txt"), "--out must name a .npy file"),
         (("--where", "id > 3", "--out", "nowhere/keep.npy"), "nowhere is not a directory"),
-        (("--select", "missing.npy"), "missing.npy"),
+        (("--indices", "missing.npy"), "missing.npy"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(data: Path, words: tuple[str, ...], told: str) -> None:
@@ -198,15 +201,15 @@ def test_one_that_was_ended_goes_on_where_it_was(
 def config(data: Path, tmp_path: Path) -> Path:
     """A run that selects and joins: of ids from 0 to 19, those that are odd, with what is squared."""
     write_shards(tmp_path / "squares", [3, 17], SQUARES, lambda number: {"id": 19 - number, "y": (19 - number) ** 2})
-    join = {"squares": {"remote": str(tmp_path / "squares"), "on": "id", "local": str(tmp_path / "local")}}
-    train = {"streams": {"a": {"remote": str(data), "where": "id % 2 = 1", "join": join}}}
-    return write_config(tmp_path / "run.yaml", train, val={"remote": str(data), "split": "[:50%]"})
+    join = {"squares": {"remote": str(tmp_path / "squares"), "key": "id", "local": str(tmp_path / "local")}}
+    train = {"streams": {"a": {"remote": str(data), "selection": {"where": "id % 2 = 1"}, "join": join}}}
+    return write_config(tmp_path / "run.yaml", train, val={"remote": str(data), "selection": {"fraction": ":50%"}})
 
 
 def test_a_setting_of_the_data_is_changed_by_hand(config: Path) -> None:
-    found = run("select", "--config", config, "--set", "val.split=[:10%]", "--json").json["made"]
-    assert found[-1]["asked"] == "split='[0%:10%]'"
-    assert "--set changes the data of a run" in run("select", "some", "--set", "val.split=[:10%]").err
+    found = run("select", "--config", config, "--set", "val.selection.fraction=:10%", "--json").json["made"]
+    assert found[-1]["asked"] == "fraction=':10%'"
+    assert "--set changes the data of a run" in run("select", "some", "--set", "val.selection.fraction=:10%").err
 
 
 def test_what_a_run_needs_is_made_for_all_its_stages(
@@ -217,7 +220,7 @@ def test_what_a_run_needs_is_made_for_all_its_stages(
     assert [(one["of"], one["asked"], one["was_kept"]) for one in found] == [
         ("stream 'a' of data.train", "where='id % 2 = 1'", False),
         (squares, "on 'id'", False),
-        ("data.val", "split='[0%:50%]'", False),
+        ("data.val", "fraction=':50%'", False),
     ]
     assert Path(found[1]["kept_at"]).is_relative_to(tmp_path / "local" / "selections")
     monkeypatch.setattr(scanning, "read_columns", None)  # nothing is looked at again
@@ -237,8 +240,12 @@ def test_ids_that_a_joined_dataset_lacks_are_told_ahead_of_a_run(
 ) -> None:
     ids = [number for number in range(20) if number not in gone]
     write_shards(tmp_path / "some", [len(ids)], SQUARES, lambda number: {"id": ids[number], "y": 0})
-    join = {"some": {"remote": str(tmp_path / "some"), "on": "id"}}
-    train = {"streams": {"a": {"remote": str(data), "where": where, "join": join, "local": str(tmp_path / "here")}}}
+    join = {"some": {"remote": str(tmp_path / "some"), "key": "id"}}
+    train = {
+        "streams": {
+            "a": {"remote": str(data), "selection": {"where": where}, "join": join, "local": str(tmp_path / "here")}
+        }
+    }
     config = write_config(tmp_path / "run.yaml", train)
     lacks = [
         one for one in range(20) if one in gone and not (where == "id > 3" and one <= 3) and where != f"id <> {one}"
@@ -255,20 +262,23 @@ def test_ids_that_a_joined_dataset_lacks_are_told_ahead_of_a_run(
     assert f"stream 'a' of data.train, join 'some': {len(lacks)} sample" in shown.err
     assert f"the first is sample {lacks[0]}, id={lacks[0]}. Add them there" in shown.err
     condition = shown.err.partition('where="')[2].partition('"')[0]
-    train["streams"]["a"]["where"] = condition if not where else f"{where} and {condition}"
+    train["streams"]["a"]["selection"] = {"where": f"{where} and {condition}" if where else condition}
     assert run("select", "--config", write_config(tmp_path / "run.yaml", train)).code == 0
 
 
 @pytest.mark.parametrize(
     ("kind", "first", "told"),
-    [("str", "it's", "where=\"key not in ('it''s')\" or select="), ("bytes", b"\xff", "key=b'\\xff'. Add them")],
+    [
+        ("str", "it's", "where=\"key not in ('it''s')\" or selection.indices"),
+        ("bytes", b"\xff", "key=b'\\xff'. Add them"),
+    ],
 )
 def test_ids_of_text_and_bytes_are_told_too(tmp_path: Path, kind: str, first: Any, told: str) -> None:
     there: Any = "b" if kind == "str" else b"b"
     write_shards(tmp_path / "x", [2], {"key": kind}, lambda number: {"key": (first, there)[number]})
     write_shards(tmp_path / "y", [1], {"key": kind, "z": "int"}, lambda number: {"key": there, "z": number})
     train = {
-        "streams": {"a": {"remote": str(tmp_path / "x"), "join": {"y": {"remote": str(tmp_path / "y"), "on": "key"}}}}
+        "streams": {"a": {"remote": str(tmp_path / "x"), "join": {"y": {"remote": str(tmp_path / "y"), "key": "key"}}}}
     }
     config = write_config(tmp_path / "run.yaml", train)
     done = run("select", "--config", config)

@@ -32,10 +32,10 @@ def test_the_next_run_reads_none_of_them(data: Path, tmp_path: Path) -> None:
     found = run("select", data, "--not", tmp_path / "log", "--out", keep, "--json").json
     assert (found["samples"], found["selected"], found["bad_samples"]) == (sum(SIZES), sum(SIZES) - 4, 4)
     assert np.flatnonzero(~np.load(keep)).tolist() == sorted(BROKEN)
-    assert found["stream"] == {"remote": str(data), "select": str(keep)}
+    assert found["stream"] == {"remote": str(data), "selection": {"indices": str(keep)}}
     rest = sorted({*range(sum(SIZES))} - {*BROKEN})
     assert sorted(ids(make_loader(streams=[Stream(**found["stream"])]))) == rest
-    assert len(StreamingDataset(remote=str(data), select=str(keep), batch_size=1)) == len(rest)
+    assert len(StreamingDataset(remote=str(data), selection={"indices": str(keep)}, batch_size=1)) == len(rest)
 
 
 def test_it_goes_with_other_conditions_and_is_told(data: Path, tmp_path: Path) -> None:
@@ -43,10 +43,10 @@ def test_it_goes_with_other_conditions_and_is_told(data: Path, tmp_path: Path) -
     shown = run("select", data, "--not", log, "--where", "id < 12", "--out", keep)
     assert shown.code == 0
     assert np.flatnonzero(np.load(keep)).tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 11]
-    for words in ("9 of 31", "bad samples left out", f'  remote: "{data}"\n  select: "{keep}"\n'):
+    for words in ("9 of 31", "bad samples left out", f'  remote: "{data}"\n  selection: {{"indices": "{keep}"}}\n'):
         assert words in shown.out
     assert "where" not in shown.out
-    twice = run("select", data, "--not", log, "--select", keep, "--out", tmp_path / "again.npy", "--json").json
+    twice = run("select", data, "--not", log, "--indices", keep, "--out", tmp_path / "again.npy", "--json").json
     assert twice["selected"] == 9
 
 

@@ -331,7 +331,10 @@ def test_show_refuses_other_data(saved: Path, data: Path) -> None:
 def test_show_cannot_count_streams_of_which_some_samples_were_read(tmp_path: Path) -> None:
     for first, name in enumerate("ab"):
         write_dataset(tmp_path / name, 20, first_id=100 * first)
-    streams = {"a": Stream(remote=str(tmp_path / "a"), where="id < 9"), "b": Stream(remote=str(tmp_path / "b"))}
+    streams = {
+        "a": Stream(remote=str(tmp_path / "a"), selection={"where": "id < 9"}),
+        "b": Stream(remote=str(tmp_path / "b")),
+    }
     loader = StreamingDataLoader(StreamingDataset(streams=streams, shuffle=True), batch_size=4)
     next(iter(loader))
     torch.save(loader.state_dict(), tmp_path / "state.pt")
@@ -340,7 +343,7 @@ def test_show_cannot_count_streams_of_which_some_samples_were_read(tmp_path: Pat
     assert told_by in " ".join(command("state", "show", path).out.split())
     places = [arg for name in "ab" for arg in ("--data", f"{name}={tmp_path / name}")]
     words = refused("show", tmp_path / "state.pt", *places, "--json")
-    assert "was saved with where=, split= or select= of a, which it does not hold" in words
+    assert "was saved with a selection of a, which it does not hold" in words
     assert told_by in words
 
 

@@ -304,7 +304,7 @@ def joined(root: object, *, joined_from: object = None, **join: Any) -> dict[str
 
 
 @pytest.mark.rotate(1)
-@pytest.mark.parametrize("how", [{}, {"on": "id", "columns": ["id", "text"]}])
+@pytest.mark.parametrize("how", [{}, {"key": "id", "columns": ["id", "text"]}])
 def test_joined_data_that_is_read_in_place_is_measured(tmp_path: Path, how: dict[str, Any]) -> None:
     root, other = write_data(tmp_path / "data"), write_data(tmp_path / "other")
     config = write_config(tmp_path / "run.yaml", {"streams": joined(root, joined_from=other, **how)})

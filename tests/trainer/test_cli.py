@@ -17,10 +17,11 @@ from lightning_streaming import (
     Budget,
     DebugConfig,
     DecodeConfig,
-    Join,
+    JoinConfig,
     MDSWriter,
     Pack,
     Phase,
+    SelectionConfig,
     StorageConfig,
     Stream,
     StreamingConfig,
@@ -120,8 +121,9 @@ def test_help_keeps_the_lines_of_its_examples(capsys: pytest.CaptureFixture[str]
         ("data.train.phases", Phase),
         ("data.train.pack", Pack),
         ("data.val.budget", Budget),
-        ("data.train.join", Join),
+        ("data.train.join", JoinConfig),
         ("data.train.storage", StorageConfig),
+        ("data.train.selection", SelectionConfig),
         ("data.train.bad_samples", BadSamplesConfig),
         ("data.train.decode", DecodeConfig),
         ("data.test.debug", DebugConfig),
@@ -131,7 +133,7 @@ def test_help_of_nested_data_explains_every_field(
     key: str, explained: type[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = " ".join(output_of("fit", f"--{key}.help", capsys=capsys).split())
-    prefix = f"--{key}.NAME" if explained in (Stream, Join) else f"--{key}"
+    prefix = f"--{key}.NAME" if explained in (Stream, JoinConfig) else f"--{key}"
     texts = {param.arg_name: param.description for param in docstring_parser.parse(explained.__doc__ or "").params}
     for field in fields(explained):
         assert f"{prefix}.{field.name} " in shown
@@ -399,12 +401,12 @@ def test_saved_configuration_holds_no_secrets_and_runs_again(run_yaml: str) -> N
 
 @pytest.fixture
 def joining_yaml(run_yaml: str) -> str:
-    """Both streams have joins: one by position and one by id, whose key is written as people write it in YAML."""
+    """Both streams have joins: one by position and one by id."""
     with MDSWriter(out="data/names", columns={"id": "int", "name": "str"}) as writer:
         for number in range(107, -1, -1):
             writer.write({"id": number, "name": f"n{number}"})
     path, written = Path(run_yaml), Path(run_yaml).read_text()
-    by_id = "join: {names: {remote: data/names, on: id}}"
+    by_id = "join: {names: {remote: data/names, key: id}}"
     by_position = f"join: {{again: {{remote: data/b, prefix: b_}}, {by_id.removeprefix('join: {')}"
     written = written.replace("{remote: data/a,", f"{{remote: data/a, {by_id},")
     path.write_text(written.replace("{remote: data/b,", f"{{remote: data/b, {by_position},"))
@@ -423,7 +425,7 @@ def test_joins_are_read_from_yaml_and_saved_without_secrets(joining_yaml: str) -
     batch = next(iter(cli.datamodule.train_dataloader()))
     assert batch["name"] == [f"n{number}" for number in batch["id"].tolist()]
     streams = cli.datamodule.datasets["train"].streams
-    assert [(one.name, one.asked.on) for one in streams["b"].joined] == [("again", None), ("names", "id")]
+    assert [(one.name, one.asked.key) for one in streams["b"].joined] == [("again", None), ("names", "id")]
 
 
 @pytest.mark.rotate(1)
@@ -433,10 +435,10 @@ def test_joins_are_read_from_yaml_and_saved_without_secrets(joining_yaml: str) -
         (
             "prefix: b_",
             "prefixx: b_",
-            "data.train.streams.b: join 'again': Join takes no argument 'prefixx': did you mean prefix=?",
+            "data.train.streams.b: join.again: JoinConfig takes no argument 'prefixx': did you mean prefix=?",
         ),
-        ("on: id", "on: 3", "on of a join must be the name of a column of both datasets, but is 3"),
-        ("remote: data/b, prefix: b_", "prefix: b_", "join 'again': a join needs remote=, local=, or both"),
+        ("key: id", "key: 3", "join.names.key must be the name of a column of both datasets, but is 3"),
+        ("remote: data/b, prefix: b_", "prefix: b_", "join.again: a join needs remote=, local=, or both"),
     ],
 )
 def test_what_is_wrong_with_a_join_is_told(

@@ -115,7 +115,7 @@ def lingering(id: int) -> bool:  # noqa: A002  a condition is told of columns by
 @pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar, None])
 def test_a_terminal_is_shown_how_far_a_selection_is(tmp_path: Path, bar: type[Callback] | None) -> None:
     write_dataset(tmp_path / "data")
-    text = written_to_a_terminal(lambda: fit(tmp_path, None if bar is None else bar(), where=lingering))
+    text = written_to_a_terminal(lambda: fit(tmp_path, None if bar is None else bar(), selection={"where": lingering}))
     found = re.search(r"evaluating where=lingering of data\.train: +0%", text)
     assert bool(found) is (bar is not None), text
 
@@ -136,7 +136,7 @@ def test_the_log_is_told_of_each_wait_where_there_is_no_terminal(
 ) -> None:
     write_dataset(tmp_path / "data")
     with http_server(tmp_path / "data", latency=0.3) as url:
-        fit(tmp_path, None if bar is None else bar(), remote=url, where=lingering)
+        fit(tmp_path, None if bar is None else bar(), remote=url, selection={"where": lingering})
         fit(tmp_path, None if bar is None else bar(), remote=url, local=str(tmp_path / "other"))
     told = [one.getMessage() for one in soon.records if one.name == "lightning_streaming.waits"]
     assert any(one.startswith("reading indexes: 0 of 1 datasets, after ") for one in told)
@@ -160,7 +160,7 @@ def test_of_the_ranks_of_a_node_the_first_one_tells(tmp_path: Path) -> None:
 def test_a_dataset_without_a_trainer_draws_nothing(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
     text = written_to_a_terminal(
-        lambda: len(StreamingDataset(remote=str(tmp_path / "data"), batch_size=4, where=lingering))
+        lambda: len(StreamingDataset(remote=str(tmp_path / "data"), batch_size=4, selection={"where": lingering}))
     )
     assert not text
 

@@ -13,8 +13,8 @@ from tests.trainer.phased_run import PhasedRun, flat
 
 SIZES = {"web": 400, "code": 200, "math": 60}
 STREAMS: dict[str, dict[str, Any]] = {
-    "web": {"where": "score >= 0.25"},
-    "code": {"split": "[:80%]", "split_by": "doc"},
+    "web": {"selection": {"where": "score >= 0.25"}},
+    "code": {"selection": {"fraction": ":80%", "group_by": "doc"}},
     "math": {},
 }
 BEGUN = [

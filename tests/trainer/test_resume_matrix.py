@@ -135,7 +135,8 @@ IN_EVERY_WAY = {
     ),
     "blockwise": Case(trigger=save_in("on_train_batch_end", 4, 3), run={"order": {"shuffle_algo": "blockwise"}}),
     "selected samples": Case(
-        trigger=save_in("on_train_batch_end", 4, 3), run={"order": {"where": "id % 5 <> 1", "split": "[:90%]"}}
+        trigger=save_in("on_train_batch_end", 4, 3),
+        run={"order": {"selection": {"where": "id % 5 <> 1", "fraction": ":90%"}}},
     ),
     "no shuffle": Case(trigger=save_in("on_train_batch_end", 4, 3), run={"shuffle": False}),
 }

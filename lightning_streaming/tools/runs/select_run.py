@@ -76,7 +76,7 @@ def _of_missing(one: MissingIds) -> str:
     samples = "1 sample of the stream has an id" if one.samples == 1 else many
     return (
         f"{one.join}: {samples} that no sample has there; the first is sample {one.first}, {one.on}={one.values[0]!r}. "
-        f"Add them there, or leave such samples of the stream out with where={condition} or select="
+        f"Add them there, or leave such samples of the stream out with selection.where={condition} or selection.indices"
     )
 
 

@@ -127,13 +127,13 @@ def _data(looks: Sequence[Look], task: Task, out: Path) -> Iterator[str]:
     yield _commented("    num_workers: 2", "processes of each rank that read, decode and transform")
     yield "    persistent_workers: true"
     holds_out = samples >= _LEAST_HELD_OUT
-    train = _stage("train", looks, task, out, f"[:{100 - _HELD_OUT}%]" if holds_out else None)
-    val = _stage("val", looks, task, out, f"[{100 - _HELD_OUT}%:]") if holds_out else _NO_VALIDATION
+    train = _stage("train", looks, task, out, f"0%:{100 - _HELD_OUT}%" if holds_out else None)
+    val = _stage("val", looks, task, out, f"{100 - _HELD_OUT}%:100%") if holds_out else _NO_VALIDATION
     yield from (f"    {line}" for line in (*train, *val))
     yield ""
 
 
-def _stage(stage: str, looks: Sequence[Look], task: Task, out: Path, split: str | None) -> Iterator[str]:
+def _stage(stage: str, looks: Sequence[Look], task: Task, out: Path, fraction: str | None) -> Iterator[str]:
     yield f"{stage}:"
     if len(looks) == 1:
         yield from (f"  {line}" for line in _place(looks[0], out))
@@ -144,9 +144,9 @@ def _stage(stage: str, looks: Sequence[Look], task: Task, out: Path, split: str 
             yield from (f"      {line}" for line in _place(look, out))
             if stage == "train" and look is looks[0]:
                 yield _commented("      # proportion: 0.5", _BY_WEIGHT, 30)
-    if split is not None:
+    if fraction is not None:
         words = "a part drawn by hash, which stays the same" if stage == "train" else "the rest"
-        yield _commented(f'  split: "{split}"', words, 30)
+        yield _commented(f'  selection: {{fraction: "{fraction}"}}', words, 30)
     columns = ", ".join(map(_scalar, task.columns))
     yield _commented(f"  columns: [{columns}]", "others are not read; without this line, all are", 30)
     if task.kind is Kind.PICTURES and not task.from_array:

@@ -31,6 +31,7 @@ from lightning_streaming.loading.option_groups import group_of
 from lightning_streaming.loading.pack_options import Budget
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.position import position_of
+from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.tools.commands import STAGES, count_ranks, read_run_files, usable_cpus
 from lightning_streaming.tools.console import counted
@@ -306,7 +307,9 @@ def excerpt(config: Any, directory: Path, dataset: StreamingDataset, shards: Seq
             (place / "index.json").write_bytes(dump_index(here))
         if place is not None and shares[number]:
             streams[name] = Stream(local=str(place), proportion=float(shares[number]))
-    return replace(by_one_rank(config, directory), streams=streams, **_NO_STREAM_OF_ITS_OWN, **_AS_THEY_COME)
+    selection = SelectionConfig(where=group_of(config, SelectionConfig).where)
+    settings = {**_NO_STREAM_OF_ITS_OWN, **_AS_THEY_COME, "selection": selection}
+    return replace(by_one_rank(config, directory), streams=streams, **settings)
 
 
 _NO_STREAM_OF_ITS_OWN = {"remote": None, "local": None, "storage": None}

@@ -195,10 +195,10 @@ class ViewedRun:
         """Whether the order is known, as far as a stream goes, without a look at shards of a store."""
         packing = config.packing()
         for join, source in stream.join_sources().items():
-            if source.asked.on is None or source.cache.reads_in_place:
+            if source.asked.key is None or source.cache.reads_in_place:
                 continue
             joined = JoinedDataset(join, source, source.cache.read_index(), 0, config.columns)
-            if joined.names and not are_ids_known(source.asked.on, joined.index, source.cache):
+            if joined.names and not are_ids_known(source.asked.key, joined.index, source.cache):
                 return False
         cache = ShardCache(stream.cache_config())
         if cache.reads_in_place or (stream.selection.is_all and packing is None):

@@ -107,7 +107,7 @@ def test_what_the_run_ends_before_is_read_by_no_step(streams: Path, limit: dict[
 
 
 def test_what_a_selection_leaves_and_leaves_out(streams: Path) -> None:
-    _config({"web": {**MIXED["web"], "where": "id % 3 == 0"}, "code": MIXED["code"]})
+    _config({"web": {**MIXED["web"], "selection": {"where": "id % 3 == 0"}}, "code": MIXED["code"]})
     with run_pages() as pages:
         front = Elements.of(html(pages, "")).text
         assert "60 20 33.3%" in front
@@ -180,7 +180,9 @@ def test_phases_are_listed(streams: Path) -> None:
 def test_nothing_of_a_run_is_written_to(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
     where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "local": str(streams / "node")}
-    _config({"web": where, "code": {"remote": "code", "local": str(streams / "copy"), "where": "id > 9"}})
+    _config(
+        {"web": where, "code": {"remote": "code", "local": str(streams / "copy"), "selection": {"where": "id > 9"}}}
+    )
     before = snapshot(streams)
     with run_pages() as pages:
         for path in ("", "s/0/", "s/0/samples", "s/0/sample/7", "s/1/samples", "order", "batches"):
@@ -195,7 +197,9 @@ def test_nothing_of_a_run_is_written_to(streams: Path, s3_bucket: S3Bucket) -> N
 @pytest.mark.nightly
 def test_a_selection_of_a_store_is_evaluated_when_that_is_asked_for(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
-    _config({"web": {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "where": "id < 30"}})
+    _config(
+        {"web": {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "selection": {"where": "id < 30"}}}
+    )
     with run_pages() as pages:
         for path in ("", "order", "s/0/sample/3"):
             assert "is not known yet" in html(pages, path, when="1")
@@ -219,8 +223,8 @@ def test_of_what_is_not_known_one_stage_and_the_step_that_was_wanted_are_asked_f
     streams: Path, s3_bucket: S3Bucket
 ) -> None:
     s3_bucket.put_all(streams / "web")
-    where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "where": "id < 30"}
-    _config({"web": where}, val={**where, "where": "id < 7"})
+    where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "selection": {"where": "id < 30"}}
+    _config({"web": where}, val={**where, "selection": {"where": "id < 7"}})
     with run_pages() as pages:
         links = [one for one in Elements.of(html(pages, "")).values("a", "href") if "asked=1" in one]
         assert links == ["/token/?stage=train&asked=1", "/token/?stage=val&asked=1"]
@@ -238,11 +242,11 @@ def test_of_what_is_not_known_one_stage_and_the_step_that_was_wanted_are_asked_f
     ("stream", "is_asked_for"),
     [
         ({}, False),
-        ({"where": "id < 30"}, True),
-        ({"split": "[:50%]"}, False),
-        ({"split": "[:50%]", "split_by": "text"}, True),
-        ({"select": "chosen.npy"}, False),
-        ({"select": "chosen.npy", "where": "id < 30"}, True),
+        ({"selection": {"where": "id < 30"}}, True),
+        ({"selection": {"fraction": ":50%"}}, False),
+        ({"selection": {"fraction": ":50%", "group_by": "text"}}, True),
+        ({"selection": {"indices": "chosen.npy"}}, False),
+        ({"selection": {"indices": "chosen.npy", "where": "id < 30"}}, True),
     ],
 )
 def test_a_selection_is_asked_for_where_columns_decide(
@@ -260,20 +264,20 @@ def test_a_selection_is_asked_for_where_columns_decide(
 def test_what_was_made_of_another_condition_makes_nothing_known(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
     where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "local": str(streams / "node")}
-    _config({"web": {**where, "where": "id < 30"}})
+    _config({"web": {**where, "selection": {"where": "id < 30"}}})
     assert run("select", "--config", "run.yaml").code == 0
-    _config({"web": {**where, "where": "id < 29"}})
+    _config({"web": {**where, "selection": {"where": "id < 29"}}})
     with run_pages() as pages:
         assert "is not known yet" in html(pages, "order")
-    _config({"web": {**where, "where": "id < 30"}})
+    _config({"web": {**where, "selection": {"where": "id < 30"}}})
     with run_pages() as pages:
         assert "is not known yet" not in html(pages, "order")
 
 
 def test_ids_of_a_store_are_asked_for_also_where_the_stream_is_here(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "code")
-    join = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "on": "id", "prefix": "its_"}
-    _config({"web": {"remote": "web", "where": "id < 40", "join": {"more": join}}})
+    join = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "key": "id", "prefix": "its_"}
+    _config({"web": {"remote": "web", "selection": {"where": "id < 40"}, "join": {"more": join}}})
     with run_pages() as pages:
         for path in ("", "order"):
             assert "is not known yet" in html(pages, path)
@@ -312,7 +316,7 @@ def test_the_machines_that_were_named_read_in_all_pages(streams: Path) -> None:
 @pytest.mark.nightly
 def test_a_selection_that_is_kept_is_read_where_it_is(streams: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(streams / "web")
-    where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "where": "id < 30"}
+    where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "selection": {"where": "id < 30"}}
     _config({"web": {**where, "local": str(streams / "node")}})
     assert run("select", "--config", "run.yaml").code == 0
     (kept,) = (streams / "node").rglob("selections/*.npy")
@@ -336,7 +340,7 @@ def test_a_configuration_without_training_has_no_steps(streams: Path) -> None:
 
 
 def test_a_run_that_would_be_refused_is_told(streams: Path) -> None:
-    _config({"web": {"remote": "web", "where": "nothing > 3"}})
+    _config({"web": {"remote": "web", "selection": {"where": "nothing > 3"}}})
     with run_pages() as pages:
         assert "would be refused" in html(pages, "")
         assert "text 003" in html(pages, "s/0/samples")
