@@ -581,9 +581,9 @@ def _print_moves(written: Path, backup: Path | None, before: Places | None, afte
         came = f"from {cursors[name]} " if name in cursors else ""
         print_line(f"{written}: {name} {came}to {loader.position.cursor}")
     if after.trainer is not None:
-        print_line(f"the trainer goes on in epoch {after.trainer.epoch}, after batch {after.trainer.batches}")
+        print_line(f"the trainer continues in epoch {after.trainer.epoch}, after batch {after.trainer.batches}")
     if backup is not None:
-        print_line(f"what was there before: {backup}")
+        print_line(f"earlier contents: {backup}")
 
 
 def _ends(start: EpochPosition, stop: EpochPosition, unit: str) -> str:
