@@ -204,8 +204,8 @@ def _column_names(tree: Any, parameters: Set[str] = frozenset(), *, may_be_lambd
         may_be_lambda: Whether an arrow makes a lambda here; elsewhere it takes a value out of JSON.
     """
     if isinstance(tree, list):
-        for one in tree:
-            yield from _column_names(one, parameters)
+        for part in tree:
+            yield from _column_names(part, parameters)
         return
     if not isinstance(tree, Mapping):
         return
@@ -223,11 +223,11 @@ def _column_names(tree: Any, parameters: Set[str] = frozenset(), *, may_be_lambd
         yield path[-2]  # as in lang.upper()
     takes_lambda = tree.get("function_name") in _TAKE_LAMBDAS
     arguments = (tree.get("arguments") or tree.get("children") or []) if takes_lambda else []
-    for place, one in enumerate(arguments):
-        yield from _column_names(one.get("expression", one), parameters, may_be_lambda=place > 0)
-    for name, one in tree.items():
+    for place, argument in enumerate(arguments):
+        yield from _column_names(argument.get("expression", argument), parameters, may_be_lambda=place > 0)
+    for name, part in tree.items():
         if not takes_lambda or name not in ("arguments", "children"):
-            yield from _column_names(one, parameters)
+            yield from _column_names(part, parameters)
 
 
 def _nodes(tree: Any) -> Iterator[Mapping[str, Any]]:
