@@ -251,7 +251,7 @@ def test_each_name_there_is_here_or_told_in_words(objects: dict[str, Any]) -> No
 
 
 def test_the_page_names_each_of_a_datasets() -> None:
-    text = section("What a dataset tells") + section("StreamingDataset")
+    text = section("Attributes of a dataset") + section("StreamingDataset")
     assert [name for name in PUBLIC["StreamingDataset"] if f"`{name}`" not in text] == []
 
 
