@@ -155,7 +155,7 @@ def test_what_was_before_prints_what_the_guide_says(
 @pytest.mark.timeout(300)
 def test_scripts_of_mosaicml_streaming_run_there_but_for_one_line(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "migrate-from-mosaicml.md").read_text()
-    scripts = list(snippets(page[page.index("## Three scripts") : page.index("## Moving a half-finished run")]))
+    scripts = list(snippets(page[page.index("## Three scripts") : page.index("## Resume a half-finished run")]))
     code = "".join(one.code for one in scripts).replace("from lightning_streaming import", "from streaming import")
     assert run_before(need("streaming"), code, tmp_path) == "".join(one.prints or "" for one in scripts)
 
