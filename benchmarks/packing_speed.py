@@ -93,7 +93,7 @@ def read_ours(root: Path, name: str, workers: int) -> Callable[[], Batches]:
         dataset = StreamingDataset(remote=str(root / "fixed"), shuffle=True)
     else:
         how = {"column": "tokens", "capacity": CAPACITY, **pack}
-        dataset = StreamingDataset(remote=str(root / "documents"), shuffle=True, pack=how)
+        dataset = StreamingDataset(remote=str(root / "documents"), shuffle=True, packing=how)
     kept = {"persistent_workers": True} if workers else {}
     loader = StreamingDataLoader(dataset, ROWS, num_workers=workers, **kept)
     column = "tokens" if pack is None else "input_ids"

@@ -30,11 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from lightning_streaming import Phase
 from lightning_streaming.formats.index import parse_index
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.mixture_phase import MixturePhase, settled_phases
 from lightning_streaming.loading.passes import drawn_sequence
-from lightning_streaming.loading.phase_options import settled_phases
 from lightning_streaming.loading.run import Machines, Run, new_run, resume
 from lightning_streaming.loading.run_order import RunRequest
 from lightning_streaming.loading.state import Cursor, read_state
@@ -76,18 +75,18 @@ _SHARD: dict[str, Any] = {
 }
 
 
-def make_phases(catalog: Catalog, count: int, last: float = 1.0) -> list[Phase]:
+def make_phases(catalog: Catalog, count: int, last: float = 1.0) -> dict[str, MixturePhase]:
     """Phases of random weights, which end one after another; ``last`` is a weight of the last one's."""
     rng, names = random.Random(0), catalog.stream_names
-    phases = []
+    phases: dict[str, MixturePhase] = {}
     for number in range(count):
         mixed = rng.sample(names, max(1, len(names) // 2)) if count - number > 1 else names
         mix: dict[str, Any] = {name: rng.uniform(0.1, 1) for name in mixed}
         if number % 2:
             mix = {name: [weight, rng.uniform(0.1, 1)] for name, weight in mix.items()}
-        phases.append(Phase(name=f"phase{number}", until=f"{100 * (number + 1) / count:.4f}%", mix=mix))
-    phases[-1] = Phase(name="last", mix={**phases[-1].mix, mixed[0]: last})
-    return phases
+        phases[f"phase{number}"] = MixturePhase(end=f"{100 * (number + 1) / count:.4f}%", mix=mix)
+    _, before = phases.popitem()
+    return {**phases, "last": MixturePhase(mix={**before.mix, mixed[0]: last})}
 
 
 # --- in a process of its own ---

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from lightning_streaming.loading.debug_config import DebugConfig as DebugConfig
     from lightning_streaming.loading.decode_config import DecodeConfig as DecodeConfig
     from lightning_streaming.loading.join_config import JoinConfig as JoinConfig
-    from lightning_streaming.loading.pack_options import Budget as Budget
-    from lightning_streaming.loading.pack_options import Pack as Pack
-    from lightning_streaming.loading.phase_options import Phase as Phase
+    from lightning_streaming.loading.mixture_phase import MixturePhase as MixturePhase
+    from lightning_streaming.loading.packing_config import PackingConfig as PackingConfig
     from lightning_streaming.loading.sample_access import LocalDataset as LocalDataset
     from lightning_streaming.loading.sample_key import KeyedBatch as KeyedBatch
     from lightning_streaming.loading.sample_key import SampleKey as SampleKey
     from lightning_streaming.loading.selection_config import SelectionConfig as SelectionConfig
     from lightning_streaming.loading.storage_config import StorageConfig as StorageConfig
     from lightning_streaming.loading.stream import Stream as Stream
+    from lightning_streaming.loading.token_budget import TokenBudget as TokenBudget
     from lightning_streaming.trainer.config import StreamingConfig as StreamingConfig
     from lightning_streaming.trainer.datamodule import StreamingDataModule as StreamingDataModule
     from lightning_streaming.trainer.monitor import StreamingMonitor as StreamingMonitor

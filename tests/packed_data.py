@@ -33,11 +33,11 @@ def write_documents(root: Path) -> Path:
     return root
 
 
-def packed_train(root: Path, *, pack: Any = None, **changes: Any) -> dict[str, Any]:
+def packed_train(root: Path, *, packing: Any = None, **changes: Any) -> dict[str, Any]:
     """The data of a run, as a configuration has it."""
     streams = {name: {"remote": str(root / name)} for name in LENGTHS}
-    told = {"column": "tokens", "capacity": CAPACITY, "window": 32, **(pack or {})}
-    return {"streams": streams, "pack": told, "shuffle": True, "num_canonical_nodes": 2, **changes}
+    told = {"column": "tokens", "capacity": CAPACITY, "window": 32, **(packing or {})}
+    return {"streams": streams, "packing": told, "shuffle": True, "num_canonical_nodes": 2, **changes}
 
 
 def packed_loader(

@@ -12,12 +12,13 @@ import yaml  # type: ignore[import-untyped]
 from lightning_streaming import StreamingDataset
 from lightning_streaming.trainer.config import config_of
 from tests.helpers import write_dataset
+from tests.schedules import schedule
 
 SIZES = {"code": 40, "math": 20, "web": 60}
 FIRST_ID = {name: 1000 * number for number, name in enumerate(SIZES)}
 PHASES: list[dict[str, Any]] = [
-    {"name": "broad", "until": 50, "mix": {"web": 0.9, "code": 0.1}},
-    {"name": "ramp", "until": "70%", "steps": 4, "mix": {"web": [0.9, 0.5], "code": [0.1, 0.3], "math": [0, 0.2]}},
+    {"name": "broad", "end": 50, "mix": {"web": 0.9, "code": 0.1}},
+    {"name": "ramp", "end": "70%", "steps": 4, "mix": {"web": [0.9, 0.5], "code": [0.1, 0.3], "math": [0, 0.2]}},
     {"name": "anneal", "mix": {"math": 3, "code": 2}, "max_repeats": {"math": 4}},
 ]
 
@@ -29,10 +30,10 @@ def write_streams(root: Path) -> Path:
     return root
 
 
-def phased_train(root: Path, **changes: Any) -> dict[str, Any]:
+def phased_train(root: Path, phases: Sequence[Any] = PHASES, **changes: Any) -> dict[str, Any]:
     """The data of a run, as a configuration has it."""
     streams = {name: {"remote": str(root / name)} for name in SIZES}
-    return {"streams": streams, "phases": PHASES, "epoch_size": 120, "num_canonical_nodes": 4, **changes}
+    return {"streams": streams, "schedule": schedule(phases), "epoch_size": 120, "num_canonical_nodes": 4, **changes}
 
 
 def write_config(path: Path, train: dict[str, Any], data: dict[str, Any] | None = None, **trainer: Any) -> Path:

@@ -11,8 +11,8 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from lightning_streaming import Phase
-from lightning_streaming.loading.phase_options import settled_phases
+from lightning_streaming import MixturePhase
+from lightning_streaming.loading.mixture_phase import settled_phases
 from lightning_streaming.order.phases import planned
 
 MILLION = 1_000_000
@@ -20,11 +20,11 @@ EPOCH_SIZE = 1000 * MILLION
 SIZES = {"web": 1500 * MILLION, "code": 120 * MILLION, "math": 25 * MILLION}
 """Samples of each stream."""
 COLOURS = {"web": "tab:blue", "code": "tab:orange", "math": "tab:green"}
-PHASES = [
-    Phase(name="broad", until="800m", mix={"web": 0.9, "code": 0.1}),
-    Phase(name="ramp", until="950m", mix={"web": [0.9, 0.5], "code": [0.1, 0.3], "math": [0, 0.2]}),
-    Phase(name="anneal", mix={"math": 0.6, "code": 0.4}, max_repeats={"math": 4}),
-]
+PHASES = {
+    "broad": MixturePhase(end="800m", mix={"web": 0.9, "code": 0.1}),
+    "ramp": MixturePhase(end="950m", mix={"web": [0.9, 0.5], "code": [0.1, 0.3], "math": [0, 0.2]}),
+    "anneal": MixturePhase(mix={"math": 0.6, "code": 0.4}, max_repeats={"math": 4}),
+}
 
 
 def main() -> None:

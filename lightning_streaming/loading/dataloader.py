@@ -25,8 +25,8 @@ from lightning_streaming.loading.dataset_options import check_batch_of_budget
 from lightning_streaming.loading.following import read_appended
 from lightning_streaming.loading.measures import BatchMeasures, LoaderStatistics, StatisticsCollector
 from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass
-from lightning_streaming.loading.pack_options import Budget, Pack
 from lightning_streaming.loading.pack_types import alike_batches
+from lightning_streaming.loading.packing_config import PackingConfig
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.position import position_of, run_of
 from lightning_streaming.loading.run import OnMismatch
@@ -42,6 +42,7 @@ from lightning_streaming.loading.sample_key import (
 from lightning_streaming.loading.sample_log import last_sample
 from lightning_streaming.loading.shared_memory import make_slots
 from lightning_streaming.loading.state import Cursor, PassStart
+from lightning_streaming.loading.token_budget import TokenBudget
 from lightning_streaming.order.partition import Partition
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.signatures import check_accepts
@@ -123,7 +124,7 @@ class StreamingDataLoader(AcceleratedLoader):
             raise ConfigError("pass batch_size= to the dataset or to the loader", option="batch_size")
         batch_size = check_whole("batch_size", batch_size, 1)
         packing = passes_of(dataset).run.asked.pack
-        if isinstance(packing, Budget):
+        if isinstance(packing, TokenBudget):
             check_batch_of_budget(batch_size)
         if dataset.batch_size not in (None, batch_size):
             raise ConfigError(
@@ -156,11 +157,11 @@ class StreamingDataLoader(AcceleratedLoader):
         if kwargs.get("collate_fn") is not None:
             check_accepts(kwargs["collate_fn"], "collate_fn", "(samples)", [])
         super().__init__(dataset, batch_size=batch_size, **kwargs)
-        if isinstance(packing, Budget) and packing.column is None and self.collate_fn is default_collate:
+        if isinstance(packing, TokenBudget) and packing.column is None and self.collate_fn is default_collate:
             raise ConfigError(
-                "budget has no column=, so nobody knows what of the documents to pad",
+                "token_budget has no column=, so nothing says what of the documents to pad",
                 hint="name it, or pass the loader a collate_fn= (in a data module, override collate)",
-                option="budget.column",
+                option="token_budget.column",
             )
         self._samples_per_batch = batch_size
         passes_of(dataset).run.read_by(batch_size, self.drop_last)
@@ -392,7 +393,7 @@ class LoaderPass(Iterator[Any]):
         told = self._loader._progress.told_keys
         if told is not None:
             told.append(keys)
-        of_packs = isinstance(passes_of(self._loader.dataset).run.asked.pack, Pack)
+        of_packs = isinstance(passes_of(self._loader.dataset).run.asked.pack, PackingConfig)
         batch = add_valid(batch, keys, of_packs=of_packs) if self._return_valid_mask else batch
         return KeyedBatch(batch, keys) if self._return_keys else batch
 

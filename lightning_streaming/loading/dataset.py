@@ -74,7 +74,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         selections = selections_of(named, defaults)
         joins = {name: stream.join_sources(name, defaults) for name, stream in named.items()}
         unsafe, limit = options.allow_unsafe_types, options.cache_bytes()
-        pack = options.packing()
+        pack = options.documents()
         lengths = None if pack is None else pack.request()
         decode, bad = group_of(options, DecodeConfig), group_of(options, BadSamplesConfig)
         source = SampleSource(caches, unsafe, options.columns, limit, selections, joins, lengths, decode.columns)

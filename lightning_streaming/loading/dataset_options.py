@@ -16,11 +16,12 @@ from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
 from lightning_streaming.loading.debug_config import DebugConfig
 from lightning_streaming.loading.decode_config import DecodeConfig
 from lightning_streaming.loading.join_config import JoinConfig, Joins
-from lightning_streaming.loading.option_groups import OptionGroup, group_of, named_groups, store_group
-from lightning_streaming.loading.pack_options import Budget, Pack, Packing, parse_packing
-from lightning_streaming.loading.phase_options import Phase, check_all_streams_are_read, listed_phases, settled_phases
+from lightning_streaming.loading.mixture_phase import Schedule, check_all_streams_are_read, named_phases, settled_phases
+from lightning_streaming.loading.option_groups import OptionGroup, as_group, group_of, named_groups, store_group
+from lightning_streaming.loading.packing_config import Packing, PackingConfig
 from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.stream import Asked, Stream, StreamDefaults, named_streams
+from lightning_streaming.loading.token_budget import TokenBudget
 from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.settings import OrderSettings, stretched_seed
 from lightning_streaming.order.skips import parse_batch_ranges
@@ -46,25 +47,27 @@ class StreamOptions:
         remote: Where the only stream's shards come from: a path, or any URL fsspec knows (s3://, gs://, https://, ...).
         local: The only stream's directory on this node. None: under the user's cache directory, or none at all where
             ``remote`` is a path of this machine.
-        phases: Mixtures of the streams that follow each other within an epoch, in place of ``proportion``, ``repeat``
-            and ``choose``: each a :class:`~lightning_streaming.Phase`, or a mapping of its arguments; see
-            docs/mixtures.md.
+        schedule: Mixtures of the streams that follow each other within an epoch, in place of ``proportion``, ``repeat``
+            and ``choose``: by name in the order in which they are read, fields of
+            :class:`~lightning_streaming.MixturePhase`; see docs/mixtures.md.
         join: Datasets whose columns are added to the samples of the only stream, by name: fields of
             :class:`~lightning_streaming.JoinConfig`, like ``{"captions": {"remote": "s3://captions", "key": "id"}}``.
-        pack: How documents are brought together into packs of tokens, for language models: arguments of
-            :class:`~lightning_streaming.Pack`, like ``{"column": "tokens", "capacity": 8192}``. See docs/packing.md.
-        budget: How many tokens a batch may have, in place of a number of samples: batches are then groups of whole
-            documents of about one length, padded to the longest. Arguments of :class:`~lightning_streaming.Budget`,
-            like ``{"column": "tokens", "tokens": 65536}``. See docs/packing.md.
+        packing: Packing of documents into rows of equally many tokens, for language models: fields of
+            :class:`~lightning_streaming.PackingConfig`, like ``{"column": "tokens", "capacity": 8192}``. See
+            docs/packing.md.
+        token_budget: Tokens that a batch may have, in place of a number of samples: batches are then groups of whole
+            documents of about one length, padded to the longest. Fields of
+            :class:`~lightning_streaming.TokenBudget`, like ``{"column": "tokens", "tokens": 65536}``. See
+            docs/packing.md.
     """
 
     streams: Asked | None = None
     remote: str | None = field(default=None, repr=False)
     local: str | None = None
-    phases: Sequence[Phase | Mapping[str, Any]] | None = None
+    schedule: Schedule | None = None
     join: Joins | None = field(default=None, repr=False)
-    pack: Pack | Mapping[str, Any] | None = None
-    budget: Budget | Mapping[str, Any] | None = None
+    packing: PackingConfig | Mapping[str, Any] | None = None
+    token_budget: TokenBudget | Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
     def __post_init__(self) -> None:
         OrderSettings.__post_init__(self)
         StreamDefaults.__post_init__(self)
-        for kind in (BadSamplesConfig, DecodeConfig, DebugConfig):
+        for kind in (PackingConfig, TokenBudget, BadSamplesConfig, DecodeConfig, DebugConfig):
             store_group(self, kind)
         for name in _TRUTHS:
             check_truth(name, getattr(self, name))
@@ -119,15 +122,13 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         store_whole(self, "predownload", 1, or_none=True)
         store_whole(self, "replication", 1, or_none=True)
         parse_batch_ranges(self.skip, "skip")
-        object.__setattr__(self, "phases", listed_phases(self.phases))
-        object.__setattr__(self, "pack", parse_packing(Pack, self.pack))
-        object.__setattr__(self, "budget", parse_packing(Budget, self.budget))
+        object.__setattr__(self, "schedule", named_phases(self.schedule) or None)
         self._check_packing(self.settled_phases())
         object.__setattr__(self, "join", named_groups(JoinConfig, self.join))
 
-    def packing(self) -> Packing | None:
-        """How documents are brought together; None if they are not."""
-        return parse_packing(Pack, self.pack) or parse_packing(Budget, self.budget)
+    def documents(self) -> Packing | None:
+        """Return how documents are packed, or grouped within a budget; None if they are not."""
+        return as_group(PackingConfig, self.packing) or as_group(TokenBudget, self.token_budget)
 
     def _check_decoding(self) -> None:
         decode = group_of(self, DecodeConfig)
@@ -146,23 +147,28 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
             )
 
     def _check_packing(self, phases: Sequence[SettledPhase]) -> None:
-        packing = self.packing()
-        if packing is None:
+        documents = self.documents()
+        if documents is None:
             return
-        if self.pack is not None and self.budget is not None:
+        if self.packing is not None and self.token_budget is not None:
             raise ConfigError(
-                "pack makes rows of equally many tokens, and budget batches of whole documents; give one of them"
+                "packing makes rows of equally many tokens, and token_budget batches of whole documents",
+                hint="give one of them",
+                option="token_budget",
             )
         if self.batching_method != "random":
             raise ConfigError(
-                f"{packing.option} brings documents together whatever their stream, and batching_method="
-                f"{self.batching_method!r} composes batches by stream; use batching_method='random'"
+                f"{documents.option} mixes documents of all streams, and batching_method={self.batching_method!r} "
+                "composes batches by stream",
+                hint="use batching_method='random'",
+                option="batching_method",
             )
-        cut = [phase.name for phase in phases if phase.cut is not None]
-        if cut:
+        ended = [phase.name for phase in phases if phase.cut is not None]
+        if ended:
             raise ConfigError(
-                f"phases.{cut[0]}.cut counts samples, and with {packing.option}= places are packs; leave one of them "
-                "out"
+                f"schedule.{ended[0]}.ended_at counts samples, and with {documents.option} positions are packs",
+                hint="leave one of them out",
+                option=f"schedule.{ended[0]}.ended_at",
             )
 
     def samples_per_epoch(self) -> int | None:
@@ -184,26 +190,33 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         Raises:
             ConfigError: They cannot follow each other so, or the streams do not fit them.
         """
-        phases = listed_phases(self.phases)
-        if phases is None:
+        phases = named_phases(self.schedule)
+        if not phases:
             return ()
         if not isinstance(self.streams, Mapping):
-            raise ConfigError("phases name streams, so streams= must map names to them, like {'web': Stream(...)}")
+            raise ConfigError(
+                "schedule names streams, so streams= must map names to them, like {'web': Stream(...)}",
+                option="streams",
+            )
         weighted = [
             name for name, one in self.streams.items() if isinstance(one, Stream) and not one.weight().is_unsaid
         ]
         if weighted:
             raise ConfigError(
-                f"phases say how much is read of each stream, so stream {weighted[0]!r} can have no proportion, repeat "
-                "or choose; leave these, or phases, out"
+                f"schedule sets how much is read of each stream, so stream {weighted[0]!r} can have no proportion, "
+                "repeat or choose",
+                hint="leave these, or schedule, out",
+                option="schedule",
+                stream=weighted[0],
             )
         check_all_streams_are_read(phases, self.streams)
         size = self.samples_per_epoch()
         if size is None and self.epoch_size is not None:
             raise ConfigError(
-                f"epoch_size={self.epoch_size!r} means all samples of the streams, but with phases the weights decide "
-                "what an epoch reads; give its samples, like 800m, or leave epoch_size out and end the last phase with "
-                "until"
+                f"epoch_size={self.epoch_size!r} means all samples of the streams, but with a schedule the weights "
+                "decide what an epoch reads",
+                hint="give its samples, like 800m, or leave epoch_size out and give the last phase an end",
+                option="epoch_size",
             )
         return settled_phases(phases, size)
 
@@ -213,8 +226,8 @@ class DatasetOptions(DataOptions):
     """All that a dataset is asked for.
 
     Args:
-        batch_size: Samples per batch on each rank. The loader gives its own if this is None. With ``budget`` a batch is
-            one group, so it is 1.
+        batch_size: Samples per batch on each rank. The loader gives its own if this is None. With ``token_budget`` a
+            batch is one group, so it is 1.
         transform: Applied to each decoded sample in the worker. If it has a parameter ``rng`` it is given a
             ``numpy.random.Generator`` keyed by the sample, so that augmentation survives any resume. ``dataset[i]``
             applies it too.
@@ -232,7 +245,7 @@ class DatasetOptions(DataOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         store_whole(self, "batch_size", 1, or_none=True)
-        if self.budget is not None:
+        if self.token_budget is not None:
             check_batch_of_budget(1 if self.batch_size is None else self.batch_size)
             object.__setattr__(self, "batch_size", 1)
         if not isinstance(self.stream_config or {}, Mapping):
@@ -281,7 +294,6 @@ class DatasetOptions(DataOptions):
             "epoch_size": self.samples_per_epoch(),
             "cache_limit": self.cache_bytes(),
             "streams": {name: _describe_stream(stream) for name, stream in streams.items()},
-            "phases": [vars(one) for one in listed_phases(self.phases) or ()] or None,
         }
         asked = {name: value for name, value in vars(self).items() if name not in _NOT_SHOWN}
         return describe("StreamingDataset", {**asked, **parsed})
@@ -298,9 +310,11 @@ def check_batch_of_budget(batch_size: int) -> None:
     """
     if batch_size != 1:
         raise ConfigError(
-            f"with budget= each batch is one group, of as many documents as budget.tokens allows, so batch_size must "
-            f"be 1, but is {batch_size}; leave it out (of a data module: batch_size for train, eval_batch_size for the "
-            "other stages), and change budget.tokens"
+            "with token_budget each batch is one group, of as many documents as token_budget.tokens allows, so "
+            f"batch_size must be 1, but is {batch_size}",
+            hint="leave it out (of a data module: batch_size for train, eval_batch_size for the other stages), and "
+            "change token_budget.tokens",
+            option="batch_size",
         )
 
 
@@ -330,7 +344,7 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
-    if isinstance(value, OptionGroup | Packing):
+    if isinstance(value, OptionGroup):
         return _plain(value.described())
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_streaming.loading.pack_options import Budget
 from lightning_streaming.loading.pack_types import BarePack, ColumnTypes
 from lightning_streaming.loading.pack_values import (
     PackBatch,
@@ -27,6 +26,7 @@ from lightning_streaming.loading.pack_values import (
     typed_columns,
     values_of,
 )
+from lightning_streaming.loading.token_budget import TokenBudget
 from lightning_streaming.order.packs import PackRows
 
 
@@ -45,7 +45,7 @@ class Group(list[Any]):
 
 
 def groups_of(
-    samples: Iterator[Any], pieces: PackRows, budget: Budget, types: ColumnTypes
+    samples: Iterator[Any], pieces: PackRows, budget: TokenBudget, types: ColumnTypes
 ) -> Generator[Group, None, None]:
     """Groups of documents that were made one by one.
 
@@ -64,7 +64,7 @@ def groups_of(
         yield Group(documents, rows, types)
 
 
-def _shortened(budget: Budget, document: Any, length: int) -> Any:
+def _shortened(budget: TokenBudget, document: Any, length: int) -> Any:
     """A document with its first tokens alone."""
     values = {name: values_of(budget, name, document)[:length] for name in budget.columns}
     return {**document, **values} if isinstance(document, Mapping) else values
@@ -76,7 +76,7 @@ def spans_of(rows: PackRows) -> PackSpans:
     return PackSpans.of(apart, len(rows.packs), int(rows.lengths.max()))
 
 
-def padded(budget: Budget, group: Group) -> PackBatch:
+def padded(budget: TokenBudget, group: Group) -> PackBatch:
     """The batch of a group of documents.
 
     Raises:
@@ -90,7 +90,7 @@ def padded(budget: Budget, group: Group) -> PackBatch:
 
 
 def batch_of_group(
-    budget: Budget, columns: Mapping[str, NDArray[Any]], spans: PackSpans, types: ColumnTypes
+    budget: TokenBudget, columns: Mapping[str, NDArray[Any]], spans: PackSpans, types: ColumnTypes
 ) -> PackBatch:
     """The batch of a group.
 
@@ -105,7 +105,7 @@ def batch_of_group(
     return {**typed_columns(budget, columns, spans, types), "lengths": torch.from_numpy(lengths)}
 
 
-def _filled(budget: Budget, name: str, group: Group, spans: PackSpans) -> NDArray[Any]:
+def _filled(budget: TokenBudget, name: str, group: Group, spans: PackSpans) -> NDArray[Any]:
     values = np.concatenate(taken_of(budget, name, group, spans.rows, group.types))
     filled = filling(budget, name, spans.num_packs * spans.capacity, values.dtype, group.types)
     are_there = np.repeat(~np.isin(np.arange(len(group)), missing_of(group)), spans.rows.lengths)

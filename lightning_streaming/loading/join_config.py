@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.shard_table import check_selection
-from lightning_streaming.loading.option_groups import OptionGroup, store_group
+from lightning_streaming.loading.option_groups import OptionGroup, fields_of, store_group
 from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.storage import mask_url
@@ -60,11 +60,8 @@ class JoinConfig(OptionGroup):
             )
         if not isinstance(self.prefix, str):
             raise ConfigError(f"join.prefix must be a text, but is {self.prefix!r}", option="join.prefix")
-        try:
+        with fields_of("join"):
             object.__setattr__(self, "columns", check_selection(self.columns))
-        except ConfigError as error:
-            error.option = "join.columns"
-            raise
         store_group(self, StorageConfig)
 
     def __repr__(self) -> str:

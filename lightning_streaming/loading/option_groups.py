@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -74,6 +75,17 @@ def store_group(options: object, kind: type[OptionGroup]) -> None:
     object.__setattr__(options, kind.option, as_group(kind, getattr(options, kind.option)))
 
 
+@contextmanager
+def fields_of(option: str) -> Iterator[None]:
+    """Have errors of checks that know no groups name the field with its group."""
+    try:
+        yield
+    except ConfigError as error:
+        error.args = (f"{option}.{error.args[0]}",)
+        error.option = f"{option}.{error.option}"
+        raise
+
+
 def named_groups(
     kind: type[_Group], groups: Mapping[str, _Group | Mapping[str, Any]] | None
 ) -> Mapping[str, _Group] | None:
@@ -99,7 +111,7 @@ def _named(kind: type[_Group], name: object, group: Any) -> _Group:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"names in {option} must be texts, but one is {name!r}", option=option)
     try:
-        return as_group(kind, group) or kind()
+        named: _Group | None = as_group(kind, {} if group is None else group)
     except ConfigError as error:
         field = (error.option or option).removeprefix(option).removeprefix(".")
         text = str(error.args[0])
@@ -108,3 +120,5 @@ def _named(kind: type[_Group], name: object, group: Any) -> _Group:
         error = error.with_context(f"{option}.{name}")
         error.option = f"{option}.{name}.{field}".rstrip(".")
         raise error from None
+    assert named is not None, "it is a mapping or an object"
+    return named

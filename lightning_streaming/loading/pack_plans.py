@@ -17,7 +17,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.loading.document_lengths import CatalogLengths
 from lightning_streaming.loading.order_files import made_once
-from lightning_streaming.loading.pack_options import Packing
+from lightning_streaming.loading.packing_config import Packing
 from lightning_streaming.loading.saved_fingerprint import SavedPacking
 from lightning_streaming.order.pack_plan import PackPlan
 from lightning_streaming.order.packed import PackedEpoch, PackedPart, plan_epoch

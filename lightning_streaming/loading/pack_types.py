@@ -19,7 +19,7 @@ from lightning_streaming.formats.columns import encodings_of
 from lightning_streaming.formats.encodings import encoding
 from lightning_streaming.formats.values import NdarrayEncoding
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.pack_options import Packing
+from lightning_streaming.loading.packing_config import Packing
 
 DType = np.dtype[Any]
 _Measures = TypeVar("_Measures")

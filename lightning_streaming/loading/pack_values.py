@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import SampleError
 from lightning_streaming.loading.bad_samples import MISSING
-from lightning_streaming.loading.pack_options import Pack, Packing, fits
 from lightning_streaming.loading.pack_types import BarePack, ColumnTypes, converted
+from lightning_streaming.loading.packing_config import Packing, PackingConfig, fits
 from lightning_streaming.order.packs import PackRows
 
 _COUNT = np.dtype(np.int64)
@@ -120,7 +120,9 @@ PackBatch = dict[str, Any]
 """Tensors by name, and the number "max_seqlen"."""
 
 
-def batch_of(pack: Pack, columns: Mapping[str, NDArray[Any]], spans: PackSpans, types: ColumnTypes) -> PackBatch:
+def batch_of(
+    pack: PackingConfig, columns: Mapping[str, NDArray[Any]], spans: PackSpans, types: ColumnTypes
+) -> PackBatch:
     """A batch of packs.
 
     Args:
@@ -186,7 +188,7 @@ def part_of(rows: PackRows, some: slice, first_pack: int) -> PackRows:
 
 
 def packs_of(
-    samples: Iterator[Any], pieces: PackRows, pack: Pack, types: ColumnTypes
+    samples: Iterator[Any], pieces: PackRows, pack: PackingConfig, types: ColumnTypes
 ) -> Generator[PackBatch, None, None]:
     """Packs of documents that were made one by one, each as a batch of its own.
 
@@ -215,7 +217,9 @@ def documents_of(samples: Iterator[Any], pieces: PackRows) -> Iterator[tuple[Pac
         yield part_of(pieces, slice(start, stop), number), list(islice(samples, stop - start))
 
 
-def _filled(pack: Pack, name: str, documents: Sequence[Any], rows: PackRows, types: ColumnTypes) -> NDArray[Any]:
+def _filled(
+    pack: PackingConfig, name: str, documents: Sequence[Any], rows: PackRows, types: ColumnTypes
+) -> NDArray[Any]:
     """The values of a column in one pack, of shape (1, capacity)."""
     whole = np.concatenate(taken_of(pack, name, documents, rows, types))
     return np.concatenate([whole, filling(pack, name, pack.capacity - len(whole), whole.dtype, types)])[None]

@@ -16,7 +16,6 @@ from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import FlatColumn
 from lightning_streaming.loading.batches import GATHERED_BYTES
 from lightning_streaming.loading.group_values import batch_of_group, spans_of
-from lightning_streaming.loading.pack_options import Budget, Pack
 from lightning_streaming.loading.pack_types import converted
 from lightning_streaming.loading.pack_values import (
     PackBatch,
@@ -28,10 +27,14 @@ from lightning_streaming.loading.pack_values import (
     filling,
     part_of,
 )
+from lightning_streaming.loading.packing_config import PackingConfig
 from lightning_streaming.loading.reading import Reading, Window, WorkerPass, by_shard
+from lightning_streaming.loading.token_budget import TokenBudget
 
 
-def read_pack_tables(of_pass: WorkerPass, pack: Pack, *, drop_last: bool) -> Generator[list[PackBatch], None, None]:
+def read_pack_tables(
+    of_pass: WorkerPass, pack: PackingConfig, *, drop_last: bool
+) -> Generator[list[PackBatch], None, None]:
     """The worker's batches in order, some at a time; what is stored is joined without a look at single documents.
 
     Args:
@@ -77,7 +80,7 @@ def read_pack_tables(of_pass: WorkerPass, pack: Pack, *, drop_last: bool) -> Gen
                 first, together = last, max(1, min(2 * together, GATHERED_BYTES // max(1, size)))
 
 
-def read_group_tables(of_pass: WorkerPass, budget: Budget) -> Generator[list[PackBatch], None, None]:
+def read_group_tables(of_pass: WorkerPass, budget: TokenBudget) -> Generator[list[PackBatch], None, None]:
     """The same of groups of a budget, one by one: each is a batch."""
     with of_pass.begun() as reading:
         join = _Join(of_pass, reading)

@@ -25,8 +25,8 @@ from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
 from lightning_streaming.loading.measures import BatchMeter
 from lightning_streaming.loading.missing_ids import MissingIds
 from lightning_streaming.loading.order_files import OrderAhead, shared_order
-from lightning_streaming.loading.pack_options import Packing
 from lightning_streaming.loading.pack_types import ColumnTypes, stored_types
+from lightning_streaming.loading.packing_config import Packing
 from lightning_streaming.loading.reading import WorkerPartition, WorkerPass
 from lightning_streaming.loading.run import (
     Epoch,

@@ -41,9 +41,9 @@ def _why(one: Difference, saved: SavedPosition, asked: dict[str, SettledPhase]) 
     if field == "end" and phase.written is not None:
         size = next(reversed(asked.values())).planned_stop  # that of the last phase, which ends with the epoch
         yield (
-            f"phases.{name}.until is written as {phase.written} of epoch_size, which is {size} now; to keep it where "
+            f"schedule.{name}.end is written as {phase.written} of epoch_size, which is {size} now; to keep it where "
             f"it was, write {one.saved}."
         )
     if field == "ended_at" and one.saved == "'absent'" and phase.cut is not None and not epoch and phase.cut < sample:
         stands = f"sample {sample}, where the checkpoint stands"
-        yield f"phases.{name}.cut={phase.cut} lies before {stands}; cut there or later."
+        yield f"schedule.{name}.ended_at={phase.cut} lies before {stands}; end it there or later."

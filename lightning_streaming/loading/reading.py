@@ -25,8 +25,8 @@ from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.loading.bad_samples import BadSamples
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.measures import BatchMeter
-from lightning_streaming.loading.pack_options import Packing
 from lightning_streaming.loading.pack_types import ColumnTypes
+from lightning_streaming.loading.packing_config import Packing
 from lightning_streaming.loading.prefetch import (
     BatchShards,
     LastUses,

@@ -18,8 +18,8 @@ from lightning_streaming.loading.catalog import Catalog, Extent
 from lightning_streaming.loading.fingerprint import Fingerprint
 from lightning_streaming.loading.growth import NO_GROWTH, Growth
 from lightning_streaming.loading.order_files import shared_order
-from lightning_streaming.loading.pack_options import Packing
 from lightning_streaming.loading.pack_plans import EpochPacker
+from lightning_streaming.loading.packing_config import Packing
 from lightning_streaming.loading.state import Cursor, SavedPosition
 from lightning_streaming.order.batchings import Batched, batched
 from lightning_streaming.order.draw import Draw, Shuffled, drawn_here

@@ -25,11 +25,12 @@ from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.cut_documents import CutDocuments
 from lightning_streaming.loading.group_values import groups_of
-from lightning_streaming.loading.pack_options import Budget, Pack, Packing
 from lightning_streaming.loading.pack_values import packs_of
+from lightning_streaming.loading.packing_config import Packing, PackingConfig
 from lightning_streaming.loading.reading import Reading, Window, WorkerPass, decoded, located
 from lightning_streaming.loading.sample_key import Row
 from lightning_streaming.loading.sample_source import DecodeSample
+from lightning_streaming.loading.token_budget import TokenBudget
 from lightning_streaming.loading.transform import KeyedSample
 
 _LAST_USE, _BATCH_ENDS, _IS_PIECE = 1, 2, 4
@@ -75,9 +76,9 @@ def _packed(of_pass: WorkerPass, samples: Generator[Any, None, None], pack: Pack
             types.check_stored()
         for window in located(of_pass.make_partition(), of_pass.source.catalog):
             assert window.pieces is not None, "as of packs"
-            if isinstance(pack, Pack):
+            if isinstance(pack, PackingConfig):
                 yield from packs_of(samples, window.pieces, pack, types)
-            elif isinstance(pack, Budget):
+            elif isinstance(pack, TokenBudget):
                 yield from groups_of(samples, window.pieces, pack, types)
 
 

@@ -40,14 +40,15 @@ from lightning_streaming.loading.batches import Batches, read_tables
 from lightning_streaming.loading.collation import Collate, CollateError, collated, stacked
 from lightning_streaming.loading.group_values import padded
 from lightning_streaming.loading.growth import NO_GROWTH, Growth
-from lightning_streaming.loading.pack_options import Budget, Pack, Packing
 from lightning_streaming.loading.pack_values import collate_packs
 from lightning_streaming.loading.packed_batches import read_group_tables, read_pack_tables
+from lightning_streaming.loading.packing_config import Packing, PackingConfig
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.sample_key import Replacement, SampleKey
 from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, shared
 from lightning_streaming.loading.state import PassStart
+from lightning_streaming.loading.token_budget import TokenBudget
 from lightning_streaming.loading.transform import kind_of, rng_of_worker, seed_global_generators, told_keys
 
 if TYPE_CHECKING:
@@ -271,9 +272,9 @@ class WorkerBatches(IterableDataset[BatchGroup]):
 
     def _made(self, of_pass: WorkerPass, batch_size: int) -> Generator[Batches, None, None]:
         if of_pass.pack is not None and self._is_collated_here() and of_pass.may_be_joined():
-            if isinstance(of_pass.pack, Pack):
+            if isinstance(of_pass.pack, PackingConfig):
                 return read_pack_tables(of_pass, of_pass.pack, drop_last=self._drop_last)
-            if isinstance(of_pass.pack, Budget):
+            if isinstance(of_pass.pack, TokenBudget):
                 return read_group_tables(of_pass, of_pass.pack)
         if of_pass.pack is None and self._is_collated_here() and of_pass.may_be_tables():
             return self._cut_out(of_pass)
@@ -284,7 +285,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         if not places or not self.dataset._iterates_as_usual():
             return ""
         keys = of_pass.keys_of_batch(batch)
-        if isinstance(of_pass.pack, Pack):  # whose places are those of packs
+        if isinstance(of_pass.pack, PackingConfig):  # whose places are those of packs
             return told_keys(keys)
         replaced = {} if of_pass.bad is None else {one.position: one for one in of_pass.bad.take_replacements()}
         return told_keys([_delivered(keys[place], replaced) for place in places])
@@ -317,7 +318,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
     def _batch_of(self, pack: Packing | None) -> Collate:
         """Makes batches of what the dataset hands out: samples, packs, or one group of samples."""
         collate, is_default = self._collate, self._collate is default_collate
-        if isinstance(pack, Budget):
+        if isinstance(pack, TokenBudget):
             budget = pack
             return lambda groups: padded(budget, groups[0]) if is_default else _collated_group(collate, groups[0])
         if is_default and pack is not None:

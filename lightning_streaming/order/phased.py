@@ -107,9 +107,9 @@ class Mixture:
         """Return the error of an epoch that would read phases again of which one was cut."""
         cut = next(phase for phase in self.plan.phases if phase.cut is not None)
         return ConfigError(
-            f"epoch {epoch} would read phases again of which one was cut (phases.{cut.name}.cut={cut.cut})",
+            f"epoch {epoch} would read phases again of which one was ended (schedule.{cut.name}.ended_at={cut.cut})",
             hint="end the run with its first epoch (max_epochs=1)",
-            option=f"phases.{cut.name}.cut",
+            option=f"schedule.{cut.name}.ended_at",
         )
 
     def shuffled(self, epoch: int, step: int, draw: Draw = drawn_here) -> Shuffled:

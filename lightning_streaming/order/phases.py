@@ -155,10 +155,10 @@ class StepPlan:
             for name, _ in phase.begin:
                 if name not in names:
                     raise ConfigError(
-                        f"phases.{phase.name}.mix reads stream {name!r}, and the streams are "
+                        f"schedule.{phase.name}.mix reads stream {name!r}, and the streams are "
                         f"{', '.join(map(repr, names))}",
                         hint="add it to streams, or leave it out of the mix",
-                        option=f"phases.{phase.name}.mix",
+                        option=f"schedule.{phase.name}.mix",
                         stream=name,
                     )
 
@@ -181,7 +181,7 @@ class StepPlan:
                         f"by the end of phase {phase.name!r}, stream {name!r} would have been read {repeats:.4g} times "
                         f"({drawn[name]} of its {passes(name).size} samples), and max_repeats allows {most:g}",
                         hint="lower its weight, end the phase earlier, add data, or allow more",
-                        option=f"phases.{phase.name}.max_repeats",
+                        option=f"schedule.{phase.name}.max_repeats",
                         stream=name,
                     )
 
@@ -275,19 +275,19 @@ class _Planner:
         cut = phase.cut
         if cut is not None and not borders[0] < cut <= borders[-1]:
             raise ConfigError(
-                f"phases.{phase.name}.cut is {cut}, and the phase reads the samples from {borders[0]} up to "
+                f"schedule.{phase.name}.ended_at is {cut}, and the phase reads the samples from {borders[0]} up to "
                 f"{borders[-1]}",
                 hint="cut it where it was read, or leave the cut out",
-                option=f"phases.{phase.name}.cut",
+                option=f"schedule.{phase.name}.ended_at",
             )
         begin, end = (_shares(mix, self._place_of) for mix in (phase.begin, phase.end))
         count = len(borders) - 1
         if len(self._of_phase) + count > MOST_STEPS:
             raise ConfigError(
-                f"phases.{phase.name}.steps: {count} are needed besides the {len(self._of_phase)} of the phases before "
-                f"it, and an epoch can have {MOST_STEPS}",
+                f"schedule.{phase.name}.steps: {count} are needed besides {len(self._of_phase)} of earlier phases, and "
+                f"an epoch can have {MOST_STEPS}",
                 hint="ask for fewer",
-                option=f"phases.{phase.name}.steps",
+                option=f"schedule.{phase.name}.steps",
             )
         for place, (start, stop) in enumerate(pairwise(borders)):
             # The middle of the step stands for all of it.
@@ -326,18 +326,18 @@ def _step_borders(phase: SettledPhase, start: int, nodes: int, longest_step: int
     stop = start - (start - phase.planned_stop) // nodes * nodes
     if stop <= start:
         raise ConfigError(
-            f"phases.{phase.name}.until is {phase.planned_stop}, and the phase before it ends at {start}: a phase "
+            f"schedule.{phase.name}.end is {phase.planned_stop}, and the phase before it ends at {start}: a phase "
             f"needs a sample for each of the {nodes} canonical nodes",
             hint="end it later, or set num_canonical_nodes lower",
-            option=f"phases.{phase.name}.until",
+            option=f"schedule.{phase.name}.end",
         )
     most = (stop - start) // nodes
     count = min(max(phase.steps, -(-(stop - start) // longest_step)), most)
     if count > MOST_STEPS:
         raise ConfigError(
-            f"phases.{phase.name}.steps: {count} are needed, and an epoch can have {MOST_STEPS}",
+            f"schedule.{phase.name}.steps: {count} are needed, and an epoch can have {MOST_STEPS}",
             hint="ask for fewer, or end the phase earlier",
-            option=f"phases.{phase.name}.steps",
+            option=f"schedule.{phase.name}.steps",
         )
     inner = [(2 * ((stop - start) * place // count) + nodes) // (2 * nodes) * nodes for place in range(1, count)]
     return [start, *(start + one for one in inner), stop]

@@ -65,7 +65,7 @@ class StepDraws:
         raise ConfigError(
             f"phase {phase.name!r} reads stream {missing!r}, which is not among the streams",
             hint=why,
-            option=f"phases.{phase.name}.mix",
+            option=f"schedule.{phase.name}.mix",
             stream=missing,
         )
 

@@ -71,7 +71,7 @@ class WindowPacker:
             f"the document at position {first_window * self.settings.window + place} of the epoch's order has "
             f"{lengths[place]} tokens, more than {name}={self.settings.capacity} with longer='error'",
             hint=f"pass longer={ways}'truncate' or 'drop', or a larger {name}",
-            option="budget.longer" if is_budget else "pack.longer",
+            option="token_budget.longer" if is_budget else "packing.longer",
         )
 
 

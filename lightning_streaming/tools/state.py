@@ -253,8 +253,9 @@ def branch(args: Namespace) -> int:
     running = list(phases)[-1] if phases else ""
     is_at_end = not phases or sample == phases[running].end
     if args.json:
-        cut = None if is_at_end else sample
-        print_json({"file": args.checkpoint, "loader": loader, "phases": list(phases), "cut": cut, "sample": sample})
+        ended_at = None if is_at_end else sample
+        report = {"file": args.checkpoint, "loader": loader, "phases": list(phases), "ended_at": ended_at}
+        print_json({**report, "sample": sample})
         return FINE
     if is_at_end:
         print_line(
@@ -266,8 +267,8 @@ def branch(args: Namespace) -> int:
             f"{phases[running].end}."
         )
         print_line(
-            f"To go on with other phases, add `cut: {sample}` to it, leave all else of it as it was, and write them "
-            "after."
+            f"To go on with other phases, add `ended_at: {sample}` to it, leave all else of it as it was, and write "
+            "them after."
         )
         print_line("The epoch is then the last one of the run, and the streams of this phase stay among its streams.")
     assert position.fingerprint is not None, "it tells phases"
@@ -322,17 +323,17 @@ def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, Save
     return phases
 
 
-def _print_begun(phases: Mapping[str, SavedPhase], streams: Collection[str], cut: int | None) -> None:
-    """Print the phases that have begun, each as a line to paste; the last with its cut, if it is to have one."""
+def _print_begun(phases: Mapping[str, SavedPhase], streams: Collection[str], ended_at: int | None) -> None:
+    """Print the phases that have begun, each as a line to paste; the last with ``ended_at``, if it is to end."""
     if phases:
         print_line(
             "Borders that were written in % are numbers from now on, as below. Keep `max_repeats` where it was given; "
             "a state does not tell it."
         )
-    print_line("\n    phases:")
+    print_line("\n    schedule:")
     for number, (name, one) in enumerate(phases.items(), 1):
-        print_line(f"      - {phase_line(name, one, streams, cut if number == len(phases) else None)}")
-    print_line("      - {name: ..., until: ..., mix: ...}  # what comes next")
+        print_line(f"      {phase_line(name, one, streams, ended_at if number == len(phases) else None)}")
+    print_line("      NAME: {end: ..., mix: ...}  # what comes next")
 
 
 _BARE = (".pt", ".json")

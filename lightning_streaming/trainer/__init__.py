@@ -37,7 +37,7 @@ What fields there are, and what they mean:
 
     lightning-streaming fit --data.help               the data module; --data.help=my_project.MyData for your own
     lightning-streaming fit --data.train.help         the data of a stage: train, val, test or predict
-    lightning-streaming fit --data.train.streams.help one stream of several; also phases, join, pack and budget
+    lightning-streaming fit --data.train.streams.help one stream of several; also schedule, join and all groups
     lightning-streaming fit --model.help=my_project.MyModel
     lightning-streaming fit --help                    everything else
     lightning-streaming fit --config run.yaml --print_config    what a run would use, defaults included

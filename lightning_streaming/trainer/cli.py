@@ -34,11 +34,12 @@ from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
 from lightning_streaming.loading.debug_config import DebugConfig
 from lightning_streaming.loading.decode_config import DecodeConfig
 from lightning_streaming.loading.join_config import JoinConfig
-from lightning_streaming.loading.pack_options import Budget, Pack
-from lightning_streaming.loading.phase_options import Phase
+from lightning_streaming.loading.mixture_phase import MixturePhase
+from lightning_streaming.loading.packing_config import PackingConfig
 from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.loading.stream import Stream
+from lightning_streaming.loading.token_budget import TokenBudget
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
 from lightning_streaming.terminal import tell_error
 from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
@@ -56,22 +57,21 @@ from lightning_streaming.trainer.config import StreamingConfig, shown
 from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
 from lightning_streaming.trainer.where_to_go_on import tell_after_ctrl_c, tell_of_earlier_run
 
-_EXPLAINED: Mapping[str, type] = {
-    "": StreamingConfig,
-    ".streams": Stream,
-    ".phases": Phase,
-    ".join": JoinConfig,
-    ".pack": Pack,
-    ".budget": Budget,
-    ".selection": SelectionConfig,
-    ".bad_samples": BadSamplesConfig,
-    ".decode": DecodeConfig,
-    ".storage": StorageConfig,
-    ".debug": DebugConfig,
+_NAMED: Mapping[str, type] = {"streams": Stream, "schedule": MixturePhase, "join": JoinConfig}
+"""Fields that map names to objects, and the classes of these."""
+_GROUPS: Mapping[str, type] = {
+    kind.option: kind
+    for kind in (
+        SelectionConfig,
+        PackingConfig,
+        TokenBudget,
+        BadSamplesConfig,
+        DecodeConfig,
+        StorageConfig,
+        DebugConfig,
+    )
 }
-"""Fields of a stage's data that ``--data.train.FIELD.help`` explains, and their classes."""
-_NAMED = (Stream, JoinConfig)
-"""Classes of which a field has several, by name."""
+"""Fields that are groups of options, and their classes."""
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _PRINT = "--print_config"
 _DEBUG = "--debug"
@@ -121,9 +121,9 @@ class StreamingCLI(LightningCLI):
         super().add_core_arguments_to_parser(parser)
         parser.set_defaults({"data": {"class_path": "lightning_streaming.StreamingDataModule"}})
         parser.add_argument(_DEBUG, action=_KeepTracebacks, dest="debug")
-        for below, explains in _EXPLAINED.items():
-            options = [f"--data.{stage}{below}.help" for stage in STAGES]
-            parser.add_argument(*options, action=_ExplainFields, dest=f"data.explain{below}", explains=explains)
+        for below, explains in {"": StreamingConfig, **_NAMED, **_GROUPS}.items():
+            options = [f"--data.{stage}.{below}".rstrip(".") + ".help" for stage in STAGES]
+            parser.add_argument(*options, action=_ExplainFields, dest=f"data.explain.{below}", explains=explains)
 
     def instantiate_classes(self) -> None:
         """Make model, data and trainer; settings that cannot work end the program with their error alone."""
@@ -288,7 +288,7 @@ class _ExplainFields(Action):
         assert option_string is not None, "it has no positional form"
         key = option_string.removeprefix("--").removesuffix(".help")
         explanation = jsonargparse.ArgumentParser(usage=SUPPRESS, add_help=False)
-        explanation.add_class_arguments(self._explains, f"{key}.NAME" if self._explains in _NAMED else key)
+        explanation.add_class_arguments(self._explains, f"{key}.NAME" if self._explains in _NAMED.values() else key)
         explanation.print_help()
         parser.exit()
 
@@ -389,9 +389,7 @@ def _read(file: str) -> Mapping[str, Any]:
 
 _WIDTH = 120
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[^\s:#-][^:]*):(?P<value>.*)")
-_STAGE = re.compile(rf"data\.({'|'.join(STAGES)})")
-_STREAMS = re.compile(rf"{_STAGE.pattern}\.streams")
-_PHASES = re.compile(rf"{_STAGE.pattern}\.phases")
+_STAGE = re.compile(rf"data\.({'|'.join(STAGES)})(?=\.|$)")
 _TOP = {
     "seed_everything": "Seed of weights and all else that is random; the order of the data has its own, shuffle_seed.",
     "trainer": "Arguments of lightning.pytorch.Trainer.",
@@ -434,18 +432,29 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _explanation(parent: str, key: str, classes: Mapping[str, str], explained: set[str]) -> str:
-    """What a field means; each field of streams, or of phases, is explained at the first of them alone."""
+    """Return the meaning of a field; fields of streams, phases and groups are explained where they come first."""
     if not parent:
         return _TOP.get(key, "")
-    if _STAGE.fullmatch(parent):
-        return _of_class(StreamingConfig).get(key, "")
-    above, _, _ = parent.rpartition(".")
-    kind = Stream if _STREAMS.fullmatch(above) else Phase if _PHASES.fullmatch(parent) else None
-    if kind is not None:
-        known = "" if f"{kind.__name__}.{key}" in explained else _of_class(kind).get(key, "")
+    kind = _class_at(parent)
+    if kind is None:
+        return _of_class(_find(classes[parent])).get(key, "") if parent in classes else ""
+    if kind is not StreamingConfig:
+        if f"{kind.__name__}.{key}" in explained:
+            return ""
         explained.add(f"{kind.__name__}.{key}")
-        return known
-    return _of_class(_find(classes[parent])).get(key, "") if parent in classes else ""
+    return _of_class(kind).get(key, "")
+
+
+def _class_at(name: str) -> type | None:
+    """Return the class of a stage, or of an object in it; None for other fields."""
+    stage = _STAGE.match(name)
+    kind: type | None = None if stage is None else StreamingConfig
+    parts = iter(name[stage.end() :].split(".")[1:] if stage else ())
+    for part in parts:
+        kind = _GROUPS.get(part)
+        if part in _NAMED:
+            kind = None if next(parts, None) is None else _NAMED[part]
+    return kind
 
 
 def _find(class_path: str) -> Any:

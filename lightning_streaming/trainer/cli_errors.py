@@ -16,7 +16,7 @@ import traceback
 from argparse import ArgumentError
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -34,7 +34,8 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_streaming import errors
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StateMismatchError, StreamingError
-from lightning_streaming.loading.phase_options import Phase
+from lightning_streaming.loading.mixture_phase import MixturePhase
+from lightning_streaming.loading.option_groups import OptionGroup
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.replaced_names import replaced_argument
 from lightning_streaming.storage.secrets import is_secret_name, secrets_of, secrets_of_options
@@ -49,7 +50,6 @@ _BASES: Mapping[str, type] = {"model": LightningModule, "data": LightningDataMod
 _DEFAULTS: Mapping[str, type] = {"data": StreamingDataModule, "trainer": Trainer}
 _ABOUT_CLASSES = ("class_path", "init_args", "dict_kwargs")
 _STREAM = '{remote: "s3://corpus/code"}'
-_EXAMPLES: Mapping[Any, str] = {Stream: _STREAM, Phase: "{name: broad, until: 800m, mix: {web: 0.9, code: 0.1}}"}
 _WORDS: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -185,7 +185,7 @@ def _faults(name: str, value: Any, kind: Any, classes: _Classes) -> Iterator[str
         below = _fields_below(name, value, kinds, path)
         if below is None:
             if kinds and all(map(_is_list, kinds)):
-                yield f"{name} must be a list{_like_elements(kinds)}, but is a mapping"
+                yield f"{name} must be a list, but is a mapping"
             return
         inner = value.get("init_args")
         for key, one in {**value, **(inner if isinstance(inner, Mapping) else {})}.items():
@@ -198,12 +198,8 @@ def _faults(name: str, value: Any, kind: Any, classes: _Classes) -> Iterator[str
                 yield f"there is no field {field}: {said}" if said else no_such_field
     elif isinstance(value, list) and any(_is_list(one) for one in kinds):
         element = next(get_args(one)[0] for one in kinds if _is_list(one))
-        for place, one in enumerate(value):
-            is_told_apart = is_dataclass(element) and isinstance(one, Mapping)
-            which = f"{name}.{one.get('name', place)}" if is_told_apart else name
-            yield from _faults(which, one, element, classes)
-            if is_told_apart:
-                yield from (f"{which}.{missing} is missing" for missing in _missing_of(element, one))
+        for one in value:
+            yield from _faults(name, one, element, classes)
     elif not (isinstance(value, str | None) and _may_be_path(kinds, value)) and not _takes(kind, value):
         yield _wrong_value(name, kinds, value)
 
@@ -216,21 +212,6 @@ def _alternatives(kind: Any) -> list[Any]:
 
 def _is_list(kind: Any) -> bool:
     return get_origin(kind) in (list, Sequence) and bool(get_args(kind))
-
-
-def _missing_of(kind: Any, given: Mapping[str, Any]) -> list[str]:
-    """The fields of a dataclass that must be given, and are not."""
-    return [
-        one.name
-        for one in fields(kind)
-        if one.default is MISSING and one.default_factory is MISSING and given.get(one.name) is None
-    ]
-
-
-def _like_elements(kinds: Iterable[Any]) -> str:
-    """An example of a list, where there is one of its elements."""
-    examples = [_EXAMPLES[get_args(one)[0]] for one in kinds if _is_list(one) and get_args(one)[0] in _EXAMPLES]
-    return f", like [{examples[0]}]" if examples else ""
 
 
 def _may_be_path(kinds: Iterable[Any], value: str | None) -> bool:
@@ -296,8 +277,13 @@ def _wrong_value(name: str, kinds: Sequence[Any], value: Any) -> str:
     is_mapping = any(is_dataclass(one) or get_origin(one) is Mapping for one in kinds)
     is_list = any(map(_is_list, kinds))
     if (is_mapping and not is_list) or name in ("model", *_DEFAULTS):
-        known = [_EXAMPLES[one] for one in kinds if isinstance(one, type) and one in _EXAMPLES]
-        of_name = "{train: ...}" if name == "data" else f"{{code: {_STREAM}}}" if name.endswith(".streams") else ""
+        known = [one.example for one in kinds if inspect.isclass(one) and issubclass(one, OptionGroup)]
+        of_names = {
+            "data": "{train: ...}",
+            "streams": f"{{code: {_STREAM}}}",
+            "schedule": f"{{broad: {MixturePhase.example}}}",
+        }
+        of_name = of_names.get(name.rpartition(".")[2], "")
         example = next(iter(known), of_name or (_STREAM if any(map(is_dataclass, kinds)) else ""))
         example = f", like {example}" if example else ""
         found = "a list" if isinstance(value, list) else "text" if isinstance(value, str) else "a number"
@@ -370,14 +356,14 @@ def named_error(data: Any, error: ConfigError) -> str:
         data: The data module's part of a configuration, as it was parsed.
         error: What came of making it.
     """
-    found = (f"{name}: {words}" for name, words in _refused_parts(_plain(data)) if words.startswith(str(error)))
-    return next(found, str(error))
+    refused = (f"{name}: {words}" for name, words in _refused_parts(_plain(data)) if words)
+    return next(refused, str(error))
 
 
 def _refused_parts(data: Any) -> Iterator[tuple[str, str]]:
     arguments = data.get("init_args") if isinstance(data, Mapping) else None
     for stage in STAGES:
-        config = arguments.get(stage) if isinstance(arguments, Mapping) else None
+        config = _without_classes(arguments.get(stage)) if isinstance(arguments, Mapping) else None
         if not isinstance(config, Mapping):
             continue
         streams = config.get("streams") or {}
@@ -386,6 +372,16 @@ def _refused_parts(data: Any) -> Iterator[tuple[str, str]]:
             words = _refusal(partial(Stream, **stream))
             yield f"data.{stage}.streams.{name}", words and f"{words}{others}"
         yield f"data.{stage}", _refusal(partial(config_of, config))
+
+
+def _without_classes(value: Any) -> Any:
+    """Return a part of a stage with the fields of its groups alone, which are parsed as objects of classes."""
+    if isinstance(value, list):
+        return [_without_classes(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    fields = value["init_args"] if value.keys() == {"class_path", "init_args"} else value
+    return {name: _without_classes(field) for name, field in fields.items()}
 
 
 def _refusal(make: Callable[[], object]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,12 +17,13 @@ from lightning_streaming.loading.dataset_options import DataOptions
 from lightning_streaming.loading.debug_config import DebugConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.decode_config import DecodeConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.join_config import JoinConfig, Joins  # noqa: F401  # as types are resolved here
+from lightning_streaming.loading.mixture_phase import MixturePhase, Schedule  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.option_groups import OptionGroup
-from lightning_streaming.loading.pack_options import Budget, Pack
-from lightning_streaming.loading.phase_options import Phase
+from lightning_streaming.loading.packing_config import PackingConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.selection_config import SelectionConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.storage_config import StorageConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.stream import Stream
+from lightning_streaming.loading.token_budget import TokenBudget  # noqa: F401  # as types are resolved here
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import StorageOptions, mask_url
@@ -40,8 +41,6 @@ class StreamingConfig(DataOptions):
 
     Args:
         streams: Streams by name, each with its ``remote`` and, if several are mixed, its ``proportion``.
-        phases: Mixtures of the streams that follow each other within an epoch, in place of ``proportion``, ``repeat``
-            and ``choose``; see docs/mixtures.md.
         shuffle: Shuffle the samples. None: only for training.
         replication: Number of consecutive ranks that read the same samples. None: from the device mesh of the strategy.
 
@@ -50,7 +49,6 @@ class StreamingConfig(DataOptions):
     """
 
     streams: Mapping[str, Stream] | None = None
-    phases: Sequence[Phase] | None = None
     shuffle: bool | None = None  # type: ignore[assignment]  # None until the stage is known
 
     def __post_init__(self) -> None:
@@ -95,14 +93,14 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
     """A part of a configuration without secrets: itself if it has none, else a copy.
 
     Args:
-        value: A stage, a stream or a phase, storage options, or what holds them at any depth: namespaces, mappings,
-            lists. Stages, streams and phases become mappings of their fields.
+        value: A stage, a stream or a group, storage options, or what holds them at any depth: namespaces, mappings,
+            lists. Stages, streams and groups become mappings of their fields.
         name: Its field.
         hide: Makes of storage options what may be shown.
     """
     if isinstance(value, StorageOptions) or (name in _SECRETS and isinstance(value, Mapping)):
         return hide(value)
-    if isinstance(value, Budget | OptionGroup | Pack | Stream | Phase | StreamingConfig):
+    if isinstance(value, OptionGroup | Stream | StreamingConfig):
         return {one.name: shown(getattr(value, one.name), one.name, hide) for one in fields(value)}
     if isinstance(value, jsonargparse.Namespace):
         copied, own = copy(value), vars(value)
@@ -136,6 +134,6 @@ def _represent(dumper: Any, value: Any) -> Any:
 
 
 # Known to all of the process, because loggers write hyperparameters with yaml.dump, which would else write every field.
-for _kind in (Budget, Pack, Stream, Phase, StreamingConfig, StorageOptions):
+for _kind in (Stream, StreamingConfig, StorageOptions):
     yaml.add_representer(_kind, _represent)
 yaml.add_multi_representer(OptionGroup, _represent)

@@ -19,9 +19,10 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_streaming import MDSWriter, Phase, Stream, StreamingDataLoader, StreamingDataset, StreamingStateCallback
+from lightning_streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, StreamingStateCallback
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from tests.helpers import read_together, worlds
+from tests.schedules import Phase, schedule
 
 RESUME = Path(__file__).parents[2] / "docs" / "resume.md"
 SAMPLES = {"a": 30, "b": 18}
@@ -295,12 +296,12 @@ def test_skip_leaves_out_what_lies_ahead(saved: tuple[Setup, list[int], Mapping[
     assert setup.read(states[0])[0] == read[12:]
 
 
-FIRST, SECOND = Phase(name="first", until=6, mix={"a": 1}), Phase(name="second", until=24, mix={"b": 1})
+FIRST, SECOND = Phase(name="first", end=6, mix={"a": 1}), Phase(name="second", end=24, mix={"b": 1})
 THIRD = Phase(name="third", mix={"a": 1, "b": 1})
 
 
 def phased(*phases: Phase, epoch_size: int = 48, **settings: Any) -> Change:
-    order = {"phases": phases, "epoch_size": epoch_size}
+    order = {"schedule": schedule(phases), "epoch_size": epoch_size}
     return lambda setup, _: replace(setup, order=order, **settings)
 
 
@@ -316,7 +317,7 @@ def saved_in_second(saved: tuple[Setup, list[int], Mapping[str, Any]]) -> tuple[
     "change",
     [
         phased(FIRST, SECOND, replace(THIRD, mix={"a": [1, 0], "b": [0, 1]}, steps=3)),
-        phased(FIRST, SECOND, replace(THIRD, name="other", until=36), Phase(name="more", mix={"b": 1})),
+        phased(FIRST, SECOND, replace(THIRD, name="other", end=36), Phase(name="more", mix={"b": 1})),
         phased(FIRST, SECOND, epoch_size=24),
         phased(FIRST, SECOND, THIRD, epoch_size=96),
         phased(FIRST, SECOND, replace(THIRD, mix={"new": 1}), names=("a", "b", "new"), places=("a", "b", "a")),
@@ -349,10 +350,10 @@ def test_a_stream_that_only_finished_phases_read_may_go(
     ("change", "named"),
     [
         (phased(replace(FIRST, name="other"), SECOND, THIRD), "schedule.first"),
-        (phased(FIRST, replace(SECOND, until=26), THIRD), "schedule.second.end"),
+        (phased(FIRST, replace(SECOND, end=26), THIRD), "schedule.second.end"),
         (phased(replace(FIRST, mix={"a": 1, "b": 1}), SECOND, THIRD), "schedule.first.mix"),
         (lambda setup, root: phased(FIRST, SECOND, THIRD)(rewritten({"a": 30, "b": 17})(setup, root), root), "b"),
-        (ordered(phases=None), "schedule"),
+        (ordered(schedule=None), "schedule"),
     ],
 )
 def test_phases_that_have_begun_stay(

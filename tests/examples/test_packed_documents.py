@@ -36,7 +36,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loader(documents: Path, *, is_packed: bool = True, fixed_epoch: bool = False) -> StreamingDataLoader:
-    dataset = StreamingDataset(remote=str(documents), shuffle=True, pack=PACK if is_packed else None)
+    dataset = StreamingDataset(remote=str(documents), shuffle=True, packing=PACK if is_packed else None)
     collate_fn = None if is_packed else partial(one_a_row, capacity=CAPACITY)
     return StreamingDataLoader(dataset, batch_size=4, collate_fn=collate_fn, fixed_epoch=fixed_epoch)
 

@@ -7,15 +7,16 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from lightning_streaming import Phase, Stream, StreamingDataLoader
+from lightning_streaming import Stream, StreamingDataLoader
 from tests.helpers import State, json_copy, make_loader, write_dataset
+from tests.schedules import Phase, schedule
 
 SIZES = {"code": 29, "math": 13, "news": 21, "web": 60, "aaa": 18, "mid": 18, "zzz": 18}
 FIRST_ID = {name: 1000 * number for number, name in enumerate(SIZES)}
 NAMES = ("web", "code", "math", "news")
 
-BROAD = Phase(name="broad", until=40, mix={"web": 0.9, "code": 0.1})
-RAMP = Phase(name="ramp", until="75%", mix={"web": [0.9, 0.5], "math": [0.1, 0.5]}, steps=4)
+BROAD = Phase(name="broad", end=40, mix={"web": 0.9, "code": 0.1})
+RAMP = Phase(name="ramp", end="75%", mix={"web": [0.9, 0.5], "math": [0.1, 0.5]}, steps=4)
 ANNEAL = Phase(name="anneal", mix={"math": 1, "news": 2})
 PHASES = (BROAD, RAMP, ANNEAL)
 """Of 160 samples, with borders at 40 and 120: "code" is read by the first alone, "news" by the last."""
@@ -33,7 +34,8 @@ def phased_loader(
 ) -> StreamingDataLoader:
     """A loader over some of the streams in 4 canonical nodes, in batches of 4."""
     streams = {name: Stream(remote=str(root / name)) for name in names}
-    settings: dict[str, Any] = {"epoch_size": 160, "num_canonical_nodes": 4, "streams": streams, "phases": phases}
+    settings: dict[str, Any] = {"epoch_size": 160, "num_canonical_nodes": 4, "streams": streams}
+    settings["schedule"] = schedule(phases) if phases else None
     return make_loader(**{**settings, **overrides})
 
 

@@ -48,7 +48,12 @@ def _sizes(documents: list[dict[str, Any]]) -> list[int]:
 def _loader(root: Path, log: Path, *, workers: int = 0, loader: Any = None, **settings: Any) -> StreamingDataLoader:
     budget = {"column": "tokens", "tokens": 256, "buckets": 4, "window": 32, "pad": 7}
     dataset = StreamingDataset(
-        remote=str(root), budget=budget, shuffle=True, num_canonical_nodes=2, bad_samples=replacing(log), **settings
+        remote=str(root),
+        token_budget=budget,
+        shuffle=True,
+        num_canonical_nodes=2,
+        bad_samples=replacing(log),
+        **settings,
     )
     return StreamingDataLoader(dataset, num_workers=workers, **(loader or {}))
 

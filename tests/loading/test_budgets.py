@@ -16,12 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lightning_streaming import Budget, Phase, Stream, StreamingDataLoader, StreamingDataset
+from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, TokenBudget
 from lightning_streaming.errors import ConfigError, SampleError, StateMismatchError
 from lightning_streaming.logs import read_sample_log
 from lightning_streaming.world import World
 from tests.helpers import State, json_copy, raises, worlds
 from tests.loading.test_packing import LENGTHS, write_documents
+from tests.schedules import Phase, schedule
 from tests.tiers import examples, some
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -36,13 +37,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loader(
-    root: Path | None, *, workers: int = 0, budget: Any = None, more: Any = None, **how: Any
+    root: Path | None, *, workers: int = 0, token_budget: Any = None, more: Any = None, **how: Any
 ) -> StreamingDataLoader:
-    told = {"column": "tokens", "tokens": TOKENS, "buckets": 4, "window": 32, **(budget or {})}
+    told = {"column": "tokens", "tokens": TOKENS, "buckets": 4, "window": 32, **(token_budget or {})}
     chosen = {"shuffle": True, "num_canonical_nodes": 2, **how}
     if root is not None:
         chosen["remote"] = str(root)
-    dataset = StreamingDataset(budget=told, **chosen)
+    dataset = StreamingDataset(token_budget=told, **chosen)
     return StreamingDataLoader(dataset, num_workers=workers, **(more or {}))
 
 
@@ -73,7 +74,7 @@ def expected(cut: Any = lambda size: size) -> Counter[Document]:
 
 
 def test_a_batch_is_whole_documents_padded_to_the_longest(root: Path) -> None:
-    at = loader(root, budget={"along": ["labels"], "pad": {"tokens": 7, "labels": -100}})
+    at = loader(root, token_budget={"along": ["labels"], "pad": {"tokens": 7, "labels": -100}})
     num_documents, num_batches = [], len(at)
     for batch in at:
         count, longest = batch["input_ids"].shape
@@ -102,7 +103,7 @@ def test_every_document_is_in_one_group(root: Path, algo: str) -> None:
 def test_documents_of_a_group_are_of_about_one_length(root: Path) -> None:
     tokens, room = sum(LENGTHS), {}
     for buckets in (1, 12):
-        at = loader(root, budget={"buckets": buckets, "window": 120})
+        at = loader(root, token_budget={"buckets": buckets, "window": 120})
         room[buckets] = sum(batch["input_ids"].numel() for batch in at)
         found = at.statistics()
         assert (found.tokens, found.token_room) == (tokens, room[buckets])
@@ -131,8 +132,8 @@ def test_groups_are_the_same_on_any_ranks_and_workers(root: Path, ranks: int) ->
 )
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_budget_is_the_same_on_any_nodes(root: Path, nodes: tuple[int, int], **budget: Any) -> None:
-    whole = groups(loader(root, budget=budget, num_canonical_nodes=4))
-    ranks = [groups(loader(root, budget=budget, num_canonical_nodes=4, world=one)) for one in worlds(*nodes)]
+    whole = groups(loader(root, token_budget=budget, num_canonical_nodes=4))
+    ranks = [groups(loader(root, token_budget=budget, num_canonical_nodes=4, world=one)) for one in worlds(*nodes)]
     for step, read in enumerate(zip(*ranks, strict=True)):
         here = whole[step * len(ranks) : (step + 1) * len(ranks)]
         assert not Counter(map(tuple, here)) - Counter(map(tuple, read))
@@ -146,7 +147,7 @@ WAYS: list[dict[str, Any]] = [
     {"selection": {"where": "size % 3 != 1"}},
     {"epoch_size": 70},
     {"skip": ["3-4", "9"]},
-    {"budget": {"longer": "truncate", "tokens": 64}},
+    {"token_budget": {"longer": "truncate", "tokens": 64}},
     {"transform": lambda sample: {"tokens": sample["tokens"] + 1}},
 ]
 
@@ -191,8 +192,8 @@ def test_resuming_at_every_group(root: Path, how: dict[str, Any]) -> None:
 def test_phases_are_grouped_step_by_step(root: Path, tmp_path: Path) -> None:
     other = write_documents(tmp_path / "b", LENGTHS[:50], first=150)
     streams = {"a": Stream(remote=str(root)), "b": Stream(remote=str(other))}
-    phases = [Phase(name="one", mix={"a": 3.0, "b": 1.0}, until=60), Phase(name="two", mix={"a": (1.0, 2.0), "b": 1.0})]
-    how: dict[str, Any] = {"streams": streams, "phases": phases, "epoch_size": 150}
+    phases = [Phase(name="one", mix={"a": 3.0, "b": 1.0}, end=60), Phase(name="two", mix={"a": (1.0, 2.0), "b": 1.0})]
+    how: dict[str, Any] = {"streams": streams, "schedule": schedule(phases), "epoch_size": 150}
     assert_resumes(lambda **other: loader(None, **how, **other), every=7)
 
 
@@ -200,9 +201,9 @@ SOURCES: list[dict[str, Any]] = [
     {"transform": lambda sample: sample},
     {
         "transform": lambda sample: {"tokens": torch.from_numpy(sample["tokens"].astype(np.int32))},
-        "budget": {"lengths": "size"},
+        "token_budget": {"lengths": "size"},
     },
-    {"budget": {"lengths": lambda size: size}},
+    {"token_budget": {"lengths": lambda size: size}},
 ]
 
 
@@ -210,8 +211,8 @@ SOURCES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("how", SOURCES, ids=range(len(SOURCES)))
 @pytest.mark.parametrize("budget", [{}, {"longer": "truncate", "tokens": 64}], ids=str)
 def test_however_documents_and_lengths_come(root: Path, how: dict[str, Any], budget: dict[str, Any]) -> None:
-    told = {**how, "budget": {**budget, **how.get("budget", {}), "pad": -100}}
-    found, wanted = loader(root, workers=1, **told), loader(root, budget={**budget, "pad": -100})
+    told = {**how, "token_budget": {**budget, **how.get("token_budget", {}), "pad": -100}}
+    found, wanted = loader(root, workers=1, **told), loader(root, token_budget={**budget, "pad": -100})
     for batch, other in zip(found, wanted, strict=True):
         assert batch.keys() == other.keys()
         assert all(torch.equal(batch[name], other[name]) for name in batch)
@@ -226,9 +227,9 @@ def test_a_collate_function_gets_the_samples_of_a_group(root: Path) -> None:
     whole = groups(loader(root))
     assert list(loader(root, more={"collate_fn": collate})) == whole
     by_lengths = {"column": None, "lengths": "size"}
-    assert list(loader(root, budget=by_lengths, workers=1, more={"collate_fn": collate})) == whole
+    assert list(loader(root, token_budget=by_lengths, workers=1, more={"collate_fn": collate})) == whole
     with raises(ConfigError, "collate_fn", "budget"):
-        loader(root, budget=by_lengths)
+        loader(root, token_budget=by_lengths)
 
 
 def test_what_a_collate_function_says_is_told_with_the_documents(root: Path) -> None:
@@ -240,24 +241,26 @@ def test_what_a_collate_function_says_is_told_with_the_documents(root: Path) -> 
 
 
 def test_documents_that_are_cut_come_to_a_collate_function_cut(root: Path) -> None:
-    at = loader(root, budget={"tokens": 40, "longer": "truncate"}, more={"collate_fn": lambda given: given})
+    at = loader(root, token_budget={"tokens": 40, "longer": "truncate"}, more={"collate_fn": lambda given: given})
     found = [tuple(one["tokens"].tolist()) for group in at for one in group]
     assert Counter(found) == expected(lambda size: min(size, 40))
-    renamed = loader(root, budget={"tokens": 40, "longer": "truncate"}, transform=lambda one: {"ids": one["tokens"]})
+    renamed = loader(
+        root, token_budget={"tokens": 40, "longer": "truncate"}, transform=lambda one: {"ids": one["tokens"]}
+    )
     with raises(SampleError, "'tokens'", "budget"):
         list(renamed)
 
 
 def test_longer_documents(root: Path) -> None:
     for longer, cut in (("truncate", lambda size: min(size, 40)), ("drop", lambda size: size if size <= 40 else 0)):
-        assert token_counts(groups(loader(root, budget={"tokens": 40, "longer": longer}))) == expected(cut)
+        assert token_counts(groups(loader(root, token_budget={"tokens": 40, "longer": longer}))) == expected(cut)
     with raises(ConfigError, "tokens=40", "longer"):
-        len(loader(root, budget={"tokens": 40}))
+        len(loader(root, token_budget={"tokens": 40}))
 
 
 NOT_AS_SAID: list[dict[str, Any]] = [
-    {"budget": {"lengths": lambda size: size + 1}},
-    {"budget": {"lengths": lambda size: size - 1}},
+    {"token_budget": {"lengths": lambda size: size + 1}},
+    {"token_budget": {"lengths": lambda size: size - 1}},
     {"transform": lambda sample: {"tokens": np.repeat(sample["tokens"], 2)}},
     {"transform": lambda sample: {"tokens": sample["tokens"][1:]}},
 ]
@@ -302,30 +305,30 @@ def test_a_state_is_of_its_groups(root: Path) -> None:
     state = json_copy(at.state_dict())
     at.close()
     for budget in ({"tokens": 257}, {"buckets": 5}, {"window": 31}, {"lengths": "size"}, {"longer": "drop"}):
-        changed = loader(root, budget=budget)
+        changed = loader(root, token_budget=budget)
         changed.load_state_dict(state)
         with raises(StateMismatchError, "token_budget"):
             len(changed)
-    packed = StreamingDataset(remote=str(root), shuffle=True, pack={"column": "tokens", "capacity": TOKENS})
+    packed = StreamingDataset(remote=str(root), shuffle=True, packing={"column": "tokens", "capacity": TOKENS})
     packed.load_state_dict(state)
     with raises(StateMismatchError, "token_budget"):
         len(packed)
 
 
 WRONG: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"budget": {"tokens": 0}}, ("tokens",)),
-    ({"budget": {"buckets": 0}}, ("buckets",)),
-    ({"budget": {"window": 1 << 17}}, ("window",)),
-    ({"budget": {"longer": "split"}}, ("longer",)),
-    ({"budget": {"column": "token"}}, ("token",)),
-    ({"budget": {"column": None}}, ("budget needs column=", "lengths=")),
-    ({"budget": {"column": None, "lengths": "size", "along": ["labels"]}}, ("along", "budget.column")),
-    ({"budget": {"along": ["lengths"]}}, ("lengths", "already")),
-    ({"budget": {"along": 5}}, ("along", "list of names")),
-    ({"budget": {"pad": "0"}}, ("budget.pad",)),
-    ({"budget": {"pad": {"tokens": None}}}, ("budget.pad",)),
-    ({"budget": {"pad": {"label": 0}}}, ("label",)),
-    ({"pack": {"column": "tokens", "capacity": 64}}, ("pack", "budget")),
+    ({"token_budget": {"tokens": 0}}, ("tokens",)),
+    ({"token_budget": {"buckets": 0}}, ("buckets",)),
+    ({"token_budget": {"window": 1 << 17}}, ("window",)),
+    ({"token_budget": {"longer": "split"}}, ("longer",)),
+    ({"token_budget": {"column": "token"}}, ("token",)),
+    ({"token_budget": {"column": None}}, ("token_budget needs column=", "lengths=")),
+    ({"token_budget": {"column": None, "lengths": "size", "along": ["labels"]}}, ("along", "token_budget.column")),
+    ({"token_budget": {"along": ["lengths"]}}, ("lengths", "already")),
+    ({"token_budget": {"along": 5}}, ("along", "list of names")),
+    ({"token_budget": {"pad": "0"}}, ("token_budget.pad",)),
+    ({"token_budget": {"pad": {"tokens": None}}}, ("token_budget.pad",)),
+    ({"token_budget": {"pad": {"label": 0}}}, ("label",)),
+    ({"packing": {"column": "tokens", "capacity": 64}}, ("pack", "budget")),
     ({"batching_method": "stratified"}, ("batching_method", "budget")),
     ({"batch_size": 2}, ("budget", "batch_size", "2")),
     ({"more": {"batch_size": 4}}, ("budget", "batch_size", "4")),
@@ -339,28 +342,28 @@ def test_what_cannot_be_is_refused(root: Path, how: dict[str, Any], named: tuple
 
 
 def test_what_a_budget_is_may_be_said_in_two_ways(root: Path) -> None:
-    budget = Budget(column="tokens", tokens=TOKENS, buckets=4, window=32)
-    dataset = StreamingDataset(remote=str(root), shuffle=True, num_canonical_nodes=2, budget=budget)
+    budget = TokenBudget(column="tokens", tokens=TOKENS, buckets=4, window=32)
+    dataset = StreamingDataset(remote=str(root), shuffle=True, num_canonical_nodes=2, token_budget=budget)
     assert groups(StreamingDataLoader(dataset, batch_size=1)) == groups(loader(root))
     for missing in ({"column": "tokens"}, {"tokens": 5}):
-        with raises(ConfigError, "budget needs"):
-            StreamingDataset(remote=str(root), budget=missing)
+        with raises(ConfigError, "token_budget needs"):
+            StreamingDataset(remote=str(root), token_budget=missing)
 
 
 def test_an_epoch_without_tokens_is_refused_and_one_of_few_groups_is_read(tmp_path: Path) -> None:
     longer = write_documents(tmp_path / "longer", [65] * 9)
     for world in worlds(1, 2):
         with raises(ConfigError, "no pack", "9 documents", "budget.longer"):
-            list(loader(longer, budget={"longer": "drop", "tokens": 64}, world=world))
+            list(loader(longer, token_budget={"longer": "drop", "tokens": 64}, world=world))
     one = write_documents(tmp_path / "one", [65, 10, 70])
-    read = [groups(loader(one, budget={"longer": "drop", "tokens": 64}, world=world)) for world in worlds(2, 4)]
+    read = [groups(loader(one, token_budget={"longer": "drop", "tokens": 64}, world=world)) for world in worlds(2, 4)]
     assert read == [[[tuple(range(200, 210))]]] * 8
 
 
 def test_what_was_asked_for_is_told_as_plain_values(root: Path) -> None:
-    told = loader(root, budget={"lengths": "size"}).dataset.config()
-    assert told["pack"] is None
-    assert told["budget"] == {
+    told = loader(root, token_budget={"lengths": "size"}).dataset.config()
+    assert told["packing"] is None
+    assert told["token_budget"] == {
         "column": "tokens",
         "lengths": "size",
         "lengths_version": None,
@@ -373,7 +376,7 @@ def test_what_was_asked_for_is_told_as_plain_values(root: Path) -> None:
         "window": 32,
         "longer": "error",
     }
-    budget = Budget(lengths="size", tokens=64)
+    budget = TokenBudget(lengths="size", tokens=64)
     assert pickle.loads(pickle.dumps(budget)) == budget
 
 

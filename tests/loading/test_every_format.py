@@ -389,9 +389,9 @@ def test_a_condition_selects_what_it_does_of_mds(written: Write, name: str, wher
 
 
 PACKINGS: Mapping[str, dict[str, Any]] = {
-    "packs": {"pack": {"capacity": 16}, "batch_size": 2},
-    "rows of blocks": {"pack": {"capacity": 16, "method": "concat"}, "batch_size": 2},
-    "groups": {"budget": {"tokens": 32}, "batch_size": None},
+    "packs": {"packing": {"capacity": 16}, "batch_size": 2},
+    "rows of blocks": {"packing": {"capacity": 16, "method": "concat"}, "batch_size": 2},
+    "groups": {"token_budget": {"tokens": 32}, "batch_size": None},
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming import Phase, Stream, StreamingDataLoader
+from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.following import check_same_data
 from lightning_streaming.loading.position import position_of
@@ -15,6 +15,7 @@ from lightning_streaming.loading.state import Cursor
 from lightning_streaming.world import World
 from tests.forked_ranks import on_ranks
 from tests.helpers import ids, json_copy, make_loader, raises, write_dataset
+from tests.schedules import Phase, schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -100,7 +101,11 @@ def test_an_epoch_under_way_is_left_alone(root: Path) -> None:
 
 
 def test_phases_read_it_in_the_next_pass(root: Path) -> None:
-    how: dict[str, Any] = {"phases": [Phase(name="all", mix={"web": 1.0})], "epoch_size": 40, "batch_size": 4}
+    how: dict[str, Any] = {
+        "schedule": schedule([Phase(name="all", mix={"web": 1.0})]),
+        "epoch_size": 40,
+        "batch_size": 4,
+    }
     at = loader(root, **how)
     seen = read(at)
     write_dataset(root, 15, first_id=30, mode="append")

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_streaming import Phase, Stream, StreamingDataLoader
+from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.errors import ConfigError, StateMismatchError
 from lightning_streaming.loading.position import position_of
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS
 from tests.helpers import State, ids, json_copy, make_loader, raises, read_together, worlds, write_dataset, write_shards
+from tests.schedules import Phase, schedule
 from tests.tiers import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -262,7 +263,7 @@ def joined_loader(
     }
     stream = {"a": Stream(remote=str(place / "stream"), join=join, follow=how.pop("follow", None))}
     if phases:
-        how |= {"phases": [Phase(name="one", mix={"a": 1})], "epoch_size": 90}
+        how |= {"schedule": schedule([Phase(name="one", mix={"a": 1})]), "epoch_size": 90}
     return make_loader(streams=stream, **how)
 
 

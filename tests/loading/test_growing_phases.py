@@ -11,12 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_streaming import Phase, Stream, StreamingDataLoader
+from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.errors import StateError, StateMismatchError
 from lightning_streaming.loading.dataset import dataset_world
 from lightning_streaming.loading.passes import passes_of
 from tests.helpers import State, json_copy, make_loader, raises, read_together, worlds, write_shards
 from tests.loading.phased import check_passes
+from tests.schedules import Phase, schedule
 from tests.tiers import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -44,10 +45,10 @@ def roots_of(place: Path, more: dict[str, list[int]]) -> dict[str, Path]:
 
 def loader(roots: dict[str, Path], **how: Any) -> StreamingDataLoader:
     phases = [
-        Phase(name="early", mix={"a": 3.0, "b": 1.0}, until=40),
+        Phase(name="early", mix={"a": 3.0, "b": 1.0}, end=40),
         Phase(name="late", mix={"a": (1.0, 2.0), "b": 1.0}, steps=3),
     ]
-    how = {"phases": phases, "epoch_size": 120, "batch_size": 4, "num_canonical_nodes": 2, **how}
+    how = {"schedule": schedule(phases), "epoch_size": 120, "batch_size": 4, "num_canonical_nodes": 2, **how}
     return make_loader(streams={name: Stream(remote=str(root)) for name, root in roots.items()}, **how)
 
 
@@ -201,11 +202,11 @@ def test_selections_count_what_they_select(place: Path) -> None:
 def test_a_cut_phase_goes_on_with_what_it_left(place: Path) -> None:
     _, state = read(loader(roots_of(place, {})), 7)
     phases = [
-        Phase(name="early", mix={"a": 3.0, "b": 1.0}, until=40, cut=28),
+        Phase(name="early", mix={"a": 3.0, "b": 1.0}, end=40, ended_at=28),
         Phase(name="then", mix={"a": 1.0, "b": 1.0}),
     ]
     seen, _ = read(loader(roots_of(place, {})), 7)
-    rest, after = read(resumed(state, roots_of(place, MORE), phases=phases, follow=True))
+    rest, after = read(resumed(state, roots_of(place, MORE), schedule=schedule(phases), follow=True))
     assert after["fingerprint"]["streams"]["a"]["grown"] == [[40, 4]]
     check_passes(seen + rest, 0, [20, 20], then=27)
     check_passes(seen + rest, 1000, [11], then=17)
@@ -213,12 +214,12 @@ def test_a_cut_phase_goes_on_with_what_it_left(place: Path) -> None:
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_stream_that_was_gone_and_grew_goes_on_where_it_stood(place: Path, follow: bool) -> None:
-    early = Phase(name="early", mix={"a": 1.0, "b": 1.0}, until=20)
-    alone = Phase(name="alone", mix={"b": 1.0}, until=40)
+    early = Phase(name="early", mix={"a": 1.0, "b": 1.0}, end=20)
+    alone = Phase(name="alone", mix={"b": 1.0}, end=40)
     roots, longer = roots_of(place, {}), roots_of(place, MORE)
-    all_phases: dict[str, Any] = {"phases": [early, alone, Phase(name="again", mix={"a": 1.0})]}
+    all_phases: dict[str, Any] = {"schedule": schedule([early, alone, Phase(name="again", mix={"a": 1.0})])}
     first, state = read(loader(roots, **all_phases), 6)  # half of a pass over "a"
-    without: dict[str, Any] = {"phases": [early, alone], "epoch_size": 40}
+    without: dict[str, Any] = {"schedule": schedule([early, alone]), "epoch_size": 40}
     second, state = read(resumed(state, {"b": roots["b"]}, **without), 2)
     third, state = read(resumed(state, {"b": roots["b"]}, **without), 1)
     rest, after = read(resumed(state, longer, follow=follow, **all_phases))

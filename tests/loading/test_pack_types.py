@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lightning_streaming import Budget, MDSWriter, Pack, Stream, StreamingDataLoader, StreamingDataset
+from lightning_streaming import MDSWriter, PackingConfig, Stream, StreamingDataLoader, StreamingDataset, TokenBudget
 from lightning_streaming.errors import ConfigError, SampleError
 from lightning_streaming.loading.pack_types import first_lost
 from tests.broken_data import replacing
@@ -23,7 +23,7 @@ from tests.helpers import raises
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 Documents = list[dict[str, NDArray[Any]]]
-KINDS: list[dict[str, Any]] = [{"pack": {"capacity": 4}}, {"budget": {"tokens": 4}}]
+KINDS: list[dict[str, Any]] = [{"packing": {"capacity": 4}}, {"token_budget": {"tokens": 4}}]
 kinds = pytest.mark.parametrize("kind", KINDS, ids=["pack", "budget"])
 ways = pytest.mark.parametrize("how", [{}, {"transform": dict}], ids=["joined", "one by one"])
 
@@ -88,7 +88,7 @@ def test_the_refused_value_is_named_with_its_sample(tmp_path: Path, how: dict[st
     documents: Documents = [{"tokens": np.array([1, 2, 3], np.int32)}, {"tokens": np.array([4, -5], np.int32)}]
     root = write(tmp_path / "a", documents, {"tokens": "ndarray:int32"})
     with raises(SampleError, "has the value -5, which uint16 does not hold (sample 1)"):
-        list(loader([root], {"pack": {"capacity": 16}}, told={"as_dtype": "uint16"}, **how))
+        list(loader([root], {"packing": {"capacity": 16}}, told={"as_dtype": "uint16"}, **how))
 
 
 @kinds
@@ -206,11 +206,11 @@ def test_each_column_of_bytes_has_a_type(tmp_path: Path, kind: dict[str, Any], h
 
 @pytest.mark.parametrize("option", ["dtype", "as_dtype"])
 def test_types_of_columns_that_are_not_packed_are_refused(option: str) -> None:
-    asked: list[tuple[Any, dict[str, Any]]] = [(Pack, {"capacity": 4}), (Budget, {"tokens": 4})]
+    asked: list[tuple[Any, dict[str, Any]]] = [(PackingConfig, {"capacity": 4}), (TokenBudget, {"tokens": 4})]
     for kind, more in asked:
         with raises(ConfigError, f"{kind.option}.{option} may name tokens", "'mask'"):
             kind(column="tokens", **more, **{option: {"mask": "uint8"}})
-        with raises(ConfigError, f"{kind.option}.{option}['tokens']", "'text'"):
+        with raises(ConfigError, f"{kind.option}.{option}.tokens", "'text'"):
             kind(column="tokens", **more, **{option: {"tokens": "text"}})
 
 
@@ -269,5 +269,5 @@ def test_values_of_a_type_that_the_wanted_one_holds_are_not_read() -> None:
 def test_a_filling_must_fit_the_type_in_a_batch(tmp_path: Path, how: dict[str, Any], pad: int) -> None:
     root = write(tmp_path / "a", [{"tokens": np.ones(3, np.int32)}], {"tokens": "ndarray:int32"})
     dtype = "int16" if pad > 0 else "uint16"
-    with raises(SampleError, f"pack.pad={pad}", dtype):
+    with raises(SampleError, f"pad={pad}", dtype):
         list(loader([root], KINDS[0], told={"pad": pad, "as_dtype": dtype}, **how))

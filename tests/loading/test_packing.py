@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from lightning_streaming import (
-    Budget,
     MDSWriter,
-    Pack,
-    Phase,
+    PackingConfig,
     Stream,
     StreamingDataLoader,
     StreamingDataset,
+    TokenBudget,
 )
 from lightning_streaming.errors import ConfigError, EncodingError, SampleError, StateMismatchError
 from lightning_streaming.formats.plain_rows import FlatColumn
 from lightning_streaming.loading import cut_documents, order_files
 from lightning_streaming.world import World
 from tests.helpers import State, json_copy, raises, worlds
+from tests.schedules import Phase, schedule
 from tests.tiers import some
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -63,13 +63,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loader(
-    root: Path | None, *, batch_size: int = 3, workers: int = 0, pack: Any = None, more: Any = None, **how: Any
+    root: Path | None, *, batch_size: int = 3, workers: int = 0, packing: Any = None, more: Any = None, **how: Any
 ) -> StreamingDataLoader:
-    told = {"column": "tokens", "capacity": CAPACITY, "window": 32, **(pack or {})}
+    told = {"column": "tokens", "capacity": CAPACITY, "window": 32, **(packing or {})}
     settings = {"shuffle": True, "num_canonical_nodes": 2, **how}
     if root is not None:
         settings["remote"] = str(root)
-    dataset = StreamingDataset(pack=told, **settings)
+    dataset = StreamingDataset(packing=told, **settings)
     return StreamingDataLoader(dataset, batch_size=batch_size, num_workers=workers, **(more or {}))
 
 
@@ -101,7 +101,7 @@ METHODS = [{"method": "concat"}, {"method": "best_fit"}, {"method": "best_fit", 
 @pytest.mark.parametrize("pack", METHODS, ids=str)
 @pytest.mark.parametrize("algo", ["py1e", "blockwise", "naive"])
 def test_every_token_is_in_one_pack(root: Path, pack: dict[str, Any], algo: str) -> None:
-    at = loader(root, pack=pack, shuffle_algo=algo)
+    at = loader(root, packing=pack, shuffle_algo=algo)
     for _ in range(2):
         expected = len(at)
         seen = list(packs(at))
@@ -119,7 +119,7 @@ def test_with_valid_has_an_entry_for_each_pack(root: Path, method: str) -> None:
     tokens, repeats = Counter[int](), 0
     for rank in range(8):
         world, more = World(ranks_per_node=8, rank=rank), {"return_valid_mask": True, "fixed_epoch": True}
-        for batch in loader(root, world=world, more=more, pack={"method": method}, batch_size=3):
+        for batch in loader(root, world=world, more=more, packing={"method": method}, batch_size=3):
             assert batch["valid"].shape == batch["input_ids"].shape[:1]
             for is_valid, pack in zip(batch["valid"].tolist(), packs([batch]), strict=True):
                 repeats += not is_valid
@@ -136,7 +136,7 @@ def test_best_fit_keeps_documents_whole(root: Path) -> None:
 
 
 def test_what_tells_documents_apart(root: Path) -> None:
-    for batch in loader(root, pack={"along": ["labels"], "pad": {"tokens": 7, "labels": -100}}):
+    for batch in loader(root, packing={"along": ["labels"], "pad": {"tokens": 7, "labels": -100}}):
         count = len(batch["input_ids"])
         assert batch["input_ids"].shape == batch["labels"].shape == (count, CAPACITY)
         assert batch["input_ids"].dtype == batch["position_ids"].dtype == torch.int64
@@ -156,7 +156,7 @@ def test_what_tells_documents_apart(root: Path) -> None:
 def test_the_last_pack_may_be_short_and_no_other_of_concat(root: Path) -> None:
     fills = [
         CAPACITY - pack["document_ids"].count(-1)
-        for pack in packs(loader(root, pack={"method": "concat"}, num_canonical_nodes=1))
+        for pack in packs(loader(root, packing={"method": "concat"}, num_canonical_nodes=1))
     ]
     assert set(fills[:-1]) == {CAPACITY}
     assert sum(fills) == sum(LENGTHS)
@@ -166,9 +166,9 @@ def test_the_last_pack_may_be_short_and_no_other_of_concat(root: Path) -> None:
 @pytest.mark.parametrize("pack", METHODS[:2], ids=str)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_packs_are_the_same_on_any_ranks_and_workers(root: Path, pack: dict[str, Any], ranks: int) -> None:
-    whole = list(packs(loader(root, pack=pack)))
+    whole = list(packs(loader(root, packing=pack)))
     for batch_size, workers in ((1, 0), (2, 1), (5, 2 if ranks < 3 else 0)):
-        how: dict[str, Any] = {"pack": pack, "batch_size": batch_size, "workers": workers}
+        how: dict[str, Any] = {"packing": pack, "batch_size": batch_size, "workers": workers}
         read = together([loader(root, **how, world=world) for world in worlds(1, ranks)])
         assert read[: len(whole)] == whole
         assert len(read) - len(whole) < ranks  # so that all have equally many
@@ -215,7 +215,7 @@ def assert_resumes(make: Any) -> None:
 @pytest.mark.parametrize("pack", METHODS[:2], ids=str)
 @pytest.mark.parametrize("how", WAYS, ids=str)
 def test_resuming_at_every_step(root: Path, pack: dict[str, Any], how: dict[str, Any]) -> None:
-    assert_resumes(lambda batch_size=3: loader(root, pack=pack, batch_size=batch_size, **how))
+    assert_resumes(lambda batch_size=3: loader(root, packing=pack, batch_size=batch_size, **how))
 
 
 @pytest.fixture(scope="module")
@@ -228,17 +228,17 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("algo", ["py1e", "blockwise"])
 def test_mixtures_and_phases(root: Path, other: Path, pack: dict[str, Any], algo: str) -> None:
     streams = {"a": Stream(remote=str(root)), "b": Stream(remote=str(other))}
-    phases = [Phase(name="one", mix={"a": 3.0, "b": 1.0}, until=60), Phase(name="two", mix={"a": (1.0, 2.0), "b": 1.0})]
-    how: dict[str, Any] = {"streams": streams, "phases": phases, "epoch_size": 150, "shuffle_algo": algo}
-    assert_resumes(lambda batch_size=3: loader(None, pack=pack, batch_size=batch_size, **how))
+    phases = [Phase(name="one", mix={"a": 3.0, "b": 1.0}, end=60), Phase(name="two", mix={"a": (1.0, 2.0), "b": 1.0})]
+    how: dict[str, Any] = {"streams": streams, "schedule": schedule(phases), "epoch_size": 150, "shuffle_algo": algo}
+    assert_resumes(lambda batch_size=3: loader(None, packing=pack, batch_size=batch_size, **how))
     # What comes after a phase may be another: the packs before stay what they were.
-    seen, states = read_epochs(loader(None, pack=pack, **how), 1)
+    seen, states = read_epochs(loader(None, packing=pack, **how), 1)
     place = next(number for number, state in enumerate(states) if len(state["fingerprint"]["schedule"]) == 2) - 1
     later = [phases[0], Phase(name="other", mix={"b": 1.0})]
-    changed = loader(None, pack=pack, **{**how, "phases": later, "epoch_size": 90})
+    changed = loader(None, packing=pack, **{**how, "schedule": schedule(later), "epoch_size": 90})
     changed.load_state_dict(states[place])
     rest = list(packs(changed))
-    fresh = list(packs(loader(None, pack=pack, **{**how, "phases": later, "epoch_size": 90})))
+    fresh = list(packs(loader(None, packing=pack, **{**how, "schedule": schedule(later), "epoch_size": 90})))
     assert [pack for batch in seen[:place] for pack in batch] + rest == fresh
 
 
@@ -246,10 +246,10 @@ SOURCES: list[dict[str, Any]] = [
     {"transform": lambda sample: sample},
     {
         "transform": lambda sample: {"tokens": torch.from_numpy(sample["tokens"].astype(np.int32))},
-        "pack": {"lengths": "size"},
+        "packing": {"lengths": "size"},
     },
-    {"pack": {"lengths": lambda size: size}},
-    {"pack": {"lengths": "size"}},
+    {"packing": {"lengths": lambda size: size}},
+    {"packing": {"lengths": "size"}},
 ]
 
 
@@ -263,7 +263,7 @@ def test_however_documents_and_lengths_come(root: Path, how: dict[str, Any]) -> 
 def test_bytes_are_tokens_of_a_type(root: Path, tmp_path: Path) -> None:
     as_bytes = write_documents(tmp_path / "bytes", LENGTHS, encoding="bytes")
     expected = [pack["input_ids"] for pack in packs(loader(root, num_canonical_nodes=1))]
-    found = loader(as_bytes, pack={"dtype": "uint16"}, num_canonical_nodes=1, shuffle_algo="naive")
+    found = loader(as_bytes, packing={"dtype": "uint16"}, num_canonical_nodes=1, shuffle_algo="naive")
     expected = [pack["input_ids"] for pack in packs(loader(root, num_canonical_nodes=1, shuffle_algo="naive"))]
     assert [pack["input_ids"] for pack in packs(found)] == expected
 
@@ -295,7 +295,7 @@ def test_plain_iteration_gives_packs(root: Path) -> None:
         shuffle=True,
         num_canonical_nodes=2,
         batch_size=4,
-        pack=Pack(column="tokens", capacity=CAPACITY, window=32),
+        packing=PackingConfig(column="tokens", capacity=CAPACITY, window=32),
     )
     assert len(dataset) == len(at)
     assert list(packs(dataset)) == list(packs(at))
@@ -316,10 +316,10 @@ def test_longer_documents(root: Path) -> None:
         ("truncate", [min(size, CAPACITY) for size in LENGTHS]),
         ("drop", [size for size in LENGTHS if size <= CAPACITY]),
     ):
-        found = [len(piece) for pack in packs(loader(root, pack={"longer": longer})) for piece in pieces(pack)]
+        found = [len(piece) for pack in packs(loader(root, packing={"longer": longer})) for piece in pieces(pack)]
         assert Counter(found) == Counter(size for size in kept if size)
     with raises(ConfigError, "longer"):
-        len(loader(root, pack={"longer": "error"}))
+        len(loader(root, packing={"longer": "error"}))
 
 
 def test_a_state_is_of_its_packs(root: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_state_is_of_its_packs(root: Path) -> None:
     state = json_copy(at.state_dict())
     at.close()
     for pack in ({"capacity": 65}, {"method": "concat"}, {"window": 31}, {"lengths": "size"}):
-        changed = loader(root, pack=pack)
+        changed = loader(root, packing=pack)
         changed.load_state_dict(state)
         with raises(StateMismatchError, "packing"):
             len(changed)
@@ -345,9 +345,9 @@ def _counted(shift: int) -> Any:
     return lambda size: max(1, size - shift * (size % 3))
 
 
-KINDS: list[tuple[type[Pack] | type[Budget], dict[str, Any]]] = [
-    (Pack, {"column": "tokens", "capacity": CAPACITY, "longer": "truncate"}),
-    (Budget, {"column": "tokens", "tokens": 400, "longer": "truncate"}),
+KINDS: list[tuple[type[PackingConfig] | type[TokenBudget], dict[str, Any]]] = [
+    (PackingConfig, {"column": "tokens", "capacity": CAPACITY, "longer": "truncate"}),
+    (TokenBudget, {"column": "tokens", "tokens": 400, "longer": "truncate"}),
 ]
 
 
@@ -356,7 +356,7 @@ KINDS: list[tuple[type[Pack] | type[Budget], dict[str, Any]]] = [
 def test_a_state_is_of_its_lengths(root: Path, other: Path, kind: Any, told: dict[str, Any], phases: Any) -> None:
     def at(shift: int) -> StreamingDataLoader:
         streams = {"a": Stream(remote=str(root)), "b": Stream(remote=str(other))}
-        more = {"phases": phases, "epoch_size": 100} if phases else {}
+        more: dict[str, Any] = {"schedule": schedule(phases), "epoch_size": 100} if phases else {}
         counted = kind(**told, lengths=_counted(shift))
         dataset = StreamingDataset(streams=streams, shuffle=True, **{kind.option: counted}, **more)
         return StreamingDataLoader(dataset, collate_fn=len, batch_size=1)
@@ -385,7 +385,7 @@ def test_a_state_of_many_streams_is_of_their_lengths(tmp_path: Path) -> None:
 
     def at(shift: int) -> StreamingDataLoader:
         streams = {name: Stream(remote=str(tmp_path / name)) for name in names}
-        return loader(None, streams=streams, pack={"longer": "truncate", "lengths": _counted(shift)})
+        return loader(None, streams=streams, packing={"longer": "truncate", "lengths": _counted(shift)})
 
     state = json_copy(at(0).state_dict())
     whole = state["fingerprint"]["all_streams"]
@@ -405,12 +405,12 @@ def test_a_state_of_many_streams_is_of_their_lengths(tmp_path: Path) -> None:
 def test_lengths_of_a_stream_that_has_grown_are_compared_as_far_as_it_was_read(tmp_path: Path, shift: int) -> None:
     written = write_documents(tmp_path / "grows", LENGTHS[:40])
     how: dict[str, Any] = {"follow": True}
-    at = loader(written, pack={"longer": "truncate", "lengths": _counted(0)}, **how)
+    at = loader(written, packing={"longer": "truncate", "lengths": _counted(0)}, **how)
     next(iter(at))
     state = json_copy(at.state_dict())
     at.close()
     write_documents(written, LENGTHS[40:60], first=40, mode="append")
-    again = loader(written, pack={"longer": "truncate", "lengths": _counted(shift)}, **how)
+    again = loader(written, packing={"longer": "truncate", "lengths": _counted(shift)}, **how)
     again.load_state_dict(state)
     if not shift:
         assert len(again)
@@ -420,13 +420,13 @@ def test_lengths_of_a_stream_that_has_grown_are_compared_as_far_as_it_was_read(t
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"pack": {"capacity": 0}}, "capacity"),
-    ({"pack": {"method": "first_fit"}}, "method"),
-    ({"pack": {"column": "token"}}, "token"),
-    ({"pack": {"along": ["tokens"]}}, "along"),
-    ({"pack": {"pad": {"label": 0}}}, "label"),
-    ({"pack": {"without": ["ids"]}}, "without"),
-    ({"pack": {"as_dtype": "text"}}, "as_dtype"),
+    ({"packing": {"capacity": 0}}, "capacity"),
+    ({"packing": {"method": "first_fit"}}, "method"),
+    ({"packing": {"column": "token"}}, "token"),
+    ({"packing": {"along": ["tokens"]}}, "along"),
+    ({"packing": {"pad": {"label": 0}}}, "label"),
+    ({"packing": {"without": ["ids"]}}, "without"),
+    ({"packing": {"as_dtype": "text"}}, "as_dtype"),
     ({"batching_method": "stratified"}, "batching_method"),
 ]
 
@@ -444,22 +444,22 @@ def test_documents_that_are_not_as_long_as_said_are_refused(root: Path, tmp_path
     ):
         writer.write({"tokens": document(0, 5), "labels": document(0, 4)})
         writer.finish()
-        list(loader(tmp_path / "x", pack={"along": ["labels"]}))
-    with raises(SampleError, "pack.lengths"):
+        list(loader(tmp_path / "x", packing={"along": ["labels"]}))
+    with raises(SampleError, "packing.lengths"):
         list(loader(root, transform=lambda sample: {"tokens": sample["tokens"][:-1]}))
 
 
 LONGER: list[dict[str, Any]] = [
-    {"pack": {"lengths": lambda size: size - 1}},
-    {"pack": {"lengths": lambda size: size - 1, "method": "concat"}},
-    {"pack": {"longer": "truncate"}, "transform": lambda sample: {"tokens": np.append(sample["tokens"], [1])}},
+    {"packing": {"lengths": lambda size: size - 1}},
+    {"packing": {"lengths": lambda size: size - 1, "method": "concat"}},
+    {"packing": {"longer": "truncate"}, "transform": lambda sample: {"tokens": np.append(sample["tokens"], [1])}},
     {"transform": lambda sample: {"tokens": np.append(sample["tokens"], [1])}},
 ]
 
 
 @pytest.mark.parametrize("how", LONGER, ids=range(len(LONGER)))
 def test_documents_that_are_longer_than_said_are_refused(root: Path, how: dict[str, Any]) -> None:
-    with raises(SampleError, "was said to have", "pack.lengths"):
+    with raises(SampleError, "was said to have", "packing.lengths"):
         list(loader(root, **how))
 
 
@@ -494,7 +494,7 @@ def test_a_batch_to_skip_is_counted_over_epochs_that_differ(tmp_path: Path) -> N
     lengths = [int(one) for one in np.random.default_rng(1).integers(20, 60, 70)]
     written = write_documents(tmp_path / "differ", lengths)
     how: dict[str, Any] = {
-        "pack": {"capacity": 100, "window": 16},
+        "packing": {"capacity": 100, "window": 16},
         "shuffle_seed": 3,
         "num_canonical_nodes": 1,
         "batch_size": 1,
@@ -517,7 +517,7 @@ def test_documents_that_are_appended_are_packed_from_the_next_epoch_on(
     written = write_documents(tmp_path / "grows", LENGTHS[:40])
     how: dict[str, Any] = {
         "follow": True,
-        "pack": pack,
+        "packing": pack,
         "workers": workers,
         "more": {"persistent_workers": workers > 0},
     }
@@ -533,7 +533,7 @@ def test_documents_that_are_appended_are_packed_from_the_next_epoch_on(
     tokens = Counter(token for pack in grown for piece in pieces(pack) for token in piece)
     assert tokens == Counter(int(one) for number, size in enumerate(LENGTHS[:60]) for one in document(number, size))
     at.close()
-    again = loader(written, follow=True, pack=pack)
+    again = loader(written, follow=True, packing=pack)
     again.load_state_dict(state)
     assert list(packs(again)) == grown
 
@@ -543,7 +543,7 @@ def test_an_epoch_without_tokens_is_refused(tmp_path: Path) -> None:
         for _ in range(9):
             writer.write({"tokens": b""})
     longer = write_documents(tmp_path / "longer", [CAPACITY + 1] * 9)
-    for at in (loader(tmp_path / "empty", pack={"dtype": "uint16"}), loader(longer, pack={"longer": "drop"})):
+    for at in (loader(tmp_path / "empty", packing={"dtype": "uint16"}), loader(longer, packing={"longer": "drop"})):
         with raises(ConfigError, "no pack", "9 documents"):
             list(at)
 
@@ -569,7 +569,7 @@ def test_who_plans_many_documents_may_draw_their_order(
     with MDSWriter(out=str(tmp_path / "many"), columns={"tokens": "ndarray:uint16"}) as writer:
         for number in range((1 << 16) + 1):
             writer.write({"tokens": np.full(3, number % 251, np.uint16)})
-    at = loader(tmp_path / "many", pack={"capacity": 2048}, shuffle_algo="naive")
+    at = loader(tmp_path / "many", packing={"capacity": 2048}, shuffle_algo="naive")
     expected = len(at)  # planned, and then lost to whoever cleans temporary directories
     for path in (tmp_path / "runtime" / "orders").glob("*.*"):
         held = path.read_bytes()
@@ -581,12 +581,12 @@ def test_who_plans_many_documents_may_draw_their_order(
 
 @pytest.mark.parametrize("how", [{}, {"transform": lambda sample: sample}], ids=["joined", "one by one"])
 def test_a_filling_that_does_not_fit_is_refused(root: Path, how: dict[str, Any]) -> None:
-    with raises(SampleError, "pack.pad=-100", "uint16"):
-        list(loader(root, pack={"pad": -100, "as_dtype": None}, **how))
-    with raises(SampleError, "pack.pad=-100", "uint32"):
-        list(loader(root, pack={"pad": -100, "as_dtype": "uint32"}, **how))
-    with raises(SampleError, "pack.pad=0.5", "int64"):
-        list(loader(root, pack={"pad": 0.5}, **how))
+    with raises(SampleError, "packing.pad=-100", "uint16"):
+        list(loader(root, packing={"pad": -100, "as_dtype": None}, **how))
+    with raises(SampleError, "packing.pad=-100", "uint32"):
+        list(loader(root, packing={"pad": -100, "as_dtype": "uint32"}, **how))
+    with raises(SampleError, "packing.pad=0.5", "int64"):
+        list(loader(root, packing={"pad": 0.5}, **how))
 
 
 @pytest.mark.parametrize("how", [{}, {"transform": lambda sample: sample}], ids=["joined", "one by one"])
@@ -596,19 +596,19 @@ def test_weights_of_tokens_stay_as_they_are(tmp_path: Path, how: dict[str, Any])
         for length in (3, 9, 4):
             writer.write({"tokens": np.arange(length, dtype=np.uint16), "weights": np.full(length, 0.25, np.float32)})
     told = {"along": ["weights"], "pad": {"weights": 0.5, "tokens": -1}, "capacity": 10}
-    for batch in loader(tmp_path / "weighted", pack=told, **how):
+    for batch in loader(tmp_path / "weighted", packing=told, **how):
         is_padding = batch["document_ids"] < 0
         assert (batch["input_ids"].dtype, batch["weights"].dtype) == (torch.int64, torch.float32)
         assert (batch["weights"] == torch.where(is_padding, 0.5, 0.25)).all()
         assert (batch["input_ids"] < 0).equal(is_padding)
-    halves = loader(tmp_path / "weighted", pack={**told, "as_dtype": "float16"}, **how)
+    halves = loader(tmp_path / "weighted", packing={**told, "as_dtype": "float16"}, **how)
     assert {batch["weights"].dtype for batch in halves} == {torch.float16}
 
 
 @pytest.mark.parametrize("how", [{}, {"transform": lambda sample: sample}], ids=["joined", "one by one"])
 def test_a_filling_need_fit_only_the_type_that_is_wanted(root: Path, how: dict[str, Any]) -> None:
     zeros = loader(root, **how)
-    for batch, filled in zip(zeros, loader(root, pack={"pad": -100}, **how), strict=True):
+    for batch, filled in zip(zeros, loader(root, packing={"pad": -100}, **how), strict=True):
         is_padding = batch["document_ids"] < 0
         assert (filled["input_ids"] == torch.where(is_padding, -100, batch["input_ids"])).all()
 
@@ -623,7 +623,7 @@ def test_where_values_lie_is_known_of_open_shards_alone(root: Path, tmp_path: Pa
         cache_limit="40kb",
         shuffle=False,
         batch_size=1,
-        pack={"window": 2},
+        packing={"window": 2},
         num_canonical_nodes=1,
     )
     gc.collect()
@@ -636,7 +636,7 @@ def test_where_values_lie_is_known_of_open_shards_alone(root: Path, tmp_path: Pa
 def test_columns_that_leave_out_that_of_the_tokens_are_told(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"tokens": [[1, 2]], "id": [1]}), tmp_path / "a.parquet")
     dataset = StreamingDataset(
-        remote=str(tmp_path), format="parquet", columns=["id"], pack={"column": "tokens", "capacity": 4}
+        remote=str(tmp_path), format="parquet", columns=["id"], packing={"column": "tokens", "capacity": 4}
     )
     with raises(EncodingError, "stream '0'", "a.parquet", "column 'tokens' is needed, but columns= leaves it out"):
         next(iter(StreamingDataLoader(dataset, batch_size=1)))
@@ -671,7 +671,7 @@ CUT: list[dict[str, Any]] = [{"method": "best_fit"}, {"method": "concat"}]
 def test_a_document_is_transformed_once_for_all_of_its_pieces(long: Path, pack: dict[str, Any], threads: int) -> None:
     counting = _Counting()
     told = {**pack, "capacity": 8, "along": ["labels"]}
-    at = loader(long, pack=told, transform=counting, decode={"threads": threads})
+    at = loader(long, packing=told, transform=counting, decode={"threads": threads})
     drawn: dict[int, set[int]] = {}
     for one in packs(at):
         for token, label, of in zip(one["input_ids"], one["labels"], one["document_ids"], strict=True):
@@ -687,7 +687,7 @@ def test_pieces_that_several_ranks_read_are_of_one_document(long: Path, pack: di
     for world in worlds(1, 3):
         np.random.seed(world.rank)  # noqa: NPY002
         at = loader(
-            long, pack={**pack, "capacity": 8, "along": ["labels"]}, transform=_Counting(), world=world, batch_size=1
+            long, packing={**pack, "capacity": 8, "along": ["labels"]}, transform=_Counting(), world=world, batch_size=1
         )
         for one in packs(at):
             for token, label, of in zip(one["input_ids"], one["labels"], one["document_ids"], strict=True):
@@ -701,8 +701,8 @@ def test_documents_are_kept_up_to_a_number_of_bytes(long: Path, monkeypatch: pyt
     monkeypatch.setattr(cut_documents, "KEPT_BYTES", 4000)
     counting = _Counting()
     told = {"capacity": 8, "along": ["labels"], "method": "best_fit"}
-    expected = [one["input_ids"] for one in packs(loader(long, pack=told))]
-    assert [one["input_ids"] for one in packs(loader(long, pack=told, transform=counting))] == expected
+    expected = [one["input_ids"] for one in packs(loader(long, packing=told))]
+    assert [one["input_ids"] for one in packs(loader(long, packing=told, transform=counting))] == expected
     assert max(counting.calls.values()) > 1
 
 
@@ -715,6 +715,6 @@ class _Subclass(StreamingDataset):
 
 
 def test_a_subclass_makes_a_document_once(long: Path) -> None:
-    dataset = _Subclass(remote=str(long), num_canonical_nodes=1, pack={"column": "tokens", "capacity": 8})
+    dataset = _Subclass(remote=str(long), num_canonical_nodes=1, packing={"column": "tokens", "capacity": 8})
     assert len(list(packs(StreamingDataLoader(dataset, batch_size=2)))) > 50
     assert _Subclass.made == 8

@@ -43,7 +43,7 @@ def _failing(sample: dict[str, Any]) -> dict[str, Any]:
 def test_a_place_is_filled_up_and_nothing_moves(
     root: Path, tmp_path: Path, method: str, workers: int, as_dtype: str | None
 ) -> None:
-    train = packed_train(root, pack={"method": method, "pad": 16_000, "as_dtype": as_dtype})
+    train = packed_train(root, packing={"method": method, "pad": 16_000, "as_dtype": as_dtype})
     log = {"bad_samples": replacing(tmp_path / "log")}
     whole = list(packed_loader(train, 3, dataset={"transform": _same}, return_keys=True))
     loader = packed_loader(train, 3, num_workers=workers, dataset={"transform": _failing, **log}, return_keys=True)
@@ -73,7 +73,7 @@ def test_packs_of_nothing_but_bad_documents(root: Path, tmp_path: Path) -> None:
     def fail_first(sample: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("none at all")
 
-    train = packed_train(root, pack={"pad": 3})
+    train = packed_train(root, packing={"pad": 3})
     dataset = {"transform": fail_first, "bad_samples": replacing(tmp_path)}
     for batch in packed_loader(train, 3, dataset=dataset):
         assert (batch["input_ids"] == 3).all()

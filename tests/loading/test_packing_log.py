@@ -28,7 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("method", ["best_fit", "concat"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_is_logged_is_what_was_read_by_each_worker(root: Path, tmp_path: Path, workers: int, method: str) -> None:
-    train = packed_train(root, pack={"method": method}, debug={"sample_log": str(tmp_path)})
+    train = packed_train(root, packing={"method": method}, debug={"sample_log": str(tmp_path)})
     loader = packed_loader(
         train, 3, world=World(ranks_per_node=2, rank=1), num_workers=workers, return_keys=True, drop_last=True
     )
@@ -54,7 +54,7 @@ def test_a_slow_document_is_told_of_with_its_key(
             assert wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*.stacks")), seconds=60)
         return sample
 
-    train = packed_train(root, pack={"lengths": "size"})
+    train = packed_train(root, packing={"lengths": "size"})
     expected = [batch["input_ids"].tolist() for batch in packed_loader(train, 3)]
     watched = {"transform": linger, "debug": {"sample_log": tmp_path, "watchdog_seconds": 0.4}}
     loader = packed_loader(train, 3, num_workers=workers, dataset=watched)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lightning_streaming import Phase, Stream, StreamingDataLoader, World
+from lightning_streaming import Stream, StreamingDataLoader, World
 from lightning_streaming.loading.dataset import state_at
 from lightning_streaming.loading.position import position_of
 from lightning_streaming.loading.state import Cursor
@@ -28,6 +28,7 @@ from tests.loading.phased import (
     read,
     stream_of,
 )
+from tests.schedules import Phase
 from tests.tiers import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -71,8 +72,8 @@ def test_any_machines_read_the_same_global_sequence(
 
 
 EVEN = [
-    Phase(name="one", until=40, mix={"web": 3, "code": 1}),
-    Phase(name="two", until=120, mix={"web": [3, 1], "math": [1, 3]}, steps=2),
+    Phase(name="one", end=40, mix={"web": 3, "code": 1}),
+    Phase(name="two", end=120, mix={"web": [3, 1], "math": [1, 3]}, steps=2),
     Phase(name="three", mix={"math": 1, "news": 1}),
 ]
 
@@ -218,7 +219,7 @@ def test_selections_are_streams_like_others(root: Path) -> None:
         "news": Stream(remote=str(root / "news"), selection={"indices": [0, 1, 2, 20]}),
     }
     mix: dict[str, Any] = {"web": 2, "math": [0, 1], "news": 1}
-    phases = [Phase(name="one", until=80, mix=mix, steps=3), Phase(name="two", mix={"rest": 1, "math": 1})]
+    phases = [Phase(name="one", end=80, mix=mix, steps=3), Phase(name="two", mix={"rest": 1, "math": 1})]
     ids = read(phased_loader(root, phases, streams=streams))
     first, second = ({one for one in part if stream_of(one) == "web"} for part in (ids[:80], ids[80:]))
     assert not first & second

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming import Phase, World
+from lightning_streaming import World
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.loading.dataset import state_at
 from lightning_streaming.loading.passes import passes_of
@@ -35,6 +35,7 @@ from tests.loading.phased import (
     stream_of,
     write_streams,
 )
+from tests.schedules import Phase
 
 COMPOSED: dict[str, Any] = {"batching_method": "per_stream", "shuffle_algo": "py1s"}
 
@@ -47,7 +48,7 @@ COMPOSED: dict[str, Any] = {"batching_method": "per_stream", "shuffle_algo": "py
     "more", [{}, {"shuffle_algo": "blockwise"}, {"batch_size": 7, "workers": 2}, {"shuffle": False}]
 )
 def test_it_resumes_at_every_step_of_two_epochs(root: Path, more: dict[str, Any]) -> None:
-    phases = [BROAD, RAMP, ANNEAL] if more else [replace(BROAD, until=20), replace(RAMP, until=48), ANNEAL]
+    phases = [BROAD, RAMP, ANNEAL] if more else [replace(BROAD, end=20), replace(RAMP, end=48), ANNEAL]
     make = partial(phased_loader, root, phases, **{"epoch_size": 160 if more else 64, **more})
     assert_resumes_at_every_step(make)
 
@@ -95,11 +96,11 @@ FUTURES: dict[str, tuple[Sequence[Phase], dict[str, Any]]] = {
     "another order of streams": (PHASES, {"names": NAMES[::-1]}),
     "a stream gone": (PHASES, {"names": ("math", "news", "web")}),
     "one gone and one new": ([BROAD, RAMP, NEW["aaa"]], {"names": ("aaa", "math", "news", "web")}),
-    "a longer epoch": ([BROAD, replace(RAMP, until=120), ANNEAL], {"epoch_size": 240}),
-    "a shorter epoch": ([BROAD, replace(RAMP, until=120), ANNEAL], {"epoch_size": 132}),
-    "one more phase": ([BROAD, RAMP, replace(ANNEAL, until=140), LATER], {}),
-    "another phase between": ([BROAD, RAMP, replace(LATER, until=130), ANNEAL], {}),
-    "no phase any more": ([BROAD, replace(RAMP, until=None)], {"epoch_size": 120, "names": ("web", "code", "math")}),
+    "a longer epoch": ([BROAD, replace(RAMP, end=120), ANNEAL], {"epoch_size": 240}),
+    "a shorter epoch": ([BROAD, replace(RAMP, end=120), ANNEAL], {"epoch_size": 132}),
+    "one more phase": ([BROAD, RAMP, replace(ANNEAL, end=140), LATER], {}),
+    "another phase between": ([BROAD, RAMP, replace(LATER, end=130), ANNEAL], {}),
+    "no phase any more": ([BROAD, replace(RAMP, end=None)], {"epoch_size": 120, "names": ("web", "code", "math")}),
     "limits": ([replace(one, max_repeats={next(iter(one.mix)): 9}) for one in PHASES], {}),
 }
 
@@ -130,9 +131,9 @@ def _only_read(phases: Sequence[Phase], asked: dict[str, Any]) -> dict[str, Any]
 
 def test_new_phases_may_follow_each_other_resume_by_resume(root: Path) -> None:
     first, state = stopped(root, 5)
-    second = gone_on(root, state, phases=[BROAD, replace(RAMP, until=80), replace(LATER, until=160)])
+    second = gone_on(root, state, phases=[BROAD, replace(RAMP, end=80), replace(LATER, end=160)])
     middle = read(second, 14)
-    third = [BROAD, replace(RAMP, until=80), replace(LATER, until=96), Phase(name="last", mix={"zzz": 1, "math": 1})]
+    third = [BROAD, replace(RAMP, end=80), replace(LATER, end=96), Phase(name="last", mix={"zzz": 1, "math": 1})]
     asked: dict[str, Any] = {"phases": third, "names": ("zzz", "math", "news", "web")}
     end = read(gone_on(root, second.state_dict(), **asked))
     assert first + middle + end == read(phased_loader(root, third, (*NAMES, "zzz")))
@@ -161,9 +162,9 @@ def test_an_epoch_that_needs_a_stream_that_is_gone_says_so_before_it_begins(root
     loader = gone_on(root, state, names=("web", "math", "news"), workers=1)
     assert len(read(loader)) == 160 - 48
     at_end = loader.state_dict()
-    with raises(ConfigError, "phases.broad.mix", "'code'", "add it to streams"):
+    with raises(ConfigError, "schedule.broad.mix", "'code'", "add it to streams"):
         next(iter(loader))
-    with raises(ConfigError, "phases.broad.mix", "'code'", "add it to streams"):
+    with raises(ConfigError, "schedule.broad.mix", "'code'", "add it to streams"):
         read(gone_on(root, at_end, names=("web", "math", "news")))
     whole = phased_loader(root)
     read(whole)
@@ -171,13 +172,13 @@ def test_an_epoch_that_needs_a_stream_that_is_gone_says_so_before_it_begins(root
 
 
 def test_ranks_that_are_kept_even_need_the_phase_before_a_very_short_one(root: Path) -> None:
-    phases = [Phase(name="long", until=152, mix={"web": 1, "code": 1}), Phase(name="short", mix={"math": 1})]
+    phases = [Phase(name="long", end=152, mix={"web": 1, "code": 1}), Phase(name="short", mix={"math": 1})]
     _, state = stopped(root, 38, phases=phases, names=("web", "code", "math"))
     few, many = (World(ranks_per_node=ranks, rank=ranks - 1) for ranks in (2, 16))
     asked: dict[str, Any] = {"phases": phases, "batch_size": 1}
     assert len(read(gone_on(root, state, **asked, names=("math",), world=few))) == 4
     # The last of 16 ranks read again what others read in the phase before.
-    with raises(ConfigError, "phases.long.mix", "add it to streams"):
+    with raises(ConfigError, "schedule.long.mix", "add it to streams"):
         len(gone_on(root, state, **asked, names=("math",), world=many).state_dict())
     (again,) = read(gone_on(root, state, **asked, names=("web", "code", "math"), world=many))
     assert stream_of(again) in ("web", "code")
@@ -195,9 +196,9 @@ def test_data_that_was_not_read_yet_may_change(root: Path, tmp_path: Path) -> No
 def test_where_the_epoch_ends_may_change_in_its_last_phase_only_with_the_phase(root: Path) -> None:
     _, state = stopped(root, 35)
     with raises(StateMismatchError, "schedule.anneal.end: saved 160, now 200"):
-        read(gone_on(root, state, phases=[BROAD, replace(RAMP, until=120), ANNEAL], epoch_size=200))
+        read(gone_on(root, state, phases=[BROAD, replace(RAMP, end=120), ANNEAL], epoch_size=200))
     # One more phase instead.
-    phases = [BROAD, replace(RAMP, until=120), replace(ANNEAL, until=160), LATER]
+    phases = [BROAD, replace(RAMP, end=120), replace(ANNEAL, end=160), LATER]
     asked: dict[str, Any] = {"phases": phases, "epoch_size": 200}
     before, _ = stopped(root, 35)
     assert before + read(gone_on(root, state, **asked)) == read(phased_loader(root, **asked))
@@ -206,8 +207,8 @@ def test_where_the_epoch_ends_may_change_in_its_last_phase_only_with_the_phase(r
 # --- pasts that are refused ---
 
 PASTS: dict[str, tuple[Sequence[Phase] | None, dict[str, Any], list[str]]] = {
-    "until": ([replace(BROAD, until=44), RAMP, ANNEAL], {}, ["schedule.broad.end: saved 40, now 44"]),
-    "until of the phase under way": ([BROAD, replace(RAMP, until=124), ANNEAL], {}, ["schedule.ramp.end: saved 120"]),
+    "end": ([replace(BROAD, end=44), RAMP, ANNEAL], {}, ["schedule.broad.end: saved 40, now 44"]),
+    "until of the phase under way": ([BROAD, replace(RAMP, end=124), ANNEAL], {}, ["schedule.ramp.end: saved 120"]),
     "weights": (
         [replace(BROAD, mix={"web": 0.8, "code": 0.2}), RAMP, ANNEAL],
         {},
@@ -226,16 +227,16 @@ PASTS: dict[str, tuple[Sequence[Phase] | None, dict[str, Any], list[str]]] = {
     "steps": ([BROAD, replace(RAMP, steps=5), ANNEAL], {}, ["schedule.ramp.steps: saved 4, now 5"]),
     "a name": ([replace(BROAD, name="wide"), RAMP, ANNEAL], {}, ["schedule.broad", "'absent'", "schedule.wide"]),
     "a phase removed": (
-        [replace(RAMP, until=120), ANNEAL],
+        [replace(RAMP, end=120), ANNEAL],
         {"names": ("web", "math", "news")},
         ["schedule.broad: saved there, now 'absent'"],
     ),
     "a phase more": (
-        [replace(BROAD, until=20, name="early"), BROAD, RAMP, ANNEAL],
+        [replace(BROAD, end=20, name="early"), BROAD, RAMP, ANNEAL],
         {},
         ["schedule.early: saved 'absent', now there"],
     ),
-    "the order": ([replace(RAMP, until=40), replace(BROAD, until=120), ANNEAL], {}, ["schedule.broad.end"]),
+    "the order": ([replace(RAMP, end=40), replace(BROAD, end=120), ANNEAL], {}, ["schedule.broad.end"]),
     "no phases": (None, {}, ["schedule"]),
 }
 
@@ -254,12 +255,11 @@ def test_what_has_begun_may_not_change(root: Path, past: str, caplog: pytest.Log
     assert not [word for word in words if word not in told]
 
 
-@pytest.mark.parametrize("changed", ["until", "mix", "steps"])
+@pytest.mark.parametrize("changed", ["end", "mix", "steps"])
 def test_whatever_differs_of_a_phase_the_way_out_is_told_with_the_file(root: Path, changed: str) -> None:
-    other: dict[str, Any] = {"until": 124, "mix": {"web": [1, 0.5], "math": [0.1, 0.5]}, "steps": 5}
+    other: dict[str, Any] = {"end": 124, "mix": {"web": [1, 0.5], "math": [0.1, 0.5]}, "steps": 5}
     loader = gone_on(root, stopped(root, 12)[1], phases=[BROAD, replace(RAMP, **{changed: other[changed]}), ANNEAL])
-    key = {"until": "end"}.get(changed, changed)
-    with raises(StateMismatchError, f"schedule.ramp.{key}", "`lightning-streaming state branch CHECKPOINT` says"):
+    with raises(StateMismatchError, f"schedule.ramp.{changed}", "`lightning-streaming state branch CHECKPOINT` says"):
         len(loader)
     passes_of(loader.dataset).run.call(checkpoint="run/last.ckpt")
     with raises(StateMismatchError, "`lightning-streaming state branch run/last.ckpt` says"):
@@ -267,12 +267,12 @@ def test_whatever_differs_of_a_phase_the_way_out_is_told_with_the_file(root: Pat
 
 
 def test_a_border_written_in_percent_is_told_as_the_number_it_was(root: Path) -> None:
-    phases = [replace(BROAD, until="25%"), RAMP, ANNEAL]
+    phases = [replace(BROAD, end="25%"), RAMP, ANNEAL]
     _, state = stopped(root, 12, phases=phases)
-    told = "phases.broad.until is written as 25% of epoch_size, which is 200 now; to keep it where it was, write 40."
-    with raises(StateMismatchError, "phases.ramp.until is written as 75%", "write 120.", told):
+    told = "schedule.broad.end is written as 25% of epoch_size, which is 200 now; to keep it where it was, write 40."
+    with raises(StateMismatchError, "schedule.ramp.end is written as 75%", "write 120.", told):
         len(gone_on(root, state, phases=phases, epoch_size=200))
-    as_numbers = [BROAD, replace(RAMP, until=120), ANNEAL]
+    as_numbers = [BROAD, replace(RAMP, end=120), ANNEAL]
     assert len(gone_on(root, state, phases=as_numbers, epoch_size=200)) == 50
 
 
@@ -309,7 +309,7 @@ def test_in_a_second_epoch_all_phases_have_begun(root: Path) -> None:
 
 def test_a_stream_that_is_needed_yet_may_not_go(root: Path) -> None:
     _, state = stopped(root, 12)
-    with raises(ConfigError, "phases.ramp.mix", "'math'"):
+    with raises(ConfigError, "schedule.ramp.mix", "'math'"):
         read(gone_on(root, state, names=("web", "code", "news")))
 
 
@@ -373,7 +373,7 @@ def test_a_state_with_one_thing_wrong_is_refused_or_means_what_it_says(root: Pat
 def test_an_epoch_that_has_become_shorter_ends_early_if_asked_to(
     root: Path, epoch_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    phases = [BROAD, replace(RAMP, until=epoch_size)]
+    phases = [BROAD, replace(RAMP, end=epoch_size)]
     _, state = stopped(root, 38)
     asked: dict[str, Any] = {"phases": phases, "epoch_size": epoch_size, "names": ("web", "code", "math")}
     with raises(StateMismatchError, "schedule.ramp.end"):
@@ -389,6 +389,6 @@ def test_what_an_epoch_that_has_ended_did_not_read_cannot_be_added(root: Path) -
     # In the next epoch, streams go on where the one before left them.
     loader = phased_loader(root)
     read(loader)
-    phases = [BROAD, replace(RAMP, until=120), replace(ANNEAL, until=160), LATER]
+    phases = [BROAD, replace(RAMP, end=120), replace(ANNEAL, end=160), LATER]
     with raises(StateMismatchError, "schedule.later: saved 'absent', now there"):
         read(gone_on(root, loader.state_dict(), phases=phases, epoch_size=200))

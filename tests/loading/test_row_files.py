@@ -278,14 +278,16 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 PACKINGS: dict[str, dict[str, Any]] = {
-    "packs": {"pack": {"capacity": 64}, "batch_size": 2},
-    "rows of blocks": {"pack": {"capacity": 64, "method": "concat"}, "batch_size": 2},
-    "groups": {"budget": {"tokens": 128}},
+    "packs": {"packing": {"capacity": 64}, "batch_size": 2},
+    "rows of blocks": {"packing": {"capacity": 64, "method": "concat"}, "batch_size": 2},
+    "groups": {"token_budget": {"tokens": 128}},
 }
 
 
-def packed(remote: Path, column: str, *, pack: Any = None, budget: Any = None, **how: Any) -> list[Any]:
-    option: dict[str, Any] = {"pack": {"column": column, **pack}} if pack else {"budget": {"column": column, **budget}}
+def packed(remote: Path, column: str, *, packing: Any = None, token_budget: Any = None, **how: Any) -> list[Any]:
+    option: dict[str, Any] = (
+        {"packing": {"column": column, **packing}} if packing else {"token_budget": {"column": column, **token_budget}}
+    )
     batch_size = how.pop("batch_size", None)
     dataset = StreamingDataset(remote=str(remote), shuffle=True, num_canonical_nodes=1, **option, **how)
     loader = StreamingDataLoader(dataset, batch_size=batch_size)
@@ -311,7 +313,7 @@ def test_rows_are_packed_as_those_of_mds(tmp_path: Path, way: str, joined: list[
 def test_what_torch_has_no_tensors_of_is_packed_document_by_document(tmp_path: Path, joined: list[str]) -> None:
     (tmp_path / "npy").mkdir()
     np.save(tmp_path / "npy" / "a.npy", rows(0, 20).astype(">i4"))
-    how: dict[str, Any] = {"pack": {"capacity": 20}, "batch_size": 2}
+    how: dict[str, Any] = {"packing": {"capacity": 20}, "batch_size": 2}
     found = packed(tmp_path / "npy", "values", format="npy", **how)
     assert joined == []
     assert sorted(token for batch in found for row in batch["input_ids"] for token in row) == list(range(100))

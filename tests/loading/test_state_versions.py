@@ -126,14 +126,14 @@ def dataset_of(kind: str, data: Path, first: str | None = None) -> StreamingData
     for number in range(count):
         options: dict[str, Any] = {"repeat": 1.0 if number % 3 else 1.5}
         if not packed and number % 2:
-            options["where"] = "size > 12"
+            options["selection"] = {"where": "size > 12"}
         if not packed and count < 100 and number % 3:
-            options["join"] = {"caption": {"remote": str(data / "captions"), "on": "id"}}
+            options["join"] = {"caption": {"remote": str(data / "captions"), "key": "id"}}
         name = first if first and not number else ("books", "code", "web")[number % 3]
         called = f"stream{number}" if count < 100 else hashlib.sha1(str(number).encode()).hexdigest()
         streams[called] = Stream(remote=str(data / name), **options)
     pack: Any = {"column": "tokens", "capacity": 64} if packed else None
-    return StreamingDataset(streams=streams, shuffle=True, batch_size=4, num_canonical_nodes=4, pack=pack)
+    return StreamingDataset(streams=streams, shuffle=True, batch_size=4, num_canonical_nodes=4, packing=pack)
 
 
 @pytest.mark.parametrize("kind", OLD["states"])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_streaming import Phase, Stream, StreamingDataset, World
+from lightning_streaming import Stream, StreamingDataset, World
 from lightning_streaming.errors import ConfigError, DownloadError, ObjectNotFoundError, StreamingError
 from lightning_streaming.loading.stream import StreamDefaults, named_streams
 from tests.helpers import ids, make_dataset, make_loader, write_dataset
@@ -129,9 +129,24 @@ REFUSED: dict[str, list[Any]] = {
     "epoch_size": [-1, "-1", "ten", "1.5", "1x", "0", 0.5, float("nan")],
     "predownload": [0, -1, 1.5, "8"],
     "cache_limit": [-1, "many", "10 buckets", float("nan")],
-    "phases": ["broad", [{"name": "broad"}], 3, [Phase(name="broad", mix={"web": 1.0}, until=10)]],
-    "pack": ["concat", {"capacity": 8}, {"column": "x", "capacity": 0}, {"column": "x", "capacity": 8, "window": 0}],
-    "budget": ["tokens", {"tokens": 8}, {"column": "x"}, {"column": "x", "tokens": 0}, {"column": 3, "tokens": 8}],
+    "schedule": [
+        "broad",
+        [{"name": "broad"}],
+        3,
+        {},
+        {"broad": 3},
+        {"broad": {"end": 10}},
+        {"": {"mix": {"web": 1.0}}},
+        {"broad": {"mix": {"web": 1.0}, "end": 10}},
+    ],
+    "packing": ["concat", {"capacity": 8}, {"column": "x", "capacity": 0}, {"column": "x", "capacity": 8, "window": 0}],
+    "token_budget": [
+        "tokens",
+        {"tokens": 8},
+        {"column": "x"},
+        {"column": "x", "tokens": 0},
+        {"column": 3, "tokens": 8},
+    ],
     "sampling_method": ["random", "", None],
     "sampling_granularity": [0, -1, 1.5],
     "partition_algo": ["strict", None],

@@ -95,7 +95,7 @@ def test_arrays_of_several_dimensions_are_no_documents(tmp_path: Path) -> None:
     write_samples(tmp_path / "00.tar", [{"__key__": str(rows), "npy": np.zeros((3, 4)[:rows])} for rows in (1, 2)])
     pack = {"column": "npy", "capacity": 8}
     with raises(ConfigError, "stream '0'", "00.tar, sample 1, column 'npy' is an array of shape (3, 4)", "lengths="):
-        next(iter(make_dataset(tmp_path, format="webdataset", pack=pack)))
+        next(iter(make_dataset(tmp_path, format="webdataset", packing=pack)))
 
 
 def test_what_cannot_be_read_is_told_with_the_stream(tmp_path: Path) -> None:

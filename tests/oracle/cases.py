@@ -77,17 +77,22 @@ def write_data(root: Path) -> None:
 
 
 def arguments(case: Case, root: Path) -> dict[str, Any]:
-    """Return the arguments of the dataset, in today's names."""
+    """Return the arguments of the dataset, by their public names."""
     of_stream: dict[str, Any] = {"selection": case.selection or None}
     if case.join:
         of_stream["join"] = {"caption": {"remote": str(root / "captions"), "key": "id"}}
     streams = {}
     for name in case.streams:
         streams[name] = Stream(remote=str(root / name), **case.weights.get(name, {}), **of_stream)
-    renamed = {"end": "until", "ended_at": "cut"}
-    phases = [{renamed.get(name, name): value for name, value in phase.items()} for phase in case.schedule]
+    schedule = {phase["name"]: {key: phase[key] for key in phase if key != "name"} for phase in case.schedule}
     columns = None if case.columns is None else list(case.columns) + (["caption"] if case.join else [])
-    ours = {"phases": phases or None, "pack": case.pack, "budget": case.budget, "skip": case.skip, "columns": columns}
+    ours = {
+        "schedule": schedule,
+        "packing": case.pack,
+        "token_budget": case.budget,
+        "skip": case.skip,
+        "columns": columns,
+    }
     return {"streams": streams, **case.options, **{name: value for name, value in ours.items() if value}}
 
 

@@ -137,7 +137,7 @@ def test_borders_are_rounded_up_to_whole_canonical_nodes() -> None:
 @pytest.mark.parametrize(("first", "second", "nodes"), [(65, 128, 64), (1, 3, 4)])
 def test_a_phase_that_rounding_leaves_nothing_is_refused(first: int, second: int, nodes: int) -> None:
     phases = [phase("first", first, {"a": 1.0}), phase("short", second, {"a": 1.0})]
-    with pytest.raises(ConfigError, match=f"phases.short.until is {second}.*each of the {nodes} canonical nodes"):
+    with pytest.raises(ConfigError, match=f"schedule.short.end is {second}.*each of the {nodes} canonical nodes"):
         planned(phases, nodes)
 
 
@@ -148,7 +148,7 @@ def test_a_phase_has_no_more_steps_than_samples_for_canonical_nodes() -> None:
 
 def test_too_many_steps_are_refused() -> None:
     ramp = phase("ramp", 10**8, {"a": (1.0, 0.0), "b": (0.0, 1.0)}, steps=2**21)
-    with pytest.raises(ConfigError, match=r"phases.ramp.steps: 2097152 are needed"):
+    with pytest.raises(ConfigError, match=r"schedule.ramp.steps: 2097152 are needed"):
         planned([ramp], 1)
 
 
@@ -178,5 +178,5 @@ def test_the_steps_of_all_phases_are_counted_together(monkeypatch: pytest.Monkey
     ramp: dict[str, float | tuple[float, float]] = {"a": (1.0, 0.0), "b": (0.0, 1.0)}
     first = phase("one", 1000, ramp, steps=60)
     assert len(planned([first, phase("two", 2000, ramp, steps=40)], 1)) == 100
-    with pytest.raises(ConfigError, match=r"phases.two.steps: 41 are needed besides the 60 of the phases before it"):
+    with pytest.raises(ConfigError, match=r"schedule.two.steps: 41 are needed besides 60 of earlier phases"):
         planned([first, phase("two", 2000, ramp, steps=41)], 1)

@@ -54,10 +54,10 @@ def random_run(rng: Random, url: str) -> RandomRun:
         for stream in streams.values():
             stream["proportion"] = rng.randint(1, 4)
     elif rng.random() < 0.3 and len(names) > 1:
-        train["phases"] = [
-            {"name": "first", "until": "50%", "mix": dict.fromkeys(names[:2], 0.5)},
-            {"name": "last", "mix": {name: [rng.randint(1, 3), rng.randint(0, 3)] for name in names}},
-        ]
+        train["schedule"] = {
+            "first": {"end": "50%", "mix": dict.fromkeys(names[:2], 0.5)},
+            "last": {"mix": {name: [rng.randint(1, 3), rng.randint(0, 3)] for name in names}},
+        }
         train.setdefault("epoch_size", 400)
     if rng.random() < 0.3:
         train["skip"] = [f"{(begin := rng.randint(0, 40))}-{begin + rng.randint(0, 60)}"]

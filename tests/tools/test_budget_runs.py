@@ -34,7 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(data: Path) -> dict[str, Any]:
     streams = {name: {"remote": str(data / name)} for name in LENGTHS}
     budget = {"column": "tokens", "tokens": BUDGET, "window": 64, "buckets": 4}
-    return {"streams": streams, "budget": budget, "shuffle": True, "num_canonical_nodes": 2}
+    return {"streams": streams, "token_budget": budget, "shuffle": True, "num_canonical_nodes": 2}
 
 
 def numbers_of(batch: dict[str, Any]) -> list[int]:
@@ -123,7 +123,7 @@ def test_groups_are_measured(train: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_a_mistake_in_a_budget_is_told_by_name(train: dict[str, Any], tmp_path: Path) -> None:
-    train["budget"]["bucket"] = train["budget"].pop("buckets")
+    train["token_budget"]["bucket"] = train["token_budget"].pop("buckets")
     done = run("inspect", "--config", write_config(tmp_path / "run.yaml", train))
     assert done.code == 2
     assert "buckets" in done.err

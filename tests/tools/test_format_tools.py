@@ -530,7 +530,7 @@ def test_samples_and_lengths_are_told_of_data_as_it_lies(tmp_path: Path) -> None
     assert selected["stream"]["format"] == "parquet"
     told = done("lengths", *place, "--column", "tokens", "--json").json
     assert (told["documents"], told["tokens"]) == (20, 30)
-    packed = StreamingDataset(remote=str(place[0]), format="parquet", pack={"column": "tokens", "capacity": 6})
+    packed = StreamingDataset(remote=str(place[0]), format="parquet", packing={"column": "tokens", "capacity": 6})
     assert packed.size
     assert done("lengths", *place, "--column", "tokens", "--json").json["was_kept"]
     for tool in ("select", "lengths"):

@@ -27,7 +27,7 @@ def data(tmp_path: Path) -> Path:
 @pytest.mark.rotate(1)
 @pytest.mark.parametrize("method", ["best_fit", "concat"])
 def test_packs_of_the_first_epoch_are_told_as_they_are_read(data: Path, method: str) -> None:
-    train = packed_train(data, pack={"method": method})
+    train = packed_train(data, packing={"method": method})
     config = write_config(data / "run.yaml", train, {"val": {"remote": str(data / "web")}})
     with_packs, without = run("inspect", "--config", config, "--json").json["stages"]
     packs = sum(len(batch["input_ids"]) for batch in packed_loader(train, 1))
@@ -48,7 +48,7 @@ def test_a_checkpoint_of_packs_goes_with_it(data: Path) -> None:
     config = write_config(data / "run.yaml", train)
     asked: tuple[Any, ...] = ("inspect", "--config", config, "--json")
     assert run(*asked, "--ckpt", data / "saved.json").json == run(*asked).json
-    other = write_config(data / "other.yaml", packed_train(data, pack={"capacity": 65}))
+    other = write_config(data / "other.yaml", packed_train(data, packing={"capacity": 65}))
     refused = run("inspect", "--config", other, "--ckpt", data / "saved.json")
     assert (refused.code, refused.out) == (2, "")
     assert "packing" in refused.err
@@ -59,7 +59,7 @@ def test_what_a_run_needs_is_counted_and_planned(data: Path, monkeypatch: pytest
     monkeypatch.setattr(pack_plans, "_SMALL", 0)  # so that plans are kept in files
     monkeypatch.setenv("LIGHTNING_STREAMING_RUNTIME", str(data / "runtime"))
     train = packed_train(data)
-    val = {"remote": str(data / "web"), "pack": {"column": "tokens", "capacity": 32, "lengths": "size"}}
+    val = {"remote": str(data / "web"), "packing": {"column": "tokens", "capacity": 32, "lengths": "size"}}
     config = write_config(data / "run.yaml", train, {"val": val, "test": {"remote": str(data / "web")}}, devices=1)
     done = run("lengths", "--config", config, "--json")
     assert (done.code, done.err) == (0, "")
@@ -101,4 +101,4 @@ def test_a_configuration_is_given_alone(data: Path, words: tuple[str, ...], told
 def test_a_run_that_packs_nothing_is_told_so(data: Path) -> None:
     done = run("lengths", "--config", write_config(data / "run.yaml", {"remote": str(data / "web")}))
     assert (done.code, done.out) == (2, "")
-    assert "no data of this run has pack=" in done.err
+    assert "no data of this run has packing" in done.err

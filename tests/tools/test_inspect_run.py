@@ -88,12 +88,12 @@ def test_a_long_phase_tells_its_steps_though_it_is_no_ramp(data: Path, monkeypat
 @pytest.mark.parametrize("length", [3, 60])
 def test_no_number_is_cut_whatever_the_width(data: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    phases = [{**PHASES[0], "name": "b" * length, "cut": 40}, *PHASES[1:]]
+    phases = [{**PHASES[0], "name": "b" * length, "ended_at": 40}, *PHASES[1:]]
     config = write_config(data / "run.yaml", phased_train(data, phases=phases), max_epochs=1)
     told = run("inspect", "--config", config)
     (stage,) = run("inspect", "--config", config, "--json").json["stages"]
     rows = [line.split() for line in told.out.partition("phases of an epoch")[2].splitlines() if line.strip()]
-    assert ["b" * length, "40", "cut", "1"] in [row[:4] for row in rows]
+    assert ["b" * length, "40", "early", "1"] in [row[:4] for row in rows]
     numbers = [str(one["drawn_by_end"]) for phase in stage["phases"] for one in phase["streams"]]
     assert [row[-2] for row in rows if row[-1].replace(".", "").isdigit()] == numbers
     assert "…" not in told.out
@@ -101,7 +101,7 @@ def test_no_number_is_cut_whatever_the_width(data: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.nightly
 def test_phases_that_would_be_read_again_though_one_was_cut_are_told(data: Path) -> None:
-    phases = [{**PHASES[0], "cut": 40}, *PHASES[1:]]
+    phases = [{**PHASES[0], "ended_at": 40}, *PHASES[1:]]
 
     def told(**trainer: object) -> bool:
         config = write_config(data / "run.yaml", phased_train(data, phases=phases), {"batch_size": 4}, **trainer)
@@ -156,7 +156,7 @@ def test_borders_are_those_of_as_many_nodes_as_the_run_has(data: Path) -> None:
 
 
 def test_a_run_that_goes_on_may_have_done_with_streams(data: Path) -> None:
-    phases = [{**PHASES[0], "until": 52}, {"name": "late", "mix": {"math": 1}}]
+    phases = [{**PHASES[0], "end": 52}, {"name": "late", "mix": {"math": 1}}]
     train = phased_train(data, phases=phases, num_canonical_nodes=4)
     del train["streams"]["code"], train["streams"]["web"]
     whole = {**train, "streams": {**phased_train(data)["streams"]}}
@@ -165,7 +165,7 @@ def test_a_run_that_goes_on_may_have_done_with_streams(data: Path) -> None:
         pass
     (data / "saved.json").write_text(json.dumps(loader.state_dict()))
     config = write_config(data / "run.yaml", {**train, "num_canonical_nodes": None})
-    assert "phases.broad.mix reads stream 'code'" in run("inspect", "--config", config).err
+    assert "schedule.broad.mix reads stream 'code'" in run("inspect", "--config", config).err
     shown = run("inspect", "--config", config, "--ckpt", data / "saved.json", "--json")
     assert (shown.code, shown.err) == (0, "")
     (stage,) = shown.json["stages"]

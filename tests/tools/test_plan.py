@@ -25,6 +25,7 @@ from lightning_streaming.units import format_bytes
 from tests.helpers import raises
 from tests.packed_data import packed_train, write_documents
 from tests.phased_data import FIRST_ID, PHASES, SIZES, phased_train, write_config, write_streams
+from tests.schedules import schedule
 from tests.tiers import examples
 from tests.tools.running import Outcome, run
 
@@ -391,8 +392,8 @@ def test_tokens_of_a_stream_that_is_not_read_are_none(tmp_path: Path) -> None:
             for number in range(40):
                 writer.write({"tokens": np.full(4, number, np.uint16)})
     streams = {name: {"remote": str(tmp_path / name)} for name in ("web", "code")}
-    phases = [{"name": "all", "until": 40, "mix": {"web": 1}}, {"name": "rest", "mix": {"code": 1}}]
-    train = {"streams": streams, "phases": phases, "epoch_size": 80}
+    phases = [{"name": "all", "end": 40, "mix": {"web": 1}}, {"name": "rest", "mix": {"code": 1}}]
+    train = {"streams": streams, "schedule": schedule(phases), "epoch_size": 80}
     done = plan(tmp_path, train, "--fail-if", "tokens > 70", "--fail-if", "tokens(code) > 0", "--steps", 10, "--json")
     assert [one["tokens"] for one in done.json["streams"]] == [80, 0]
     assert (done.code, done.json["failed"]) == (1, ["tokens > 70"])

@@ -13,15 +13,16 @@ import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_streaming import Phase
+from lightning_streaming import MixturePhase
 from lightning_streaming.loading.fingerprint import told_mix
 from lightning_streaming.loading.saved_fingerprint import SavedPhase
 from lightning_streaming.tools.runs.phase_lines import phase_line, read_mix
 from tests.helpers import make_loader, write_dataset
 from tests.loading.phased import ANNEAL, BROAD, RAMP, gone_on, phased_loader, read, stopped, write_streams
+from tests.schedules import Phase
 from tests.tools.running import run
 
-PHASES = (BROAD, replace(RAMP, until=120), replace(ANNEAL, until=160))
+PHASES = (BROAD, replace(RAMP, end=120), replace(ANNEAL, end=160))
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +42,19 @@ def test_what_it_says_is_what_the_run_goes_on_with(root: Path, tmp_path: Path) -
     path, state = saved(tmp_path, root, 20)
     told = run("state", "branch", path)
     assert "sample 80 of phase 'ramp'" in told.out
-    begun = yaml.safe_load(told.out.partition("phases:")[2])[:-1]
-    assert begun == [
-        {"name": "broad", "until": 40, "mix": BROAD.mix},
-        {"name": "ramp", "until": 120, "cut": 80, "steps": 4, "mix": RAMP.mix},
+    begun = yaml.safe_load(told.out.partition("schedule:")[2])
+    assert begun.pop("NAME") == {"end": "...", "mix": "..."}
+    assert list(begun.items()) == [
+        ("broad", {"end": 40, "mix": BROAD.mix}),
+        ("ramp", {"end": 120, "ended_at": 80, "steps": 4, "mix": RAMP.mix}),
     ]
     assert "Borders that were written in % are numbers from now on" in told.out
     place = run("state", "branch", path, "--json").json
-    assert (place["cut"], place["phases"]) == (80, ["broad", "ramp"])
-    phases = [*(Phase(**one) for one in begun), Phase(name="next", until=130, mix={"news": 1, "web": 1})]
+    assert (place["ended_at"], place["phases"]) == (80, ["broad", "ramp"])
+    phases = [
+        *(Phase(name=name, **fields) for name, fields in begun.items()),
+        Phase(name="next", end=130, mix={"news": 1, "web": 1}),
+    ]
     assert len(read(gone_on(root, state, phases=phases, epoch_size=None))) == 132 - 80  # in whole canonical nodes
 
 
@@ -58,15 +63,15 @@ def test_nothing_is_cut_where_a_phase_begins(root: Path, tmp_path: Path, steps: 
     path, _ = saved(tmp_path, root, steps)
     assert "where a phase begins" in run("state", "branch", path).out
     place = run("state", "branch", path, "--json").json
-    assert (place["cut"], place["phases"], place["sample"]) == (None, phases, 4 * steps)
+    assert (place["ended_at"], place["phases"], place["sample"]) == (None, phases, 4 * steps)
 
 
 def test_a_mix_of_too_many_streams_is_left_open() -> None:
     mix = {f"stream {number}": 1 + number / 7 for number in range(30)}
-    told = told_mix(Phase(name="wide", mix=mix).settled(10))
+    told = told_mix(MixturePhase(mix=mix).settled("wide", 10))
     assert read_mix(told, mix) is None
     line = phase_line("wide", SavedPhase(end=10, mix=told, steps=1), mix)
-    assert line == "{name: wide, until: 10, mix: ...}  # as it was: of too many streams"
+    assert line == "wide: {end: 10, mix: ...}  # as it was: of too many streams"
 
 
 # A ramp to where it begins is told as one weight, which takes one step.
@@ -82,9 +87,9 @@ RAMPS = st.tuples(st.floats(0, 9), st.floats(1e-9, 9)).filter(lambda ends: ends[
     )
 )
 def test_a_mix_is_read_as_it_was_written_or_not_at_all(mix: dict[str, Any]) -> None:
-    phase = Phase(name="any", mix=mix | {"a": 1})
-    read = read_mix(told_mix(phase.settled(10)), phase.mix)
-    assert read is None or Phase(name="any", mix=read).settled(10) == replace(phase, steps=16).settled(10)
+    settled = MixturePhase(mix=mix | {"a": 1}).settled("any", 10)
+    read = read_mix(told_mix(settled), mix | {"a": 1})
+    assert read is None or MixturePhase(mix=read).settled("any", 10) == settled
 
 
 def test_a_run_without_phases_has_nothing_to_cut(tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ from lightning_streaming import StreamingDataModule
 from lightning_streaming.trainer.config import config_of
 from tests.packed_data import FIRST, LENGTHS, packed_loader, packed_train, pieces, write_documents
 from tests.phased_data import write_config
+from tests.schedules import schedule
 from tests.tools.running import edit_state, run
 
-PHASES = [{"name": "one", "until": 40, "mix": {"web": 1}}, {"name": "two", "mix": {"books": 1, "web": 1}}]
+PHASES = [{"name": "one", "end": 40, "mix": {"web": 1}}, {"name": "two", "mix": {"books": 1, "web": 1}}]
 ORDERS: list[dict[str, Any]] = [
     {},
-    {"pack": {"method": "concat"}, "skip": ["2"]},
-    {"epoch_size": 100, "phases": PHASES},
+    {"packing": {"method": "concat"}, "skip": ["2"]},
+    {"epoch_size": 100, "schedule": schedule(PHASES)},
 ]
 
 
@@ -86,7 +87,7 @@ def test_a_place_of_packs_is_moved_by_packs(data: Path, tmp_path: Path) -> None:
 
 def test_a_phase_of_packs_is_not_cut(data: Path, tmp_path: Path) -> None:
     saved = tmp_path / "state.json"
-    read_some(packed_train(data, epoch_size=100, phases=PHASES), 3, saved)
+    read_some(packed_train(data, epoch_size=100, schedule=schedule(PHASES)), 3, saved)
     assert "is of packed documents" in refused("branch", saved)
 
 

@@ -20,7 +20,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_streaming import (
     KeyedBatch,
     MDSWriter,
-    Phase,
     SampleKey,
     Stream,
     StreamingConfig,
@@ -46,10 +45,10 @@ ORDERS: list[dict[str, Any]] = [
     {
         "shuffle": True,
         "epoch_size": 61,
-        "phases": [
-            Phase(name="early", until=20, mix={"web": 3, "books": 1}),
-            Phase(name="late", mix={"web": [1, 0], "books": [0, 1]}, steps=3),
-        ],
+        "schedule": {
+            "early": {"end": 20, "mix": {"web": 3, "books": 1}},
+            "late": {"mix": {"web": [1, 0], "books": [0, 1]}, "steps": 3},
+        },
     },
 ]
 
@@ -511,7 +510,7 @@ def test_what_cannot_be_traced_is_refused(args: list[object], words: str, data: 
 @pytest.mark.nightly  # 27 commands
 @pytest.mark.parametrize("batching", ["random", "per_stream"])
 def test_each_read_tells_its_phase(tmp_path: Path, batching: str) -> None:
-    phases = [*PHASES[:1], {**PHASES[1], "until": 84, "steps": 1}, PHASES[2]]
+    phases = [*PHASES[:1], {**PHASES[1], "end": 84, "steps": 1}, PHASES[2]]
     described = phased_train(write_streams(tmp_path), phases=phases, batching_method=batching)
     config = write_config(tmp_path / "run.yaml", described, {"batch_size": 4}, devices=1)
     reads = [read for step in range(25) for read in traced("--config", config, "--step", step)]

@@ -18,15 +18,16 @@ from lightning_streaming.trainer.config import config_of
 from tests.helpers import raises
 from tests.packed_data import CAPACITY, Piece, packed_loader, packed_train, pieces, write_documents
 from tests.phased_data import write_config
+from tests.schedules import schedule
 from tests.tools.running import run
 
-PHASES = [{"name": "one", "until": 40, "mix": {"web": 1}}, {"name": "two", "mix": {"books": 1, "web": 1}}]
+PHASES = [{"name": "one", "end": 40, "mix": {"web": 1}}, {"name": "two", "mix": {"books": 1, "web": 1}}]
 ORDERS: list[dict[str, Any]] = [
     {},
-    {"pack": {"method": "concat"}},
-    {"pack": {"longer": "truncate"}, "shuffle_algo": "blockwise", "shuffle_block_size": 32},
+    {"packing": {"method": "concat"}},
+    {"packing": {"longer": "truncate"}, "shuffle_algo": "blockwise", "shuffle_block_size": 32},
     {"skip": ["3-4"]},
-    {"epoch_size": 100, "phases": PHASES},
+    {"epoch_size": 100, "schedule": schedule(PHASES)},
 ]
 
 

@@ -53,10 +53,10 @@ class GroupRun(Run):
     """A run on groups, on as many ranks as are connected."""
 
     def datamodule(self) -> StreamingDataModule:
-        train = {"remote": str(self.data / "train"), "shuffle": True, "num_canonical_nodes": 2, "budget": BUDGET}
+        train = {"remote": str(self.data / "train"), "shuffle": True, "num_canonical_nodes": 2, "token_budget": BUDGET}
         return self.module(
             train=StreamingConfig(**{**train, **self.order}),
-            val=StreamingConfig(remote=str(self.data / "val"), budget=BUDGET) if self.validate else None,
+            val=StreamingConfig(remote=str(self.data / "val"), token_budget=BUDGET) if self.validate else None,
             num_workers=self.workers,
             persistent_workers=self.persistent,
         )
@@ -70,7 +70,7 @@ class GroupRun(Run):
 def groups_by_epoch(run: Run) -> list[list[Group]]:
     """What plain iteration gives, with no trainer."""
     dataset = StreamingDataset(
-        remote=str(run.data / "train"), shuffle=True, shuffle_seed=9176, num_canonical_nodes=2, budget=BUDGET
+        remote=str(run.data / "train"), shuffle=True, shuffle_seed=9176, num_canonical_nodes=2, token_budget=BUDGET
     )
     loader = StreamingDataLoader(dataset)
     return [[group for batch in loader for group in group_of(batch)] for _ in range(EPOCHS)]
@@ -149,7 +149,7 @@ class PaddingModule(StreamingDataModule):
 
 
 def test_a_data_module_collates_groups_and_takes_no_batch_size(documents: Path) -> None:
-    data = StreamingConfig(remote=str(documents / "train"), budget=BUDGET)
+    data = StreamingConfig(remote=str(documents / "train"), token_budget=BUDGET)
     module = PaddingModule(train=data, val=data, batch_size=4, eval_batch_size=1)
     module.setup("fit")
     sizes = list(module.val_dataloader())

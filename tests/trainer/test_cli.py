@@ -14,18 +14,18 @@ from lightning.pytorch import LightningModule
 
 from lightning_streaming import (
     BadSamplesConfig,
-    Budget,
     DebugConfig,
     DecodeConfig,
     JoinConfig,
     MDSWriter,
-    Pack,
-    Phase,
+    MixturePhase,
+    PackingConfig,
     SelectionConfig,
     StorageConfig,
     Stream,
     StreamingConfig,
     StreamingDataModule,
+    TokenBudget,
 )
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.logs import read_step_log
@@ -118,9 +118,9 @@ def test_help_keeps_the_lines_of_its_examples(capsys: pytest.CaptureFixture[str]
         ("data.train", StreamingConfig),
         ("data.test", StreamingConfig),
         ("data.val.streams", Stream),
-        ("data.train.phases", Phase),
-        ("data.train.pack", Pack),
-        ("data.val.budget", Budget),
+        ("data.train.schedule", MixturePhase),
+        ("data.train.packing", PackingConfig),
+        ("data.val.token_budget", TokenBudget),
         ("data.train.join", JoinConfig),
         ("data.train.storage", StorageConfig),
         ("data.train.selection", SelectionConfig),
@@ -133,7 +133,7 @@ def test_help_of_nested_data_explains_every_field(
     key: str, explained: type[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = " ".join(output_of("fit", f"--{key}.help", capsys=capsys).split())
-    prefix = f"--{key}.NAME" if explained in (Stream, JoinConfig) else f"--{key}"
+    prefix = f"--{key}.NAME" if explained in (Stream, MixturePhase, JoinConfig) else f"--{key}"
     texts = {param.arg_name: param.description for param in docstring_parser.parse(explained.__doc__ or "").params}
     for field in fields(explained):
         assert f"{prefix}.{field.name} " in shown
@@ -149,7 +149,7 @@ def test_every_help_that_a_page_or_a_help_text_names_exists(capsys: pytest.Captu
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/*"), *ROOT.glob("examples/*.*")]
     code = [path for path in ROOT.glob("lightning_streaming/**/*.py") if path.name != "cli.py"]
     named = {option for path in [*pages, *code] for option in HELP_OF_FIELDS.findall(path.read_text())}
-    assert {"--data.help", "--data.train.help", "--data.train.pack.help", "--data.train.budget.help"} <= named
+    assert {"--data.help", "--data.train.help", "--data.train.packing.help", "--data.train.token_budget.help"} <= named
     listed = output_of("fit", "--help", capsys=capsys)
     options = {*re.findall(r"--[\w.]+", listed)}
     of_classes = {option for option in named if "=" in option}
@@ -478,9 +478,9 @@ def test_run_goes_on_in_the_same_directory(run_yaml: str) -> None:
 PHASED = RUN.replace(", proportion: 0.5", "").replace(
     "trainer:",
     """      epoch_size: 12
-      phases:
-        - {name: first, until: 50%, mix: {a: 1, b: 3}}
-        - {name: second, mix: {a: [1, 0], b: 1}, steps: 2}
+      schedule:
+        first: {end: 50%, mix: {a: 1, b: 3}}
+        second: {mix: {a: [1, 0], b: 1}, steps: 2}
 trainer:""",
 )
 
@@ -509,43 +509,47 @@ def test_printed_and_saved_phases_run_again(phased_yaml: str, capsys: pytest.Cap
 
 @pytest.mark.nightly
 def test_phases_are_given_on_the_command_line(phased_yaml: str) -> None:
-    phases = '[{"name": "all", "mix": {"a": 2, "b": 1}}]'
-    cli = StreamingCLI(["fit", "--config", phased_yaml, f"--data.train.phases={phases}"])
+    phases = '{"all": {"mix": {"a": 2, "b": 1}}}'
+    cli = StreamingCLI(["fit", "--config", phased_yaml, f"--data.train.schedule={phases}"])
     (stream_a, stream_b) = cli.datamodule.datasets["train"].streams.values()
     assert (stream_a.choose, stream_b.choose) == (8, 4)
-    more = '{"name": "third", "until": 16, "mix": {"b": 1}}'
-    args = ["--data.train.epoch_size=16", "--data.train.phases", phases.replace('"mix"', '"until": 4, "mix"')]
-    cli = StreamingCLI(["fit", "--config", phased_yaml, *args, f"--data.train.phases+={more}"])
-    assert [one.name for one in cli.datamodule.configs["train"].phases] == ["all", "third"]
+    args = ["--data.train.epoch_size=16", "--data.train.schedule.first.end=4", "--data.train.schedule.second.steps=3"]
+    train = StreamingCLI(["fit", "--config", phased_yaml, *args]).datamodule.configs["train"]
+    assert [(name, one.end, one.steps) for name, one in train.schedule.items()] == [
+        ("first", 4, 16),
+        ("second", None, 3),
+    ]
 
 
 @pytest.mark.rotate(1)
 @pytest.mark.parametrize(
-    ("phases", "reason"),
+    ("phase", "reason"),
     [
-        ("{name: x, mix: {a: 1, b: big}}", "data.train.phases.x.mix.b must be a number or a list, but got 'big'"),
+        ("{mix: {a: 1, b: big}}", "data.train: schedule.x.mix.b must be a weight above 0"),
         (
-            "{name: x, mix: {a: 1, b: -1}}",
-            "data.train: phases.x.mix.b must be a weight above 0, or two for a ramp like [0.9, 0.5], but is -1",
+            "{mix: {a: 1, b: -1}}",
+            "data.train: schedule.x.mix.b must be a weight above 0, or two for a ramp like [0.9, 0.5], but is -1",
         ),
-        ("{name: x, mix: {a: 1, b: [1, 2, 3]}}", "data.train: phases.x.mix.b must be a weight above 0, or two for a r"),
-        ("{name: x, mix: {a: 1, b: 1}, untill: 6}", "data.train.phases.x.untill; did you mean data.train.phases.x.unt"),
-        ("{name: x, mix: {a: 1, b: 1}, steps: few}", "data.train.phases.x.steps must be a whole number, but got 'few'"),
-        ("{name: x, mix: {a: 1, b: 1}, steps: 0}", "data.train: phases.x.steps must be a whole number of at least 1"),
-        ("{mix: {a: 1, b: 1}}", "data.train.phases.0.name is missing"),
-        ("{name: x}", "data.train.phases.x.mix is missing"),
-        ("{name: x, until: soon, mix: {a: 1, b: 1}}", "data.train: phases.x.until must be a number, or a number follo"),
-        ("{name: x, mix: {a: 1}}", "data.train: stream 'b' is in the mix of no phase"),
-        ("all", "data.train.phases must be a mapping, like {name: broad, until: 800m, mix: {web: 0.9, code: 0.1}}, bu"),
+        ("{mix: {a: 1, b: [1, 2, 3]}}", "data.train: schedule.x.mix.b must be a weight above 0, or two for a r"),
+        (
+            "{mix: {a: 1, b: 1}, ended: 6}",
+            "data.train: schedule.x: MixturePhase takes no argument 'ended'",
+        ),
+        ("{mix: {a: 1, b: 1}, steps: few}", "data.train: schedule.x.steps must be a whole number of at least 1"),
+        ("{mix: {a: 1, b: 1}, steps: 0}", "data.train: schedule.x.steps must be a whole number of at least 1"),
+        ("{}", "data.train: schedule.x needs mix=, like {end: 800m"),
+        ("{end: soon, mix: {a: 1, b: 1}}", "data.train: schedule.x.end must be a number, or a number follo"),
+        ("{mix: {a: 1}}", "data.train: stream 'b' is in the mix of no phase"),
+        ("all", "data.train.schedule.x must be a mapping, like {end: 800m, mix: {web: 0.9, code: 0.1}}, bu"),
     ],
 )
 def test_a_wrong_phase_is_named_with_its_field(
-    phases: str, reason: str, phased_yaml: str, capsys: pytest.CaptureFixture[str]
+    phase: str, reason: str, phased_yaml: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start, end = PHASED.index("        - {name: first"), PHASED.index("trainer:")
-    Path("wrong.yaml").write_text(f"{PHASED[:start]}        - {phases}\n{PHASED[end:]}")
+    start, end = PHASED.index("        first: {"), PHASED.index("trainer:")
+    Path("wrong.yaml").write_text(f"{PHASED[:start]}        x: {phase}\n{PHASED[end:]}")
     in_file = error_of("fit", "--config", "wrong.yaml", capsys=capsys)
-    on_line = error_of("fit", "--config", phased_yaml, f"--data.train.phases=[{phases}]", capsys=capsys)
+    on_line = error_of("fit", "--config", phased_yaml, f"--data.train.schedule={{x: {phase}}}", capsys=capsys)
     for error in (in_file, on_line):
         assert reason in error
         assert len(error.splitlines()) <= 8
@@ -555,16 +559,16 @@ def test_a_configuration_that_is_not_there_is_named(capsys: pytest.CaptureFixtur
     assert "error: there is no file nope.yaml for --config" in error_of("fit", "--config", "nope.yaml", capsys=capsys)
 
 
-def test_phases_must_be_a_list(phased_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = "--data.train.phases={name: x, mix: {a: 1, b: 1}}"
+def test_a_schedule_must_be_a_mapping(phased_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = "--data.train.schedule=[{mix: {a: 1, b: 1}}]"
     error = error_of("fit", "--config", phased_yaml, wrong, capsys=capsys)
-    assert "error: data.train.phases must be a list, like [{name: broad, until: 800m" in error
+    assert "error: data.train.schedule must be a mapping, like {broad: {end: 800m" in error
 
 
 def test_phases_that_read_what_is_not_there_end_the_run_with_a_line(
     phased_yaml: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    phases = '[{"name": "x", "mix": {"a": 1, "b": 1, "c": 1}}]'
-    ended = main(["fit", "--config", phased_yaml, f"--data.train.phases={phases}"])
+    phases = '{"x": {"mix": {"a": 1, "b": 1, "c": 1}}}'
+    ended = main(["fit", "--config", phased_yaml, f"--data.train.schedule={phases}"])
     assert ended is not None
-    assert "phases.x.mix reads stream 'c', and the streams are 'a', 'b'" in ended.words
+    assert "schedule.x.mix reads stream 'c', and the streams are 'a', 'b'" in ended.words

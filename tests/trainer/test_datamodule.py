@@ -13,7 +13,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from lightning_streaming import (
-    Phase,
     Stream,
     StreamingConfig,
     StreamingDataLoader,
@@ -27,6 +26,7 @@ from lightning_streaming.loading.dataset import dataset_world
 from tests.broken_data import replacing
 from tests.helpers import assert_error
 from tests.leftovers import restore_loader_classes
+from tests.schedules import Phase, schedule
 from tests.trainer.harness import VAL_SAMPLES, Recorder, Run, SaveThenStop, Stopped
 
 
@@ -156,14 +156,14 @@ class Remembered(StreamingDataModule):
 
 def test_phases_among_hyperparameters_are_plain_values_and_make_the_same_data_again(data: Path, tmp_path: Path) -> None:
     streams = {name: Stream(remote=str(data / name)) for name in "ab"}
-    phases = [Phase(name="one", until="50%", mix={"a": 1}), Phase(name="two", mix={"a": [1, 0], "b": [0, 1]}, steps=2)]
-    config_of_phases = StreamingConfig(streams=streams, phases=phases, epoch_size=24)
+    phases = [Phase(name="one", end="50%", mix={"a": 1}), Phase(name="two", mix={"a": [1, 0], "b": [0, 1]}, steps=2)]
+    config_of_phases = StreamingConfig(streams=streams, schedule=schedule(phases), epoch_size=24)
     module = Remembered(train=config_of_phases, val=config(data, "val"), batch_size=4)
     trainer = quiet_trainer(tmp_path)
     trainer.fit(Recorder(), datamodule=module)
     trainer.save_checkpoint(tmp_path / "saved.ckpt")
     saved = torch.load(tmp_path / "saved.ckpt", weights_only=True)["datamodule_hyper_parameters"]
-    assert saved["train"]["phases"][1]["mix"] == {"a": [1, 0], "b": [0, 1]}
+    assert saved["train"]["schedule"]["two"]["mix"] == {"a": [1, 0], "b": [0, 1]}
     again = StreamingDataModule(**{name: saved[name] for name in ("train", "batch_size")})
     assert again.configs["train"] == module.configs["train"]
 

@@ -128,10 +128,10 @@ class PackRun(Run):
     batch_size: int = GLOBAL_BATCH
 
     def datamodule(self) -> StreamingDataModule:
-        train = {"remote": str(self.data / "train"), "shuffle": True, "num_canonical_nodes": 2, "pack": TRAIN}
+        train = {"remote": str(self.data / "train"), "shuffle": True, "num_canonical_nodes": 2, "packing": TRAIN}
         return self.module(
             train=StreamingConfig(**{**train, **self.order}),
-            val=StreamingConfig(remote=str(self.data / "val"), pack=VAL) if self.validate else None,
+            val=StreamingConfig(remote=str(self.data / "val"), packing=VAL) if self.validate else None,
             batch_size=self.batch_size,
             num_workers=self.workers,
             persistent_workers=self.persistent,
@@ -147,7 +147,7 @@ class PackRun(Run):
 def packs_by_epoch(run: Run) -> list[list[tuple[int, ...]]]:
     """What plain iteration gives, with no trainer and one pack after another."""
     dataset = StreamingDataset(
-        remote=str(run.data / "train"), shuffle=True, shuffle_seed=9176, num_canonical_nodes=2, pack=TRAIN
+        remote=str(run.data / "train"), shuffle=True, shuffle_seed=9176, num_canonical_nodes=2, packing=TRAIN
     )
     loader = StreamingDataLoader(dataset, batch_size=1)
     return [[pack for batch in loader for pack in packs_of(batch)] for _ in range(EPOCHS)]

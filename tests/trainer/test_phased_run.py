@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_streaming import MDSWriter
+from tests.schedules import schedule
 from tests.trainer.phased_run import PhasedRun, flat
 
 SIZES = {"web": 400, "code": 200, "math": 60}
@@ -18,14 +19,14 @@ STREAMS: dict[str, dict[str, Any]] = {
     "math": {},
 }
 BEGUN = [
-    {"name": "broad", "until": 200, "mix": {"web": 0.9, "code": 0.1}},
-    {"name": "ramp", "until": 420, "steps": 4, "mix": {"web": [0.9, 0.5], "code": [0.1, 0.5]}},
+    {"name": "broad", "end": 200, "mix": {"web": 0.9, "code": 0.1}},
+    {"name": "ramp", "end": 420, "steps": 4, "mix": {"web": [0.9, 0.5], "code": [0.1, 0.5]}},
 ]
-THEN = [*BEGUN, {"name": "end", "until": 600, "mix": {"web": 1, "code": 1}}]
+THEN = [*BEGUN, {"name": "end", "end": 600, "mix": {"web": 1, "code": 1}}]
 NOW = [
     *BEGUN,
-    {"name": "more", "until": 500, "mix": {"web": [0.5, 0.3], "code": [0.5, 0.4], "math": [0, 0.3]}, "steps": 3},
-    {"name": "anneal", "until": 660, "mix": {"math": 0.6, "code": 0.4}, "max_repeats": {"math": 2.5}},
+    {"name": "more", "end": 500, "mix": {"web": [0.5, 0.3], "code": [0.5, 0.4], "math": [0, 0.3]}, "steps": 3},
+    {"name": "anneal", "end": 660, "mix": {"math": 0.6, "code": 0.4}, "max_repeats": {"math": 2.5}},
 ]
 
 
@@ -42,7 +43,7 @@ def data(tmp_path: Path) -> Path:
 def train_of(data: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:
     read = {name for phase in phases for name in phase["mix"]}
     streams = {name: {"remote": str(data / name), **STREAMS[name]} for name in STREAMS if name in read}
-    return {"streams": streams, "phases": phases, "num_canonical_nodes": 4, "shuffle_seed": 3}
+    return {"streams": streams, "schedule": schedule(phases), "num_canonical_nodes": 4, "shuffle_seed": 3}
 
 
 @pytest.mark.nightly

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming import Phase
 from lightning_streaming.errors import ConfigError, StateMismatchError
+from tests.schedules import Phase, schedule
 from tests.tools.running import edit_state
 from tests.trainer.harness import Run, SaveThenStop, write_data
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
-FIRST = Phase(name="first", until=16, mix={"a": 3, "b": 1})
-RAMP = Phase(name="ramp", until=40, mix={"a": [1, 0.5], "b": [0, 1]}, steps=3)
+FIRST = Phase(name="first", end=16, mix={"a": 3, "b": 1})
+RAMP = Phase(name="ramp", end=40, mix={"a": [1, 0.5], "b": [0, 1]}, steps=3)
 LAST = Phase(name="last", mix={"b": 1})
 OTHER = Phase(name="other", mix={"a": 1, "b": 1})
 
@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_of(data: Path, directory: Path, *phases: Phase, workers: int = 0) -> Run:
-    order: dict[str, Any] = {"phases": list(phases), "epoch_size": 56, "num_canonical_nodes": 4}
+    order: dict[str, Any] = {"schedule": schedule(list(phases)), "epoch_size": 56, "num_canonical_nodes": 4}
     return Run(data=data, directory=directory, order=order, workers=workers, trainer={"max_epochs": 2})
 
 
@@ -50,7 +50,7 @@ def test_it_goes_on_with_another_future(data: Path, tmp_path: Path, stop: int) -
 
 
 def test_a_finished_run_is_extended_by_a_phase(data: Path, tmp_path: Path) -> None:
-    short = replace(run_of(data, tmp_path, FIRST, replace(RAMP, until=40)), trainer={"max_epochs": 1})
+    short = replace(run_of(data, tmp_path, FIRST, replace(RAMP, end=40)), trainer={"max_epochs": 1})
     short.order["epoch_size"] = 40
     _, finished = short.fit()
     saved = tmp_path / "finished.ckpt"
@@ -79,10 +79,10 @@ def test_a_finished_run_is_extended_by_a_phase(data: Path, tmp_path: Path) -> No
 def test_a_cut_is_refused_when_the_run_starts_if_it_would_be_read_again(
     data: Path, tmp_path: Path, limits: dict[str, Any], is_refused: bool
 ) -> None:
-    cut = replace(run_of(data, tmp_path, FIRST, replace(RAMP, cut=24), LAST), trainer={"num_sanity_val_steps": 0})
+    cut = replace(run_of(data, tmp_path, FIRST, replace(RAMP, ended_at=24), LAST), trainer={"num_sanity_val_steps": 0})
     if is_refused:
         trained: list[str] = []
-        with pytest.raises(ConfigError, match=r"phases\.ramp\.cut=24.*max_epochs=1"):
+        with pytest.raises(ConfigError, match=r"schedule\.ramp\.ended_at=24.*max_epochs=1"):
             cut.fit(hook=lambda name, _: trained.append(name), **limits)
         assert not trained
         return
@@ -93,7 +93,7 @@ def test_a_cut_is_refused_when_the_run_starts_if_it_would_be_read_again(
 def test_a_cut_that_is_resumed_is_refused_before_it_trains(data: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved.ckpt"
     run_of(data, tmp_path, FIRST, RAMP, LAST).fit(callbacks=[SaveThenStop("on_train_batch_end", 6, saved)])
-    cut = run_of(data, tmp_path, FIRST, replace(RAMP, cut=24), LAST)
+    cut = run_of(data, tmp_path, FIRST, replace(RAMP, ended_at=24), LAST)
     with pytest.raises(ConfigError, match="max_epochs=1"):
         cut.fit(ckpt_path=saved)
     _, trainer = cut.fit(ckpt_path=saved, max_epochs=1)

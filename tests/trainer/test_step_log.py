@@ -73,7 +73,7 @@ class _OfTokens(Recorder):
 @dataclass(frozen=True, kw_only=True)
 class _OfPacks(Run):
     def datamodule(self) -> StreamingDataModule:
-        config = StreamingConfig(remote=str(self.data), shuffle=True, num_canonical_nodes=2, pack=self.order)
+        config = StreamingConfig(remote=str(self.data), shuffle=True, num_canonical_nodes=2, packing=self.order)
         return StreamingDataModule(train=config, batch_size=self.batch_size)
 
 

@@ -12,8 +12,8 @@ from torch.utils.data import default_collate
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.pack_options import Pack
 from lightning_streaming.loading.pack_types import ColumnTypes, stored_types
+from lightning_streaming.loading.packing_config import PackingConfig
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.order.packed import rows_per_entry
 from lightning_streaming.order.phased import Mixture
@@ -96,7 +96,7 @@ def gathered_bytes(run: TracedRun) -> int:
     batch_size = run.order.epoch(run.begins).partition.geometry.batch_size
     if packing is None:
         return round(batch_size * float(np.mean(passes.catalog.mean_sample_bytes))) if passes.may_be_plain() else 0
-    if not isinstance(packing, Pack) or not passes.may_be_joined():
+    if not isinstance(packing, PackingConfig) or not passes.may_be_joined():
         return 0
     types = ColumnTypes(packing, lambda: stored_types(packing, passes.catalog))
     bytes_of_token = sum(types.unseen(name).itemsize for name in packing.columns)

@@ -203,7 +203,7 @@ def _phases_read(mixture: Mixture, names: Sequence[str]) -> list[dict[str, Any]]
                 "phase": phase.name,
                 "begins": stops[number],
                 "ends": stops[number + 1],
-                "cut": phase.cut,
+                "ended_at": phase.cut,
                 "steps": steps[number + 1] - steps[number],
                 "streams": [
                     _stream_in_phase(
@@ -281,8 +281,8 @@ def _print_phases(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
     ramps = any(one["begin_share"] != one["end_share"] for phase in phases for one in phase["streams"])
     if ramps or any(phase["steps"] > 1 for phase in phases):
         heads.insert(heads.index("stream"), "steps")
-    if any(phase["cut"] is not None for phase in phases):
-        heads.insert(heads.index("ends") + 1, "cut")
+    if any(phase["ended_at"] is not None for phase in phases):
+        heads.insert(heads.index("ends") + 1, "ended")
     if ramps:
         heads.insert(heads.index("share") + 1, "to")
     rows = []
@@ -300,7 +300,7 @@ def _print_phases(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
             if place == 0:
                 cells |= {"phase": printable_name(phase["phase"])}
                 cells |= {head: f"{phase[head]:,}" for head in ("ends", "steps")}
-                cells["cut"] = "" if phase["cut"] is None else "cut"
+                cells["ended"] = "" if phase["ended_at"] is None else "early"
             rows.append([cells.get(head, "") for head in heads])
-    right = [head for head in heads if head not in ("phase", "cut", "stream")]
+    right = [head for head in heads if head not in ("phase", "ended", "stream")]
     print_table(f"{stage}: phases of an epoch", heads, rows, right=right, whole=heads)

@@ -44,7 +44,7 @@ def lengths_run(files: Sequence[str], *, as_json: bool) -> int:
         planned.append(told)
     if not planned:
         raise ConfigError(
-            f"{', '.join(files)}: no data of this run has pack= or budget=, so no lengths are needed",
+            f"{', '.join(files)}: no data of this run has packing or token_budget, so no lengths are needed",
             option="data",
             path=", ".join(files),
         )

@@ -17,27 +17,27 @@ _STEPS = 16
 """Steps of a ramp that says nothing of them."""
 
 
-def phase_line(name: str, told: SavedPhase, streams: Collection[str], cut: int | None = None) -> str:
-    """A phase as it may stand in a list of YAML; its mix is left open where the state does not tell it.
+def phase_line(name: str, told: SavedPhase, streams: Collection[str], ended_at: int | None = None) -> str:
+    """Return a phase as a line of YAML, by name; its mix is left open if the state does not have it.
 
     Args:
         name: What it is called.
         told: What the state says of it.
         streams: Names of the streams that the state lists.
-        cut: Where it is to be cut, if it is.
+        ended_at: Where it is to be ended, if it is.
     """
     mix = read_mix(told.mix, streams)
-    cut = cut if told.ended_at is None else told.ended_at
+    ended_at = ended_at if told.ended_at is None else told.ended_at
     ramps = mix is None or any(isinstance(weight, list) for weight in mix.values())
     phase = {
-        "name": name,
-        "until": told.end,
-        **({} if cut is None else {"cut": cut}),
+        "end": told.end,
+        **({} if ended_at is None else {"ended_at": ended_at}),
         **({"steps": told.steps} if ramps and told.steps not in (1, _STEPS) else {}),
         "mix": {} if mix is None else mix,
     }
-    line: str = yaml.safe_dump(phase, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf)
-    line = line.strip()
+    flow = {"default_flow_style": True, "sort_keys": False, "allow_unicode": True, "width": math.inf}
+    key = yaml.safe_dump({name: None}, **flow).strip().removeprefix("{").removesuffix(": null}")
+    line = f"{key}: {yaml.safe_dump(phase, **flow).strip()}"
     return line if mix is not None else f"{line.removesuffix('mix: {}}')}mix: ...}}  # as it was: of too many streams"
 
 

@@ -28,11 +28,11 @@ from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.loading.measures import LoaderStatistics
 from lightning_streaming.loading.option_groups import group_of
-from lightning_streaming.loading.pack_options import Budget
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.position import position_of
 from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.stream import Stream
+from lightning_streaming.loading.token_budget import TokenBudget
 from lightning_streaming.tools.commands import STAGES, count_ranks, read_run_files, usable_cpus
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.runs.stage_caches import cache_configs, is_in_place
@@ -140,7 +140,7 @@ def batches_of(dataset: StreamingDataset) -> str:
     packing = passes_of(dataset).run.asked.pack
     if packing is None:
         return "samples"
-    return "group" if isinstance(packing, Budget) else "packs"
+    return "group" if isinstance(packing, TokenBudget) else "packs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

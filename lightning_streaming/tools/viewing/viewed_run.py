@@ -193,7 +193,7 @@ class ViewedRun:
 
     def _is_known(self, config: Any, stream: Any) -> bool:
         """Whether the order is known, as far as a stream goes, without a look at shards of a store."""
-        packing = config.packing()
+        packing = config.documents()
         for join, source in stream.join_sources().items():
             if source.asked.key is None or source.cache.reads_in_place:
                 continue

@@ -15,6 +15,7 @@ from lightning_streaming.tools.planning.plan_run import _planned_from
 from tests.chromium import Browser, browser, needs_chromium
 from tests.helpers import write_dataset
 from tests.phased_data import write_config
+from tests.schedules import schedule
 from tests.tools.running import run
 
 HOSTILE = "</title><script>alert(1)</script><b>\"'&amp; {{ 7 * 7 }}"
@@ -35,10 +36,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         streams["x" * 120]["local"] = str(root / "long")
         phases = [
-            {"name": HOSTILE, "until": 150, "mix": {"web": 1, HOSTILE: 1}},
+            {"name": HOSTILE, "end": 150, "mix": {"web": 1, HOSTILE: 1}},
             {"name": "anneal", "mix": {"web": [1, 0.5], HOSTILE: [0.5, 1], "x" * 120: 0.2}},
         ]
-        train = {"streams": streams, "phases": phases, "epoch_size": 400, "num_canonical_nodes": 2}
+        train = {"streams": streams, "schedule": schedule(phases), "epoch_size": 400, "num_canonical_nodes": 2}
         config = write_config(root / "run.yaml", train, {"batch_size": 2}, max_epochs=2, devices=2)
         out = root / "plan.html"
         failing = ("--fail-if", "samples > 1")
@@ -140,7 +141,7 @@ def test_names_that_would_turn_a_line_around_are_quoted(tmp_path: Path, monkeypa
     name = "we\u202eb"
     train = {
         "streams": {name: {"remote": str(tmp_path / "data")}, "code": {"remote": str(tmp_path / "data")}},
-        "phases": [{"name": "a", "until": 20, "mix": {name: 1}}, {"name": name, "mix": {name: 1, "code": 1}}],
+        "schedule": schedule([{"name": "a", "end": 20, "mix": {name: 1}}, {"name": name, "mix": {name: 1, "code": 1}}]),
         "epoch_size": 40,
     }
     config = write_config(tmp_path / "run.yaml", train, {"batch_size": 2}, max_epochs=1)

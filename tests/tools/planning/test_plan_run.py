@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_streaming import StreamingDataModule
 from lightning_streaming.trainer.config import config_of
 from tests.packed_data import CAPACITY
+from tests.schedules import schedule
 from tests.servers import http_server
 from tests.tools.really import Really, Watch, forget, read_run, sent, write_config, write_stream
 from tests.tools.running import run
@@ -27,14 +28,14 @@ pytestmark = [
 FIRST_ID = {"web": 0, "code": 100_000, "math": 200_000}
 SIZES = {"web": 1800, "code": 700, "math": 100}
 PHASES = [
-    {"name": "broad", "until": 1000, "mix": {"web": 0.8, "code": 0.2}},
-    {"name": "ramp", "until": 1800, "mix": {"web": [0.8, 0.4], "code": 0.2, "math": [0, 0.4]}},
+    {"name": "broad", "end": 1000, "mix": {"web": 0.8, "code": 0.2}},
+    {"name": "ramp", "end": 1800, "mix": {"web": [0.8, 0.4], "code": 0.2, "math": [0, 0.4]}},
     {"name": "anneal", "mix": {"math": 0.5, "code": 0.5}},
 ]
 TWO_NODES = {"max_epochs": 2, "devices": 2, "num_nodes": 2}
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "phases that repeat, two nodes of two ranks, a limit": (
-        {"phases": PHASES, "epoch_size": 2400, "shuffle_block_size": 300, "cache_limit": "4300000"},
+        {"schedule": schedule(PHASES), "epoch_size": 2400, "shuffle_block_size": 300, "cache_limit": "4300000"},
         TWO_NODES,
         {"batch_size": 4, "num_workers": 2},
     ),
@@ -149,7 +150,7 @@ def test_what_is_fetched_again_is_told(url: str, tmp_path: Path) -> None:
 
 def test_the_step_of_the_first_repeat_is_that_of_the_run(url: str, tmp_path: Path) -> None:
     phases = [{"name": "all", "mix": {"web": 0.5, "math": 0.5}}]
-    train = {"streams": {name: {"remote": f"{url}/{name}"} for name in ("web", "math")}, "phases": phases}
+    train = {"streams": {name: {"remote": f"{url}/{name}"} for name in ("web", "math")}, "schedule": schedule(phases)}
     config = write_config(tmp_path / "run.yaml", {**train, "epoch_size": 400}, {"devices": 2}, batch_size=4)
     plan = run("plan", "--config", config, "--json").json
     really = read_run(config, url, tmp_path / "caches")
@@ -205,7 +206,7 @@ def fit(train: Mapping[str, Any], scratch: Path, steps: int, ckpt: Path | None =
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_what_is_left_of_a_run_is_planned_from_its_checkpoint(url: str, tmp_path: Path) -> None:
     streams = {name: {"remote": f"{url}/{name}"} for name in SIZES}
-    train = {"streams": streams, "phases": PHASES, "epoch_size": 2400, "shuffle_block_size": 300}
+    train = {"streams": streams, "schedule": schedule(PHASES), "epoch_size": 2400, "shuffle_block_size": 300}
     train["cache_limit"] = 3_500_000
     before, trainer = fit(train, tmp_path / "before", 550)
     trainer.save_checkpoint(tmp_path / "run.ckpt")
@@ -235,7 +236,7 @@ def test_what_is_left_of_a_run_is_planned_from_its_checkpoint(url: str, tmp_path
 @pytest.mark.nightly
 def test_packs_are_as_full_as_planned(url: str, tmp_path: Path) -> None:
     pack = {"column": "tokens", "capacity": CAPACITY, "window": 32}
-    train = {"streams": {"books": {"remote": f"{url}/books"}}, "pack": pack, "num_canonical_nodes": 2}
+    train = {"streams": {"books": {"remote": f"{url}/books"}}, "packing": pack, "num_canonical_nodes": 2}
     config = write_config(tmp_path / "run.yaml", train, {"devices": 2, "max_epochs": 2}, batch_size=2)
     plan = run("plan", "--config", config, "--json").json
     really = read_run(config, url, tmp_path / "caches")

@@ -12,6 +12,7 @@ import pytest
 from lightning_streaming.tools.planning import planned_reads
 from lightning_streaming.tools.planning.planned_reads import Tally
 from tests.phased_data import FIRST_ID, PHASES, SIZES, write_config, write_streams
+from tests.schedules import schedule
 from tests.tools.running import run
 from tests.tools.trained import Trained, train
 
@@ -81,7 +82,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "the first epoch skipped": ({"skip": ["0-29"]}, {}, {"max_epochs": 2}),
     "skipped batches": ({"skip": ["3-5", "31"]}, {}, {"max_epochs": 2, "accumulate_grad_batches": 2}),
     "repeats": ({"epoch_size": 300}, {}, {"max_epochs": 2}),
-    "phases": ({"phases": PHASES, "epoch_size": 120}, {"batch_size": 3}, {"max_epochs": 2}),
+    "phases": ({"schedule": schedule(PHASES), "epoch_size": 120}, {"batch_size": 3}, {"max_epochs": 2}),
 }  # fmt: skip
 
 
@@ -147,7 +148,7 @@ def test_mixing_is_that_of_the_steps_that_are_planned(data: Path, tmp_path: Path
 
 @pytest.mark.nightly
 def test_phases_are_marked_where_they_begin(data: Path, tmp_path: Path) -> None:
-    of = {"phases": PHASES, "epoch_size": 120}
+    of = {"schedule": schedule(PHASES), "epoch_size": 120}
     config, ckpt = configured(tmp_path, data, {"batch_size": 2}, of, max_epochs=1), tmp_path / "run.ckpt"
     told = run("plan", "--config", config, "--accumulate", 2, "--json").json["over_time"]
     assert [one["step"] for one in told["phases"]] == [0, 13, 21]  # they begin with samples 52 and 84

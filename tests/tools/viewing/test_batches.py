@@ -170,8 +170,8 @@ def test_documents_are_shown_pack_by_pack(temporary: Path, pack: dict[str, Any],
     with MDSWriter(out="tokens", columns={"tokens": "ndarray:uint16"}, size_limit="4kb") as writer:
         for number in range(80):
             writer.write({"tokens": np.arange(10 + number, dtype=np.uint16)})
-    name = "pack" if "capacity" in pack else "budget"
-    data = {"train": {"remote": "tokens", name: pack}, **({"batch_size": 2} if name == "pack" else {})}
+    name = "packing" if "capacity" in pack else "token_budget"
+    data = {"train": {"remote": "tokens", name: pack}, **({"batch_size": 2} if name == "packing" else {})}
     Path("run.yaml").write_text(json.dumps({"data": {"init_args": data}, "trainer": {"devices": 1}}))
     with run_pages() as pages:
         text = Elements.of(html(pages, "batches", step="1")).text
@@ -194,7 +194,7 @@ def test_of_packs_of_very_many_documents_those_of_one_rank_are_shown(
     with MDSWriter(out="tokens", columns={"tokens": "ndarray:uint16"}, size_limit="4kb") as writer:
         for _ in range(400):
             writer.write({"tokens": np.arange(10, dtype=np.uint16)})
-    data = {"batch_size": 1, "train": {"remote": "tokens", "pack": {"column": "tokens", "capacity": 200}}}
+    data = {"batch_size": 1, "train": {"remote": "tokens", "packing": {"column": "tokens", "capacity": 200}}}
     trainer: dict[str, Any] = {"devices": 4, "max_epochs": 1}
 
     def write() -> None:

@@ -17,6 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_streaming import Stream, StreamingConfig, StreamingDataModule
 from lightning_streaming.writing.writers import MDSWriter
+from tests.schedules import schedule
 from tests.servers.stores import S3Bucket
 from tests.tools.running import run, write_texts
 from tests.tools.viewing.asking import Elements, answer, html, run_pages, snapshot
@@ -137,8 +138,11 @@ _STRANGE = "a\u202eb\n"
 
 
 def test_strange_names_are_told_so_that_they_do_nothing(streams: Path) -> None:
-    phases = [{"name": _STRANGE, "until": 40, "mix": {_STRANGE: 1}}, {"name": "second", "mix": {"code": 1}}]
-    _config({_STRANGE: {"remote": "web"}, "code": {"remote": "code"}}, train={"phases": phases, "epoch_size": 80})
+    phases: list[Any] = [{"name": _STRANGE, "end": 40, "mix": {_STRANGE: 1}}, {"name": "second", "mix": {"code": 1}}]
+    _config(
+        {_STRANGE: {"remote": "web"}, "code": {"remote": "code"}},
+        train={"schedule": schedule(phases), "epoch_size": 80},
+    )
     with run_pages() as pages:
         for path in (
             "",
@@ -167,9 +171,9 @@ def test_pages_of_a_stream_lead_to_the_same_pages_of_the_others(streams: Path) -
 
 
 def test_phases_are_listed(streams: Path) -> None:
-    phases = [{"name": "<b>first</b>", "until": 40, "mix": {"web": 1}}, {"name": "second", "mix": {"code": 1}}]
+    phases: list[Any] = [{"name": "<b>first</b>", "end": 40, "mix": {"web": 1}}, {"name": "second", "mix": {"code": 1}}]
     plain = {name: {"remote": name} for name in MIXED}
-    _config(plain, train={"phases": phases, "epoch_size": 80})
+    _config(plain, train={"schedule": schedule(phases), "epoch_size": 80})
     with run_pages() as pages:
         found = Elements.of(html(pages, ""))
         assert "<b>first</b>" in found.text
@@ -292,7 +296,7 @@ def test_lengths_of_a_store_are_asked_for(temporary: Path, s3_bucket: S3Bucket) 
             writer.write({"tokens": np.arange(10 + number, dtype=np.uint16)})
     s3_bucket.put_all(Path("tokens"))
     where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "local": "node"}
-    data = {"batch_size": 2, "train": {**where, "pack": {"column": "tokens", "capacity": 256}}}
+    data = {"batch_size": 2, "train": {**where, "packing": {"column": "tokens", "capacity": 256}}}
     Path("run.yaml").write_text(json.dumps({"data": {"init_args": data}, "trainer": {"devices": 1}}))
     with run_pages() as pages:
         assert "is not known yet" in html(pages, "")
@@ -461,7 +465,7 @@ def test_packs_are_shown_with_their_tokens_and_far_steps_are_refused(temporary: 
     with MDSWriter(out="tokens", columns={"tokens": "ndarray:uint16"}, size_limit="4kb") as writer:
         for number in range(80):
             writer.write({"tokens": np.arange(10 + number, dtype=np.uint16)})
-    data = {"batch_size": 2, "train": {"remote": "tokens", "pack": {"column": "tokens", "capacity": 256}}}
+    data = {"batch_size": 2, "train": {"remote": "tokens", "packing": {"column": "tokens", "capacity": 256}}}
     Path("run.yaml").write_text(json.dumps({"data": {"init_args": data}, "trainer": {"devices": 1}}))
     with run_pages() as pages:
         front = Elements.of(html(pages, "")).text
