@@ -1,4 +1,4 @@
-"""``lightning-streaming``: the data tools by name, and Lightning's command line for all else.
+"""``lightning-streaming``: the data tools by name, and Lightning's command line for everything else.
 
 A tool starts without importing lightning, which takes seconds.
 """
@@ -23,7 +23,7 @@ usage: {PROGRAM} {{{",".join(SUBCOMMANDS)}}} [--config FILE] [--FIELD VALUE ...]
        {PROGRAM} TOOL [ARGUMENT ...]
        {PROGRAM} --version
 
-From files to a trained model, and on after any stop:
+From files to a trained model that resumes after any stop:
 
     {PROGRAM} convert reviews.jsonl data/reviews
     {PROGRAM} inspect data/reviews
@@ -44,7 +44,7 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit code of the process.
 
     Raises:
-        SystemExit: The arguments cannot be parsed, or ask for help; or the process was told to end.
+        SystemExit: The arguments cannot be parsed, or request help; or the process was signalled to end.
     """
     try:
         open_closed_streams()
@@ -73,7 +73,7 @@ def _run(args: Sequence[str] | None) -> int:
         close = "".join(f"did you mean {one}? " for one in get_close_matches(given[0], known, 1))
         print_error(PROGRAM, f"{given[0]!r} is not a command; {close}The commands are {', '.join(known)}")
         return UNUSABLE
-    # Not ``given``: of arguments beside those of the process Lightning warns, and shows them, secrets too.
+    # Not ``given``: Lightning warns of other arguments than those of the process, and shows them with secrets.
     failure = import_module(_TRAINER).main(args)
     if failure is None:
         return FINE
@@ -82,7 +82,7 @@ def _run(args: Sequence[str] | None) -> int:
 
 
 def help_text() -> str:
-    """What ``--help`` shows: the tools in groups, and how to train."""
+    """Return the text of ``--help``: the tools in groups, and how to train."""
     return (
         f"{_BEGIN}\nCommands; `{PROGRAM} COMMAND --help` explains each:\n\n"
         f"{''.join(f'{_group(title, names)}' for title, names in GROUPS.items())}{DESCRIPTION}"

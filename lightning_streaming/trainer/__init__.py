@@ -1,14 +1,14 @@
-"""The only room that knows Lightning; and what its command line is, told without importing lightning."""
+"""The only package that uses Lightning; describes its command line without importing lightning."""
 
 from __future__ import annotations
 
 SUBCOMMANDS = {
-    "fit": "train; with --ckpt_path last, go on after any stop",
+    "fit": "train; with --ckpt_path last, resume after any stop",
     "validate": "validate a checkpoint on the data of `val`",
     "test": "test a checkpoint on the data of `test`",
     "predict": "predict with a checkpoint on the data of `predict`",
 }
-"""What Lightning's command line can be asked to do, in one line each."""
+"""Subcommands of Lightning's command line, with one line of help for each."""
 
 DESCRIPTION = """\
 Train, validate, test or predict with PyTorch Lightning on streamed data.
@@ -27,18 +27,18 @@ A YAML file names the model, the data and the trainer:
     trainer:
       max_steps: 10000
 
-Any field may be given or changed on the command line:
+Set or override any field on the command line:
 
     lightning-streaming fit --config run.yaml
     lightning-streaming fit --config run.yaml --data.batch_size 64 --data.train.streams.code.proportion 0.5
-    lightning-streaming fit --config run.yaml --ckpt_path checkpoints/last.ckpt    # goes on mid-epoch, exactly there
+    lightning-streaming fit --config run.yaml --ckpt_path checkpoints/last.ckpt    # resumes mid-epoch, exactly there
 
-What fields there are, and what they mean:
+List the fields, with explanations:
 
     lightning-streaming fit --data.help               the data module; --data.help=my_project.MyData for your own
     lightning-streaming fit --data.train.help         the data of a stage: train, val, test or predict
     lightning-streaming fit --data.train.streams.help one stream of several; also schedule, join and all groups
     lightning-streaming fit --model.help=my_project.MyModel
     lightning-streaming fit --help                    everything else
-    lightning-streaming fit --config run.yaml --print_config    what a run would use, defaults included
+    lightning-streaming fit --config run.yaml --print_config    the configuration of a run, including defaults
 """

@@ -217,7 +217,7 @@ def test_of_a_url_that_is_cut_one_is_told(tmp_path: Path) -> None:
         made, train, text = _init(tmp_path / "run", f"{url}/data?sig=hush&version=2")
     assert "hush" not in text + made.out
     assert train["remote"] == f"{url}/data"
-    assert re.search(r"remote: .*/data\"? +# here without its user, password and query: complete it\n", text)
+    assert re.search(r"remote: .*/data\"? +# without its user, password and query: complete it\n", text)
     assert f"run.yaml has {url}/data without its user, password and query, which may be secret" in made.out
 
 

@@ -33,10 +33,10 @@ _HELD_OUT = 5
 """Percent."""
 _NO_VALIDATION = (
     "# val:",
-    f"#   remote: ...                 # other data; from {_LEAST_HELD_OUT} samples on, init holds {_HELD_OUT} % out",
+    f"#   remote: ...                 # other data; from {_LEAST_HELD_OUT} samples on, init holds out {_HELD_OUT} %",
 )
 _ONCE = "an epoch reads all samples of each once"
-_BY_WEIGHT = "for all streams, to mix by weight: a small one is then read again"
+_BY_WEIGHT = "set it for all streams to mix by weight: small ones are then repeated"
 _SAVES, _MOST_STEPS = 5, 1000
 """Checkpoints of an epoch, but at least one in so many steps."""
 _COMMENT_AT = 34
@@ -83,14 +83,14 @@ def _head(looks: Sequence[Look]) -> Iterator[str]:
         yield "#"
     for command, words in (
         (f"fit --config {RUN}", "train"),
-        (f"fit --config {RUN} --ckpt_path last", "go on after any stop, in the middle of an epoch"),
-        (f"inspect --config {RUN}", "what a run reads"),
-        (f"tune --config {RUN}", "measures, and recommends workers and look-ahead"),
-        (f"fit --config {RUN} --print_config", "every field there is, explained"),
+        (f"fit --config {RUN} --ckpt_path last", "resume after any stop, mid-epoch"),
+        (f"inspect --config {RUN}", "show what a run reads"),
+        (f"tune --config {RUN}", "measure, and recommend workers and prefetching"),
+        (f"fit --config {RUN} --print_config", "print every field, explained"),
     ):
         yield f"#     lightning-streaming {command:<38} # {words}"
     yield ""
-    yield _commented("seed_everything: 1", "of weights; the order of the data has its own: data.train.shuffle_seed")
+    yield _commented("seed_everything: 1", "seed of the weights; that of the order is data.train.shuffle_seed")
     yield ""
 
 
@@ -106,13 +106,13 @@ def _model(task: Task) -> Iterator[str]:
 
 def _told_argument(task: Task) -> str:
     if task.kind is Kind.TEXT:
-        return "a token is a byte; those of your tokenizer, once module.py has one"
+        return "a token is a byte; with a tokenizer in module.py, its vocabulary"
     if task.kind is Kind.NUMBERS:
         return f"numbers in {', '.join(map(printable_name, task.inputs[:6]))}{', ...' * (len(task.inputs) > 6)}"
     if task.largest is None:
-        return "there is no column of labels; see module.py"
+        return "the data has no column of labels; see module.py"
     what = "token" if task.kind is Kind.TOKENS else "label"
-    return f"must be above every {what}; the largest that was seen is {task.largest}"
+    return f"must be greater than every {what}; the largest one found is {task.largest}"
 
 
 def _data(looks: Sequence[Look], task: Task, out: Path) -> Iterator[str]:
@@ -145,10 +145,10 @@ def _stage(stage: str, looks: Sequence[Look], task: Task, out: Path, fraction: s
             if stage == "train" and look is looks[0]:
                 yield _commented("      # proportion: 0.5", _BY_WEIGHT, 30)
     if fraction is not None:
-        words = "a part drawn by hash, which stays the same" if stage == "train" else "the rest"
+        words = "a part drawn by hash, the same in every run" if stage == "train" else "the rest"
         yield _commented(f'  selection: {{fraction: "{fraction}"}}', words, 30)
     columns = ", ".join(map(_scalar, task.columns))
-    yield _commented(f"  columns: [{columns}]", "others are not read; without this line, all are", 30)
+    yield _commented(f"  columns: [{columns}]", "only these are read; without this line, all", 30)
     if task.kind is Kind.PICTURES and not task.from_array:
         yield _commented(
             f"  decode: {{columns: {{{_scalar(task.inputs[0])}: pil}}}}",
@@ -156,8 +156,8 @@ def _stage(stage: str, looks: Sequence[Look], task: Task, out: Path, fraction: s
             30,
         )
     if stage == "train":
-        yield _commented("  # epoch_size: 10m", "samples, if an epoch is to have others than all", 30)
-    words = "of what is fetched and kept on a node" if stage == "train" else "give the same: each has its own"
+        yield _commented("  # epoch_size: 10m", "samples per epoch, if not all", 30)
+    words = "limit of the cache on a node" if stage == "train" else "set the same: each stage has its own"
     yield _commented("  # cache_limit: 200gb", words, 30)
 
 
@@ -165,7 +165,7 @@ def _place(look: Look, out: Path) -> Iterator[str]:
     """Where a stream is."""
     place = look.place
     remote = f"remote: {_scalar(_remote(look, out))}"
-    yield _commented(remote, "here without its user, password and query: complete it", 30) if _is_cut(look) else remote
+    yield _commented(remote, "without its user, password and query: complete it", 30) if _is_cut(look) else remote
     if place.format is not None:
         yield f"format: {place.format}"
     if place.block_length is not None:

@@ -16,9 +16,9 @@ from lightning_streaming.tools.starting.look import Kind, Task
 
 _WIDTH = 80
 _HEAD = '''\
-"""@ABOUT@, and what its samples are made of.
+"""@ABOUT@, with the transform of its samples.
 
-Written by `lightning-streaming init` to start from; all of it is yours to change. run.yaml names the classes.
+Written by `lightning-streaming init` as a starting point; change it as you like. run.yaml names the classes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ PIXELS = 64
 
 
 class Data(StreamingDataModule):
-    """Makes of each sample what the model takes: pixels, and the number of a class."""
+    """Convert each sample to the model's input: pixels, and the number of a class."""
 
     def transform(self, sample: dict[str, Any], stage: str, rng: np.random.Generator) -> dict[str, Any]:
-        """Runs in the worker processes. `rng` belongs to the sample: what it draws is the same after a resume."""
+        """Run in the worker processes. `rng` belongs to the sample: its numbers are the same after a resume."""
         picture = @OPENED@.convert("RGB").resize((PIXELS, PIXELS))
         pixels = np.asarray(picture, np.uint8).transpose(2, 0, 1)
         if stage == "train" and rng.random() < 0.5:
@@ -55,8 +55,8 @@ class Classifier(LightningModule):
     """A few convolutions.
 
     Args:
-        classes: How many classes there are; labels are numbers from 0 on.
-        learning_rate: Of AdamW.
+        classes: Number of classes; labels are numbers from 0 on.
+        learning_rate: Learning rate of AdamW.
     """
 
     def __init__(self, classes: int, learning_rate: float = 1e-3) -> None:
@@ -69,12 +69,12 @@ class Classifier(LightningModule):
         self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], classes))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Scores, (batch, classes), of pixels, uint8 of shape (batch, 3, height, width)."""
+        """Return scores, (batch, classes), of pixels, uint8 of shape (batch, 3, height, width)."""
         scores: Tensor = self.layers(pixels.float() / 127.5 - 1)
         return scores
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Cross-entropy."""
+        """Return the cross-entropy."""
         label = batch["label"]
         if int(label.max()) >= self.classes:
             raise ValueError(f"there is a label {int(label.max())}; raise model.init_args.classes in run.yaml")
@@ -83,33 +83,33 @@ class Classifier(LightningModule):
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """The share of labels that are right."""
+        """Log the share of correct labels."""
         right = (self(batch["pixels"]).argmax(1) == batch["label"]).float().mean()
         self.log("val_accuracy", right, prog_bar=True, batch_size=len(batch["label"]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW."""
+        """Return AdamW."""
         return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
 '''
 _WITH_LABEL = '        return {"pixels": torch.from_numpy(pixels.copy()), "label": int(sample[LABEL])}'
 _WITHOUT_LABEL = """\
-        # The data has no column of labels. So that there is something to learn, pictures are turned by 0 to 3 quarters,
-        # and the model tells by how many. Put your own task here.
+        # The data has no column of labels. As an example task, images are rotated by 0 to 3 quarter turns, and the
+        # model predicts the number. Replace it by your own task.
         turns = int(rng.integers(4))
         return {"pixels": torch.from_numpy(np.rot90(pixels, turns, (1, 2)).copy()), "label": turns}"""
 
 _LANGUAGE = '''\
 CONTEXT = 128
-"""Tokens that the model sees at once."""
+"""Number of tokens in a sample."""
 NOTHING = -100
-"""Stands where a document has ended."""
+"""Label after the end of a document, which the loss ignores."""
 
 
 class Data(StreamingDataModule):
-    """Makes of each sample what the model takes: tokens, all rows equally long."""
+    """Convert each sample to the model's input: rows of tokens of equal length."""
 
     def transform(self, sample: dict[str, Any], stage: str, rng: np.random.Generator) -> dict[str, Any]:
-        """Runs in the worker processes. `rng` belongs to the sample: what it draws is the same after a resume."""
+        """Run in the worker processes. `rng` belongs to the sample: its numbers are the same after a resume."""
 @TOKENS@
         most = len(tokens) - (CONTEXT + 1)
         begin = int(rng.integers(most + 1)) if most > 0 and stage == "train" else 0
@@ -123,11 +123,11 @@ class LanguageModel(LightningModule):
     """A small transformer that predicts the next token.
 
     Args:
-        vocabulary: How many tokens there are; they are numbers from 0 on.
+        vocabulary: Number of different tokens; they are numbers from 0 on.
         width: Size of a token's vector.
         depth: Number of layers.
         heads: Attention heads per layer.
-        learning_rate: Of AdamW.
+        learning_rate: Learning rate of AdamW.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class LanguageModel(LightningModule):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits, (batch, length, vocabulary), of tokens, (batch, length)."""
+        """Return logits, (batch, length, vocabulary), of tokens, (batch, length)."""
         length = tokens.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
         hidden = self.embedding(tokens.clamp(min=0)) + self.position[:length]
@@ -150,7 +150,7 @@ class LanguageModel(LightningModule):
         return logits
 
     def loss(self, tokens: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token."""
+        """Return the mean cross-entropy in nats per token."""
         if int(tokens.max()) >= self.vocabulary:
             raise ValueError(f"there is a token {int(tokens.max())}; raise model.init_args.vocabulary in run.yaml")
         logits, following = self(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
@@ -159,35 +159,35 @@ class LanguageModel(LightningModule):
         return mean
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         loss = self.loss(batch["tokens"])
         self.log("loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """The same for data that the weights have not seen."""
+        """Log the loss on held-out data."""
         self.log("val_loss", self.loss(batch["tokens"]), prog_bar=True, batch_size=len(batch["tokens"]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW."""
+        """Return AdamW."""
         return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
 '''
 _FROM_TOKENS = "        tokens = sample[TOKENS]"
 _FROM_TEXT = """\
-        # Your tokenizer goes here; until then a token is a byte. With one of the tokenizers package, which is best made
+        # Add your tokenizer here; until then a token is a byte. With one of the tokenizers package, which you create
         # once, in __init__:
         #     tokens = self.tokenizer.encode(sample[TEXT]).ids
-        # Large corpora are better tokenized once: lightning-streaming convert --tokenize --help
+        # Tokenize large corpora once instead: lightning-streaming convert --tokenize --help
         tokens = """
 
 _NUMBERS = '''\
 
 
 class Data(StreamingDataModule):
-    """Makes of each sample what the model takes: numbers, and the one to tell from them."""
+    """Convert each sample to the model's input: numbers, and the target."""
 
     def transform(self, sample: dict[str, Any], stage: str, rng: np.random.Generator) -> dict[str, Any]:
-        """Runs in the worker processes. `rng` belongs to the sample: what it draws is the same after a resume."""
+        """Run in the worker processes. `rng` belongs to the sample: its numbers are the same after a resume."""
         numbers = np.concatenate([np.asarray(sample[name], np.float32).ravel() for name in INPUTS])
         return {"inputs": torch.from_numpy(np.nan_to_num(numbers)), "target": np.float32(sample[TARGET])}
 
@@ -196,8 +196,8 @@ class Regression(LightningModule):
     """A linear model.
 
     Args:
-        inputs: How many numbers are put in.
-        learning_rate: Of AdamW.
+        inputs: Number of inputs.
+        learning_rate: Learning rate of AdamW.
     """
 
     def __init__(self, inputs: int, learning_rate: float = 1e-2) -> None:
@@ -206,23 +206,23 @@ class Regression(LightningModule):
         self.layer = nn.Linear(inputs, 1)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Predictions, (batch,), of inputs, (batch, inputs)."""
-        found: Tensor = self.layer(inputs).squeeze(1)
-        return found
+        """Return predictions, (batch,), of inputs, (batch, inputs)."""
+        predictions: Tensor = self.layer(inputs).squeeze(1)
+        return predictions
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """The error: its square while it is below 1, beyond that its size."""
+        """Return the error: squared below 1, linear above."""
         loss = nn.functional.smooth_l1_loss(self(batch["inputs"]), batch["target"])
         self.log("loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """The mean error."""
+        """Log the mean error."""
         error = (self(batch["inputs"]) - batch["target"]).abs().mean()
         self.log("val_error", error, prog_bar=True, batch_size=len(batch["target"]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW."""
+        """Return AdamW."""
         return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
 '''
 
