@@ -112,7 +112,7 @@ def test_what_is_written_trains_and_goes_on(kind: str, tmp_path: Path, program: 
     assert f"    cd {tmp_path / 'run'} && lightning-streaming fit --config run.yaml --ckpt_path last\n" in made.out
     text = (tmp_path / "run" / "run.yaml").read_text()
     assert f"\n    {told} " in text
-    assert "# other data; from 400 samples on, init holds 5 % out\n" in text
+    assert "# other data; from 400 samples on, init holds out 5 %\n" in text
     assert fit(program, tmp_path / "run", "--trainer.max_steps", "3")["global_step"] == 3
     resumed = fit(program, tmp_path / "run", "--ckpt_path", "last")
     assert resumed["global_step"] == 8
@@ -134,7 +134,8 @@ def test_several_datasets_are_mixed_and_some_is_held_out(tmp_path: Path, program
     data = config["data"]["init_args"]
     assert [list(one) for one in data["train"]["streams"].values()] == [["remote"]] * 3, "weights would repeat samples"
     assert "  # an epoch reads all samples of each once\n" in (tmp_path / "run" / "run.yaml").read_text()
-    assert (data["train"]["split"], data["val"]["split"], data["batch_size"]) == ("[:95%]", "[95%:]", 32)
+    parts = [data[stage]["selection"]["fraction"] for stage in ("train", "val")]
+    assert (*parts, data["batch_size"]) == ("0%:95%", "95%:100%", 32)
     assert "code_2" in data["val"]["streams"]
     limits = "--trainer.limit_train_batches 2 --trainer.limit_val_batches 2 --trainer.accelerator cpu"
     done = shell(program, f"lightning-streaming fit --config run.yaml {limits}", tmp_path / "run")
