@@ -11,6 +11,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from lightning_streaming.errors import ConfigError
@@ -67,7 +68,8 @@ def explains_options_of(config: type) -> Callable[[_Documented], _Documented]:
     def decorate(cls: _Documented) -> _Documented:
         if cls.__doc__ is not None:  # python -OO drops them all
             said = explanations_of(config) | _arguments_in(cls.__doc__)
-            said = {name: said[name] for name in dict.fromkeys([*inspect.signature(config).parameters, *said])}
+            signatures = (inspect.signature(kind).parameters for kind in (cls, config))  # type: ignore[arg-type]
+            said = {name: said[name] for name in dict.fromkeys([*chain(*signatures), *said]) if name in said}
             summary, *sections = re.split(r"^(?=\w+:$)", inspect.cleandoc(cls.__doc__), flags=re.MULTILINE)
             others = [one for one in sections if not one.startswith("Args:")]
             cls.__doc__ = "\n\n".join(map(str.rstrip, [summary, "\n".join(["Args:", *said.values()]), *others]))

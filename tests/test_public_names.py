@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 import lightning_streaming
-from lightning_streaming import StreamingConfig, StreamingDataLoader, StreamingDataset
+from lightning_streaming import Stream, StreamingConfig, StreamingDataLoader, StreamingDataModule, StreamingDataset
+from lightning_streaming.loading.dataset_options import DatasetOptions
 from lightning_streaming.loading.reference_names import ReferenceNames, told
 from lightning_streaming.replaced_names import TOPICS
+from lightning_streaming.trainer.datamodule import ModuleOptions
 from lightning_streaming.writing import plan_parts, write_parallel
 
 NOT_IN_A_CONFIG = {"batch_size", "transform", "world", "stream_name", "stream_config"}
@@ -142,12 +144,31 @@ def test_asking_for_a_trainer_name_imports_lightning() -> None:
     assert "lightning" in _loaded_after("from lightning_streaming import StreamingDataModule")
 
 
-def test_the_dataset_takes_every_option_of_a_config() -> None:
-    taken = {name: one.default for name, one in inspect.signature(StreamingDataset).parameters.items()}
-    of_config = {field.name: field.default for field in dataclasses.fields(StreamingConfig)}
-    assert of_config.pop("shuffle") is None  # yes for training, no otherwise
-    assert taken.pop("shuffle") is False
-    assert of_config == {name: default for name, default in taken.items() if name not in NOT_IN_A_CONFIG}
+Options = dict[str, tuple[Any, Any]]
+"""Type and default of each option by name."""
+
+
+def options_of(made: Any, hinted: Any) -> Options:
+    hints = get_type_hints(hinted)
+    return {name: (hints[name], option.default) for name, option in inspect.signature(made).parameters.items()}
+
+
+def test_dataset_stage_and_stream_have_the_same_options() -> None:
+    dataset = options_of(StreamingDataset, StreamingDataset.__init__)
+    assert len(dataset) <= 42
+    assert dataset == options_of(DatasetOptions, DatasetOptions)
+    stage = options_of(StreamingConfig, StreamingConfig)
+    assert stage.pop("shuffle") == (bool | None, None)  # yes for training, no otherwise
+    assert stage.pop("streams") == (Mapping[str, Stream] | None, None)
+    assert stage == {name: dataset[name] for name in dataset.keys() - NOT_IN_A_CONFIG - {"shuffle", "streams"}}
+    stream = options_of(Stream, Stream)
+    for weight in ("proportion", "repeat", "choose"):
+        assert stream.pop(weight)[1] is None
+    assert stream == {name: (dataset[name][0] | None, None) for name in stream}
+
+
+def test_a_data_module_has_the_options_that_it_checks() -> None:
+    assert options_of(StreamingDataModule, StreamingDataModule.__init__) == options_of(ModuleOptions, ModuleOptions)
 
 
 WRITERS = [lightning_streaming.MDSWriter, lightning_streaming.JSONWriter, lightning_streaming.XSVWriter]

@@ -206,7 +206,7 @@ class StreamingDataLoader(AcceleratedLoader):
         self._forget_pass()
 
     def refresh(self) -> bool:
-        """Read what was appended to streams with ``follow=True`` from the next epoch on.
+        """Read what was appended to streams with ``follow_appends=True`` from the next epoch on.
 
         Call it between two epochs, on all ranks, with ``torch.distributed`` initialised if there are several; under
         Lightning the state callback calls it. The first rank fetches each stream's index. The others fetch it only

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import fields
 from itertools import islice
 from math import ceil
 from typing import Any
@@ -17,22 +18,28 @@ from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
 from lightning_streaming.loading.dataset_options import DatasetOptions
 from lightning_streaming.loading.debug_config import DebugConfig
 from lightning_streaming.loading.decode_config import DecodeConfig
+from lightning_streaming.loading.join_config import Joins
+from lightning_streaming.loading.mixture_phase import Schedule
 from lightning_streaming.loading.option_groups import group_of
 from lightning_streaming.loading.other_trainers import AcceleratedDataset
+from lightning_streaming.loading.packing_config import PackingConfig
 from lightning_streaming.loading.passes import CurrentRun, Passes, PassSettings, passes_of
 from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.reference_names import ReferenceNames, told
 from lightning_streaming.loading.run import OnMismatch
 from lightning_streaming.loading.run_order import RunRequest
 from lightning_streaming.loading.sample_source import SampleSource
+from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.state import Cursor, SavedPosition, read_state
 from lightning_streaming.loading.storage_config import StorageConfig
-from lightning_streaming.loading.stream import DatasetStreams, Stream, selections_of
+from lightning_streaming.loading.stream import Asked, DatasetStreams, Stream, selections_of
+from lightning_streaming.loading.token_budget import TokenBudget
 from lightning_streaming.loading.worker_samples import WorkerSamples
 from lightning_streaming.loading.workers import prepare_worker_process
+from lightning_streaming.order.settings import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
-from lightning_streaming.signatures import explains_options_of, takes_options_of
+from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import mask_url
 from lightning_streaming.units import check_whole
 from lightning_streaming.world import World
@@ -57,15 +64,61 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         ConfigError: An option is invalid, or options contradict each other.
     """
 
-    @takes_options_of(DatasetOptions)
-    def __init__(self, options: DatasetOptions) -> None:
+    def __init__(
+        self,
+        *,
+        streams: Asked | None = None,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        download_retry: int = 2,
+        download_timeout: float = 60.0,
+        validate_hash: str | None = None,
+        keep_zip: bool = False,
+        epoch_size: int | float | str | None = None,
+        predownload: int | None = None,
+        cache_limit: int | float | str | None = None,
+        sampling_method: SamplingMethod = "balanced",
+        sampling_granularity: int = 1,
+        partition_algo: PartitionAlgo = "relaxed",
+        num_canonical_nodes: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_algo: ShuffleAlgo = "py1e",
+        shuffle_seed: int = 9176,
+        shuffle_block_size: int | None = None,
+        batching_method: BatchingMethod = "random",
+        allow_unsafe_types: bool = False,
+        replication: int | None = None,
+        stream_name: str = "stream",
+        stream_config: Mapping[str, Any] | None = None,
+        format: str | None = None,  # noqa: A002 the option's name
+        block_length: int | None = None,
+        columns: Sequence[str] | None = None,
+        follow_appends: bool = False,
+        skip: Sequence[int | str] = (),
+        seed_global_rng: bool = False,
+        transform: Callable[..., Any] | None = None,
+        world: World | None = None,
+        selection: SelectionConfig | Mapping[str, Any] | None = None,
+        schedule: Schedule | None = None,
+        packing: PackingConfig | Mapping[str, Any] | None = None,
+        token_budget: TokenBudget | Mapping[str, Any] | None = None,
+        join: Joins | None = None,
+        bad_samples: BadSamplesConfig | Mapping[str, Any] | None = None,
+        decode: DecodeConfig | Mapping[str, Any] | None = None,
+        storage: StorageConfig | Mapping[str, Any] | None = None,
+        debug: DebugConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        values = locals()
+        options = DatasetOptions(**{option.name: values[option.name] for option in fields(DatasetOptions)})
         self._given = {
             name: one for name, one in vars(options).items() if isinstance(getattr(type(self), name, None), told)
         }
         named, defaults, settings = options.named_streams(), options.defaults(), options.order()
         if options.shuffle_algo == "py1b":
-            # Beyond the frames of the decorators.
-            warnings.warn("shuffle_algo='py1b' is deprecated; use 'py1br'", DeprecationWarning, stacklevel=4)
+            # Beyond the frame of the decorator.
+            warnings.warn("shuffle_algo='py1b' is deprecated; use 'py1br'", DeprecationWarning, stacklevel=3)
         self.batch_size = options.batch_size
         self.predownload = options.predownload
         self.replication = options.replication

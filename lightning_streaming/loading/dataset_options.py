@@ -6,7 +6,7 @@ Whoever takes options borrows these by :mod:`lightning_streaming.signatures`: th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.stream import Asked, Stream, StreamDefaults, named_streams
 from lightning_streaming.loading.token_budget import TokenBudget
 from lightning_streaming.order.phases import SettledPhase
-from lightning_streaming.order.settings import OrderSettings, stretched_seed
+from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.storage import mask_url
 from lightning_streaming.units import check_truth, parse_bytes, parse_count, store_whole
@@ -35,7 +35,7 @@ _NOT_SHOWN = {"remote", "local", "join", "world", "stream_name", "stream_config"
 """What the streams say, may be secret, or belongs to the machines."""
 
 
-_TRUTHS = ("shuffle", "stretch_seed", "allow_unsafe_types", "seed_global_rng", "keep_zip", "follow")
+_TRUTHS = ("shuffle", "allow_unsafe_types", "seed_global_rng", "keep_zip", "follow_appends")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,6 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
             longest ago then make room. None: no limit. See docs/cache.md.
         skip: Global batches of the whole run to leave out, counted from 0, like ["12000-12100"]. Their samples stay the
             same when ranks or batch size change. See docs/resume.md.
-        stretch_seed: Use the seed that MosaicML Streaming 0.2 made of ``shuffle_seed``; with "py2s" this is its order.
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         columns: Names of the columns to read; the others are not decoded, and need not be readable. None: all. Every
             shard must have them. Neither order nor saved positions depend on it.
@@ -102,7 +101,6 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
     predownload: int | None = None
     cache_limit: int | float | str | None = None
     skip: Sequence[int | str] = ()
-    stretch_seed: bool = False
     allow_unsafe_types: bool = False
     columns: Sequence[str] | None = None
     replication: int | None = None
@@ -260,8 +258,7 @@ class DatasetOptions(DataOptions):
 
     def order(self) -> OrderSettings:
         """The order's alone: they are compared, digested and saved."""
-        asked = self._part(OrderSettings)
-        return replace(asked, shuffle_seed=stretched_seed(asked.shuffle_seed)) if self.stretch_seed else asked
+        return self._part(OrderSettings)
 
     def defaults(self) -> StreamDefaults:
         """What streams use that do not say."""

@@ -40,7 +40,7 @@ class _Look(NamedTuple):
 def read_appended(loader: StreamingDataLoader) -> bool:
     """Read what was appended from the next epoch on, as :meth:`StreamingDataLoader.refresh` documents."""
     dataset = loader.dataset
-    followed = [name for name, stream in dataset.streams.items() if stream.follow and not stream.joined]
+    followed = [name for name, stream in dataset.streams.items() if stream.follow_appends and not stream.joined]
     if not followed:
         return False
     position = position_of(loader)

@@ -69,7 +69,7 @@ class Growth:
         )
         if stream not in self.followed:
             part = "pass over the stream" if has_phases else "epoch"
-            return f"{what}left out from now on (follow=True reads them from the next {part} on)"
+            return f"{what}left out from now on (follow_appends=True reads them from the next {part} on)"
         if has_phases:
             return f"{what}read from the next pass over the stream on"
         return f"{what}left out before epoch {self.last_epoch + 1}, and read from then on"

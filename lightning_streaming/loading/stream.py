@@ -80,8 +80,8 @@ class Stream(StoredOptions):
         choose: How many samples an epoch draws from this stream.
         join: Datasets whose columns are added to its samples, by name: fields of
             :class:`~lightning_streaming.JoinConfig`, like ``{"captions": {"remote": "s3://captions", "key": "id"}}``.
-        follow: Whether epochs that have not begun read what was appended to the stream meanwhile; otherwise a run stays
-            with the shards that it began with. See docs/resume.md.
+        follow_appends: Whether epochs that have not started read data that was appended meanwhile; otherwise a run
+            keeps the shards that it started with. See docs/resume.md.
     """
 
     remote: str | None = None
@@ -90,7 +90,7 @@ class Stream(StoredOptions):
     repeat: float | None = None
     choose: int | None = None
     join: Joins | None = None
-    follow: bool | None = None
+    follow_appends: bool | None = None
 
     def __post_init__(self) -> None:
         for option in ("remote", "local"):
@@ -161,7 +161,7 @@ class Stream(StoredOptions):
 
     def is_followed(self, defaults: StreamDefaults) -> bool:
         """Whether epochs that have not begun read what was appended to it meanwhile."""
-        return self._with(defaults).follow
+        return self._with(defaults).follow_appends
 
     def _with(self, defaults: StreamDefaults) -> StreamDefaults:
         own = {one.name: getattr(self, one.name) for one in fields(StreamDefaults)}
@@ -185,8 +185,8 @@ class StreamDefaults:
             "litdata"; read as it lies. See docs/other-formats.md.
         block_length: With ``format`` "npy", "megatron" or "litdata" of tokens: a sample is a block of so many, for
             streams that do not say.
-        follow: Whether epochs that have not begun read what was appended to a stream meanwhile, for streams that do not
-            say.
+        follow_appends: Whether epochs that have not started read data that was appended meanwhile, for streams that do
+            not set it.
         storage: Access to stores: fields of :class:`~lightning_streaming.StorageConfig`, like
             ``{"options": {"anon": True}}``. The options are those of streams that have none.
     """
@@ -199,7 +199,7 @@ class StreamDefaults:
     keep_zip: bool = False
     format: str | None = None
     block_length: int | None = None
-    follow: bool = False
+    follow_appends: bool = False
     storage: StorageConfig | Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -413,7 +413,7 @@ class DatasetStream:
         return self.cache_config().keep_zip
 
     @property
-    def follow(self) -> bool:
+    def follow_appends(self) -> bool:
         """Whether epochs that have not begun read what was appended to it meanwhile."""
         return self.asked.is_followed(self._defaults)
 

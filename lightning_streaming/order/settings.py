@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-import numpy as np
-
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.units import store_whole
 
@@ -141,14 +139,3 @@ class SettledOrder(OrderSettings):
             "shuffle_block_size": self.shuffle_block_size,
             "batching_method": self.batching_method,
         }
-
-
-def stretched_seed(shuffle_seed: int) -> int:
-    """The seed that the 0.2 line shuffled with, and that its saved states carry.
-
-    With it ``shuffle_algo="py2s"`` gives that line's order. Later releases shuffle with the seed itself.
-
-    >>> stretched_seed(9176)
-    929017944557228080
-    """
-    return int(np.random.default_rng(shuffle_seed).integers(2**60))

@@ -19,7 +19,7 @@ from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.option_groups import group_of
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.replaced_names import tells_unknown_arguments
-from lightning_streaming.signatures import accepts_keyword, check_accepts, explains_options_of, takes_options_of
+from lightning_streaming.signatures import accepts_keyword, check_accepts, explains_options_of
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
 from lightning_streaming.trainer.first_download import first_download, shown_by
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
@@ -124,10 +124,26 @@ class StreamingDataModule(_WithOptions):
     the trainer if there is none, so every checkpoint contains the position.
     """
 
-    @takes_options_of(ModuleOptions)
-    def __init__(self, options: ModuleOptions) -> None:
+    def __init__(
+        self,
+        train: StreamingConfig | None = None,
+        val: StreamingConfig | None = None,
+        test: StreamingConfig | None = None,
+        predict: StreamingConfig | None = None,
+        batch_size: int = 1,
+        eval_batch_size: int | None = None,
+        return_keys: Sequence[Stage] = (),
+        return_valid_mask: Sequence[Stage] = (),
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        multiprocessing_context: str | None = None,
+    ) -> None:
+        values = locals()
+        settings = vars(ModuleOptions(**{option.name: values[option.name] for option in fields(ModuleOptions)}))
         LightningDataModule.__init__(self)
-        settings = dict(vars(options))
         self.configs: dict[Stage, StreamingConfig | None] = {stage: config_of(settings.pop(stage)) for stage in STAGES}
         _check_logs(self.configs)
         for name, value in settings.items():

@@ -383,7 +383,7 @@ def test_what_was_asked_for_is_told_as_plain_values(root: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_documents_that_are_appended_are_grouped_from_the_next_epoch_on(tmp_path: Path, workers: int) -> None:
     written = write_documents(tmp_path / "grows", LENGTHS[:40])
-    at = loader(written, follow=True, workers=workers, more={"persistent_workers": workers > 0})
+    at = loader(written, follow_appends=True, workers=workers, more={"persistent_workers": workers > 0})
     whole = groups(loader(written))
     under_way = iter(at)
     begun = groups([next(under_way)])
@@ -394,7 +394,7 @@ def test_documents_that_are_appended_are_grouped_from_the_next_epoch_on(tmp_path
     grown = groups(at)
     assert sorted(len(one) for one in itertools.chain(*grown)) == sorted(size for size in LENGTHS[:60] if size)
     at.close()
-    again = loader(written, follow=True)
+    again = loader(written, follow_appends=True)
     again.load_state_dict(state)
     assert groups(again) == grown
 

@@ -25,8 +25,8 @@ def root(tmp_path: Path) -> Path:
     return write_dataset(tmp_path / "data", 30)
 
 
-def loader(root: Path, *, follow: bool = True, stream: Any = None, **how: Any) -> StreamingDataLoader:
-    streams = {"web": Stream(remote=str(root), follow=follow, **(stream or {}))}
+def loader(root: Path, *, follow_appends: bool = True, stream: Any = None, **how: Any) -> StreamingDataLoader:
+    streams = {"web": Stream(remote=str(root), follow_appends=follow_appends, **(stream or {}))}
     return make_loader(streams=streams, **{"num_canonical_nodes": 2, **how})
 
 
@@ -61,7 +61,7 @@ def test_the_next_epoch_reads_what_was_appended(
         {"remote": f"file://{root}", "local": str(tmp_path / "cache")} if cached else {"remote": str(root)}
     )
     at = make_loader(
-        streams={"web": Stream(**more, follow=True, **how.get("stream", {}))},
+        streams={"web": Stream(**more, follow_appends=True, **how.get("stream", {}))},
         **{"num_canonical_nodes": 2, **{name: value for name, value in how.items() if name != "stream"}},
     )
     expected = epoch_of(root, 0, **how)
@@ -86,7 +86,7 @@ def test_the_next_epoch_reads_what_was_appended(
 
 
 def test_streams_that_are_not_followed_are_not_asked_for(root: Path) -> None:
-    at = loader(root, follow=False)
+    at = loader(root, follow_appends=False)
     read(at)
     write_dataset(root, 15, first_id=30, mode="append")
     assert not at.refresh()

@@ -73,17 +73,17 @@ ORDERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.rotate(7)
-@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("follow_appends", [False, True])
 @pytest.mark.parametrize("how", ORDERS, ids=str)
-def test_an_epoch_under_way_keeps_its_shards(roots: dict[str, Path], how: dict[str, Any], follow: bool) -> None:
+def test_an_epoch_under_way_keeps_its_shards(roots: dict[str, Path], how: dict[str, Any], follow_appends: bool) -> None:
     whole = read(loader(roots, **how), 3)
     seen, state = stopped(loader(roots, **how), 3)
     grow(roots)
-    resumed = loader(roots, **how, follow=follow)
+    resumed = loader(roots, **how, follow_appends=follow_appends)
     resumed.load_state_dict(state)
     now = read(resumed, 3)
     assert seen + now[0] == whole[0]
-    if not follow:
+    if not follow_appends:
         assert now == [whole[0][len(seen) :], *whole[1:]]
         return
     fresh = loader(roots, **how)  # nothing of an order depends on what was read before
@@ -91,21 +91,21 @@ def test_an_epoch_under_way_keeps_its_shards(roots: dict[str, Path], how: dict[s
     assert now[1:] == read(fresh, 2)
 
 
-@pytest.mark.parametrize("follow", [False, True])
-def test_a_state_describes_the_shards_of_its_own_epoch(roots: dict[str, Path], follow: bool) -> None:
+@pytest.mark.parametrize("follow_appends", [False, True])
+def test_a_state_describes_the_shards_of_its_own_epoch(roots: dict[str, Path], follow_appends: bool) -> None:
     _, state = stopped(loader(roots), 3)
     grow(roots)
-    resumed = loader(roots, follow=follow)
+    resumed = loader(roots, follow_appends=follow_appends)
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
     assert (len(resumed), resumed.dataset.epoch_size) == (12, 45)
     read(resumed, 1)
     assert resumed.dataset.epoch_size == 45
     after = resumed.state_dict()
-    assert after["fingerprint"]["order"]["epoch_size"] == (70 if follow else 45)
-    assert after["fingerprint"]["streams"]["a"]["shards"] == (9 if follow else 6)
+    assert after["fingerprint"]["order"]["epoch_size"] == (70 if follow_appends else 45)
+    assert after["fingerprint"]["streams"]["a"]["shards"] == (9 if follow_appends else 6)
     expected = read(resumed, 2)
-    assert resumed.dataset.epoch_size == len(expected[0]) == (70 if follow else 45)
+    assert resumed.dataset.epoch_size == len(expected[0]) == (70 if follow_appends else 45)
     # Once more, with yet more data: without a history of the first time.
     grow(roots)
     again = loader(roots)
@@ -116,8 +116,8 @@ def test_a_state_describes_the_shards_of_its_own_epoch(roots: dict[str, Path], f
 def test_an_epoch_that_has_not_begun_reads_all_where_streams_are_followed(roots: dict[str, Path]) -> None:
     state = json_copy(loader(roots).state_dict())
     grow(roots)
-    for follow, size in ((False, 45), (True, 70)):
-        resumed = loader(roots, follow=follow)
+    for follow_appends, size in ((False, 45), (True, 70)):
+        resumed = loader(roots, follow_appends=follow_appends)
         resumed.load_state_dict(state)
         assert [len(one) for one in read(resumed, 2)] == [size, size]
 
@@ -126,12 +126,12 @@ def test_each_stream_says_for_itself(roots: dict[str, Path], caplog: pytest.LogC
     _, state = stopped(loader(roots), 2)
     grow(roots)
     caplog.clear()
-    streams = {name: Stream(remote=str(root), follow=name == "b") for name, root in roots.items()}
+    streams = {name: Stream(remote=str(root), follow_appends=name == "b") for name, root in roots.items()}
     resumed = make_loader(streams=streams)
     resumed.load_state_dict(state)
     first, second = read(resumed, 2)
     assert (len(first), len(second)) == (37, 55)
-    assert [resumed.dataset.streams[name].follow for name in "ab"] == [False, True]
+    assert [resumed.dataset.streams[name].follow_appends for name in "ab"] == [False, True]
     assert {one for one in second if one < 1000} == set(range(30))
     told = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert len(told) == 1
@@ -145,12 +145,12 @@ def test_workers_are_told(roots: dict[str, Path], context: str, persistent: bool
     seen, state = stopped(loader(roots), 3)
     whole = read(loader(roots), 1)
     grow(roots)
-    here = loader(roots, follow=True)
+    here = loader(roots, follow_appends=True)
     here.load_state_dict(state)
     expected = read(here, 3)
     assert seen + expected[0] == whole[0]
     options = {"multiprocessing_context": context, "persistent_workers": persistent}
-    elsewhere = loader(roots, follow=True, workers=2, loader=options)
+    elsewhere = loader(roots, follow_appends=True, workers=2, loader=options)
     elsewhere.load_state_dict(state)
     assert read(elsewhere, 3) == expected
     elsewhere.close()
@@ -160,7 +160,7 @@ def test_other_ranks_and_batch_sizes_go_on_alike(roots: dict[str, Path]) -> None
     whole = read(loader(roots), 1)[0]
     seen, state = stopped(loader(roots), 5)
     grow(roots)
-    loaders = [loader(roots, world=world, batch_size=5, follow=True) for world in worlds(2, 2)]
+    loaders = [loader(roots, world=world, batch_size=5, follow_appends=True) for world in worlds(2, 2)]
     for one in loaders:
         one.load_state_dict(state)
     rest = [batch for batch, _ in read_together(loaders)]
@@ -192,16 +192,18 @@ SELECTIONS: list[dict[str, Any]] = [{"selection": {"fraction": ":60%"}}, {"selec
 
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("stream", SELECTIONS, ids=str)
-@pytest.mark.parametrize("follow", [False, True])
-def test_selections_keep_what_was_selected(roots: dict[str, Path], stream: dict[str, Any], follow: bool) -> None:
+@pytest.mark.parametrize("follow_appends", [False, True])
+def test_selections_keep_what_was_selected(
+    roots: dict[str, Path], stream: dict[str, Any], follow_appends: bool
+) -> None:
     whole = read(loader(roots, stream=stream), 2)
     seen, state = stopped(loader(roots, stream=stream), 2)
     grow(roots)
-    resumed = loader(roots, stream=stream, follow=follow)
+    resumed = loader(roots, stream=stream, follow_appends=follow_appends)
     resumed.load_state_dict(state)
     first, second = read(resumed, 2)
     assert seen + first == whole[0]
-    assert (second == whole[1]) is not follow
+    assert (second == whole[1]) is not follow_appends
     assert set(second) >= set(whole[1])
 
 
@@ -230,18 +232,18 @@ def test_data_that_is_other_or_less_is_refused(roots: dict[str, Path], tmp_path:
         len(other)
 
 
-@pytest.mark.parametrize("follow", [False, True])
-def test_an_append_is_taken_though_the_last_shard_was_not_full(tmp_path: Path, follow: bool) -> None:
+@pytest.mark.parametrize("follow_appends", [False, True])
+def test_an_append_is_taken_though_the_last_shard_was_not_full(tmp_path: Path, follow_appends: bool) -> None:
     root = write_dataset(tmp_path / "a", 28)
     whole = read(loader({"a": root}), 2)
     seen, state = stopped(loader({"a": root}), 2)
     write_dataset(root, 12, first_id=28, mode="append")
     write_dataset(root, 1, first_id=40, mode="append")
-    resumed = loader({"a": root}, follow=follow)
+    resumed = loader({"a": root}, follow_appends=follow_appends)
     resumed.load_state_dict(state)
     first, second = read(resumed, 2)
     assert seen + first == whole[0]
-    if follow:
+    if follow_appends:
         assert sorted(second) == list(range(41))
     else:
         assert second == whole[1]
@@ -261,7 +263,7 @@ def joined_loader(
         "by_id": {"remote": str(place / "by_id"), "key": "id"},
         "by_position": {"remote": str(place / "by_position")},
     }
-    stream = {"a": Stream(remote=str(place / "stream"), join=join, follow=how.pop("follow", None))}
+    stream = {"a": Stream(remote=str(place / "stream"), join=join, follow_appends=how.pop("follow_appends", None))}
     if phases:
         how |= {"schedule": schedule([Phase(name="one", mix={"a": 1})]), "epoch_size": 90}
     return make_loader(streams=stream, **how)
@@ -269,12 +271,12 @@ def joined_loader(
 
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("phases", [False, True])
-@pytest.mark.parametrize("follow", [False, True])
-def test_joined_datasets_grow_with_their_stream(tmp_path: Path, follow: bool, phases: bool) -> None:
+@pytest.mark.parametrize("follow_appends", [False, True])
+def test_joined_datasets_grow_with_their_stream(tmp_path: Path, follow_appends: bool, phases: bool) -> None:
     """30 samples: shards of joined datasets end where the stream's do, so what is appended is new shards alone."""
 
     def loader(samples: int, **how: Any) -> StreamingDataLoader:
-        return joined_loader(tmp_path, samples, phases=phases, follow=follow, **how)
+        return joined_loader(tmp_path, samples, phases=phases, follow_appends=follow_appends, **how)
 
     whole = read(loader(30), 1)[0]
     seen, state = stopped(loader(30), 3)
@@ -292,10 +294,10 @@ def test_joined_datasets_grow_with_their_stream(tmp_path: Path, follow: bool, ph
     left, after = read(at, 2)
     if not phases:
         assert seen + left == whole
-        assert sorted(after) == [*range(60 if follow else 30)]
+        assert sorted(after) == [*range(60 if follow_appends else 30)]
     else:
         assert (seen + left)[:30] == whole[:30]
-        assert (max(seen + left + after) >= 30) == follow
+        assert (max(seen + left + after) >= 30) == follow_appends
     other = loader(60, per_shard=4)
     other.load_state_dict(state)
     with raises(StateMismatchError, "streams.a.join.by_position.digest"):
@@ -362,7 +364,7 @@ def test_a_cached_index_is_replaced_and_its_shards_stay(roots: dict[str, Path], 
     seen, state = stopped(make_loader(streams=cached), 3)
     files = {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("*.mds")}
     grow(roots)
-    resumed = make_loader(streams=cached, follow=True)
+    resumed = make_loader(streams=cached, follow_appends=True)
     resumed.load_state_dict(state)
     first = read(resumed, 1)[0]
     assert seen + first == whole
@@ -378,12 +380,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=3),
     data=st.data(),
     how=st.sampled_from(ORDERS),
-    follow=st.booleans(),
+    follow_appends=st.booleans(),
     cut=st.integers(0, 8),
 )
 @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_any_append_and_any_cut(
-    place: Path, sizes: list[list[int]], data: st.DataObject, how: dict[str, Any], follow: bool, cut: int
+    place: Path, sizes: list[list[int]], data: st.DataObject, how: dict[str, Any], follow_appends: bool, cut: int
 ) -> None:
     more = [data.draw(st.lists(st.integers(1, 9), max_size=3), label="appended") for _ in sizes]
     number = len(list(place.iterdir()))
@@ -400,9 +402,9 @@ def test_any_append_and_any_cut(
     if cut >= len(whole[0]) // 2:
         return
     seen, state = stopped(loader(roots, **how), cut)
-    resumed = loader(longer, **how, follow=follow)
+    resumed = loader(longer, **how, follow_appends=follow_appends)
     resumed.load_state_dict(state)
-    if cut or not follow:
+    if cut or not follow_appends:
         assert seen + read(resumed, 1)[0] == whole[0]
-    if not follow:
+    if not follow_appends:
         assert read(resumed, 1)[0] == whole[1]

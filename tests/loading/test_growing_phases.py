@@ -93,7 +93,7 @@ def test_the_pass_after_the_one_under_way_reads_all(place: Path) -> None:
     # Of "a" 30 samples are drawn by the end of the first phase: a pass of 20, and half of the second.
     seen, state = read(loader(roots_of(place, {})), 10)
     longer = roots_of(place, MORE)
-    at = resumed(state, longer, follow=True)
+    at = resumed(state, longer, follow_appends=True)
     rest, after = read(at)
     streams = after["fingerprint"]["streams"]
     assert (streams["a"]["grown"], streams["a"]["shards"]) == ([[40, 4]], 6)
@@ -104,7 +104,7 @@ def test_the_pass_after_the_one_under_way_reads_all(place: Path) -> None:
     check_passes(seen + rest, 1000, [11], then=17)
     # What comes after needs no more to be told than the state does, also in the next epoch.
     first = read(resumed(after, longer))[0]
-    assert first == read(resumed(after, longer, follow=True))[0]
+    assert first == read(resumed(after, longer, follow_appends=True))[0]
     check_passes(seen + rest + first, 0, [20, 20], then=27)
     check_passes(seen + rest + first, 1000, [11], then=17)
 
@@ -120,7 +120,7 @@ def test_a_step_under_way_stays_what_it_was_with_composed_batches(place: Path, m
     changed = []
     for batches in (2, 13, *range(32, 38)):
         _, state = read(loader(roots, **how), batches)
-        ahead, _ = read(resumed(state, longer, follow=True, **how), 1)
+        ahead, _ = read(resumed(state, longer, follow_appends=True, **how), 1)
         if ahead != whole[4 * batches : 4 * batches + 4]:
             changed.append(batches)
     assert len(changed) <= 1  # the border among the last ones: only a step of which nothing was read may read more
@@ -150,7 +150,7 @@ def test_any_number_of_appends_at_any_places(
             break
         for sizes in more.values():
             sizes += data.draw(st.lists(st.integers(1, 6), max_size=2), label="appended")
-        roots, how["follow"] = roots_of(place, more), data.draw(st.booleans(), label="follow")
+        roots, how["follow_appends"] = roots_of(place, more), data.draw(st.booleans(), label="follow_appends")
         ranks = [resumed(state, roots, **how, world=one, batch_size=2) for one in worlds(2, 1)]
         both = [one for batch, _ in read_together(ranks) for one in batch]
         assert Counter(both[:4]) == Counter(read(resumed(state, roots, **how), 1)[0])
@@ -165,15 +165,19 @@ def test_any_number_of_appends_at_any_places(
         check_passes(seen, first_id, sizes, then=sum(shards[: described.get("shards")]))
 
 
-@pytest.mark.parametrize("follow", [False, True])
-def test_nodes_that_do_not_divide_the_canonical_nodes_go_on_with_grown_data(place: Path, follow: bool) -> None:
+@pytest.mark.parametrize("follow_appends", [False, True])
+def test_nodes_that_do_not_divide_the_canonical_nodes_go_on_with_grown_data(place: Path, follow_appends: bool) -> None:
     how: dict[str, Any] = {"num_canonical_nodes": 4, "shuffle_algo": "blockwise"}
     roots, longer = roots_of(place, {}), roots_of(place, MORE)
     began = [loader(roots, **how, batch_size=2, world=one) for one in worlds(2, 1)]
     steps = read_together(began)
     state = json_copy([next(steps) for _ in range(5)][-1][1])
-    elsewhere = [resumed(state, longer, **how, batch_size=2, world=one, follow=follow) for one in worlds(3, 1)]
-    same = [resumed(state, longer, **how, batch_size=3, world=one, follow=follow) for one in worlds(2, 1)]
+    elsewhere = [
+        resumed(state, longer, **how, batch_size=2, world=one, follow_appends=follow_appends) for one in worlds(3, 1)
+    ]
+    same = [
+        resumed(state, longer, **how, batch_size=3, world=one, follow_appends=follow_appends) for one in worlds(2, 1)
+    ]
     left, expected = ([one for batch, _ in read_together(ranks) for one in batch] for ranks in (elsewhere, same))
     assert Counter(left[:96]) == Counter(expected[:96])
 
@@ -182,16 +186,16 @@ def test_nodes_that_do_not_divide_the_canonical_nodes_go_on_with_grown_data(plac
 def test_workers_and_copies_are_told(place: Path) -> None:
     _, state = read(loader(roots_of(place, {})), 7)
     longer = roots_of(place, MORE)
-    expected = read(resumed(state, longer, follow=True))[0]
+    expected = read(resumed(state, longer, follow_appends=True))[0]
     for context in ("fork", "spawn"):
         options = {"multiprocessing_context": context, "persistent_workers": True}
-        assert read(resumed(state, longer, follow=True, workers=2, loader=options))[0] == expected
+        assert read(resumed(state, longer, follow_appends=True, workers=2, loader=options))[0] == expected
 
 
 def test_selections_count_what_they_select(place: Path) -> None:
     how = {"selection": {"where": "id % 3 != 1"}}
     seen, state = read(loader(roots_of(place, {}), **how), 10)
-    at = resumed(state, roots_of(place, MORE), **how, follow=True)
+    at = resumed(state, roots_of(place, MORE), **how, follow_appends=True)
     rest, after = read(at)
     assert after["fingerprint"]["streams"]["a"]["grown"] == [[39, 4]]
     mine = [one for one in seen + rest if one < 1000]
@@ -206,14 +210,14 @@ def test_a_cut_phase_goes_on_with_what_it_left(place: Path) -> None:
         Phase(name="then", mix={"a": 1.0, "b": 1.0}),
     ]
     seen, _ = read(loader(roots_of(place, {})), 7)
-    rest, after = read(resumed(state, roots_of(place, MORE), schedule=schedule(phases), follow=True))
+    rest, after = read(resumed(state, roots_of(place, MORE), schedule=schedule(phases), follow_appends=True))
     assert after["fingerprint"]["streams"]["a"]["grown"] == [[40, 4]]
     check_passes(seen + rest, 0, [20, 20], then=27)
     check_passes(seen + rest, 1000, [11], then=17)
 
 
-@pytest.mark.parametrize("follow", [False, True])
-def test_a_stream_that_was_gone_and_grew_goes_on_where_it_stood(place: Path, follow: bool) -> None:
+@pytest.mark.parametrize("follow_appends", [False, True])
+def test_a_stream_that_was_gone_and_grew_goes_on_where_it_stood(place: Path, follow_appends: bool) -> None:
     early = Phase(name="early", mix={"a": 1.0, "b": 1.0}, end=20)
     alone = Phase(name="alone", mix={"b": 1.0}, end=40)
     roots, longer = roots_of(place, {}), roots_of(place, MORE)
@@ -222,18 +226,18 @@ def test_a_stream_that_was_gone_and_grew_goes_on_where_it_stood(place: Path, fol
     without: dict[str, Any] = {"schedule": schedule([early, alone]), "epoch_size": 40}
     second, state = read(resumed(state, {"b": roots["b"]}, **without), 2)
     third, state = read(resumed(state, {"b": roots["b"]}, **without), 1)
-    rest, after = read(resumed(state, longer, follow=follow, **all_phases))
-    check_passes(first + second + third + rest, 0, [20], then=27 if follow else 20)
-    assert after["fingerprint"]["streams"]["a"].get("grown") == ([[20, 4]] if follow else None)
+    rest, after = read(resumed(state, longer, follow_appends=follow_appends, **all_phases))
+    check_passes(first + second + third + rest, 0, [20], then=27 if follow_appends else 20)
+    assert after["fingerprint"]["streams"]["a"].get("grown") == ([[20, 4]] if follow_appends else None)
     other = roots_of(place, {})
-    other["a"] = write_shards(place / f"other {follow}", [6, 6, 6])
+    other["a"] = write_shards(place / f"other {follow_appends}", [6, 6, 6])
     with raises(StateMismatchError, "streams.a.samples"):
         len(resumed(state, other, **all_phases))
 
 
 def test_how_often_a_stream_is_read_counts_its_longer_passes(place: Path) -> None:
     _, state = read(loader(roots_of(place, {})), 10)
-    at = resumed(state, roots_of(place, MORE), follow=True)
+    at = resumed(state, roots_of(place, MORE), follow_appends=True)
     assert passes_of(at.dataset).run.on(dataset_world(at.dataset)).order.weights.repeat == (2 + 37 / 27, 1 + 32 / 17)
 
 
@@ -241,7 +245,7 @@ def test_how_often_a_stream_is_read_counts_its_longer_passes(place: Path) -> Non
 def test_an_edited_history_is_refused(place: Path, grown: object) -> None:
     _, state = read(loader(roots_of(place, {})), 10)
     longer = roots_of(place, MORE)
-    _, state = read(resumed(state, longer, follow=True), 1)
+    _, state = read(resumed(state, longer, follow_appends=True), 1)
     state["fingerprint"]["streams"]["a"]["grown"] = grown
     with raises(StateError, "grown"):
         len(resumed(state, longer))

@@ -404,7 +404,7 @@ def test_a_state_of_many_streams_is_of_their_lengths(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shift", [0, 1])
 def test_lengths_of_a_stream_that_has_grown_are_compared_as_far_as_it_was_read(tmp_path: Path, shift: int) -> None:
     written = write_documents(tmp_path / "grows", LENGTHS[:40])
-    how: dict[str, Any] = {"follow": True}
+    how: dict[str, Any] = {"follow_appends": True}
     at = loader(written, packing={"longer": "truncate", "lengths": _counted(0)}, **how)
     next(iter(at))
     state = json_copy(at.state_dict())
@@ -516,7 +516,7 @@ def test_documents_that_are_appended_are_packed_from_the_next_epoch_on(
 ) -> None:
     written = write_documents(tmp_path / "grows", LENGTHS[:40])
     how: dict[str, Any] = {
-        "follow": True,
+        "follow_appends": True,
         "packing": pack,
         "workers": workers,
         "more": {"persistent_workers": workers > 0},
@@ -533,7 +533,7 @@ def test_documents_that_are_appended_are_packed_from_the_next_epoch_on(
     tokens = Counter(token for pack in grown for piece in pieces(pack) for token in piece)
     assert tokens == Counter(int(one) for number, size in enumerate(LENGTHS[:60]) for one in document(number, size))
     at.close()
-    again = loader(written, follow=True, packing=pack)
+    again = loader(written, follow_appends=True, packing=pack)
     again.load_state_dict(state)
     assert list(packs(again)) == grown
 

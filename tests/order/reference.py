@@ -16,6 +16,11 @@ from lightning_streaming.order.settings import SettledOrder
 from tests.golden import golden_path
 
 
+def stretched_seed(shuffle_seed: int) -> int:
+    """Return the seed that the 0.2 line shuffled with, and that its saved states have."""
+    return int(np.random.default_rng(shuffle_seed).integers(2**60))
+
+
 def load(name: str) -> dict[str, Any]:
     """Read a golden file."""
     loaded: dict[str, Any] = json.loads(golden_path(name).read_text())

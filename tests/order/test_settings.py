@@ -18,11 +18,10 @@ from lightning_streaming.order.settings import (
     OrderSettings,
     SettledOrder,
     ShuffleAlgo,
-    stretched_seed,
 )
 from lightning_streaming.order.shuffles import SHUFFLES
 from tests.order.builders import epoch_of, geometry_of, make_shape
-from tests.order.reference import assert_is, load, work_array
+from tests.order.reference import assert_is, load, stretched_seed, work_array
 
 
 @pytest.mark.parametrize(
@@ -147,9 +146,3 @@ def test_a_start_that_the_nodes_do_not_divide_is_served_where_that_line_failed(c
 def test_nodes_that_canonical_nodes_do_not_fit_are_refused(case: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="multiple or a divisor"):
         work_out(case["args"])
-
-
-@pytest.mark.parametrize("seed", [0, 1, 9176, 2**40])
-def test_a_stretched_seed_is_below_2_to_the_60_and_the_same_each_time(seed: int) -> None:
-    assert 0 <= stretched_seed(seed) < 2**60
-    assert stretched_seed(seed) == stretched_seed(seed)

@@ -20,8 +20,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning_streaming import StreamingDataLoader, StreamingDataset
 from lightning_streaming.loading.position import position_of
 from lightning_streaming.loading.state import CALLBACK_KEY
-from lightning_streaming.order.settings import stretched_seed
 from tests.forked_ranks import on_ranks
+from tests.order.reference import stretched_seed
 from tests.tools.running import edit_state as edit
 from tests.tools.running import run, write_texts
 from tests.tools.sharded_run import train
@@ -98,7 +98,7 @@ def test_the_seed_that_release_02_saved_gives_its_order(a_run: Run, data: Path, 
     checkpoint = without_callback(run, 18)  # on 64 canonical nodes, some samples are read again: an epoch has 16 steps
     (tmp_path / "source.json").write_text(json.dumps(OF_02 | {"num_canonical_nodes": 64, "sample_in_epoch": 8}))
     edit("import", tmp_path / "source.json", checkpoint)
-    now = Run(data=data, directory=tmp_path, order={**order, "stretch_seed": True})
+    now = Run(data=data, directory=tmp_path, order=order, shuffle_seed=stretched_seed(9176))
     assert now.fit(ckpt_path=checkpoint)[0].seen_here == never_stopped[8:]
 
 

@@ -22,9 +22,9 @@ def write(root: Path, first: int, samples: int, mode: Any) -> None:
             writer.write({"id": index})
 
 
-def model_of(root: Path, *, batch_size: int = 4, workers: int = 0, follow: bool = False) -> Reader:
+def model_of(root: Path, *, batch_size: int = 4, workers: int = 0, follow_appends: bool = False) -> Reader:
     def loader() -> StreamingDataLoader:
-        dataset = StreamingDataset(remote=str(root), shuffle=True, shuffle_block_size=16, follow=follow)
+        dataset = StreamingDataset(remote=str(root), shuffle=True, shuffle_block_size=16, follow_appends=follow_appends)
         return StreamingDataLoader(dataset, batch_size=batch_size, num_workers=workers)
 
     return Reader(loader)
@@ -38,8 +38,8 @@ def by_epoch(seen: list[Any]) -> dict[int, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("follow", [False, True])
-def test_a_run_goes_on_with_the_shards_of_its_epoch(tmp_path: Path, follow: bool) -> None:
+@pytest.mark.parametrize("follow_appends", [False, True])
+def test_a_run_goes_on_with_the_shards_of_its_epoch(tmp_path: Path, follow_appends: bool) -> None:
     root = tmp_path / "data"
     write(root, 0, 30, "create")
     whole = model_of(root)
@@ -57,14 +57,14 @@ def test_a_run_goes_on_with_the_shards_of_its_epoch(tmp_path: Path, follow: bool
         trainer_for(tmp_path, StreamingStateCallback(), max_epochs=3).fit(first)
     write(root, 30, 15, "append")
 
-    resumed = model_of(root, batch_size=3, workers=2, follow=follow)
+    resumed = model_of(root, batch_size=3, workers=2, follow_appends=follow_appends)
     trainer = trainer_for(tmp_path, StreamingStateCallback(), max_epochs=3)
     trainer.fit(resumed, ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
     found = by_epoch(resumed.seen)
     assert (found[0], found[1]) == (expected[0], expected[1])
-    assert sorted(found[2]) == list(range(45 if follow else 30))
-    assert (found[2] == expected[2]) is not follow
-    assert resumed.steps_per_epoch[2] == (15 if follow else 10)
+    assert sorted(found[2]) == list(range(45 if follow_appends else 30))
+    assert (found[2] == expected[2]) is not follow_appends
+    assert resumed.steps_per_epoch[2] == (15 if follow_appends else 10)
 
 
 def test_a_run_reads_what_was_appended_while_it_trains(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_run_reads_what_was_appended_while_it_trains(tmp_path: Path) -> None:
         if model.trainer.global_step == 17:
             model.trainer.save_checkpoint(tmp_path / "middle.ckpt")
 
-    model = model_of(root, workers=2, follow=True)
+    model = model_of(root, workers=2, follow_appends=True)
     model.hook = append_in_the_third_step
     trainer_for(tmp_path, StreamingStateCallback(), max_epochs=3).fit(model)
     found = by_epoch(model.seen)
@@ -89,14 +89,14 @@ def test_a_run_reads_what_was_appended_while_it_trains(tmp_path: Path) -> None:
     trainer_for(tmp_path, StreamingStateCallback(), max_epochs=3).fit(whole)
     assert {1: found[1], 2: found[2]} == {epoch: by_epoch(whole.seen)[epoch] for epoch in (1, 2)}
 
-    resumed = model_of(root, batch_size=3, follow=True)
+    resumed = model_of(root, batch_size=3, follow_appends=True)
     trainer = trainer_for(tmp_path, StreamingStateCallback(), max_epochs=3)
     trainer.fit(resumed, ckpt_path=tmp_path / "middle.ckpt", weights_only=True)
     assert by_epoch(resumed.seen) == found
 
 
-@pytest.mark.parametrize("follow", [False, True])
-def test_loaders_that_are_made_anew_for_each_epoch_read_all_that_is_there(tmp_path: Path, follow: bool) -> None:
+@pytest.mark.parametrize("follow_appends", [False, True])
+def test_loaders_that_are_made_anew_for_each_epoch_read_all_that_is_there(tmp_path: Path, follow_appends: bool) -> None:
     root = tmp_path / "data"
     write(root, 0, 30, "create")
 
@@ -104,7 +104,7 @@ def test_loaders_that_are_made_anew_for_each_epoch_read_all_that_is_there(tmp_pa
         if model.trainer.global_step == 2:
             write(root, 30, 15, "append")
 
-    model = model_of(root, follow=follow)
+    model = model_of(root, follow_appends=follow_appends)
     model.hook = append_in_the_third_step
     trainer_for(tmp_path, StreamingStateCallback(), reload_dataloaders_every_n_epochs=1).fit(model)
     whole = model_of(root)
@@ -119,7 +119,7 @@ def fit_and_append(root: Path, rank: int) -> tuple[dict[int, list[int]], dict[in
         if model.trainer.global_step == 2 and not rank:
             write(root, 30, 15, "append")
 
-    model = model_of(root, follow=True)
+    model = model_of(root, follow_appends=True)
     model.hook = append_in_the_third_step
     trainer = trainer_for(
         root, StreamingStateCallback(), max_epochs=3, devices=2, strategy=DDPStrategy(find_unused_parameters=True)
