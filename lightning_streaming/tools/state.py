@@ -258,26 +258,24 @@ def branch(args: Namespace) -> int:
         print_json({**report, "sample": sample})
         return FINE
     if is_at_end:
-        print_line(
-            f"{args.checkpoint} stands at sample {sample}, where a phase begins: write other phases from there on."
-        )
+        print_line(f"{args.checkpoint} is at sample {sample}, where a phase begins: add other phases from there on.")
     else:
         print_line(
-            f"{args.checkpoint} stands at sample {sample} of phase {running!r}, which was begun to be read until "
+            f"{args.checkpoint} is at sample {sample} of phase {running!r}, which was planned up to "
             f"{phases[running].end}."
         )
         print_line(
-            f"To go on with other phases, add `ended_at: {sample}` to it, leave all else of it as it was, and write "
-            "them after."
+            f"To continue with other phases, add `ended_at: {sample}` to it, keep its other fields, and add them "
+            "after it."
         )
-        print_line("The epoch is then the last one of the run, and the streams of this phase stay among its streams.")
-    assert position.fingerprint is not None, "it tells phases"
+        print_line("The epoch is then the last one of the run. Keep the streams of this phase in `streams`.")
+    assert position.fingerprint is not None, "it has phases"
     _print_begun(phases, position.fingerprint.streams, None if is_at_end else sample)
     return FINE
 
 
 def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, SavedPhase]:
-    """What a state tells of the phases that have begun, where others can follow.
+    """Return the phases of a state that have begun, if others can follow.
 
     Raises:
         ConfigError: None can: the run has no phases, or does not stand in the last of them that it has begun.
@@ -286,7 +284,7 @@ def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, Save
     if fingerprint is None or fingerprint.schedule is None:
         raise ConfigError(
             f"the run of {checkpoint} has no phases, and nothing else can change within an epoch",
-            hint="give it phases from its start, or begin a new run from its weights",
+            hint="set a schedule from the start, or start a new run from its weights",
             path=checkpoint,
         )
     phases = fingerprint.schedule
@@ -294,7 +292,7 @@ def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, Save
         raise ConfigError(
             f"{checkpoint} is of packed documents: it counts packs, and a phase ends after so many documents, so it "
             "cannot be cut there",
-            hint="let the phase go on to its end, and change only what follows it",
+            hint="keep the phase to its end, and change only later ones",
             path=checkpoint,
         )
     if epoch:
@@ -327,13 +325,12 @@ def _print_begun(phases: Mapping[str, SavedPhase], streams: Collection[str], end
     """Print the phases that have begun, each as a line to paste; the last with ``ended_at``, if it is to end."""
     if phases:
         print_line(
-            "Borders that were written in % are numbers from now on, as below. Keep `max_repeats` where it was given; "
-            "a state does not tell it."
+            "Borders in % become numbers, as below. Keep `max_repeats` if it was set: a state does not contain it."
         )
     print_line("\n    schedule:")
     for number, (name, one) in enumerate(phases.items(), 1):
         print_line(f"      {phase_line(name, one, streams, ended_at if number == len(phases) else None)}")
-    print_line("      NAME: {end: ..., mix: ...}  # what comes next")
+    print_line("      NAME: {end: ..., mix: ...}  # the next phase")
 
 
 _BARE = (".pt", ".json")

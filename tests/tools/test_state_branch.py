@@ -48,7 +48,7 @@ def test_what_it_says_is_what_the_run_goes_on_with(root: Path, tmp_path: Path) -
         ("broad", {"end": 40, "mix": BROAD.mix}),
         ("ramp", {"end": 120, "ended_at": 80, "steps": 4, "mix": RAMP.mix}),
     ]
-    assert "Borders that were written in % are numbers from now on" in told.out
+    assert "Borders in % become numbers" in told.out
     place = run("state", "branch", path, "--json").json
     assert (place["ended_at"], place["phases"]) == (80, ["broad", "ramp"])
     phases = [
