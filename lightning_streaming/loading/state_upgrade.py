@@ -56,7 +56,12 @@ def upgraded(fields: Fields) -> Fields:
     Raises:
         StateError: Its version cannot be read.
     """
-    state = fields.values if "version" in fields else {**_of_the_reference(fields.values), "version": 1}
+    if "version" in fields:
+        state = fields.values
+    else:
+        for key in ("epoch", "sample_in_epoch"):
+            fields.get(key)  # before others are added: the error names the keys that the state has
+        state = {**_of_the_reference(fields.values), "version": 1}
     if version_of(Fields(state, fields.of)) == 1:
         state = _renamed(state, {"streams": "stream_list"})
         state = _with(state, "stream_list", lambda value: _renamed(value, {"named digests": "named_digests"}))
