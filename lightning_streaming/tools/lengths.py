@@ -18,9 +18,9 @@ The lengths, four bytes per document, are stored on this node next to the datase
 request for the same data uses them: pass --local if the run has local=. After an interruption, run it again to
 continue. Of appended data only the new shards are counted. On several nodes, run it on each.
 
---config counts all that a run needs that packs documents (pack: in its data), for each stream of each of its stages,
-a Python function included; and plans the packs of the first epoch, so that the run need not. The plan lies in this
-node's runtime directory, until the node restarts or another run makes the order or the packs of an epoch there.
+--config counts all documents that a run packs (packing: or token_budget: in its data), for each stream of each of its
+stages, also with a Python function; and plans the packs of the first epoch for the run. The plan is in this node's
+runtime directory, until the node restarts or another run computes the order or the packs of an epoch there.
 """
 
 from __future__ import annotations

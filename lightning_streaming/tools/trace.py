@@ -7,8 +7,8 @@ Step N is the one in which `trainer.global_step` is N, as loggers write it: the 
 step=100 was saved right before step 100. The number of ranks, `accumulate_grad_batches` and `limit_train_batches` are
 those of the configured trainer, unless arguments override them.
 
-Of packed documents (`pack` or `budget` in the configuration) it shows the packs, with the documents and tokens in
-them.
+Of packed documents (`packing` or `token_budget` in the configuration) it shows the packs, with the documents and
+tokens in them.
 
     lightning-streaming trace --config run.yaml --step 1200
     lightning-streaming trace --config run.yaml --step 1200 --rank 3 --nodes 2 --ranks-per-node 8
