@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,11 +98,16 @@ def _files() -> list[Path]:
     return sorted(ROOT.rglob("*.py"))
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 FRONT_DOOR = "__init__.py"
 IMPORTS = [
     one
     for path in _files()
-    for one in _imports_in(ast.parse(path.read_text()), path.relative_to(ROOT).as_posix())
+    for one in _imports_in(_tree(path), path.relative_to(ROOT).as_posix())
     if path != ROOT / FRONT_DOOR
 ]
 
@@ -142,7 +148,7 @@ def test_rooms_of_tools_keep_to_their_floors() -> None:
 
 def _rooms_named(path: Path) -> set[str]:
     """Rooms other than its own whose modules a file names in texts, to import them when they are wanted."""
-    texts = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+    texts = (node.value for node in ast.walk(_tree(path)) if isinstance(node, ast.Constant))
     named = {text.split(".")[1] for text in texts if isinstance(text, str) and text.startswith(f"{PACKAGE}.")}
     return named & set(FLOORS) - {path.relative_to(ROOT).parts[0].removesuffix(".py")}
 
@@ -166,7 +172,7 @@ def test_tools_print_through_the_console_alone() -> None:
     calls = [
         (path.relative_to(ROOT).as_posix(), ast.unparse(node))
         for path in _files()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "print"
     ]
     assert {file for file, _ in calls} == {"tools/console.py", "tools/cache.py", "tools/viewing/server.py"}
@@ -229,13 +235,13 @@ def test_the_package_is_not_imported_inside_functions() -> None:
 
 
 def test_the_front_door_imports_the_trainer_for_types_only() -> None:
-    imports = list(_imports_in(ast.parse((ROOT / FRONT_DOOR).read_text()), FRONT_DOOR))
+    imports = list(_imports_in(_tree(ROOT / FRONT_DOOR), FRONT_DOOR))
     assert {one.for_types_only for one in imports if one.target == "trainer"} == {True}
 
 
 def test_each_file_says_what_it_is_and_hides_no_error() -> None:
     for path in _files():
-        tree = ast.parse(path.read_text())
+        tree = _tree(path)
         assert ast.get_docstring(tree) or not tree.body, path
         functions = (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
         assert "__del__" not in {function.name for function in functions}, path
@@ -244,7 +250,7 @@ def test_each_file_says_what_it_is_and_hides_no_error() -> None:
 
 
 def test_no_two_classes_have_one_name() -> None:
-    trees = [ast.parse(path.read_text()) for path in _files()]
+    trees = [_tree(path) for path in _files()]
     classes = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert {name for name, count in classes.items() if count > 1} == set()
 

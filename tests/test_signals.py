@@ -31,6 +31,7 @@ def test_an_interrupt():
 """
 
 
+@pytest.mark.nightly
 def test_a_run_in_the_background_can_interrupt_its_children(tmp_path: Path) -> None:
     (tmp_path / "test_child.py").write_text(CHILD)
     inner = [sys.executable, "-m", "pytest", "-q", "-p", "tests.signals", "-p", "no:cacheprovider", "-c", "/dev/null"]

@@ -49,7 +49,10 @@ def _ensure_all(cache: ShardCache, start: Any = None) -> None:
 
 
 @pytest.mark.rotate(1)
-@pytest.mark.parametrize(("method", "compression"), [("fork", None), ("fork", "zstd"), ("spawn", None)])
+@pytest.mark.parametrize(
+    ("method", "compression"),
+    [("fork", None), ("fork", "zstd"), pytest.param("spawn", None, marks=pytest.mark.nightly)],
+)
 def test_eight_processes_fetch_each_file_once(
     http_store: HttpStore, tmp_path: Path, method: str, compression: str | None
 ) -> None:

@@ -21,7 +21,7 @@ Process = multiprocessing.get_context("fork").Process
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (1, "spawn")])
 def test_what_is_fetched_before_the_first_batch_is_told(tmp_path: Path, workers: int, method: str | None) -> None:
     data, heard = write_dataset(tmp_path / "data"), list[Fetched | None]()

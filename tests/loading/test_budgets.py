@@ -189,6 +189,7 @@ def test_resuming_at_every_group(root: Path, how: dict[str, Any]) -> None:
     assert_resumes(lambda **other: loader(root, **how, **other))
 
 
+@pytest.mark.nightly
 def test_phases_are_grouped_step_by_step(root: Path, tmp_path: Path) -> None:
     other = write_documents(tmp_path / "b", LENGTHS[:50], first=150)
     streams = {"a": Stream(remote=str(root)), "b": Stream(remote=str(other))}

@@ -94,7 +94,7 @@ def test_where_all_are_others_only_the_first_are_listed(root: Path) -> None:
     assert "and 96 more" in told or "and 97 more" in told
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("count", "tells"), [(700, True), (1000, True), (1500, False)])
 def test_of_very_many_streams_the_place_is_told_as_long_as_there_is_room(root: Path, count: int, tells: bool) -> None:
     streams = many(root, LONG, count)

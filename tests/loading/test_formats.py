@@ -375,7 +375,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "a"
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_was_registered_reaches_the_workers(root: Path, method: str) -> None:
     loader = make_loader(root, workers=2, loader={"multiprocessing_context": method})

@@ -378,6 +378,7 @@ def test_a_state_is_of_its_lengths(root: Path, other: Path, kind: Any, told: dic
     assert len(earlier)
 
 
+@pytest.mark.nightly
 def test_a_state_of_many_streams_is_of_their_lengths(tmp_path: Path) -> None:
     names = [f"stream-with-a-name-{number:02}" for number in range(30)]
     for number, name in enumerate(names):

@@ -116,7 +116,7 @@ def test_composed_batches_begin_anew_at_each_border_and_stay_what_they_are(root:
         assert before | after == uncut
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_of_other_start_methods_read_the_same(root: Path, whole: list[int], method: str) -> None:
     loader = phased_loader(root, workers=1, loader={"multiprocessing_context": method})

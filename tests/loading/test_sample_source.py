@@ -385,6 +385,7 @@ def _read_epoch(root: Path, cache: Path, limit: int, seed: int, done: Any) -> No
     done.put(sorted(sample["id"] for sample in dataset) == list(range(40)))
 
 
+@pytest.mark.nightly
 def test_who_waited_in_vain_for_room_spares_all_others_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,7 +137,7 @@ def _with_gradient(sample: dict[str, Any]) -> torch.Tensor:
     return torch.full((2,), float(sample["id"]), requires_grad=True)
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_slots_reach_workers_of_every_start_method(method: str) -> None:
     batch_slots = BatchSlots(1, 3)

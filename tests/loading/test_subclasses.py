@@ -148,7 +148,7 @@ def test_so_does_a_plain_loader_of_torch(root: Path, workers: int) -> None:
     assert _seen(loader) == _order(root)
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_what_a_subclass_keeps_reaches_workers_however_they_start(root: Path, method: str) -> None:
     dataset = ByItem(tokenizer=Tokenizer(7), remote=str(root), **ORDER)

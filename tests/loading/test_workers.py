@@ -399,7 +399,7 @@ def test_an_error_of_a_users_own_class_travels_as_one_that_is_known(streams: dic
     assert "OwnError" in "".join(traceback.format_exception(error))
 
 
-KILLS = kills(6, 20)
+KILLS = kills(3, 20)
 EPOCHS = max(8, KILLS // 2)
 
 

@@ -171,7 +171,7 @@ def _kill_when(found: str, out: Path, *args: object) -> int:
         return process.wait()
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("more", "found"),
     [

@@ -279,6 +279,7 @@ def test_only_parts_whose_input_changed_begin_again(tmp_path: Path) -> None:
     assert files(out) == files(tmp_path / "in_one_go")
 
 
+@pytest.mark.nightly
 def test_parts_before_a_mended_line_are_kept_and_those_after_it_begin_again(tmp_path: Path) -> None:
     source, out = write_rows(tmp_path / "a.jsonl", 200), tmp_path / "out"
     whole = source.read_text()

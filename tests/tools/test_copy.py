@@ -270,7 +270,7 @@ def test_shards_of_the_dataset_that_was_there_stay_and_are_told(tmp_path: Path) 
     assert found.out.endswith(f"not named by the index, to be removed when you like: 2 files ({', '.join(stay)})\n")
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("more", [[], ["--part-size", "1kb"]], ids=["one part", "parts"])
 def test_a_conversion_does_not_go_on_where_its_dataset_was_written_over(more: list[str], tmp_path: Path) -> None:
     for name, first in {"old": 0, "new": 1000}.items():

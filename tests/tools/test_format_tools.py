@@ -364,7 +364,7 @@ def test_what_an_index_says_of_files_that_have_changed_is_told(tmp_path: Path) -
     assert "format='npy'" in repaired.err
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["webdataset gz", "megatron"])
 def test_bad_files_are_fetched_again_where_there_is_an_index(kind: str, tmp_path: Path) -> None:
     source, told = make(tmp_path, kind)

@@ -24,7 +24,7 @@ def data(tmp_path: Path) -> Path:
     return write_documents(tmp_path)
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["best_fit", "concat"])
 def test_packs_of_the_first_epoch_are_told_as_they_are_read(data: Path, method: str) -> None:
     train = packed_train(data, packing={"method": method})

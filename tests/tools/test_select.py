@@ -286,6 +286,7 @@ def test_ids_of_text_and_bytes_are_told_too(tmp_path: Path, kind: str, first: An
     assert run("select", "--config", config, "--json").json["missing_ids"][0]["samples"] == 1
 
 
+@pytest.mark.nightly
 def test_an_index_of_ids_that_was_begun_is_gone_on_with(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from tests.tools.running import run
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_far", [False, True])
 def test_batches_are_of_packs_and_samples_are_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_far: bool

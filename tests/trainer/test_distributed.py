@@ -168,7 +168,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[in
         ("ddp_fork", by_lightning_here),
         ("ddp_spawn", by_lightning_here),
         ("ddp", by_lightning_as_a_script),
-        ("ddp", by_torchrun),
+        pytest.param("ddp", by_torchrun, marks=pytest.mark.nightly),
     ],
     ids=["fork", "spawn", "script", "torchrun"],
 )

@@ -181,7 +181,7 @@ def test_what_the_code_of_the_user_raises_keeps_its_traceback(args: list[str], k
     assert re.search(r"File \".*failing_\w+\.py\"", "".join(traceback.format_exception(raised.value)))
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_of_a_transform_that_fails_its_line_and_the_columns_are_told(workers: str) -> None:
     fit = ("fit", "--config", "run.yaml", "--data=failing_models.Untransformed", f"--data.num_workers={workers}")

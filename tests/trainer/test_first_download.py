@@ -111,7 +111,7 @@ def lingering(id: int) -> bool:  # noqa: A002  a condition is told of columns by
     return id >= 0
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar, None])
 def test_a_terminal_is_shown_how_far_a_selection_is(tmp_path: Path, bar: type[Callback] | None) -> None:
     write_dataset(tmp_path / "data")

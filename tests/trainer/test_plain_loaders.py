@@ -35,7 +35,7 @@ class Around(IterableDataset[Any]):
         yield from self.source
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("workers", "context"), [(0, None), (1, "spawn")])
 def test_training_from_a_loader_of_torch_is_warned_of_at_once(
     workers: int, context: str | None, data: Path, tmp_path: Path

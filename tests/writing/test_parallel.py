@@ -208,6 +208,7 @@ def test_a_bucket_is_written(s3: S3Store, tmp_path: Path) -> None:
             write(url, mode=taken, inputs=INPUTS[1:], storage_options=s3.options)
 
 
+@pytest.mark.nightly
 def test_a_part_that_was_half_in_a_bucket_is_written_again(s3: S3Store, tmp_path: Path) -> None:
     url = s3.make_bucket()
     settings = {"size_limit": 250, "storage_options": s3.options}
@@ -476,7 +477,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     assert 'must call write_parallel under if __name__ == "__main__":' in done.stderr
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("start_method", "kill"),
     [

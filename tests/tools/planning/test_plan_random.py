@@ -25,7 +25,7 @@ def url() -> Iterator[str]:
             yield url
 
 
-@pytest.mark.rotate(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(6))
 def test_a_run_at_random_does_what_was_planned(url: str, tmp_path: Path, seed: int) -> None:
     told = random_run(Random(seed), url)
