@@ -28,6 +28,7 @@ from lightning_streaming.order.partition import (
     rank_layout,
 )
 from lightning_streaming.order.settings import BATCHING_METHODS, SettledOrder
+from lightning_streaming.order.skips import Skipped, SkippedPositions
 from tests.order.builders import epoch_of, geometry_of, make_settings, make_shape, partition_of
 
 Topology = tuple[int, int, int]
@@ -299,6 +300,14 @@ def test_gathered_a_node_reads_the_shares_of_few_of_the_first_nodes_from_batch_t
     for node in range(nodes):
         positions = partition.batches(np.arange(partition.full_batches), node, 0)
         assert len(np.unique(positions % shares)) <= -(-shares // nodes) + 1 + moved
+
+
+def test_gathered_after_skipped_positions_are_those_of_a_partition_that_starts_there() -> None:
+    starting = replace(make_deal(60, 5, (3, 1, 2)), layout=Gathered(4))
+    skipping = replace(starting, start=0, sequence=Skipped(starting.sequence, SkippedPositions(((0, 5),))))
+    ts = np.arange(starting.full_batches)
+    for node in range(3):
+        assert skipping.batches(ts, node, 0).tolist() == starting.batches(ts, node, 0).tolist()
 
 
 @given(geometry=geometries)
