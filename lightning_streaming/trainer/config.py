@@ -101,14 +101,14 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
     if isinstance(value, StorageOptions) or (name in _SECRETS and isinstance(value, Mapping)):
         return hide(value)
     if isinstance(value, OptionGroup | Stream | StreamingConfig):
-        return {one.name: shown(getattr(value, one.name), one.name, hide) for one in fields(value)}
+        return _listed({one.name: shown(getattr(value, one.name), one.name, hide) for one in fields(value)})
     if isinstance(value, jsonargparse.Namespace):
         copied, own = copy(value), vars(value)
         if name in _SECRETS and "init_args" not in own:
             vars(copied).clear()
             own = dict(hide(own))
         parts = {key: shown(one, name if key == "init_args" else key, hide) for key, one in own.items()}
-        vars(copied).update(parts)
+        vars(copied).update(_listed(parts))
         return copied
     if isinstance(value, str | os.PathLike):
         return _shown_text(value, name)
@@ -120,6 +120,11 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
         inner = type(value)(shown(one, name, hide) for one in value)
         is_same = all(mine is one for mine, one in zip(inner, value, strict=True))
     return value if inner is None or is_same else inner
+
+
+def _listed(parts: dict[str, Any]) -> dict[str, Any]:
+    """Return values with lists in place of tuples, which YAML and JSON do not have."""
+    return {name: list(part) if isinstance(part, tuple) else part for name, part in parts.items()}
 
 
 def _shown_text(text: str | os.PathLike[str], name: str) -> Any:

@@ -91,14 +91,22 @@ def test_data_in_place_is_read_without_an_index_and_nothing_is_written_there(dat
 def test_data_on_a_store_is_fetched_into_the_cache(data: Path, s3_bucket: S3Bucket, tmp_path: Path) -> None:
     for path in data.rglob("*.npy"):
         s3_bucket.put(str(path.relative_to(data)), path.read_bytes())
-    more: dict[str, Any] = {"local": str(tmp_path / "cache"), "storage_options": s3_bucket.options}
+    local = str(tmp_path / "cache")
     dataset = StreamingDataset(
-        remote=s3_bucket.url, format="npy", shuffle=False, num_canonical_nodes=1, batch_size=1, download_retry=0, **more
+        remote=s3_bucket.url,
+        local=local,
+        storage={"options": s3_bucket.options},
+        format="npy",
+        shuffle=False,
+        num_canonical_nodes=1,
+        batch_size=1,
+        download_retry=0,
     )
     assert values(dataset) == rows(0, 30).tolist()
     assert (tmp_path / "cache" / "more" / "c.npy").read_bytes() == (data / "more" / "c.npy").read_bytes()
     s3_bucket.put("d.npy", (data / "a.npy").read_bytes())
-    assert [name for name, _ in told(read(s3_bucket.url, **more))] == ["a.npy", "b.npy", "d.npy", "more/c.npy"]
+    now = read(s3_bucket.url, local=local, storage_options=s3_bucket.options)
+    assert [name for name, _ in told(now)] == ["a.npy", "b.npy", "d.npy", "more/c.npy"]
 
 
 @pytest.fixture

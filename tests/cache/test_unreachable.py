@@ -149,7 +149,8 @@ def test_storage_options_that_are_no_mapping_are_refused(way: str, options: Any,
         "merge": lambda: merge([f"{url}/a"], url, storage_options=options),
         "parallel": lambda: write_parallel([1], function, url, columns=columns, storage_options=options),
     }
-    with assert_error(ConfigError, option="storage_options") as caught:
+    reads = way in ("dataset", "url", "stream")
+    with assert_error(ConfigError, option="storage.options" if reads else "storage_options") as caught:
         ways[way]()
     assert "values" in str(caught.value)
     assert "SECRET" not in str(caught.value)

@@ -273,7 +273,8 @@ def _run(root: Path, name: str, rank: int = 0) -> list[Step]:
 
 
 def _without_ours(state: State) -> State:
-    return {key: value for key, value in state.items() if key not in ("version", "fingerprint", "streams")}
+    ours = ("version", "library_version", "fingerprint", "stream_list")
+    return {key: value for key, value in state.items() if key not in ours}
 
 
 def _in_our_words(step: Step) -> Step:

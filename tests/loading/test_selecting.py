@@ -130,7 +130,7 @@ def met(condition: Callable[[dict[str, Any]], Any]) -> list[int]:
 )
 def test_a_lambda_in_sql_has_parameters_that_are_no_columns(data: Path, where: str, expected: Any) -> None:
     assert SqlCondition(where).columns == tuple(name for name in ("id", "doc", "lang", "meta") if name in where)
-    assert read(data, where=where) == met(expected)
+    assert read(data, selection={"where": where}) == met(expected)
 
 
 @pytest.mark.rotate(3)

@@ -105,7 +105,11 @@ def resumed(**saved: Any) -> Run:
     """A run over two streams, 10 and 20 samples, that has been resumed on two nodes."""
     sizes = (np.asarray([10]), np.asarray([20]))
     catalog = SimpleNamespace(
-        stream_names=["a", "b"], samples_per_stream=[10, 20], shard_sizes_per_stream=sizes, leaves_gaps=False
+        stream_names=["a", "b"],
+        samples_per_stream=[10, 20],
+        shards_per_stream=[1, 1],
+        shard_sizes_per_stream=sizes,
+        leaves_gaps=False,
     )
     catalog.head = lambda shards: catalog
     asked = RunRequest(settings=OrderSettings(), weights=(StreamWeight(proportion=1),) * 2, epoch_size=15)

@@ -106,7 +106,7 @@ def test_documents_read_are_counted_and_a_place_is_moved_by_groups(train: dict[s
     (told,) = run("state", "show", saved, "--config", config, "--json").json["loaders"].values()
     assert {one["name"]: one["this_epoch"] for one in told["streams"]} == {name: begun[name] for name in LENGTHS}
     shown = " ".join(run("state", "show", saved).out.split())
-    assert "budget, tokens 300, buckets 4, window 64, longer error, column='tokens'" in shown
+    assert "token budget tokens 300, buckets 4, window 64, longer error, column='tokens'" in shown
     assert run("state", "skip", saved, "--samples", 4).code == 0
     again = packed_loader(train, 1)
     again.load_state_dict(json.loads(saved.read_text()))

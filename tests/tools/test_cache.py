@@ -362,8 +362,8 @@ def test_the_cache_of_a_dataset_in_place_stays_however_empty(tmp_path: Path, mon
 def selected(tmp_path: Path) -> Path:
     """A cache of two selections, whose shards were not looked at, beside files of somebody."""
     write_texts(tmp_path / "data")
-    for part in ("[:40%]", "[40%:]"):
-        assert run("select", tmp_path / "data", "--local", tmp_path / "cache", "--split", part).code == 0
+    for part in ("0%:40%", "40%:100%"):
+        assert run("select", tmp_path / "data", "--local", tmp_path / "cache", "--fraction", part).code == 0
     kept = tmp_path / "cache" / "selections"
     (kept / "notes.npy").write_text("mine")
     (kept / f"{'0' * 32}.txt").write_text("mine")
@@ -394,7 +394,7 @@ def test_clearing_removes_selections_and_nothing_else_that_is_beside_them(select
     assert len(list((selected / "selections").iterdir())) == 2
     for path in (selected / "selections").iterdir():
         path.unlink()
-    assert run("select", selected.parent / "data", "--local", selected, "--split", "[:40%]").code == 0
+    assert run("select", selected.parent / "data", "--local", selected, "--fraction", "0%:40%").code == 0
     assert run("cache", "clear", selected, "--yes").code == 0
     assert not (selected / "selections").exists()
 

@@ -525,7 +525,7 @@ def test_samples_and_lengths_are_told_of_data_as_it_lies(tmp_path: Path) -> None
     rows = pa.table({"id": range(20), "tokens": [[0] * (one % 4) for one in range(20)]})
     parquet.write_table(rows, tmp_path / "a.parquet", row_group_size=5)
     place = [tmp_path / "*.parquet", "--format", "parquet"]
-    selected = done("select", *place, "--split", "[:50%]", "--json").json
+    selected = done("select", *place, "--fraction", "0%:50%", "--json").json
     assert (selected["samples"], selected["shards"]) == (20, 4)
     assert selected["stream"]["format"] == "parquet"
     told = done("lengths", *place, "--column", "tokens", "--json").json

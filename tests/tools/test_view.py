@@ -128,9 +128,9 @@ def test_what_asks_for_no_number_is_answered_with_the_first(pages: Pages) -> Non
         ("data:0:3", "s/0/sample/3"),
         ("data:7", "s/0/sample/7"),
         ("0:0:3", "s/0/sample/3"),
-        ('{"shard": 0, "index": 4}', "s/0/sample/4"),
-        ('{"stream": "data", "shard": 0, "index": 4, "epoch": 1}', "s/0/sample/4"),
-        ('{"stream": "0", "shard": 0, "index": 4, "epoch": 1, "position": 2, "shuffle_seed": 3}', "s/0/sample/4"),
+        ('{"shard": 0, "sample_index": 4}', "s/0/sample/4"),
+        ('{"stream": "data", "shard": 0, "sample_index": 4, "epoch": 1}', "s/0/sample/4"),
+        ('{"stream": "0", "shard": 0, "sample_index": 4, "position": 2, "shuffle_seed": 3}', "s/0/sample/4"),
     ],
 )
 def test_a_sample_is_found_by_what_names_it(pages: Pages, typed: str, found: str) -> None:
@@ -154,7 +154,7 @@ def test_what_names_no_sample_is_told(pages: Pages, typed: str) -> None:
     assert "script" not in [tag for tag, _ in found.tags]
 
 
-@pytest.mark.parametrize("typed", ["data2:0:5", "data2:5", '{"stream": "data2", "shard": 0, "index": 5}'])
+@pytest.mark.parametrize("typed", ["data2:0:5", "data2:5", '{"stream": "data2", "shard": 0, "sample_index": 5}'])
 def test_a_stream_that_is_not_looked_at_is_told_with_those_that_are(pages: Pages, typed: str) -> None:
     text = Elements.of(html(pages, "find", key=typed)).text
     assert "there is no stream 'data2'; there is data, or leave the name out" in text

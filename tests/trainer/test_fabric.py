@@ -87,7 +87,7 @@ def test_saved_and_loaded_loader_goes_on_at_the_sample(stop_at: int, data: Path,
     whole = FabricRun(data=data, directory=tmp_path, use_distributed_sampler=False).read()
     assert {len(rank) for rank in whole} == {2 * 8}
     before = run.read(stop_at=stop_at, target=tmp_path / "fabric.ckpt")
-    assert torch.load(tmp_path / "fabric.ckpt", weights_only=True)["loader"]["version"] == 1
+    assert torch.load(tmp_path / "fabric.ckpt", weights_only=True)["loader"]["version"] == 2
     after = run.read(tmp_path / "fabric.ckpt")
     assert [first + second for first, second in zip(before, after, strict=True)] == whole
 

@@ -276,7 +276,7 @@ def test_a_bucket_is_merged_without_fetching_shards(s3: S3Store, tmp_path: Path)
     for _ in range(2):
         merged = merge([f"{url}/x/b", f"{url}/a/"], url, storage_options=s3.options)
         assert basenames(merged) == [f"{part}/shard.0000{n}.mds" for part in ("x/b", "a") for n in (0, 1)]
-    read = ids(url, local=str(tmp_path / "cache"), storage_options=s3.options)
+    read = ids(url, local=str(tmp_path / "cache"), storage={"options": s3.options})
     assert read == [*range(7, 14), *range(7)]
 
 

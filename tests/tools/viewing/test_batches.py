@@ -43,7 +43,7 @@ def _traced(step: int, *more: object) -> list[dict[str, Any]]:
 
 
 def _key(read: dict[str, Any]) -> str:
-    return ":".join(str(read["key"][name]) for name in ("stream", "shard", "index"))
+    return ":".join(str(read["key"][name]) for name in ("stream", "shard", "sample_index"))
 
 
 _SHOWN = re.compile(r"\b((?:web|code|tokens|0):\d+:\d+)\b")
