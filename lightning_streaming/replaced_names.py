@@ -61,7 +61,7 @@ _DATASET_ARGUMENTS = {
     "max_cache_size": "cache_limit= is the most bytes that the node keeps, not a share of its disk",
     "subsample": "epoch_size= draws fewer samples, Stream(repeat=0.1) a tenth of a stream",
     "encryption": "shards are not encrypted; let the store encrypt, or register_encoding for a column",
-    "session_options": _IN_STORAGE_OPTIONS,
+    **dict.fromkeys(("storage_options", "session_options"), _IN_STORAGE_OPTIONS),
     "max_pre_download": "predownload= is how many samples ahead shards are fetched",
     "index_path": "the index is index.json beside the shards; " + _CONVERT + " makes a dataset of Parquet files",
     "force_override_state_dict": 'load_state_dict(state, on_mismatch="warn") goes on with other settings',

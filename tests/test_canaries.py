@@ -246,6 +246,20 @@ def test_nothing_is_shown_by_what_represents_or_describes_an_object() -> None:
         json.dumps(StorageConfig.options_of(stream.storage))
 
 
+def test_streams_and_joins_named_like_fields_are_shown() -> None:
+    join = {"storage": {"remote": URL, "key": "id", "storage": {"options": OPTIONS}}}
+    config = StreamingConfig(
+        streams={"storage": Stream(remote="data", join=join)},
+        schedule={"storage": {"end": 8, "mix": {"storage": 1}}, "late": {"end": 9, "mix": {"storage": 1}}},
+    )
+    text = yaml.dump(config)
+    assert found_in(text) == []
+    written = yaml.safe_load(text)
+    assert list(written["schedule"]) == ["storage", "late"]
+    assert written["streams"]["storage"]["join"]["storage"]["key"] == "id"
+    assert written["schedule"]["storage"]["mix"] == {"storage": 1}
+
+
 def test_options_reach_filesystems_workers_and_copies_as_they_are() -> None:
     stream = Stream(remote=URL, storage={"options": OPTIONS})
     for one in (stream, deepcopy(stream), pickle.loads(pickle.dumps(stream))):

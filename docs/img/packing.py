@@ -36,8 +36,8 @@ class Curve(NamedTuple):
 
 def trained(documents: Path, *, is_packed: bool) -> Curve:
     """Train for some steps of as many rows each."""
-    pack = {"column": "tokens", "capacity": CAPACITY, "longer": "truncate"} if is_packed else None
-    dataset = StreamingDataset(remote=str(documents), shuffle=True, pack=pack)
+    packing = {"column": "tokens", "capacity": CAPACITY, "longer": "truncate"} if is_packed else None
+    dataset = StreamingDataset(remote=str(documents), shuffle=True, packing=packing)
     collate_fn = None if is_packed else partial(one_a_row, capacity=CAPACITY)
     loader = StreamingDataLoader(dataset, batch_size=ROWS, collate_fn=collate_fn, drop_last=True)
     torch.manual_seed(1)

@@ -63,6 +63,7 @@ class JoinConfig(OptionGroup):
         with fields_of("join"):
             object.__setattr__(self, "columns", check_selection(self.columns))
         store_group(self, StorageConfig)
+        StorageConfig.check_has_options_only(self.storage, "a join")
 
     def __repr__(self) -> str:
         remote = None if self.remote is None else mask_url(self.remote)

@@ -52,7 +52,7 @@ def as_group(kind: type[_Group], value: _Group | Mapping[str, Any] | None) -> _G
         )
     needed = [item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING]
     missing = [name for name in needed if name not in value]
-    if missing:
+    if missing and {item.name for item in fields(kind)}.issuperset(value):  # an unknown field may be a misspelt one
         raise ConfigError(f"{option} needs {missing[0]}=, like {kind.example}", option=f"{option}.{missing[0]}")
     return kind(**value)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.option_groups import OptionGroup, as_group
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.storage import StorageOptions
@@ -44,6 +45,12 @@ class StorageConfig(OptionGroup):
         """Return what is passed to fsspec, empty by default."""
         config = as_group(cls, storage)
         return StorageOptions(None if config is None else config.options)
+
+    @staticmethod
+    def check_has_options_only(storage: StorageConfig | Mapping[str, Any] | None, owner: str) -> None:
+        """Raise ConfigError for a field that only the storage of a dataset can have."""
+        if isinstance(storage, StorageConfig) and storage.on_demand:
+            raise ConfigError(f"storage.on_demand belongs to the dataset, not to {owner}", option="storage.on_demand")
 
     def described(self) -> dict[str, Any]:
         """Return the fields by name, without options: they may be secret."""

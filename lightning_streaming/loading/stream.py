@@ -100,8 +100,7 @@ class Stream(StoredOptions):
         _check_split(self.split)
         store_group(self, SelectionConfig)
         store_group(self, StorageConfig)
-        if isinstance(self.storage, StorageConfig) and self.storage.on_demand:
-            raise ConfigError("storage.on_demand belongs to the dataset, not to a stream", option="storage.on_demand")
+        StorageConfig.check_has_options_only(self.storage, "a stream")
         object.__setattr__(self, "join", named_groups(JoinConfig, self.join))
         self.weight()
 

@@ -87,6 +87,8 @@ def config_of(stage: StreamingConfig | Mapping[str, Any] | None) -> StreamingCon
 _Hide = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 _SECRETS = ("storage", "storage_options")
 """Fields below which anything may be secret."""
+_BY_NAME = ("streams", "join", "schedule", "mix", "max_repeats", "columns")
+"""Fields that map names which a user chose, and which say nothing of what is below them."""
 
 
 def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
@@ -107,14 +109,14 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
         if name in _SECRETS and "init_args" not in own:
             vars(copied).clear()
             own = dict(hide(own))
-        parts = {key: shown(one, name if key == "init_args" else key, hide) for key, one in own.items()}
+        parts = {key: shown(one, name if key == "init_args" else _field(name, key), hide) for key, one in own.items()}
         vars(copied).update(_listed(parts))
         return copied
     if isinstance(value, str | os.PathLike):
         return _shown_text(value, name)
     inner: Any = None
     if type(value) is dict:
-        inner = {key: shown(one, str(key), hide) for key, one in value.items()}
+        inner = {key: shown(one, _field(name, str(key)), hide) for key, one in value.items()}
         is_same = all(inner[key] is one for key, one in value.items())
     elif type(value) in (list, tuple):
         inner = type(value)(shown(one, name, hide) for one in value)
@@ -127,6 +129,10 @@ def _listed(parts: dict[str, Any]) -> dict[str, Any]:
     return {name: list(part) if isinstance(part, tuple) else part for name, part in parts.items()}
 
 
+def _field(parent: str, key: str) -> str:
+    return "" if parent in _BY_NAME else key
+
+
 def _shown_text(text: str | os.PathLike[str], name: str) -> Any:
     location = os.fspath(text)
     if name == "remote":
@@ -135,7 +141,11 @@ def _shown_text(text: str | os.PathLike[str], name: str) -> Any:
 
 
 def _represent(dumper: Any, value: Any) -> Any:
-    return dumper.represent_data(shown(value))
+    sorts, dumper.sort_keys = dumper.sort_keys, False  # the order of a schedule is that of its phases
+    try:
+        return dumper.represent_data(shown(value))
+    finally:
+        dumper.sort_keys = sorts
 
 
 # Known to all of the process, because loggers write hyperparameters with yaml.dump, which would else write every field.

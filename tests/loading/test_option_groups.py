@@ -79,6 +79,11 @@ def test_an_error_names_the_field(group: dict[str, Any], option: str) -> None:
         StreamingDataset(remote="x", **group)
 
 
+def test_a_misspelt_field_is_named_before_the_one_that_is_then_missing() -> None:
+    with assert_error(UnknownArgumentError, option="packing.capacty"):
+        StreamingDataset(remote="x", packing={"column": "tokens", "capacty": 8})
+
+
 def options_of(dataset: StreamingDataset) -> list[dict[str, Any]]:
     return [dict(stream.storage.options or {}) for stream in dataset.streams.values()]
 
@@ -95,6 +100,8 @@ def test_a_stream_without_options_uses_those_of_the_dataset() -> None:
 def test_single_samples_on_demand_are_of_the_whole_dataset() -> None:
     with assert_error(ConfigError, option="storage.on_demand"):
         Stream(remote="a", storage={"on_demand": True})
+    with assert_error(ConfigError, option="join.clip.storage.on_demand"):
+        Stream(remote="a", join={"clip": {"remote": "b", "storage": {"on_demand": True}}})
     config = StreamingDataset(streams=[Stream(remote="a", storage={})], storage={"on_demand": True}).config()
     assert config["storage"] == {"on_demand": True}
 
