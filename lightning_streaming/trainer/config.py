@@ -88,7 +88,7 @@ _Hide = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 _SECRETS = ("storage", "storage_options")
 """Fields below which anything may be secret."""
 _BY_NAME = ("streams", "join", "schedule", "mix", "max_repeats", "columns")
-"""Fields that map names which a user chose, and which say nothing of what is below them."""
+"""Fields whose keys are names that the user chose, not names of fields."""
 
 
 def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
@@ -125,7 +125,7 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
 
 
 def _listed(parts: dict[str, Any]) -> dict[str, Any]:
-    """Return values with lists in place of tuples, which YAML and JSON do not have."""
+    """Return values with lists instead of tuples, which YAML and JSON do not have."""
     return {name: list(part) if isinstance(part, tuple) else part for name, part in parts.items()}
 
 
@@ -141,7 +141,7 @@ def _shown_text(text: str | os.PathLike[str], name: str) -> Any:
 
 
 def _represent(dumper: Any, value: Any) -> Any:
-    sorts, dumper.sort_keys = dumper.sort_keys, False  # the order of a schedule is that of its phases
+    sorts, dumper.sort_keys = dumper.sort_keys, False  # keys of a schedule are in the order of the phases
     try:
         return dumper.represent_data(shown(value))
     finally:
