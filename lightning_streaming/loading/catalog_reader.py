@@ -174,7 +174,7 @@ class CatalogReader:
                 raise ConfigError(
                     f"{cache.label} has {indexes[name].num_samples} samples, of which {asked.in_words()} selects none",
                     hint="mend the condition, or leave the stream out",
-                    option="where",
+                    option="selection.where",
                     stream=name,
                 )
         self._selections = {name: (asked, selections[name].key) for name, (asked, _) in self._selections.items()}

@@ -37,6 +37,8 @@ class FunctionOption:
 
     name: str
     """Of the option, as errors call it."""
+    option: str
+    """Where it is among the options of a dataset, as the field ``option`` of errors has it."""
     example: str
     """Such a function."""
     instead: str
@@ -54,13 +56,15 @@ class FunctionOption:
         if not names:
             raise ConfigError(
                 f"the parameters of {self.name}={function_name(function)} must be named like the columns that it looks "
-                f"at, as in {self.example}"
+                f"at, as in {self.example}",
+                option=self.option,
             )
         plain = _plain(function)[0]
         if plain is not None and _returns_nothing(plain.__code__):
             raise ConfigError(
-                f"{self.name}={function_name(function)} returns None whatever the sample; is a return missing? It is "
-                f"to return {self.returned}"
+                f"{self.name}={function_name(function)} returns None whatever the sample",
+                hint=f"is a return missing? It is to return {self.returned}",
+                option=self.option,
             )
         return names
 
@@ -91,12 +95,17 @@ class FunctionOption:
             except UnfitAnswerError as error:
                 told, way_out = error.args
                 raise ConfigError(
-                    f"{self.name}={function_name(function)} {told} for sample {numbers[place]}; {way_out}"
+                    f"{self.name}={function_name(function)} {told} for sample {numbers[place]}",
+                    hint=way_out,
+                    option=self.option,
+                    sample=numbers[place],
                 ) from None
             except Exception as error:
                 raise ConfigError(
                     f"{self.name}={function_name(function)} failed on sample {numbers[place]}: "
-                    f"{type(error).__name__}: {error}"
+                    f"{type(error).__name__}: {error}",
+                    option=self.option,
+                    sample=numbers[place],
                 ) from error
             yield said
 
@@ -119,7 +128,9 @@ class FunctionOption:
         if isinstance(function, MethodType) or _plain(function)[0] is not function:
             raise ConfigError(
                 f"{self.name} must be a plain Python function, so that its outcome can be kept under a name, but is a "
-                f"{type(function).__name__}; wrap it in a def or a lambda, or {self.instead}"
+                f"{type(function).__name__}",
+                hint=f"wrap it in a def or a lambda, or {self.instead}",
+                option=self.option,
             )
         return self._facts(function, is_checked=True)
 
@@ -131,7 +142,9 @@ class FunctionOption:
             if is_checked and is_own and (imported := _imports_of_own(one.__code__)):
                 raise ConfigError(
                     f"{self.name}={function_name(function)} imports {imported}, which may change without notice (in "
-                    f"{one.__qualname__}); import it at the head of the module, or {self.instead}"
+                    f"{one.__qualname__})",
+                    hint=f"import it at the head of the module, or {self.instead}",
+                    option=self.option,
                 )
             named = {}
             for name, value in _values_of(one):
@@ -144,8 +157,9 @@ class FunctionOption:
                 elif is_checked and is_own and _may_change(value):
                     raise ConfigError(
                         f"{self.name}={function_name(function)} encloses a {type(value).__name__}, which may change "
-                        f"without notice ({name!r} of {one.__qualname__}); let it be numbers or text, or a tuple or "
-                        f"frozenset of them, or {self.instead}"
+                        f"without notice ({name!r} of {one.__qualname__})",
+                        hint=f"let it be numbers or text, or a tuple or frozenset of them, or {self.instead}",
+                        option=self.option,
                     )
             facts.append([*_facts_of_code(one.__code__), list(named.items())])
         return facts
@@ -153,11 +167,13 @@ class FunctionOption:
 
 WHERE = FunctionOption(
     "where",
+    "selection.where",
     "lambda score, lang: score >= 0.8 and lang == 'en'",
     "evaluate it and pass selection.indices",
     "whether the sample is wanted",
 )
 LENGTHS = FunctionOption(
+    "lengths",
     "lengths",
     "lambda text: len(text) // 4",
     "name its version with lengths_version=, like a digest of the tokenizer's file, or write the lengths as a column "

@@ -111,10 +111,15 @@ class SqlCondition:
                 found = connection.execute(asked).fetchnumpy()["met"]
             except duckdb.Error as error:
                 told = str(error).partition("\n")[0]
-                raise ConfigError(f"where={self.expression!r} cannot be evaluated: {told}") from None
+                raise ConfigError(
+                    f"where={self.expression!r} cannot be evaluated: {told}", option="selection.where"
+                ) from None
         wanted: NDArray[np.bool_] = np.asarray(found, np.bool_)
         if len(wanted) != len(numbers):
-            raise ConfigError(f"where={self.expression!r} gives {len(wanted)} values for {len(numbers)} samples")
+            raise ConfigError(
+                f"where={self.expression!r} gives {len(wanted)} values for {len(numbers)} samples",
+                option="selection.where",
+            )
         return wanted
 
     def _arrow(self, name: str, values: ColumnValues) -> Any:
@@ -129,11 +134,15 @@ class SqlCondition:
             except OverflowError:
                 found = pyarrow.array(list(map(Decimal, values)), pyarrow.decimal128(_MOST_DIGITS, 0))
         except (ValueError, TypeError, ArithmeticError) as error:
-            raise ConfigError(f"where={self.expression!r} cannot look at column {name!r} in SQL: {error}") from None
+            raise ConfigError(
+                f"where={self.expression!r} cannot look at column {name!r} in SQL: {error}", option="selection.where"
+            ) from None
         if pyarrow.types.is_decimal(found.type) and found.type.precision > _MOST_DIGITS:
             raise ConfigError(
                 f"where={self.expression!r} looks at column {name!r}, which takes {found.type.precision} digits; SQL "
-                f"has {_MOST_DIGITS}; pass a function instead, like where=lambda {name}: {name} > 0"
+                f"has {_MOST_DIGITS}",
+                hint=f"pass a function instead, like where=lambda {name}: {name} > 0",
+                option="selection.where",
             )
         return found
 
@@ -144,8 +153,9 @@ def _duckdb() -> Any:
         import pyarrow  # noqa: F401  # what columns are handed over in
     except ImportError as error:
         raise MissingDependencyError(
-            f"where= in SQL needs DuckDB and pyarrow ({error}); install lightning-streaming[select], or pass a "
-            "function, like where=lambda score: score >= 0.8"
+            f"where= in SQL needs DuckDB and pyarrow ({error})",
+            hint="install lightning-streaming[select], or pass a function, like where=lambda score: score >= 0.8",
+            option="selection.where",
         ) from error
     return duckdb
 
@@ -168,29 +178,42 @@ def _columns_of(database: Any, expression: str) -> tuple[str, ...]:
             connection.execute("SELECT json_serialize_sql(CAST(? AS VARCHAR))", [asked]).fetchall()[0][0]
         )
         if parsed.get("error"):
-            raise ConfigError(f"where={expression!r} cannot be read as a condition in SQL: {parsed['error_message']}")
+            raise ConfigError(
+                f"where={expression!r} cannot be read as a condition in SQL: {parsed['error_message']}",
+                option="selection.where",
+            )
         volatile = _VOLATILE_TOO.union(*connection.execute(_VOLATILE).fetchall())
     condition = parsed["statements"][0]["node"].get("where_clause")
     found = dict.fromkeys(_column_names(condition))
     for node in _nodes(condition):
         if node.get("class") == "SUBQUERY":
-            raise ConfigError(f"where={expression!r} asks another table; it may look at a sample's columns alone")
+            raise ConfigError(
+                f"where={expression!r} asks another table",
+                hint="it may look at a sample's columns alone",
+                option="selection.where",
+            )
         name = node.get("function_name")
         is_age = name == "age" and len(node.get("children") or node.get("arguments") or ()) == 1  # until today
         if name in volatile or is_age:
             raise ConfigError(
                 f"where={expression!r} uses {name}(){' of one date' if is_age else ''}, whose outcome is not the same "
-                "each time; a selection must be. Compare with a fixed date, or take a part by hash, like "
-                "fraction=':10%'"
+                "each time",
+                hint="a selection must be. Compare with a fixed date, or take a part by hash, like fraction=':10%'",
+                option="selection.where",
             )
     if len(parsed["statements"]) > 1 or not found:
-        raise ConfigError(f'where={expression!r} looks at no column; name at least one, like where="score >= 0.8"')
+        raise ConfigError(
+            f"where={expression!r} looks at no column",
+            hint='name at least one, like where="score >= 0.8"',
+            option="selection.where",
+        )
     for place, name in enumerate(found):
         alike = [other for other in list(found)[:place] if other.lower() == name.lower()]
         if alike:
             raise ConfigError(
-                f"where={expression!r} looks at columns {alike[0]!r} and {name!r}, which are one to SQL; pass a "
-                "function instead"
+                f"where={expression!r} looks at columns {alike[0]!r} and {name!r}, which are one to SQL",
+                hint="pass a function instead",
+                option="selection.where",
             )
     return tuple(found)
 

@@ -89,8 +89,9 @@ def document_lengths(
         work = _Counting(asked=asked, index=index, cache=cache, room=room, progress=progress)
         if key and key != work.path.stem:
             raise ConfigError(
-                f"{words} says other lengths in this process than in the one that has started it; a function, what it "
-                "names, or the data has changed meanwhile"
+                f"{words} says other lengths in this process than in the one that has started it",
+                hint="a function, what it names, or the data has changed meanwhile",
+                option="lengths",
             )
         return work.done()
 
@@ -158,8 +159,10 @@ class _Counting:
             known = encodings_of(info)
             if isinstance(self.asked.lengths, str) and known[self.asked.lengths] not in WHOLE_NUMBERS:
                 raise ConfigError(
-                    f"{self.asked.in_words()} is a column of {known[self.asked.lengths]}, which says no length; name "
-                    "one of whole numbers, the column of the tokens as column=, or pass a function of columns"
+                    f"{self.asked.in_words()} is a column of {known[self.asked.lengths]}, which says no length",
+                    hint="name one of whole numbers, the column of the tokens as column=, or pass a function of "
+                    "columns",
+                    option="lengths",
                 )
 
     def _made(self, parts: Path) -> StreamLengths | None:
@@ -255,6 +258,10 @@ class _Counting:
             worst = int(is_wrong.argmax())
             raise ConfigError(
                 f"{self.asked.in_words()} says that sample {worst} of {info.raw_data.basename} has {values[worst]} "
-                f"tokens; a length is a whole number from 0 to {MOST_TOKENS}"
+                "tokens",
+                hint=f"a length is a whole number from 0 to {MOST_TOKENS}",
+                option="lengths",
+                path=info.raw_data.basename,
+                sample=worst,
             )
         return np.asarray(values, np.uint32) if isinstance(values, list) else values.astype(np.uint32)

@@ -66,30 +66,38 @@ class LengthsRequest:
     def __post_init__(self) -> None:
         if (self.column is None) == (self.lengths is None):
             raise ConfigError(
-                "say what tells the length of a sample: either the column of its tokens, like column='tokens'; or a "
-                "column of whole numbers, or a function of columns, like lengths='num_tokens'"
+                "say what tells the length of a sample",
+                hint="either the column of its tokens, like column='tokens'; or a column of whole numbers, or a "
+                "function of columns, like lengths='num_tokens'",
+                option="lengths",
             )
         if self.column is not None and (not isinstance(self.column, str) or not self.column):
-            raise ConfigError(f"column must be the name of a column, but is {self.column!r}")
+            raise ConfigError(f"column must be the name of a column, but is {self.column!r}", option="column")
         is_column = isinstance(self.lengths, str) and self.lengths
         if self.lengths is not None and not callable(self.lengths) and not is_column:
             raise ConfigError(
-                f"lengths must be the name of a column, or a function of columns, but is {self.lengths!r}"
+                f"lengths must be the name of a column, or a function of columns, but is {self.lengths!r}",
+                option="lengths",
             )
         if self.version is not None and not callable(self.lengths):
             raise ConfigError(
-                f"lengths_version={self.version!r} is that of a function in lengths=, which is not given; leave it out"
+                f"lengths_version={self.version!r} is that of a function in lengths=, which is not given",
+                hint="leave it out",
+                option="lengths_version",
             )
         if self.version is not None and (not isinstance(self.version, str) or not self.version):
             raise ConfigError(
                 "lengths_version must be a text, like 'gpt2' or a digest of the tokenizer's file, but is "
-                f"{self.version!r}"
+                f"{self.version!r}",
+                option="lengths_version",
             )
         if callable(self.lengths):
             LENGTHS.facts(self.lengths, self.version)
             LENGTHS.columns(self.lengths)
         if self.dtype is not None and self.column is None:
-            raise ConfigError(f"dtype={self.dtype!r} is that of the tokens in column=, which is not given")
+            raise ConfigError(
+                f"dtype={self.dtype!r} is that of the tokens in column=, which is not given", option="dtype"
+            )
         if self.dtype is not None:
             check_dtype(self.dtype)
 
@@ -248,7 +256,9 @@ def _mapped_again(path: Path, num_samples: int) -> StreamLengths:
     found = map_lengths(path, num_samples)
     if found is None:
         raise StorageError(
-            f"the lengths of samples in {path} were removed, or are damaged; start again to make them anew"
+            f"the lengths of samples in {path} were removed, or are damaged",
+            hint="start again to make them anew",
+            path=str(path),
         )
     return found
 
@@ -272,7 +282,9 @@ class CatalogLengths:
         for name, index in zip(catalog.stream_names, catalog.indexes, strict=True):
             if name not in streams or len(streams[name]) != index.num_samples:
                 found = f"{len(streams[name])} lengths are" if name in streams else "no lengths are"
-                raise ConfigError(f"stream {name!r} stores {index.num_samples} samples, of which {found} known")
+                raise ConfigError(
+                    f"stream {name!r} stores {index.num_samples} samples, of which {found} known", stream=name
+                )
         self.streams = tuple(streams[name] for name in catalog.stream_names)
         self._selections = catalog.selections
         self._firsts, self._samples = catalog.first_ids, catalog.samples_per_stream

@@ -153,7 +153,11 @@ def _in_64_bits(number: Any) -> int:
     """A whole number as 64 bits have it; those below zero look like large ones."""
     value = int(number)
     if not -(2**63) <= value < 2**64:
-        raise ConfigError(f"ids that are whole numbers can have 64 bits, but one is {value}; join on text instead")
+        raise ConfigError(
+            f"ids that are whole numbers can have 64 bits, but one is {value}",
+            hint="join on text instead",
+            option="key",
+        )
     return value % 2**64
 
 
@@ -171,7 +175,11 @@ def check_ids(on: str, stream: tuple[str, DatasetIndex], joined: tuple[str, Data
     kinds = {label: _kind_of_ids(on, label, index) for label, index in (stream, joined)}
     if len(set(kinds.values())) > 1:
         told = " and ".join(f"{kind} in {label}" for label, kind in kinds.items())
-        raise ConfigError(f"key={on!r} is a column of {told}, so no id of one is in the other; write it alike in both")
+        raise ConfigError(
+            f"key={on!r} is a column of {told}, so no id of one is in the other",
+            hint="write it alike in both",
+            option="key",
+        )
 
 
 def _kind_of_ids(on: str, label: str, index: DatasetIndex) -> str:
@@ -179,13 +187,17 @@ def _kind_of_ids(on: str, label: str, index: DatasetIndex) -> str:
     for _, info in index.shards.examples():
         known = encodings_of(info)
         if on not in known:
-            raise ConfigError(f"{label} has no column key={on!r}; it has {', '.join(map(repr, known))}")
+            raise ConfigError(
+                f"{label} has no column key={on!r}", hint=f"it has {', '.join(map(repr, known))}", option="key"
+            )
         kind = "whole numbers" if known[on] in WHOLE_NUMBERS else known[on]
         if kind not in ("whole numbers", *_TEXT):
-            raise ConfigError(f"key={on!r} of {label} is {known[on]!r}; ids are whole numbers, str or bytes")
+            raise ConfigError(
+                f"key={on!r} of {label} is {known[on]!r}", hint="ids are whole numbers, str or bytes", option="key"
+            )
         kinds.append(kind)
     if len(set(kinds)) > 1:
-        raise ConfigError(f"key={on!r} of {label} is of several kinds: {', '.join(dict.fromkeys(kinds))}")
+        raise ConfigError(f"key={on!r} of {label} is of several kinds: {', '.join(dict.fromkeys(kinds))}", option="key")
     return kinds[0] if kinds else "no samples"
 
 
@@ -316,8 +328,10 @@ class _Making:
         value = self._value_of(first)
         more = ", and there are others like them" if len(again) > 1 else ""
         raise ConfigError(
-            f"samples {first} and {second} both have {self.on}={value!r}{more}; write each once, or join on a column "
-            "that tells samples apart"
+            f"samples {first} and {second} both have {self.on}={value!r}{more}",
+            hint="write each once, or join on a column that tells samples apart",
+            option="key",
+            sample=second,
         )
 
     def _value_of(self, number: int) -> Any:

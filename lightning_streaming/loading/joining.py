@@ -128,7 +128,10 @@ class JoinedDataset:
             self.check_index_of_ids()
             raise ConfigError(
                 f"{self.cache.label}: the sample that had {on}={sample[on]!r} when ids were looked at has "
-                f"{found[on]!r} by now; shards that change need another index.json: write that anew, with hashes"
+                f"{found[on]!r} by now",
+                hint="shards that change need another index.json: write that anew, with hashes",
+                option="key",
+                stream=self.cache.stream,
             )
         for column, final in self.names.items():
             sample[final] = found[column]
@@ -140,7 +143,11 @@ class JoinedDataset:
             self.check_index_of_ids()
             raise ConfigError(
                 f"{self.cache.label}: no sample has {self.asked.key}={value!r}, which sample {number} of the stream "
-                "has; add it there, or leave such samples of the stream out with selection"
+                "has",
+                hint="add it there, or leave such samples of the stream out with selection",
+                option="key",
+                stream=self.cache.stream,
+                sample=number,
             )
         return place
 
@@ -151,7 +158,12 @@ class JoinedDataset:
             StorageError: It is damaged.
         """
         if self.ids is not None and not self.ids.is_whole():
-            raise StorageError(f"{self.cache.label}: {self.ids.kept_at} is damaged; remove it, and start again")
+            raise StorageError(
+                f"{self.cache.label}: {self.ids.kept_at} is damaged",
+                hint="remove it, and start again",
+                stream=self.cache.stream,
+                path=str(self.ids.kept_at),
+            )
 
 
 def _final_names(asked: JoinConfig, index: DatasetIndex, label: str) -> dict[str, str]:
@@ -159,7 +171,9 @@ def _final_names(asked: JoinConfig, index: DatasetIndex, label: str) -> dict[str
     there = dict.fromkeys(name for _, info in index.shards.examples() for name in column_names(info))
     missing = [name for name in asked.columns or () if name not in there]
     if missing:
-        raise ConfigError(f"{label}: columns names {missing[0]!r}, but there are {', '.join(map(repr, there))}")
+        raise ConfigError(
+            f"{label}: columns names {missing[0]!r}, but there are {', '.join(map(repr, there))}", option="columns"
+        )
     taken = asked.columns or [name for name in there if name != asked.key]
     return {name: f"{asked.prefix}{name}" for name in taken}
 
@@ -239,9 +253,10 @@ def _check_counts(label: str, index: DatasetIndex, joined: Sequence[JoinedDatase
     for one in joined:
         if one.asked.key is None and one.index.num_samples != index.num_samples:
             raise ConfigError(
-                f"{label} has {index.num_samples} samples, but join {one.name!r} has {one.index.num_samples}; samples "
-                "are joined by position, so both must have as many: write one for each, or give a column that both "
-                "have as key="
+                f"{label} has {index.num_samples} samples, but join {one.name!r} has {one.index.num_samples}",
+                hint="samples are joined by position, so both must have as many: write one for each, or give a column "
+                "that both have as key=",
+                option="key",
             )
 
 
@@ -251,8 +266,9 @@ def _check_names(label: str, own: Iterable[str], joined: Sequence[JoinedDataset]
         for final in one.all_names.values():
             if final in owners:
                 raise ConfigError(
-                    f"column {final!r} is in both {owners[final]} and {one.cache.label}; say columns= of the join "
-                    f"without it, or prefix=, like {one.name + '_'!r}"
+                    f"column {final!r} is in both {owners[final]} and {one.cache.label}",
+                    hint=f"say columns= of the join without it, or prefix=, like {one.name + '_'!r}",
+                    option="columns",
                 )
             owners[final] = one.cache.label
 

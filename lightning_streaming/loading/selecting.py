@@ -99,8 +99,9 @@ def select_samples(
         )
         if key not in (None, work.key):
             raise ConfigError(
-                f"{asked.in_words()} is another selection in this process than in the one that has started it; a "
-                "function, what it names, a file of indices or the data has changed meanwhile"
+                f"{asked.in_words()} is another selection in this process than in the one that has started it",
+                hint="a function, what it names, a file of indices or the data has changed meanwhile",
+                option="selection.where",
             )
         return work.done()
 
@@ -407,12 +408,15 @@ def _mapped(location: Location) -> NDArray[Any]:
 def _truth_values(selected: NDArray[np.bool_] | NDArray[np.int64], num_samples: int) -> NDArray[np.bool_]:
     if selected.dtype == np.bool_:
         if len(selected) != num_samples:
-            raise ConfigError(f"select has {len(selected)} truth values, but the stream has {num_samples} samples")
+            raise ConfigError(
+                f"select has {len(selected)} truth values, but the stream has {num_samples} samples", option="select"
+            )
         return selected.astype(np.bool_, copy=False)
     if selected.size and not (selected.min() >= 0 and selected.max() < num_samples):
         raise ConfigError(
             f"select names sample {int(selected.max() if selected.max() >= num_samples else selected.min())}, but the "
-            f"stream has samples 0 to {num_samples - 1}"
+            f"stream has samples 0 to {num_samples - 1}",
+            option="select",
         )
     wanted = np.zeros(num_samples, np.bool_)
     wanted[selected] = True
