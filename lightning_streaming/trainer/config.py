@@ -103,7 +103,7 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
     if isinstance(value, StorageOptions) or (name in _SECRETS and isinstance(value, Mapping)):
         return hide(value)
     if isinstance(value, OptionGroup | Stream | StreamingConfig):
-        return _listed({one.name: shown(getattr(value, one.name), one.name, hide) for one in fields(value)})
+        return {one.name: shown(getattr(value, one.name), one.name, hide) for one in fields(value)}
     if isinstance(value, jsonargparse.Namespace):
         copied, own = copy(value), vars(value)
         if name in _SECRETS and "init_args" not in own:
