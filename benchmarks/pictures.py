@@ -7,7 +7,7 @@ Run from the root of the repository, on a machine that does nothing else:
 ``--peers`` is the Python of an environment with litData and MosaicML Streaming; without it only this library and a
 plain dataset are measured. Batches are of 64 tensors uint8 of shape (3, 224, 224), which torch's own collate stacks:
 
-    ours       decode={"image": "picture"}; the part is drawn before anything is decoded. Without workers, as many
+    ours       decode={"image": "encoded"}; the part is drawn before anything is decoded. Without workers, as many
                ``decode.threads`` as there are cores
     pillow     a torch dataset of files in a directory, decoded, cropped and resized by Pillow
     litdata    its StreamingDataset of bytes, and the same by Pillow in its transform
@@ -131,7 +131,7 @@ def loader_of(system: str, root: Path, workers: int) -> Iterable[Any]:
 
         threads = 0 if workers else os.cpu_count() or 1
         asked: dict[str, Any] = {
-            "decode": {"columns": {"image": "picture"}, "threads": threads},
+            "decode": {"columns": {"image": "encoded"}, "threads": threads},
             "transform": ours_cropped,
         }
         return StreamingDataLoader(StreamingDataset(remote=str(root / "mds"), shuffle=True, **asked), **how)

@@ -74,7 +74,7 @@ class ImageNet(StreamingDataModule):
     Args:
         pixels: Width and height.
         **kwargs: The arguments of :class:`~lightning_streaming.StreamingDataModule`; stages decode "image" to
-            "picture".
+            "encoded".
     """
 
     def __init__(self, pixels: int = 224, **kwargs: Any) -> None:
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo_output/pictures"), metavar="DIR")
     out: Path = parser.parse_args().out
     write_pictures(out, 256)
-    stage = StreamingConfig(remote=str(out), decode={"columns": {"image": "picture"}, "threads": 2})
+    stage = StreamingConfig(remote=str(out), decode={"columns": {"image": "encoded"}, "threads": 2})
     data = ImageNet(train=stage, batch_size=64, num_workers=0)
     data.setup("fit")
     for batch in data.train_dataloader():

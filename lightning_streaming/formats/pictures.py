@@ -387,7 +387,7 @@ _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "bytes": _file_of,
     "array": _array,
     "tensor": _tensor,
-    "picture": _picture,
+    "encoded": _picture,
 }
 KINDS = tuple(_KINDS)
 """What may be asked for of a column of pictures."""

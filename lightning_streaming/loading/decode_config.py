@@ -21,7 +21,7 @@ class DecodeConfig(OptionGroup):
     Args:
         columns: What columns of pictures give, by name, like ``{"image": "array"}``: "pil" images; the "bytes" of their
             files; an "array" of numpy, uint8 of shape (height, width, 3); a "tensor" of torch, uint8 of shape
-            (3, height, width); or a "picture", a :class:`~lightning_streaming.EncodedImage` that ``transform`` decodes.
+            (3, height, width); or "encoded", an :class:`~lightning_streaming.EncodedImage` that ``transform`` decodes.
             None: what their format gives. See docs/pictures.md.
         threads: Threads of each process that reads, in which samples are decoded and ``transform`` is applied, up to a
             batch ahead. 0: none but the one that reads.

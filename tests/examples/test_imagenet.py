@@ -52,7 +52,7 @@ def test_a_resumed_run_sees_the_same_parts(tmp_path: Path) -> None:
     write_pictures(tmp_path / "data", 40)
 
     def loader(threads: int) -> object:
-        decode = {"decode": {"columns": {"image": "picture"}, "threads": threads}}
+        decode = {"decode": {"columns": {"image": "encoded"}, "threads": threads}}
         module = ImageNet(train=StreamingConfig(remote=str(tmp_path / "data"), **decode), pixels=32, batch_size=8)  # type: ignore[arg-type]
         module.setup("fit")
         return module.train_dataloader()

@@ -241,7 +241,7 @@ def test_columns_become_what_is_asked_for() -> None:
         assert (array["x"] == by_pillow(data)).all()
         tensor = decoded_columns({"x": "tensor"})({"x": value})["x"]
         assert (tensor.permute(1, 2, 0).numpy() == by_pillow(data)).all()
-        assert decoded_columns({"x": "picture"})({"x": value})["x"] == EncodedImage(data)
+        assert decoded_columns({"x": "encoded"})({"x": value})["x"] == EncodedImage(data)
         assert decoded_columns({"x": "bytes"})({"x": value})["x"] == data
         assert (np.asarray(decoded_columns({"x": "pil"})({"x": value})["x"]) == by_pillow(data)).all()
     assert [one.shape for one in decoded_columns({"x": "array"})({"x": [data, opened]})["x"]] == [(40, 50, 3)] * 2
@@ -257,7 +257,7 @@ def test_an_image_that_is_open_is_its_file_until_it_is_decoded(kind: str, more: 
     image.save(file, kind, **({"save_all": True, "append_images": [image] * more} if more and kind != "JPEG" else {}))
     opened = open_image_file(file.getvalue(), ("JPEG", "PNG", "WEBP"))
     assert decoded_columns({"x": "bytes"})({"x": opened})["x"] == file.getvalue()
-    assert decoded_columns({"x": "picture"})({"x": opened})["x"] == EncodedImage(file.getvalue())
+    assert decoded_columns({"x": "encoded"})({"x": opened})["x"] == EncodedImage(file.getvalue())
     opened.load()
     with assert_error(ConfigError, option="decode.columns"):
         decoded_columns({"x": "bytes"})({"x": opened})
@@ -269,14 +269,14 @@ def test_none_in_a_list_stays() -> None:
     assert found[1].shape == (40, 50, 3)
 
 
-@pytest.mark.parametrize("kind", ["array", "tensor", "picture", "bytes", "pil"])
+@pytest.mark.parametrize("kind", ["array", "tensor", "encoded", "bytes", "pil"])
 def test_a_column_without_pictures_is_refused(kind: str) -> None:
     with assert_error(ConfigError, option="decode.columns") as caught:
         decoded_columns({"x": kind})({"x": 7})
     assert f"'x': '{kind}'" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["picture", "bytes"])
+@pytest.mark.parametrize("kind", ["encoded", "bytes"])
 def test_pixels_are_no_file(kind: str) -> None:
     with assert_error(ConfigError, option="decode.columns"):
         decoded_columns({"x": kind})({"x": _image("RGB", 5, 4)})

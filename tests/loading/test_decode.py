@@ -134,11 +134,11 @@ def test_every_format_gives_what_is_not_decoded(form: str, tmp_path: Path) -> No
     assert (np.asarray(image.convert("RGB")) == pixels_of(5, "PNG" if form == "png" else "JPEG")).all()
     if form == "pixels":
         with pytest.raises(ConfigError, match="stored as pixels"):
-            asked("picture")
+            asked("encoded")
         return
     file = file_of(5, "PNG" if form == "png" else "JPEG")
     assert asked("bytes")[5] == file
-    assert asked("picture")[5] == EncodedImage(file)
+    assert asked("encoded")[5] == EncodedImage(file)
 
 
 @pytest.mark.parametrize("encoding", ["jpeg_array", "list[jpeg]"])
@@ -184,7 +184,7 @@ def test_joined_columns_are_decoded_by_their_names_in_samples(on: str | None, tm
         for number in range(COUNT):
             written.write({"id": number})
     join = {"more": {"remote": str(tmp_path / "images"), "key": on, "columns": ["image"], "prefix": "of_"}}
-    for kind in ("array", "picture"):
+    for kind in ("array", "encoded"):
         asked: dict[str, Any] = {"remote": str(tmp_path / "own"), "join": join}
         asked["decode"] = {"columns": {"of_image": kind}, "threads": 2}
         dataset = make_dataset(**asked)
@@ -228,7 +228,7 @@ def singly(batches: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("threads", "workers", "size"), [(1, 0, 4), (5, 0, 4), (2, 2, 4), (3, 0, 1), (2, 0, 30)])
 def test_a_transform_in_threads_gives_the_same_samples(threads: int, workers: int, size: int, tmp_path: Path) -> None:
     written = {**write_mds(tmp_path / "data"), "transform": augment, "batch_size": size}
-    none, many = ({"columns": {"image": "picture"}, "threads": count} for count in (0, threads))
+    none, many = ({"columns": {"image": "encoded"}, "threads": count} for count in (0, threads))
     read = (list(make_loader(**written, decode=decode, workers=workers)) for decode in (many, none))
     assert all(equal(one, other) for one, other in zip(*map(singly, read), strict=True))
     loader = make_loader(**written, decode=many, loader={"return_keys": True})
@@ -324,7 +324,7 @@ def test_a_bad_picture_that_is_read_twice_is_replaced_alike(tmp_path: Path) -> N
 
 def test_resumes_are_exact(tmp_path: Path) -> None:
     def loader(threads: int) -> StreamingDataLoader:
-        return make_loader(**written, decode={"columns": {"image": "picture"}, "threads": threads}, transform=augment)
+        return make_loader(**written, decode={"columns": {"image": "encoded"}, "threads": threads}, transform=augment)
 
     written = write_mds(tmp_path / "data")
     assert_resumes_at_every_step(partial(loader, 2), partial(loader, 0), epochs=1)
@@ -347,11 +347,11 @@ def test_damage_is_an_error_of_its_sample_after_all_before_it(threads: int, tmp_
 
 
 @pytest.mark.rotate(2)
-@pytest.mark.parametrize("kind", ["array", "picture"])
+@pytest.mark.parametrize("kind", ["array", "encoded"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_damaged_pictures_are_replaced(kind: str, workers: int, tmp_path: Path) -> None:
     written = write_mds(tmp_path / "data", bad=(3, 13))
-    asked = {"transform": augment} if kind == "picture" else {}
+    asked = {"transform": augment} if kind == "encoded" else {}
     read = []
     for threads in (0, 2):
         log = tmp_path / f"bad{threads}"

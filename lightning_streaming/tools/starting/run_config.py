@@ -152,7 +152,7 @@ def _stage(stage: str, looks: Sequence[Look], task: Task, out: Path, fraction: s
     if task.kind is Kind.PICTURES and not task.from_array:
         yield _commented(
             f"  decode: {{columns: {{{_scalar(task.inputs[0])}: pil}}}}",
-            "or tensor, array, picture: docs/pictures.md",
+            "or tensor, array, encoded: docs/pictures.md",
             30,
         )
     if stage == "train":
