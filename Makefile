@@ -18,7 +18,7 @@ PEERS_VENV := .venv-peers
 PEERS ?= $(PEERS_VENV)/bin/python
 PEERS_READY := $(if $(filter $(PEERS_VENV)/%,$(PEERS)),$(PEERS_VENV)/.ready)
 
-.PHONY: help demo docs test test-all test-fast coverage test-lowest test-peers check format bench bench-peers dist lock clean
+.PHONY: help demo docs test test-all test-fast coverage mutants test-lowest test-peers check format bench bench-peers dist lock clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ test-fast: $(READY)  ## Run those that start no process, no trainer and no store
 
 coverage: $(READY)  ## Say which lines the fast tests run, and fail below the floor in pyproject.toml
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m fast --cov --cov-report=term:skip-covered
+
+mutants: $(READY)  ## Make sixty single mistakes, one after another, and say which of them the tests notice
+	$(BIN)/python -m tests.mutants
 
 test-lowest: $(LOWEST)/.ready  ## Run the tests that depend on Lightning and stores, on the lowest versions we support
 	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal $(LOWEST_TESTS)

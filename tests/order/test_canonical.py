@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -100,6 +100,7 @@ def sequences(draw: st.DrawFn) -> CanonicalSequence:
 
 
 @given(sequence=sequences())
+@example(CanonicalSequence(num_samples=2, num_canonical_nodes=1, num_nodes=4))  # padding longer than the slice
 def test_a_sequence_is_its_table_read_by_columns(sequence: CanonicalSequence) -> None:
     expected = whole_sequence(sequence.num_samples, sequence.num_canonical_nodes, sequence.num_nodes)
     assert sequence.places(np.arange(len(sequence))).tolist() == expected
