@@ -92,6 +92,8 @@ def kept_tokens(length: int, how: AnyPackSettings) -> int:
 
 
 @given(lengths=some_lengths, how=all_settings)
+@example(lengths=[5, 100, 3], how=PackSettings(capacity=16, longer="drop"))
+@example(lengths=[5, 100, 3], how=BudgetSettings(tokens=16, longer="drop"))
 def test_every_token_that_is_kept_is_in_one_pack(lengths: list[int], how: AnyPackSettings) -> None:
     packs = packs_of(lengths, how)
     pieces = defaultdict(list)

@@ -173,6 +173,13 @@ def test_an_epoch_that_a_trainer_limits_has_as_many_batches(limit: int | float, 
     assert found[BatchRange(5, 5)][0] == place
 
 
+def test_a_limit_counts_what_was_trained_of_the_epoch_under_way() -> None:
+    partition = partition_of(100, 0, 1, 2, 5)
+    dealing = EpochPartitions(now=partition, later=partition, drop_last=False)
+    counted = TrainProgress(steps=3, place=(0, 30), steps_in_epoch=3, limit=5)  # two more, then the next epoch
+    assert locate_batch_ranges([BatchRange(4, 5)], {}, counted, dealing) == {(4, 5): ((0, 40), (1, 10))}
+
+
 def test_a_known_range_up_to_the_end_of_an_epoch_is_passed_where_the_next_begins() -> None:
     partition = partition_of(100, 0, 1, 2, 5)
     dealing = EpochPartitions(now=partition, later=partition, drop_last=False)
