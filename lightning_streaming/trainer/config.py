@@ -124,9 +124,11 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
     return value if inner is None or is_same else inner
 
 
-def _listed(parts: dict[str, Any]) -> dict[str, Any]:
+def _listed(value: Any) -> Any:
     """Return values with lists instead of tuples, which YAML and JSON do not have."""
-    return {name: list(part) if isinstance(part, tuple) else part for name, part in parts.items()}
+    if type(value) is dict:
+        return {name: _listed(part) for name, part in value.items()}
+    return [_listed(part) for part in value] if type(value) in (list, tuple) else value
 
 
 def _field(parent: str, key: str) -> str:
@@ -143,7 +145,7 @@ def _shown_text(text: str | os.PathLike[str], name: str) -> Any:
 def _represent(dumper: Any, value: Any) -> Any:
     sorts, dumper.sort_keys = dumper.sort_keys, False  # keys of a schedule are in the order of the phases
     try:
-        return dumper.represent_data(shown(value))
+        return dumper.represent_data(_listed(shown(value)))
     finally:
         dumper.sort_keys = sorts
 
