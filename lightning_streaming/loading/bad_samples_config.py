@@ -86,7 +86,7 @@ class BadSamplesConfig(OptionGroup):
     log: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.action not in get_args(OnBadSample):
+        if not isinstance(self.action, str) or self.action not in get_args(OnBadSample):
             known = ", ".join(map(repr, get_args(OnBadSample)))
             raise ConfigError(
                 f"bad_samples.action must be one of {known}, but got {self.action!r}", option="bad_samples.action"

@@ -175,7 +175,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         Raises:
             ConfigError: It is not a count of samples.
         """
-        if self.epoch_size is None or self.epoch_size == "":
+        if self.epoch_size is None or (isinstance(self.epoch_size, str) and not self.epoch_size):
             return None
         samples = parse_count(self.epoch_size, "epoch_size")
         if samples == 0 and isinstance(self.epoch_size, str):
@@ -250,7 +250,7 @@ class DatasetOptions(DataOptions):
             raise ConfigError(
                 f"stream_config must map arguments of Stream to values, but got a {type(self.stream_config).__name__}"
             )
-        if self.stream_name != "stream":
+        if not isinstance(self.stream_name, str) or self.stream_name != "stream":
             raise ConfigError(
                 f"stream_name={self.stream_name!r} would name a class in a registry, which is not served; make the "
                 "stream and give it as streams=[Stream(remote=..., storage=...)]"

@@ -47,7 +47,7 @@ class DecodeConfig(OptionGroup):
                 option="decode.columns",
             )
         for name, kind in self.columns.items():
-            if kind not in KINDS:
+            if not isinstance(kind, str) or kind not in KINDS:
                 known = ", ".join(map(repr, KINDS))
                 raise ConfigError(
                     f"decode.columns must make one of {known} of column {name!r}, but got {kind!r}",

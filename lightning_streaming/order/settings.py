@@ -27,7 +27,7 @@ def require_known(setting: str, name: str, known: Iterable[str]) -> None:
         ConfigError: ``name`` is none of them.
     """
     known = sorted(known)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ConfigError(f"{setting} must be one of {', '.join(known)}, but got {name!r}", option=setting)
 
 
