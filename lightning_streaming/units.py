@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 from math import ceil, isfinite
 from numbers import Integral, Real
@@ -171,6 +172,11 @@ def check_text(option: str, value: object, expected: str) -> None:
         is_text = False
     if not is_text:
         raise ConfigError(f"{option} must be {expected}, but got {value!r}", option=option)
+
+
+def is_one_of(value: object, known: Iterable[str | None]) -> bool:
+    """Return whether a value is one of some texts, or None; of an array, which compares each of its values, False."""
+    return (value is None or isinstance(value, str)) and value in tuple(known)
 
 
 def check_truth(name: str, value: object) -> None:

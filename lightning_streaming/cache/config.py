@@ -21,7 +21,7 @@ from lightning_streaming.formats.images import IMAGE_SUFFIXES
 from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS, format_told_by
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
 from lightning_streaming.storage.file_patterns import is_one_name, split_location, without_query
-from lightning_streaming.units import plain_number, store_whole
+from lightning_streaming.units import is_one_of, plain_number, store_whole
 
 CACHE_VARIABLE = "LIGHTNING_STREAMING_CACHE"
 """Environment variable that moves the root of all default cache directories."""
@@ -101,6 +101,7 @@ class CacheConfig:
                 option="local",
                 stream=self.name,
             )
+        self._check_paths()
         self._check_whole("download_retry", 0)
         if (plain_number(self.download_timeout) or 0) <= 0:
             raise ConfigError(
@@ -110,7 +111,7 @@ class CacheConfig:
                 stream=self.name,
             )
         self._check_format()
-        if self.validate_hash not in (None, "", *hash_names()):
+        if not is_one_of(self.validate_hash, (None, "", *hash_names())):
             raise ConfigError(
                 f"validate_hash of stream {self.name!r} must be one of {', '.join(hash_names())}, "
                 f"but is {self.validate_hash!r}",
@@ -118,8 +119,22 @@ class CacheConfig:
                 stream=self.name,
             )
 
+    def _check_paths(self) -> None:
+        for option in ("remote", "local"):
+            try:
+                is_path = b"\0" not in os.fsencode(str(getattr(self, option)))
+            except UnicodeEncodeError:
+                is_path = False
+            if not is_path:
+                raise ConfigError(
+                    f"{option} of stream {self.name!r} has a character that no file name can have: "
+                    f"{mask_url(str(getattr(self, option)))!r}",
+                    option=option,
+                    stream=self.name,
+                )
+
     def _check_format(self) -> None:
-        if self.format is not None and self.format not in OTHER_FORMATS:
+        if not is_one_of(self.format, (None, *OTHER_FORMATS)):
             raise ConfigError(
                 f"format of stream {self.name!r} must be one of {', '.join(OTHER_FORMATS)}, but is {self.format!r}",
                 hint="leave it out for a dataset with an index.json",

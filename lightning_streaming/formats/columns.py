@@ -20,6 +20,7 @@ from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import FlatColumn, FlatReader
 from lightning_streaming.formats.row_files import RowsReader
 from lightning_streaming.formats.shard import open_shard
+from lightning_streaming.formats.shard_table import check_columns
 from lightning_streaming.formats.values import NUMBERS, BytesEncoding, NdarrayEncoding, flat_layouts
 
 ColumnValues = NDArray[Any] | list[Any]
@@ -136,7 +137,9 @@ def flat_column(reader: ShardReader, info: ShardInfo, name: str, dtype: str | No
     Raises:
         EncodingError: The column is of other values, or one of them is no one-dimensional array.
         ShardCorruptError: The shard is damaged.
+        ConfigError: The shard has no such column.
     """
+    check_columns(info, [name])
     if not isinstance(reader, MDSReader):
         return cast("FlatReader", reader).flat_column(name)
     data, offsets = reader.bytes_and_offsets()

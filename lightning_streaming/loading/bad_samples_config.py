@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.option_groups import OptionGroup
 from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.units import is_one_of
 
 OnBadSample = Literal["error", "replace"]
 _LEAST_READ = 1000
@@ -86,7 +87,7 @@ class BadSamplesConfig(OptionGroup):
     log: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.action, str) or self.action not in get_args(OnBadSample):
+        if not is_one_of(self.action, get_args(OnBadSample)):
             known = ", ".join(map(repr, get_args(OnBadSample)))
             raise ConfigError(
                 f"bad_samples.action must be one of {known}, but got {self.action!r}", option="bad_samples.action"

@@ -186,10 +186,13 @@ def _arrays(place: str, values: Sequence[Any]) -> _Mismatch | None:
             f"{place} is an array of different shapes, not of equal size in all samples: {shown}",
             f"bring them to one shape {_IN_TRANSFORM}, or pad them in a collate_fn= of the loader",
         )
-    if isinstance(values[0], np.ndarray) and values[0].dtype.kind in "OSUMm":
-        return _Mismatch(
-            f"{place} is an array of dtype {values[0].dtype}", f"make numbers of it {_IN_TRANSFORM}, or leave it out"
-        )
+    dtype = values[0].dtype
+    if isinstance(values[0], np.ndarray) and (dtype.kind in "OSUMmV" or dtype.char in "gG" or not dtype.isnative):
+        way_out = f"make numbers of it {_IN_TRANSFORM}, or leave it out"
+        if dtype.kind in "iufc":
+            largest = 16 if dtype.kind == "c" else 8
+            way_out = f"convert it to {np.dtype(f'{dtype.kind}{min(dtype.itemsize, largest)}')} {_IN_TRANSFORM}"
+        return _Mismatch(f"{place} is an array of dtype {dtype}", way_out)
     return None
 
 

@@ -26,7 +26,7 @@ from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.storage import mask_url
-from lightning_streaming.units import check_truth, parse_bytes, parse_count, store_whole
+from lightning_streaming.units import check_truth, is_one_of, parse_bytes, parse_count, store_whole
 from lightning_streaming.world import World
 
 _Part = TypeVar("_Part", OrderSettings, StreamDefaults)
@@ -179,7 +179,9 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
             return None
         samples = parse_count(self.epoch_size, "epoch_size")
         if samples == 0 and isinstance(self.epoch_size, str):
-            raise ConfigError(f"epoch_size must be at least one sample, but got {self.epoch_size!r}")
+            raise ConfigError(
+                f"epoch_size must be at least one sample, but got {self.epoch_size!r}", option="epoch_size"
+            )
         return samples or None
 
     def settled_phases(self) -> tuple[SettledPhase, ...]:
@@ -246,14 +248,16 @@ class DatasetOptions(DataOptions):
         if self.token_budget is not None:
             check_batch_of_budget(1 if self.batch_size is None else self.batch_size)
             object.__setattr__(self, "batch_size", 1)
-        if not isinstance(self.stream_config or {}, Mapping):
+        if not isinstance(self.stream_config, Mapping | None):
             raise ConfigError(
-                f"stream_config must map arguments of Stream to values, but got a {type(self.stream_config).__name__}"
+                f"stream_config must map arguments of Stream to values, but got a {type(self.stream_config).__name__}",
+                option="stream_config",
             )
-        if not isinstance(self.stream_name, str) or self.stream_name != "stream":
+        if not is_one_of(self.stream_name, ("stream",)):
             raise ConfigError(
-                f"stream_name={self.stream_name!r} would name a class in a registry, which is not served; make the "
-                "stream and give it as streams=[Stream(remote=..., storage=...)]"
+                f"stream_name={self.stream_name!r} would name a class in a registry, which is not supported",
+                hint="make the stream and give it as streams=[Stream(remote=..., storage=...)]",
+                option="stream_name",
             )
 
     def order(self) -> OrderSettings:
@@ -271,6 +275,9 @@ class DatasetOptions(DataOptions):
             ConfigError: They were given in two ways, or in none, or are no streams.
         """
         only = {name: getattr(self, name) for name in ("remote", "local", "join")}
+        if not isinstance(self.streams, Mapping | Sequence | None):
+            kind = type(self.streams).__name__
+            raise ConfigError(f"streams must map names to streams, but is a {kind}", option="streams")
         if self.streams and group_of(self, SelectionConfig).indices is not None:
             raise ConfigError(
                 "selection.indices numbers the samples of one stream; give it to the stream", option="selection.indices"

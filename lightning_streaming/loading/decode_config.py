@@ -10,7 +10,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.pictures import KINDS
 from lightning_streaming.loading.option_groups import OptionGroup
 from lightning_streaming.replaced_names import tells_unknown_arguments
-from lightning_streaming.units import check_whole
+from lightning_streaming.units import check_whole, is_one_of
 
 
 @tells_unknown_arguments
@@ -47,7 +47,7 @@ class DecodeConfig(OptionGroup):
                 option="decode.columns",
             )
         for name, kind in self.columns.items():
-            if not isinstance(kind, str) or kind not in KINDS:
+            if not is_one_of(kind, KINDS):
                 known = ", ".join(map(repr, KINDS))
                 raise ConfigError(
                     f"decode.columns must make one of {known} of column {name!r}, but got {kind!r}",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import SampleError
 from lightning_streaming.loading.bad_samples import MISSING
 from lightning_streaming.loading.pack_types import BarePack, ColumnTypes, converted
-from lightning_streaming.loading.packing_config import Packing, PackingConfig, fits
+from lightning_streaming.loading.packing_config import MOST_BYTES, Packing, PackingConfig, fits
 from lightning_streaming.order.packs import PackRows
 
 _COUNT = np.dtype(np.int64)
@@ -309,11 +309,16 @@ def values_of(pack: Packing, name: str, document: Any) -> NDArray[Any]:
                 f"column {name!r} of a document has {len(value)} bytes, not whole {of_bytes} values", option=pack.option
             )
         return np.frombuffer(value, dtype)
-    values = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    if values.ndim != 1 or values.dtype.kind not in "iufb":
+    try:
+        values = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # a type that numpy lacks, a gradient, a ragged list
+        raise SampleError(
+            f"column {name!r} of a document must be numbers in one dimension: {error}", option=pack.option
+        ) from None
+    if values.ndim != 1 or values.dtype.kind not in "iufb" or values.dtype.itemsize > MOST_BYTES:
         raise SampleError(
             f"column {name!r} of a document must be numbers in one dimension, but is {values.dtype} of shape "
             f"{values.shape}",
             option=pack.option,
         )
-    return values
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))

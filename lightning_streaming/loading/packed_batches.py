@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import FormatError, SampleError
+from lightning_streaming.errors import ConfigError, FormatError, SampleError
 from lightning_streaming.formats.columns import flat_column
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import FlatColumn
@@ -198,7 +198,7 @@ class _Join:
             try:
                 found = flat_column(reader, self._source.info_of(shard), name, self._pack.dtype_of(name))
                 self.types.of(name, found.dtype)
-            except (FormatError, SampleError) as error:
+            except (ConfigError, FormatError, SampleError) as error:
                 raise self._source.named(error, shard) from error
             # As long as a shard is open: an epoch has many, and a document takes 16 bytes of each column.
             held, readers = self._columns, self._source.readers

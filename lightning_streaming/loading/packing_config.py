@@ -19,6 +19,8 @@ from lightning_streaming.units import plain_number
 
 MADE = ("position_ids", "document_ids", "cu_seqlens", "max_seqlen")
 """What is made of the lengths of packed documents alone."""
+MOST_BYTES = 8
+"""Of a number of torch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,9 +128,10 @@ class Packing(OptionGroup):
         if dtype is None:
             return
         try:
-            is_number = isinstance(dtype, str) and np.dtype(dtype).kind in "iuf"
-        except TypeError:
-            is_number = False
+            known = np.dtype(dtype) if isinstance(dtype, str) else None
+        except (TypeError, ValueError):
+            known = None
+        is_number = known is not None and known.kind in "iuf" and known.itemsize <= MOST_BYTES and known.isnative
         if not is_number:
             self._refuse(name, f'must name a type of numbers, like "int64", but is {dtype!r}')
 

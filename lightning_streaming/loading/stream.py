@@ -96,7 +96,7 @@ class Stream(StoredOptions):
         for option in ("remote", "local"):
             object.__setattr__(self, option, _as_text(option, getattr(self, option)))
         if self.remote is None and self.local is None:
-            raise ConfigError("a stream needs remote=, local=, or both")
+            raise ConfigError("a stream needs remote=, local=, or both", option="remote")
         _check_split(self.split)
         store_group(self, SelectionConfig)
         store_group(self, StorageConfig)
@@ -226,7 +226,9 @@ def named_streams(
         ConfigError: Both ways are used, or neither.
     """
     if bool(streams) == (only["remote"] is not None or only["local"] is not None):
-        raise ConfigError("give either streams= or remote=/local=, not both and not neither")
+        raise ConfigError(
+            "pass exactly one of streams= and remote=/local=", option="remote" if streams is None else "streams"
+        )
     if not streams:
         if unnamed := [name for name in stream_config or {} if not isinstance(name, str)]:
             raise ConfigError(
@@ -243,12 +245,17 @@ def named_streams(
         overridden = sorted(hook for hook in _FETCHING if hasattr(type(stream), hook))
         if overridden:
             raise ConfigError(
-                f"stream {name!r} is a {type(stream).__name__}, whose {overridden[0]} nobody would call: streams are "
-                "fetched by fsspec; register a filesystem there for a store of your own, and give its URL as remote="
+                f"stream {name!r} is a {type(stream).__name__}, whose {overridden[0]} is never called: streams are "
+                "fetched by fsspec",
+                hint="register a filesystem there for a store of your own, and give its URL as remote=",
+                option="streams",
+                stream=str(name),
             )
         if not isinstance(stream, Stream):
             raise ConfigError(
-                f"stream {name!r} must be a Stream, like Stream(remote=...), but is a {type(stream).__name__}"
+                f"stream {name!r} must be a Stream, like Stream(remote=...), but is a {type(stream).__name__}",
+                option="streams",
+                stream=str(name),
             )
     _check_proportions(named)
     return named
@@ -283,8 +290,9 @@ def _as_text(option: str, place: Any) -> str | None:
     if found is None or isinstance(found, str):
         return found
     raise ConfigError(
-        f"{option} of a stream must be one path or URL, but is a {type(place).__name__}; name several files by a "
-        "pattern like data/{a,b}.parquet, and several places with streams="
+        f"{option} of a stream must be one path or URL, but is a {type(place).__name__}",
+        hint="name several files by a pattern like data/{a,b}.parquet, and several locations with streams=",
+        option=option,
     )
 
 
@@ -295,7 +303,9 @@ def _check_proportions(streams: Mapping[str, Stream]) -> None:
         having = [name for name in streams if name not in lacking]
         raise ConfigError(
             f"proportion must be given for all {len(streams)} streams or for none, but {_listed(having)} one and "
-            f"{_listed(lacking)} none"
+            f"{_listed(lacking)} none",
+            option="proportion",
+            stream=lacking[0],
         )
 
 

@@ -139,7 +139,9 @@ def _absolute(weights: Sequence[StreamWeight], totals: NDArray[np.int64]) -> Res
     counts = [_absolute_choice(weight, size) for weight, size in zip(weights, totals.tolist(), strict=True)]
     if sum(counts) > LARGEST_COUNT:
         raise ConfigError(
-            f"an epoch would draw {sum(counts)} samples, but has {LARGEST_COUNT} at most", hint="lower repeat or choose"
+            f"an epoch would draw {sum(counts)} samples, but has {LARGEST_COUNT} at most",
+            hint="lower repeat or choose",
+            option="repeat",
         )
     choose = np.asarray(counts, np.int64)
     if not choose.any():

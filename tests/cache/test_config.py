@@ -32,7 +32,10 @@ def config(**settings: Any) -> CacheConfig:
         ({"remote": "/x", "download_retry": 2.5}, "download_retry"),
         ({"remote": "/x", "download_timeout": 0}, "download_timeout"),
         ({"remote": "/x", "download_timeout": float("nan")}, "download_timeout"),
+        ({"remote": "/x", "download_timeout": None}, "download_timeout"),
         ({"remote": "/x", "validate_hash": "crc"}, "validate_hash"),
+        ({"remote": "/x\ud800"}, "remote"),
+        ({"remote": "/x", "local": "/y\0"}, "local"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], option: str) -> None:

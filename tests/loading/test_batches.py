@@ -354,6 +354,7 @@ NO_BATCH: dict[str, tuple[Make, list[str], bool]] = {
         False,
     ),
     "tensors": (lambda number: {"x": torch.zeros(number + 1)}, ["of different shapes", "(5,), (6,)"], False),
+    "byte order": (lambda number: {"x": np.full(2, number, ">i4")}, ["dtype >i4", "convert it to int32"], False),
     "dtype": (lambda number: {"x": np.array(["a", "b"])}, ["column 'x' is an array of dtype <U1"], False),
     "lengths": (lambda number: {"x": [0] * number}, ["column 'x' is a list of different lengths (4, 5, 6, 7)"], False),
     "columns": (

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.loading.dataloader import no_batch_error
-from tests.helpers import assert_error, ids, json_copy, make_dataset, make_loader, raises, read_epochs, write_dataset
+from tests.helpers import ids, json_copy, make_dataset, make_loader, raises, read_epochs, write_dataset
 from tests.servers import HttpStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -527,17 +527,3 @@ def test_fetching_less_ahead_than_a_batch_is_told_of(
     assert len(list(dataset)) == 10
     assert len(_told(caplog)) == count
     assert all("predownload=3 is below batch_size=4" in told and "at least 4" in told for told in _told(caplog))
-
-
-@pytest.mark.parametrize(
-    ("options", "option"),
-    [
-        ({"shuffle_algo": np.asarray(["py1e", "py1s"])}, "shuffle_algo"),
-        ({"epoch_size": np.asarray([1, 2])}, "epoch_size"),
-        ({"bad_samples": {"action": np.asarray(["error", "replace"])}}, "bad_samples.action"),
-        ({"decode": {"columns": {"image": np.asarray(["pil", "array"])}}}, "decode.columns.image"),
-    ],
-)
-def test_an_array_in_place_of_a_text_is_refused(options: dict[str, Any], option: str) -> None:
-    with assert_error(ConfigError, option=option):
-        StreamingDataset(remote="data", **options)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,55 @@ def test_types_of_columns_that_are_not_packed_are_refused(option: str) -> None:
             kind(column="tokens", **more, **{option: {"mask": "uint8"}})
         with raises(ConfigError, f"{kind.option}.{option}.tokens", "'text'"):
             kind(column="tokens", **more, **{option: {"tokens": "text"}})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({option: name} for option in ("dtype", "as_dtype") for name in ("longdouble", ">i8", "int\ud800", "bool")),
+        *({"pad": pad} for pad in (10**400, True, np.True_, 1j, np.complex64(1), "0", None)),
+    ],
+)
+def test_types_and_fillings_that_torch_lacks_are_refused(wrong: dict[str, Any]) -> None:
+    for kind in (partial(PackingConfig, capacity=4), partial(TokenBudget, tokens=4)):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            kind(column="tokens", **wrong)
+
+
+@kinds
+@ways
+def test_a_column_that_is_missing_is_named(tmp_path: Path, kind: dict[str, Any], how: dict[str, Any]) -> None:
+    root = write(tmp_path / "a", [{"tokens": np.ones(4, np.int32)}], {"tokens": "ndarray:int32"})
+    with raises(SampleError if how else ConfigError, "'masks'"):
+        list(loader([root], kind, told={"along": ["masks"]}, **how))
+
+
+RETURNED: dict[str, Callable[[], Any]] = {
+    "bfloat16": lambda: torch.ones(4, dtype=torch.bfloat16),
+    "a gradient": lambda: torch.ones(4, requires_grad=True),
+    "longdouble": lambda: np.ones(4, np.longdouble),
+    "ragged": lambda: [[1], [1, 2], [3], [4]],
+}
+
+
+@kinds
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+def test_values_of_a_transform_that_are_no_numbers_of_numpy_are_refused(
+    tmp_path: Path, kind: dict[str, Any], returned: Callable[[], Any]
+) -> None:
+    root = write(tmp_path / "a", [{"tokens": np.ones(4, np.int32)}], {"tokens": "ndarray:int32"})
+    with raises(SampleError, "column 'tokens' of a document must be numbers in one dimension"):
+        list(loader([root], kind, transform=lambda _: {"tokens": returned()}))
+
+
+@kinds
+def test_values_of_a_transform_may_be_in_the_other_byte_order(tmp_path: Path, kind: dict[str, Any]) -> None:
+    root = write(tmp_path / "a", [{"tokens": np.arange(4, dtype=np.int32)}], {"tokens": "ndarray:int32"})
+    (batch,) = loader(
+        [root], kind, told={"as_dtype": None}, transform=lambda of: {"tokens": of["tokens"].astype(">i4")}
+    )
+    assert batch["input_ids"].dtype == torch.int32
+    assert batch["input_ids"].tolist() == [[0, 1, 2, 3]]
 
 
 _WHOLE = [np.dtype(name) for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")]

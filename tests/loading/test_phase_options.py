@@ -49,6 +49,7 @@ def test_a_weight_of_0_is_no_weight(weight: Any) -> None:
     ("said", "words"),
     [
         ({"mix": {}}, ["schedule.mix must map names of streams to weights"]),
+        ({"mix": {"web": 1, 2: 1}}, ["schedule.mix must map names of streams to weights"]),
         ({"mix": ["web"]}, ["schedule.mix must map names of streams to weights"]),
         ({"mix": {"web": [1, 0]}}, ["schedule.mix has no weight above 0 at its end"]),
         ({"mix": {"web": [0, 1], "code": [0, 2]}}, ["schedule.mix has no weight above 0 at its beginning"]),

@@ -18,7 +18,7 @@ import pytest
 from lightning_streaming import Stream, StreamingDataset, World
 from lightning_streaming.errors import ConfigError, DownloadError, ObjectNotFoundError, StreamingError
 from lightning_streaming.loading.stream import StreamDefaults, named_streams
-from tests.helpers import ids, make_dataset, make_loader, write_dataset
+from tests.helpers import assert_error, ids, make_dataset, make_loader, write_dataset
 from tests.loading.processes import wait_until
 from tests.servers import HttpStore
 
@@ -73,8 +73,9 @@ NO_ONLY_STREAM = dict.fromkeys(("remote", "local", "join"))
 @pytest.mark.parametrize("name", ["get_shards", "prepare_shard", "set_up_local", "apply_default", "_download_file"])
 def test_a_stream_that_would_fetch_in_its_own_way_is_refused(name: str) -> None:
     own = type("Table", (Stream,), {name: lambda self, *_: None})
-    with pytest.raises(ConfigError, match=f"stream 'a' is a Table, whose {name} nobody would call"):
+    with assert_error(ConfigError, option="streams", stream="a", hint="register a filesystem") as caught:
         named_streams({"a": own(remote="s3://bucket/a")}, NO_ONLY_STREAM)
+    assert name in str(caught.value)
 
 
 def test_secrets_are_not_shown() -> None:
@@ -105,7 +106,7 @@ REFUSED: dict[str, list[Any]] = {
         "score > 1",
         *({"where": value} for value in (" ", 3)),
         *({"fraction": value} for value in ("[:5]", "90%:10%", "5%:5%", ":101%", "5%")),
-        {"fraction": ":5%", "group_by": 3},
+        *({"fraction": ":5%", "group_by": value} for value in (3, False, b"")),
         {"group_by": "doc"},
         *({"seed": value} for value in (1.5, "a", 2**63, True)),
         *({"indices": value} for value in ([[1], [2]], [1.5], ["a"], [[1], [2, 3]])),
@@ -116,12 +117,12 @@ REFUSED: dict[str, list[Any]] = {
         {"a": "x"},
         {"": {"remote": "x"}},
         {3: {"remote": "x"}},
-        *({"a": value} for value in ({"key": "id"}, {"remote": "x", "key": 3}, {"x": 1})),
+        *({"a": value} for value in ({"key": "id"}, {"remote": "x", "key": 3}, {"x": 1}, {"remote": "x\ud800"})),
     ],
     "storage": ["x", {"options": 3}, {"options": {3: "x"}}, {"on_demand": "no"}, {"key": "x"}, {3: 4}],
     "download_retry": [-1, -3],
-    "download_timeout": [0, -1, float("nan"), float("inf")],
-    "validate_hash": ["sha2", "SHA1"],
+    "download_timeout": [0, -1, "60", True, float("nan"), float("inf")],
+    "validate_hash": ["sha2", "SHA1", False],
     "keep_zip": [],
     "format": ["mds", "NPY", "", 3],
     "block_length": [0, -1, 2.5, True, "2049", 5],
@@ -157,7 +158,7 @@ REFUSED: dict[str, list[Any]] = {
     "shuffle_seed": [-1, 1.5, 2**63],
     "shuffle_block_size": [0, -1, 1.5],
     "batching_method": ["best", None],
-    "skip": [["x"], ["5-3"], [-1], "a", 7],
+    "skip": [["x"], ["5-3"], [-1], "a", 7, b"1", {1: 2}],
     "allow_unsafe_types": [],
     "columns": [[], "id", [3], 3, {"id"}],
     "replication": [0, -1, 2.0],
@@ -172,18 +173,21 @@ REFUSED: dict[str, list[Any]] = {
     "decode": [
         "image",
         {"image": "array"},
-        *({"columns": value} for value in ("image", {"image": "jpeg"}, {1: "pil"}, ["image"])),
+        *(
+            {"columns": value}
+            for value in ("image", {"image": "jpeg"}, {"image": np.array(["pil", "array"])}, {1: "pil"}, ["image"])
+        ),
         *({"threads": value} for value in (-1, "2", 1.5, None)),
     ],
     "bad_samples": [
         "replace",
-        *({"action": value} for value in ("skip", None, True, "replace")),
+        *({"action": value} for value in ("skip", None, True, "replace", np.array(["replace", "error"]))),
         *({"max": value} for value in (-1, 0.01, "1.5", "101%", "many", "%", None, True, float("nan"))),
         *({"log": value} for value in ("", 7, True, "logs")),
     ],
     "world": [],
     "stream_name": ["mine", "", None],
-    "stream_config": [{"table": "x"}, {"repeat": -1}, 7],
+    "stream_config": [{"table": "x"}, {"repeat": -1}, 7, {1: 2}],
 }
 
 
@@ -197,6 +201,28 @@ def test_what_cannot_work_is_refused_at_birth(root: Path, name: str, value: Any)
     with pytest.raises(ConfigError) as caught:
         make_dataset(None if only_data else root, **{name: value})
     assert len(str(caught.value)) > 30
+    of_other = {"schedule": "streams", "stream_config": next(iter(value), None) if isinstance(value, dict) else None}
+    assert (caught.value.option or "").partition(".")[0] in (name, of_other.get(name))
+
+
+ARRAYS = [
+    *("streams", "remote", "local", "split", "validate_hash", "format", "epoch_size", "stream_name", "stream_config"),
+    *("shuffle_algo", "sampling_method", "partition_algo", "batching_method", "cache_limit", "schedule", "join"),
+    *("selection", "selection.where", "selection.fraction", "selection.group_by", "storage", "storage.options"),
+    *("packing", "packing.column", "packing.method", "packing.dtype", "packing.pad", "packing.longer"),
+    *("token_budget", "token_budget.column", "debug", "debug.sample_log", "decode", "decode.columns"),
+    *("bad_samples", "bad_samples.action", "bad_samples.log", "bad_samples.max"),
+]
+NEEDED = {"packing": {"column": "x", "capacity": 8}, "token_budget": {"column": "x", "tokens": 8}}
+
+
+@pytest.mark.parametrize("option", ARRAYS)
+@pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array([]), np.array([[1, 2], [3, 4]])], ids=str)
+def test_an_array_in_place_of_a_text_list_or_mapping_is_refused(root: Path, option: str, array: Any) -> None:
+    group, _, field = option.partition(".")
+    value = {**NEEDED.get(group, {}), field: array} if field else array
+    with assert_error(ConfigError, option=option):
+        make_dataset(None if option in ("streams", "remote") else root, **{group: value})
 
 
 @pytest.mark.parametrize("name", ["shuffle_seed", "sampling_granularity"])
@@ -205,10 +231,24 @@ def test_none_is_refused_where_a_number_is_needed(root: Path, name: str) -> None
         make_dataset(root, **{name: None})
 
 
-@pytest.mark.parametrize("also", [{"remote": "x"}, {"local": "x"}, {"stream_config": {"repeat": 2}}])
-def test_data_is_named_in_one_way_only(root: Path, also: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("also", "option"),
+    [({"remote": "x"}, "streams"), ({"local": "x"}, "streams"), ({"stream_config": {"repeat": 2}}, "stream_config")],
+)
+def test_data_is_named_in_one_way_only(root: Path, also: dict[str, Any], option: str) -> None:
+    with assert_error(ConfigError, option=option):
         StreamingDataset(streams=[Stream(remote=str(root))], **also)
+
+
+def test_data_is_named_at_all() -> None:
+    for empty in (StreamingDataset, Stream):
+        with assert_error(ConfigError, option="remote"):
+            empty()
+
+
+def test_all_streams_have_a_proportion_or_none(root: Path) -> None:
+    with assert_error(ConfigError, option="proportion", stream="b"):
+        StreamingDataset(streams={"a": Stream(remote=str(root), proportion=1), "b": Stream(remote=str(root))})
 
 
 @pytest.mark.parametrize(

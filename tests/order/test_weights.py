@@ -78,6 +78,8 @@ def test_a_weight_that_makes_no_sense_is_refused_at_birth(said: dict[str, Any]) 
         ([StreamWeight(proportion=0)], [1], None, "above 0"),
         ([StreamWeight(proportion=1e308)] * 2, [1, 1], None, "scale them down"),
         ([StreamWeight(repeat=0.5)], [1], None, "no sample at all"),
+        ([StreamWeight(repeat=2**63)], [20], None, "would draw"),
+        ([StreamWeight(choose=2**61)] * 2, [1, 1], None, "would draw"),
     ],
 )
 def test_weights_that_cannot_work_are_refused_in_words(
