@@ -213,8 +213,6 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
         counted.limited(position_of(loader).batches_of_epoch()) if isinstance(loader, StreamingDataLoader) else limit
         for loader, limit in zip(loaders, limits, strict=True)
     ]
-    assert combined._iterator is not None, "made before on_train_start"
-    combined._iterator.limits = combined.limits
     length = _length_of_epoch(combined)
     fetcher.length = None if length == float("inf") else int(length)
     if fetcher.length is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from math import log
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order import phases as planning
@@ -180,3 +182,24 @@ def test_the_steps_of_all_phases_are_counted_together(monkeypatch: pytest.Monkey
     assert len(planned([first, phase("two", 2000, ramp, steps=40)], 1)) == 100
     with pytest.raises(ConfigError, match=r"schedule.two.steps: 41 are needed besides 60 of earlier phases"):
         planned([first, phase("two", 2000, ramp, steps=41)], 1)
+
+
+class _ReadsFirst:
+    """Cuts a step that reads its streams one after another, so that the last ones get least of it."""
+
+    def cut_last_step(self, plan: StepPlan, read: int) -> NDArray[np.int64]:
+        step = plan.step(len(plan) - 1)
+        stops = np.minimum(np.cumsum(step.counts), read)
+        counts = np.zeros(len(plan.streams), np.int64)
+        counts[step.streams] = np.diff(stops, prepend=0)
+        return counts
+
+
+@pytest.mark.parametrize("read", [1, 10, 50, 77, 99])
+def test_what_cuts_leave_unread_is_owed_to_its_streams(read: int) -> None:
+    weights = {"a": 0.37, "b": 0.33, "c": 0.2, "d": 0.1}
+    cut = [
+        replace(phase(f"cut {start}", start + 103, weights), cut=start + read) for start in range(0, 10 * read, read)
+    ]
+    plan = planned([*cut, phase("rest", 2000, weights)], 1, cutter=_ReadsFirst())
+    assert plan.drawn[-1].tolist() == [740, 660, 400, 200]
