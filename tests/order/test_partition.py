@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -279,6 +279,7 @@ def test_regrouped_to_the_same_nodes_is_in_turn(geometry: BatchGeometry) -> None
     assert divided(layout, geometry).tolist() == divided(INTERLEAVED, geometry).tolist()
 
 
+@example(geometry=geometry_of(1, 1, 2), shares=4, first=3)  # more shares than entries
 @given(geometry=geometries, shares=st.integers(1, 8), first=st.integers(0, 99))
 def test_gathered_are_the_shares_of_the_first_nodes_one_after_another_cut_anew(
     geometry: BatchGeometry, shares: int, first: int
