@@ -44,7 +44,7 @@ class StorageConfig(OptionGroup):
     def options_of(cls, storage: StorageConfig | Mapping[str, Any] | None) -> StorageOptions:
         """Return what is passed to fsspec, empty by default."""
         config = as_group(cls, storage)
-        return StorageOptions(None if config is None else config.options)
+        return StorageOptions(None if config is None else config.options, "storage.options")
 
     @staticmethod
     def check_has_options_only(storage: StorageConfig | Mapping[str, Any] | None, owner: str) -> None:

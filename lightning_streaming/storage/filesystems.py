@@ -19,7 +19,7 @@ from lightning_streaming.errors import ConfigError, MissingDependencyError
 from lightning_streaming.storage.hub import check_hub_options, over_http
 from lightning_streaming.storage.redirects import guarded
 from lightning_streaming.storage.retries import StallClock, run_watched, watched
-from lightning_streaming.storage.secrets import expand, expand_known
+from lightning_streaming.storage.secrets import expand, expand_known, option_of
 from lightning_streaming.storage.urls import (
     AZURE_SCHEMES,
     HTTP_SCHEMES,
@@ -96,7 +96,7 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     if scheme_of(url) in (*_S3_SCHEMES, *_GCS_SCHEMES) and user_of(url):
         raise ConfigError(
             f"{mask_url(url)} was given with a user or password before its bucket, which this store does not take",
-            hint="put them into storage_options, for example as key and secret",
+            hint=f"put them into {option_of(options)}, for example as key and secret",
             path=mask_url(url),
         )
     if scheme_of(url) in OCI_SCHEMES and "@" not in url.partition("://")[2].partition("/")[0]:
@@ -104,7 +104,7 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         raise ConfigError(
             f"{mask_url(url)} names no namespace", hint="write oci://BUCKET@NAMESPACE/path", path=mask_url(url)
         )
-    arguments = {**cls._get_kwargs_from_urls(url), **_with_our_settings(url, expand(options))}
+    arguments = {**cls._get_kwargs_from_urls(url), **_with_our_settings(url, expand(options), option_of(options))}
     key = (os.getpid(), 0 if cls.async_impl else threading.get_ident(), _token(cls, arguments))
     filesystem = _opened.get(key)
     if filesystem is None:
@@ -255,11 +255,11 @@ def _mend_fsspec_after_fork() -> None:
     os.register_at_fork(after_in_child=fsspec.asyn.reset_lock)
 
 
-def _with_our_settings(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _with_our_settings(url: str, options: Mapping[str, Any], option: str) -> dict[str, Any]:
     """The options, with defaults that leave retries and deadlines to us; whatever the user set wins."""
     scheme = scheme_of(url)
     if scheme in HUB_SCHEMES:
-        check_hub_options(options)
+        check_hub_options(options, option)
     if scheme in (*_S3_SCHEMES, *_GCS_SCHEMES, *AZURE_SCHEMES):
         # A listing that is kept hides what other processes write later.
         options = {"use_listings_cache": False, **options}
@@ -271,7 +271,7 @@ def _with_our_settings(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if scheme in HTTP_SCHEMES:
         # A compressed answer would be unpacked on the way, and then its size is not the size in the index.
         headers = {"Accept-Encoding": "identity", **(options.get("headers") or {})}
-        return guarded({"timeout": None, **options, "headers": headers})
+        return guarded({"timeout": None, **options, "headers": headers}, option)
     return dict(options)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from lightning_streaming.errors import ConfigError, UnsupportedError
-from lightning_streaming.storage.secrets import expand
+from lightning_streaming.storage.secrets import expand, option_of
 from lightning_streaming.storage.urls import HUB_SCHEMES, mask_url, scheme_of
 
 _OPTIONS = ("token", "endpoint")
@@ -77,7 +77,7 @@ def refuse_to_write(url: str) -> None:
         )
 
 
-def check_hub_options(options: Mapping[str, Any]) -> None:
+def check_hub_options(options: Mapping[str, Any], option: str) -> None:
     """Refuse storage options that the hub does not know, which its filesystem would ignore.
 
     Raises:
@@ -86,9 +86,9 @@ def check_hub_options(options: Mapping[str, Any]) -> None:
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
         raise ConfigError(
-            f"storage_options of hf:// are {' and '.join(_OPTIONS)}, but got {', '.join(unknown)}",
+            f"{option} of hf:// are {' and '.join(_OPTIONS)}, but got {', '.join(unknown)}",
             hint="data that needs no token takes token: false",
-            option="storage_options",
+            option=option,
         )
 
 
@@ -103,7 +103,7 @@ def over_http(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]
     Raises:
         ConfigError: The URL names no repository, or the options are others.
     """
-    check_hub_options(options)
+    check_hub_options(options, option_of(options))
     given = expand(options)
     file = parse_hub_url(url)
     where = importlib.import_module("huggingface_hub").hf_hub_url(

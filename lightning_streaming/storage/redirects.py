@@ -19,23 +19,24 @@ _HARMLESS = ("accept", "accept-encoding", "content-length", "content-type", "ran
 """Headers that another origin gets, too: what they say is ours, and it could not answer without."""
 
 
-def guarded(options: Mapping[str, Any]) -> dict[str, Any]:
+def guarded(options: Mapping[str, Any], option: str = "storage_options") -> dict[str, Any]:
     """Return options of fsspec's HTTP filesystem with which a redirect to another origin takes no secret along.
 
     Logins and cookies become headers, as aiohttp would send those of a session to every origin.
 
     Args:
         options: ``headers``, ``cookies``, ``client_kwargs`` and others.
+        option: Name of the option that they are from, as errors call it.
     """
     client = dict(options.get("client_kwargs") or {})
     found = {**options, "client_kwargs": client}
-    _as_headers(client)
-    _as_headers(found)
+    _as_headers(client, option)
+    _as_headers(found, option)
     client["trace_configs"] = [*(client.get("trace_configs") or ()), _guard()]
     return found
 
 
-def _as_headers(options: dict[str, Any]) -> None:
+def _as_headers(options: dict[str, Any], option: str) -> None:
     """Replace ``auth`` and ``cookies`` of a session or request by the headers that they stand for.
 
     Raises:
@@ -46,29 +47,29 @@ def _as_headers(options: dict[str, Any]) -> None:
     if (login := options.pop("auth", None)) is not None and "authorization" not in there:
         if not callable(getattr(login, "encode", None)) or isinstance(login, str):
             raise ConfigError(
-                f"storage_options: auth must be an aiohttp.BasicAuth, but is of type {type(login).__name__}",
+                f"{option}: auth must be an aiohttp.BasicAuth, but is of type {type(login).__name__}",
                 hint="pass aiohttp.BasicAuth(user, password)",
-                option="storage_options",
+                option=option,
             )
         headers["Authorization"] = login.encode()
-    if cookies := _cookie_text(options.pop("cookies", None)):
+    if cookies := _cookie_text(options.pop("cookies", None), option):
         name = there.get("cookie", "Cookie")
         headers[name] = "; ".join(filter(None, (headers.get(name), cookies)))
     if headers:
         options["headers"] = headers
 
 
-def _cookie_text(cookies: Any) -> str:
+def _cookie_text(cookies: Any, option: str) -> str:
     """Return cookies, in any form that aiohttp takes, as a ``Cookie`` header has them."""
     try:
         pairs = [tuple(one) for one in (cookies.items() if isinstance(cookies, Mapping) else cookies or ())]
         return "; ".join(f"{name}={value.coded_value if isinstance(value, Morsel) else value}" for name, value in pairs)
     except (TypeError, ValueError):  # which are not shown: they are secrets
         raise ConfigError(
-            "storage_options: cookies must map names to values, or be a list of pairs of them, but are of type "
+            f"{option}: cookies must map names to values, or be a list of pairs of them, but are of type "
             f"{type(cookies).__name__}",
             hint="pass cookies like {'session': '...'}",
-            option="storage_options",
+            option=option,
         ) from None
 
 

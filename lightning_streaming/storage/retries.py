@@ -26,7 +26,7 @@ from lightning_streaming.errors import (
     StreamingError,
 )
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.storage.secrets import chain_of, describe, shown_cause
+from lightning_streaming.storage.secrets import chain_of, describe, option_of, shown_cause
 
 _logger = package_logger(__name__)
 
@@ -50,24 +50,24 @@ _LONGEST_SYSTEM_WAIT = 3600.0  # the system takes no infinite ones
 _WAYS_OUT: dict[type[StreamingError], str] = {
     ObjectNotFoundError: "not found; check the bucket, the path and the endpoint",
     AccessDeniedError: (
-        "access denied; check the credentials in storage_options or in the environment and what they may read, "
+        "access denied; check the credentials in {option} or in the environment and what they may read, "
         "or say that none are needed, for example with anon: true"
     ),
-    ConfigError: "the request could not be made; check the URL and storage_options",
+    ConfigError: "the request could not be made; check the URL and {option}",
     MissingDependencyError: "a package is missing; install it with pip",
     StorageError: "the store refused, and would refuse again",
 }
 _ACCESS_WAYS_OUT = {
     "az": (
-        "access denied; give account_name with account_key, sas_token or connection_string in storage_options or in "
+        "access denied; give account_name with account_key, sas_token or connection_string in {option} or in "
         "the variables AZURE_STORAGE_..., log in with az login, or say that none are needed, with anon: true"
     ),
     "hf": (
         "access denied, which the hub also says of a repository that is not there; check USER/NAME, and give a token "
-        "that may read it in HF_TOKEN or as token in storage_options"
+        "that may read it in HF_TOKEN or as token in {option}"
     ),
     "oci": (
-        "access denied; give config (a file, like ~/.oci/config) and profile, or iam_type, in storage_options, and "
+        "access denied; give config (a file, like ~/.oci/config) and profile, or iam_type, in {option}, and "
         "check what they may read"
     ),
 }
@@ -203,7 +203,7 @@ class Attempts:
         """
         cause = describe(last, self.options, self.hidden)
         if kind is not None:
-            wrong, _, hint = self._wrong_and_hint(last, kind).partition("; ")
+            wrong, _, hint = self._wrong_and_hint(last, kind).format(option=option_of(self.options)).partition("; ")
             return kind(f"could not {self.purpose}: {wrong} ({cause})", hint=hint or None, path=self.shown)
         times = "1 attempt" if made == 1 else f"{made} attempts"
         limit = "" if self.timeout is None else f" of up to {self.timeout:g} s"

@@ -55,13 +55,13 @@ class StorageOptions(Mapping[str, Any]):
 
     Args:
         options: By name, as fsspec's filesystem takes them. None: none.
-        option: Name of the option that they are from.
+        option: Name of the option that they are from, as errors call it; options of this class keep theirs.
 
     Raises:
         ConfigError: They are no mapping from names to values. What they are is not shown: it may be secret.
     """
 
-    __slots__ = ("_options",)
+    __slots__ = ("_options", "option")
 
     def __init__(self, options: Mapping[str, Any] | None = None, option: str = "storage_options") -> None:
         must = f"{option} must map names to values, like {{'anon': True}}"
@@ -71,6 +71,7 @@ class StorageOptions(Mapping[str, Any]):
             if not isinstance(name, str):
                 raise ConfigError(f"{must}, but have a name of type {type(name).__name__}", option=option)
         self._options = dict(options or {})
+        self.option = option_of(options, option)
 
     def __getitem__(self, name: str) -> Any:
         return self._options[name]
@@ -85,6 +86,11 @@ class StorageOptions(Mapping[str, Any]):
         return repr(shown_options(self))
 
 
+def option_of(options: Mapping[str, Any] | None, default: str = "storage_options") -> str:
+    """Return the name of the option that storage options are from, as errors call it."""
+    return options.option if isinstance(options, StorageOptions) else default
+
+
 def expand(options: Mapping[str, Any]) -> dict[str, Any]:
     """Storage options with each ``${NAME}`` in a text, at any depth, replaced by that environment variable.
 
@@ -93,7 +99,8 @@ def expand(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: A variable is not set, or a secret was left out when these options were printed.
     """
-    expanded: dict[str, Any] = _map_texts(options, _expanded)
+    option = option_of(options)
+    expanded: dict[str, Any] = _map_texts(options, lambda text: _expanded(text, option))
     return expanded
 
 
@@ -105,24 +112,24 @@ def expand_known(options: Mapping[str, Any]) -> dict[str, Any]:
     return expanded
 
 
-def _expanded(text: str) -> str:
+def _expanded(text: str, option: str) -> str:
     if text == _HIDDEN:
         raise ConfigError(
-            f"storage_options hold {_HIDDEN}, which stands for a secret that was not printed",
+            f"{option} holds {_HIDDEN}, which stands for a secret that was not printed",
             hint='write the name of an environment variable instead, like "${STORE_SECRET}", or leave the option out',
-            option="storage_options",
+            option=option,
         )
-    return _REFERENCE.sub(_value_of, text)
+    return _REFERENCE.sub(lambda reference: _value_of(reference[1], option), text)
 
 
-def _value_of(reference: re.Match[str]) -> str:
-    if reference[1] not in os.environ:
+def _value_of(variable: str, option: str) -> str:
+    if variable not in os.environ:
         raise ConfigError(
-            f"storage_options take the environment variable {reference[1]}, but it is not set",
+            f"{option} uses the environment variable {variable}, but it is not set",
             hint="set it where this process starts, or leave the option out",
-            option="storage_options",
+            option=option,
         )
-    return os.environ[reference[1]]
+    return os.environ[variable]
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:

@@ -240,7 +240,7 @@ def add_storage_options(parser: ArgumentParser, name: str = "--storage-options",
         metavar="KEY=VALUE",
         action=_AddOption,
         type=_parse_pair,
-        default=StorageOptions({}),
+        default=StorageOptions({}, name),
         help=f"an argument of the fsspec filesystem of {of}, for example anon=true or endpoint_url=http://host; may be "
         'given several times. Numbers, true, false, null, {...}, [...] and "..." are read as JSON, others as text. '
         "Values are never shown",
@@ -252,7 +252,7 @@ class _AddOption(Action):
 
     def __call__(self, _: ArgumentParser, args: Namespace, pair: Any, __: str | None = None) -> None:
         """See :class:`argparse.Action`."""
-        setattr(args, self.dest, StorageOptions({**getattr(args, self.dest), pair[0]: pair[1]}))
+        setattr(args, self.dest, StorageOptions({**getattr(args, self.dest), pair[0]: pair[1]}, self.option_strings[0]))
 
 
 def add_workers(parser: ArgumentParser, default: int | None, words: str) -> None:

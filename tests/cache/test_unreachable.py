@@ -134,23 +134,42 @@ def test_a_runtime_directory_that_cannot_be_is_told(kind: str, tmp_path: Path, m
 BAD_OPTIONS = ["key=SECRET", ["SECRET"], 3, {1: "SECRET"}, ""]
 
 
-@pytest.mark.parametrize("options", BAD_OPTIONS, ids=repr)
-@pytest.mark.parametrize("way", ["dataset", "url", "stream", "writer", "pair", "merge", "parallel"])
-def test_storage_options_that_are_no_mapping_are_refused(way: str, options: Any, tmp_path: Path) -> None:
+def _use(way: str, options: Any, tmp_path: Path) -> None:
+    """Read or write with storage options."""
     data, url = str(tmp_path / "data"), "memory://bucket/data"
     columns = {"id": "int"}
+    own, joined = str(tmp_path / "own"), {"remote": url, "key": "id", "storage": {"options": options}}
     function: Any = iter
     ways: dict[str, Callable[[], Any]] = {
         "dataset": lambda: StreamingDataset(remote=data, storage={"options": options}).size,
         "url": lambda: StreamingDataset(remote=url, storage={"options": options}).size,
         "stream": lambda: StreamingDataset(streams={"a": Stream(remote=url, storage={"options": options})}).size,
+        "join": lambda: StreamingDataset(remote=str(write_dataset(Path(own))), join={"a": joined}).size,
         "writer": lambda: MDSWriter(out=url, columns=columns, storage_options=options),
         "pair": lambda: MDSWriter(out=(data, url), columns=columns, storage_options=options),
         "merge": lambda: merge([f"{url}/a"], url, storage_options=options),
         "parallel": lambda: write_parallel([1], function, url, columns=columns, storage_options=options),
     }
-    reads = way in ("dataset", "url", "stream")
-    with assert_error(ConfigError, option="storage.options" if reads else "storage_options") as caught:
-        ways[way]()
+    ways[way]()
+
+
+WAYS = {
+    **dict.fromkeys(("dataset", "url", "stream"), "storage.options"),
+    **dict.fromkeys(("writer", "pair", "merge", "parallel"), "storage_options"),
+}
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS, ids=repr)
+@pytest.mark.parametrize(("way", "option"), WAYS.items(), ids=WAYS)
+def test_storage_options_that_are_no_mapping_are_refused(way: str, option: str, options: Any, tmp_path: Path) -> None:
+    with assert_error(ConfigError, option=option) as caught:
+        _use(way, options, tmp_path)
     assert "values" in str(caught.value)
     assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("way", "option"), [("join", "storage.options"), *list(WAYS.items())[1:]])
+def test_a_variable_that_is_not_set_is_told_with_the_option(way: str, option: str, tmp_path: Path) -> None:
+    with assert_error(ConfigError, option=option) as caught:
+        _use(way, {"key": "${STORE_MISSING}"}, tmp_path)
+    assert str(caught.value).count(option) == 1

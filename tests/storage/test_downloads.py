@@ -22,7 +22,7 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
-from lightning_streaming.storage import Location, retries
+from lightning_streaming.storage import Location, StorageOptions, retries
 from tests.helpers import assert_error
 from tests.servers import FaultyStore, GcsBucket, HttpStore, S3Bucket, S3Store, refused_port
 
@@ -160,9 +160,13 @@ def test_s3_without_the_right_to_read_is_denied(s3: S3Store, tmp_path: Path, tar
     (tmp_path / "x").write_bytes(DATA)
     url = f"{s3.make_bucket()}/x"
     Location(url, s3.options).upload(tmp_path / "x")
-    with assert_error(AccessDeniedError, path="/x") as caught:
-        fetch(url, target, {"endpoint_url": s3.url, "anon": True})
-    assert "credentials" in str(caught.value)
+    options = {"endpoint_url": s3.url, "anon": True}
+    for given, option in (
+        (options, "storage_options"),
+        (StorageOptions(options, "storage.options"), "storage.options"),
+    ):
+        with assert_error(AccessDeniedError, path="/x", hint=f"credentials in {option} or"):
+            fetch(url, target, given)
 
 
 def test_options_that_a_store_does_not_know_are_refused(s3: S3Store, target: Path) -> None:
