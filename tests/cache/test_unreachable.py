@@ -169,7 +169,7 @@ def test_storage_options_that_are_no_mapping_are_refused(way: str, option: str, 
 
 
 @pytest.mark.parametrize(("way", "option"), [("join", "storage.options"), *list(WAYS.items())[1:]])
-def test_a_variable_that_is_not_set_is_told_with_the_option(way: str, option: str, tmp_path: Path) -> None:
+def test_an_unset_variable_is_reported_with_the_option(way: str, option: str, tmp_path: Path) -> None:
     with assert_error(ConfigError, option=option) as caught:
         _use(way, {"key": "${STORE_MISSING}"}, tmp_path)
     assert str(caught.value).count(option) == 1

@@ -6,6 +6,7 @@ import errno
 import random
 import signal
 import traceback
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def object_url(http_store: HttpStore) -> str:
     return f"{http_store.url}/x"
 
 
-def fetch(url: str, target: Path, options: dict[str, Any] | None = None, **settings: Any) -> None:
+def fetch(url: str, target: Path, options: Mapping[str, Any] | None = None, **settings: Any) -> None:
     location = Location(url, options or {}, settings.pop("attempts", 2), settings.pop("timeout", 5))
     location.download(target, **{"size": len(DATA), **settings})
 
@@ -160,13 +161,13 @@ def test_s3_without_the_right_to_read_is_denied(s3: S3Store, tmp_path: Path, tar
     (tmp_path / "x").write_bytes(DATA)
     url = f"{s3.make_bucket()}/x"
     Location(url, s3.options).upload(tmp_path / "x")
-    options = {"endpoint_url": s3.url, "anon": True}
-    for given, option in (
+    options: dict[str, Any] = {"endpoint_url": s3.url, "anon": True}
+    for passed, option in (
         (options, "storage_options"),
         (StorageOptions(options, "storage.options"), "storage.options"),
     ):
         with assert_error(AccessDeniedError, path="/x", hint=f"credentials in {option} or"):
-            fetch(url, target, given)
+            fetch(url, target, passed)
 
 
 def test_options_that_a_store_does_not_know_are_refused(s3: S3Store, target: Path) -> None:
