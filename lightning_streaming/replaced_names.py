@@ -33,7 +33,34 @@ _SUBCLASS = "subclass StreamingDataset, or give transform=; docs/migrate-from-mo
 _EPOCH = "the loader counts epochs itself; dataset.next_epoch may be set"
 _NOTHING_TO_CLEAN = "there is no shared memory to clean up: a new start just works, after kill -9 too"
 
+_OLDER = {
+    "where": "selection.where",
+    "split_by": "selection.group_by",
+    "split_seed": "selection.seed",
+    "select": "selection.indices",
+    "on_demand": "storage.on_demand",
+    "follow": "follow_appends",
+    "phases": "schedule",
+    "pack": "packing",
+    "budget": "token_budget",
+    "on_bad_sample": "bad_samples.action",
+    "max_bad": "bad_samples.max",
+    "bad_log": "bad_samples.log",
+    "decode_threads": "decode.threads",
+    "sample_log": "debug.sample_log",
+    "watchdog_seconds": "debug.watchdog_seconds",
+}
+"""Names before 0.1.0 of options of ours."""
+_OLDER_ARGUMENTS = {name: f"its name is {option}" for name, option in _OLDER.items()}
+_OLDER_OF_LOADER = {
+    "with_keys": "its name is return_keys",
+    "with_valid": "its name is return_valid_mask",
+    "repeat_epoch": "its name is fixed_epoch",
+}
+
 _STREAM_ARGUMENTS = {
+    **{name: _OLDER_ARGUMENTS[name] for name in ("where", "split_by", "split_seed", "select", "follow")},
+    **dict.fromkeys(("storage_options", "session_options"), _IN_STORAGE_OPTIONS),
     "samples": "choose= is how many samples an epoch draws",
     "weight": "proportion= is a stream's share of an epoch",
     "keep_raw": _KEEP_RAW,
@@ -43,6 +70,7 @@ _STREAM_ARGUMENTS = {
 }
 
 _DATASET_ARGUMENTS = {
+    **_OLDER_ARGUMENTS,
     **_STREAM_ARGUMENTS,
     "samples": "epoch_size= is how many samples an epoch draws; Stream(choose=...), from one stream",
     "dirname": "local= is the directory",
@@ -61,7 +89,6 @@ _DATASET_ARGUMENTS = {
     "max_cache_size": "cache_limit= is the most bytes that the node keeps, not a share of its disk",
     "subsample": "epoch_size= draws fewer samples, Stream(repeat=0.1) a tenth of a stream",
     "encryption": "shards are not encrypted; let the store encrypt, or register_encoding for a column",
-    **dict.fromkeys(("storage_options", "session_options"), _IN_STORAGE_OPTIONS),
     "max_pre_download": "predownload= is how many samples ahead shards are fetched",
     "index_path": "the index is index.json beside the shards; " + _CONVERT + " makes a dataset of Parquet files",
     "force_override_state_dict": 'load_state_dict(state, on_mismatch="warn") goes on with other settings',
@@ -84,7 +111,11 @@ REPLACED_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "stream_config": "give streams={name: Stream(...)}",
     },
     "Stream": _STREAM_ARGUMENTS,
+    "MixturePhase": {"until": "its name is end", "cut": "its name is ended_at", "name": "it is the key in schedule"},
+    "JoinConfig": {"on": "its name is key"},
+    "StreamingDataModule": _OLDER_OF_LOADER,
     "StreamingDataLoader": {
+        **_OLDER_OF_LOADER,
         "profile_batches": _PROFILE,
         "profile_skip_batches": _PROFILE,
         "profile_dir": _PROFILE,

@@ -195,6 +195,7 @@ def test_help_of_a_class_of_the_user_shows_its_own_arguments(capsys: pytest.Capt
             ["--data.train.streams.b.proporton=1"],
             "there is no field data.train.streams.b.proporton; did you mean data.train.streams.b.proportion?",
         ),
+        (["--data.train.where=x > 1"], "there is no field data.train.where: its name is selection.where\n"),
         (["--data.init_args.bath_size=2"], "there is no field data.bath_size; did you mean data.batch_size?"),
         (["--data.train.nothing_like_it=2"], "there is no field data.train.nothing_like_it\n"),
         (["--trainer.mx_steps=2"], "there is no field trainer.mx_steps; did you mean trainer.max_steps?"),
