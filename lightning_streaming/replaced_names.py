@@ -219,6 +219,10 @@ REPLACED_IN_MODULE: Mapping[str, str] = {
 """By name: what to use instead."""
 
 
+_FEW_ARGUMENTS = 12
+"""That an error may list."""
+
+
 def tells_unknown_arguments(cls: _Class) -> _Class:
     """Let a class refuse arguments that it does not take with an error that says which one is meant.
 
@@ -289,7 +293,8 @@ def _accepted(cls: type) -> Iterator[str]:
 def _refuse(cls: type, name: str) -> NoReturn:
     accepted = sorted(set(_accepted(cls)))
     said = _said_of(cls, REPLACED_ARGUMENTS).get(name) or _meant(f"{name}=", [f"{one}=" for one in accepted])
-    said = said or f"help({cls.__name__}) tells what it takes"
+    few = len(accepted) <= _FEW_ARGUMENTS
+    said = said or (f"it takes {', '.join(accepted)}" if few else f"see help({cls.__name__})")
     group = getattr(cls, "option", None)
     option = f"{group}.{name}" if isinstance(group, str) else name
     raise UnknownArgumentError(f"{cls.__name__} takes no argument {name!r}: {said}", option=option)

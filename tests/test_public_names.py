@@ -171,6 +171,12 @@ def test_a_data_module_has_the_options_that_it_checks() -> None:
     assert options_of(StreamingDataModule, StreamingDataModule.__init__) == options_of(ModuleOptions, ModuleOptions)
 
 
+@pytest.mark.parametrize("name", [name for name in dir(lightning_streaming) if name.endswith(("Config", "Budget"))])
+def test_types_of_options_can_be_resolved_where_a_group_is_called(name: str) -> None:
+    group = getattr(lightning_streaming, name)
+    assert get_type_hints(group.__init__).keys() >= inspect.signature(group).parameters.keys()
+
+
 WRITERS = [lightning_streaming.MDSWriter, lightning_streaming.JSONWriter, lightning_streaming.XSVWriter]
 WRITERS_OF_PARTS = [write_parallel, plan_parts]
 

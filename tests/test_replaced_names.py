@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +145,16 @@ def test_an_argument_of_another_library_is_told_with_its_replacement() -> None:
         assert str(caught.value) == f"{maker} takes no argument {written!r}: {said}"
 
 
+def test_an_unknown_field_of_a_small_group_is_refused_with_all_that_it_takes() -> None:
+    with pytest.raises(UnknownArgumentError) as caught:
+        MixturePhase(weights={"web": 1})  # type: ignore[call-arg]
+    assert all(item.name in str(caught.value) for item in fields(MixturePhase))
+
+
 def test_none_of_them_is_taken_for_a_misspelling() -> None:
     for maker in MAKERS.keys() - {"Text"}:  # a user's class
         for written in REPLACED_ARGUMENTS.get(CLASSES.get(maker, ShardWriter).__name__, {}):
-            with pytest.raises(UnknownArgumentError, match=f"{written!r}: (?!did you mean)(?!help)"):
+            with pytest.raises(UnknownArgumentError, match=f"{written!r}: (?!did you mean)(?!it takes)(?!see help)"):
                 MAKERS[maker](**{written: 1})
 
 

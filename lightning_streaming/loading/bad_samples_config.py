@@ -68,12 +68,13 @@ class BadSamplesConfig(OptionGroup):
     """Handling of samples that cannot be decoded, or on which ``transform`` fails.
 
     Args:
-        action: "error" raises; "replace" reads another sample of the same shard, which seed, epoch and position choose.
-            See docs/bad_samples.md.
-        max: How many of the samples that a rank reads in an epoch may be replaced, as a share like "0.01%" or a number;
-            one more is an error.
-        log: Directory of the run for logs of the samples that were replaced. They are extended, and read again after a
-            resume; required for "replace". Several nodes should share it, several datasets not.
+        action: "error" raises; "replace" skips the sample and reads another one of the same shard in its position, so
+            that the number of batches stays the same. See docs/bad_samples.md.
+        max: Limit of the samples that a rank may replace in an epoch: a share like "0.01%" of those it reads, of at
+            least 1000, or a whole number like 5; one more is an error. "100%": no limit.
+        log: Directory for JSON Lines files that list each replaced sample with its error; required for "replace". A
+            resume reads and extends them, so each run needs its own. Several nodes should share it, several datasets
+            not.
 
     Raises:
         ConfigError: A field has a value that cannot work.

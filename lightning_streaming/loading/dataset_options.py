@@ -43,13 +43,15 @@ class StreamOptions:
     """Which streams are read.
 
     Args:
-        streams: Streams by name, or in a list. Either this or ``remote``/``local``.
+        streams: Streams by name, or in a list. Either this or ``remote``/``local``. ``schedule`` needs names.
         remote: Where the only stream's shards come from: a path, or any URL fsspec knows (s3://, gs://, https://, ...).
         local: The only stream's directory on this node. None: under the user's cache directory, or none at all where
             ``remote`` is a path of this machine.
         schedule: Mixtures of the streams that follow each other within an epoch, in place of ``proportion``, ``repeat``
-            and ``choose``: by name in the order in which they are read, fields of
-            :class:`~lightning_streaming.MixturePhase`; see docs/mixtures.md.
+            and ``choose``. Phases by a name of your choice, in the order in which they are read, each with fields of
+            :class:`~lightning_streaming.MixturePhase`, like ``{"main": {"mix": {"web": 0.8, "code": 0.2}, "end":
+            "90%"}, "last": {"mix": {"code": 1}}}``. ``epoch_size``, or the last ``end``, is then required. See
+            docs/mixtures.md.
         join: Datasets whose columns are added to the samples of the only stream, by name: fields of
             :class:`~lightning_streaming.JoinConfig`, like ``{"captions": {"remote": "s3://captions", "key": "id"}}``.
         packing: Packing of documents into rows of equally many tokens, for language models: fields of
@@ -75,7 +77,8 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
     """Which data is read, in which order, and what of it is kept: all that a configuration can say.
 
     Args:
-        epoch_size: Samples per epoch, like 50000 or "1.5m" (k, m, b, t: powers of 1000). None: all, after weighting.
+        epoch_size: Samples per epoch, like 50000 or "1.5m" (k, m, b, t: powers of 1000). None: all, after weighting;
+            with ``schedule``, up to the ``end`` of its last phase.
         predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches, and 4 shards where
             they are read in order.
         cache_limit: Most bytes that the streams' directories on this node may hold, like "200gb"; the shards used

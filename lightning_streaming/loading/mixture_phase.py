@@ -30,15 +30,17 @@ class MixturePhase(OptionGroup):
     has been read. See docs/mixtures.md.
 
     Args:
-        mix: The weight of each stream that it reads, by name; only the ratios count. Two weights, like ``[0.9, 0.5]``,
-            are those at its beginning and end, with a ramp between them.
-        end: Where it ends, in samples from the epoch's beginning over all ranks, like 800000 or "800m"; or like "90%"
-            of ``epoch_size``. The last phase ends with the epoch.
+        mix: Weights of the streams that the phase reads, by name, like ``{"web": 0.8, "code": 0.2}``; only the ratios
+            count. Two weights, like ``[0.9, 0.5]``, are those at its beginning and end, with a ramp between them.
+        end: End of the phase, counted in samples of all ranks from the beginning of the epoch: 800000 or "800m" (k, m,
+            b, t: powers of 1000), or "90%" of ``epoch_size``, which must then be set. Required, except in the last
+            phase: without it that one ends at ``epoch_size``.
         steps: Minimum number of steps of one mixture into which a ramp is divided.
-        max_repeats: How often streams may have been read by its end, in one epoch, by name: more is an error before the
-            run.
-        ended_at: Where it was ended, in samples from the epoch's beginning, after it had started as one with a later
-            ``end``. Samples that were drawn and not read by then come first in the next phase.
+        max_repeats: Most times that each stream may be read by the end of the phase, in one epoch, by name, like
+            ``{"code": 4}``; a schedule that needs more is an error before the run.
+        ended_at: Only to end a phase early that a run has started: the sample at which it ends, counted from the
+            beginning of the epoch. ``end`` keeps its old value. Samples that were drawn and not read by then come first
+            in the next phase.
 
     Raises:
         ConfigError: A field has a value that cannot work.
@@ -139,7 +141,11 @@ class MixturePhase(OptionGroup):
         if part is None:
             return parse_count(self.end, option)
         if epoch_size is None:
-            raise ConfigError(f"{option}={self.end!r} is a part of epoch_size, which is not given", option=option)
+            raise ConfigError(
+                f"{option}={self.end!r} is a part of epoch_size, which is not given",
+                hint="set epoch_size, like 1000000, or give the end in samples",
+                option=option,
+            )
         if float(part[1]) > 100:
             raise ConfigError(f"{option} must be at most 100%, but got {self.end!r}", option=option)
         return round(float(part[1]) / 100 * epoch_size)

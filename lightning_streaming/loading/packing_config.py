@@ -157,7 +157,12 @@ def fits(pad: Any, dtype: np.dtype[Any]) -> bool:
 @explains_options_of(Packing)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingConfig(Packing):
-    """Documents brought together into packs of equally many tokens; a batch is then of packs.
+    """Packing of documents into rows (packs) of ``capacity`` tokens each.
+
+    ``batch_size`` then counts packs. A batch is a dict: ``input_ids`` (the values of ``column``), the columns of
+    ``along``, ``position_ids`` and ``document_ids``, each of shape (batch_size, capacity), and ``cu_seqlens`` and
+    ``max_seqlen`` for attention kernels for variable lengths. ``document_ids`` is -1 where there is padding. Other
+    columns are dropped.
 
     Args:
         capacity: Tokens in a pack.

@@ -82,14 +82,17 @@ class SelectionConfig(OptionGroup):
     None in a stream stands for the value of its stage or dataset, "" for no condition.
 
     Args:
-        where: A condition in SQL over columns, like "score >= 0.8 and lang == 'en'", or, in Python only, a function
-            whose parameters are named like columns. Evaluated once; see docs/mixtures.md.
-        fraction: A part drawn by hash, like "0%:98%" or "98%:". Parts that do not overlap have no sample in common, and
-            stay the same when data is appended.
-        group_by: Column whose value decides in which part a sample is, so that samples of one value stay together.
-            None: each sample is drawn on its own.
-        seed: Key of the hash that draws the parts. None: 0.
-        indices: Numbers of the samples, counted in the stream; a truth value for each; or a ``.npy`` file of either.
+        where: A condition in SQL over columns, like "score >= 0.8 and lang in ('en', 'de')"; text is in single quotes.
+            In Python also a function whose parameters are named like columns: ``lambda score, lang: score >= 0.8``.
+            Evaluated once; see docs/mixtures.md.
+        fraction: A part drawn by hash, as a range in percent: "0%:98%" to train, and the rest "98%:100%" to validate.
+            Parts that do not overlap have no sample in common, and stay the same when data is appended. ``where`` does
+            not change in which part a sample is.
+        group_by: Column whose value decides in which part of ``fraction`` a sample is, so that samples of one value
+            stay together: the parts are then parts of the values. None: each sample is drawn on its own.
+        seed: Seed of the hash that draws the parts: give all parts of a split the same. None: 0.
+        indices: Numbers of the samples, counted in the stream from 0; a bool for each sample; or the path of a ``.npy``
+            file of either.
 
     Raises:
         ConfigError: A field has a value that cannot work.

@@ -46,8 +46,9 @@ class StoredOptions:
         download_timeout: Seconds without a byte arriving after which an attempt ends.
         validate_hash: Hash to check downloaded files with. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones.
-        format: What lies at ``remote``, if it is not MDS: "parquet", "webdataset", "npy", "megatron" or "litdata"; it
-            is read as it lies, see docs/other-formats.md. ``remote`` may then name files, like "data/train-*.parquet".
+        format: Format of the data, if it is not MDS: "parquet", "webdataset", "npy", "megatron" or "litdata". The files
+            are read in place, without conversion; ``remote`` is then their directory, a file or a pattern like
+            "data/train-*.parquet". See docs/other-formats.md.
         block_length: With ``format`` "npy", "megatron" or "litdata", of tokens: a sample is a block of so many,
             whatever documents they are of.
     """
@@ -180,8 +181,9 @@ class StreamDefaults:
         download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
         validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones, for streams that do not say.
-        format: What all streams are of that do not say, if it is not MDS: "parquet", "webdataset", "npy", "megatron" or
-            "litdata"; read as it lies. See docs/other-formats.md.
+        format: Format of the data, if it is not MDS, for streams that set none: "parquet", "webdataset", "npy",
+            "megatron" or "litdata". The files are read in place, without conversion; ``remote`` is then their
+            directory, a file or a pattern like "data/train-*.parquet". See docs/other-formats.md.
         block_length: With ``format`` "npy", "megatron" or "litdata" of tokens: a sample is a block of so many, for
             streams that do not say.
         follow_appends: Whether epochs that have not started read data that was appended meanwhile, for streams that do

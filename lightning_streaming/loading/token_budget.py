@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence  # noqa: F401  # as types are resolved here
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal  # noqa: F401  # as types are resolved here
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.packing_config import Packing
@@ -17,6 +18,9 @@ from lightning_streaming.signatures import explains_options_of
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenBudget(Packing):
     """Groups of whole documents of about one length, as many as a number of tokens allows; a batch is then one group.
+
+    A batch is a dict: ``input_ids`` (the values of ``column``) and the columns of ``along``, of shape
+    (documents, longest document), and ``lengths``, the tokens of each document. Other columns are dropped.
 
     A document may be anything that has a length, such as audio of so many frames: what is said of tokens then holds for
     these.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence  # noqa: F401  # as types are resolved here
 from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any
@@ -24,6 +24,12 @@ from lightning_streaming.loading.selection_config import SelectionConfig  # noqa
 from lightning_streaming.loading.storage_config import StorageConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.loading.token_budget import TokenBudget  # noqa: F401  # as types are resolved here
+from lightning_streaming.order.settings import (  # noqa: F401  # as types are resolved here
+    BatchingMethod,
+    PartitionAlgo,
+    SamplingMethod,
+    ShuffleAlgo,
+)
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import StorageOptions, mask_url

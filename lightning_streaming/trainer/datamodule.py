@@ -119,7 +119,8 @@ else:
 class StreamingDataModule(_WithOptions):
     """Data module with a streaming dataset and loader for each stage, which makes ``Trainer.fit(ckpt_path=...)`` exact.
 
-    Use it as it is, from Python or YAML, or override :meth:`transform` and :meth:`collate` for your task, and
+    Use it as it is, from Python or YAML, or override ``transform(self, sample, stage)`` or ``transform(self, sample,
+    stage, rng)``, and ``collate(self, samples)``, for your task, and
     :meth:`build_dataset` and :meth:`build_dataloader` for anything else. It adds a :class:`StreamingStateCallback` to
     the trainer if there is none, so every checkpoint contains the position.
     """
