@@ -1,65 +1,23 @@
-"""Options that are written once: a frozen dataclass checks and explains them, and whoever takes them borrows both.
+"""Signatures and docstrings: what a function accepts, and docstrings of options that are written once.
 
-``@takes_options_of(Config)`` gives ``__init__(self, config)`` the keywords of ``Config``, for people, type checkers and
-command lines alike, and ``@called_with_options_of(Config)`` a function; ``@explains_options_of(Config)`` adds what its
-docstring says of each to that of a class or function.
+``@explains_options_of(Config)`` adds what the docstring of ``Config`` says of each option to that of a class
+or function.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from lightning_streaming.errors import ConfigError
 
-_Options = ParamSpec("_Options")
-_Config = TypeVar("_Config")
-_Object = TypeVar("_Object")
-_Result = TypeVar("_Result")
 _Documented = TypeVar("_Documented")
 
 _ARGUMENT = re.compile(r"^    (\w+):", re.MULTILINE)
 _SECTION = re.compile(r"^\w+:$", re.MULTILINE)
-
-
-def takes_options_of(
-    config: Callable[_Options, _Config],
-) -> Callable[[Callable[[_Object, _Config], None]], Callable[Concatenate[_Object, _Options], None]]:
-    """Let an ``__init__`` that takes a config take the config's own keywords instead."""
-    return lambda init: _with_options_of(config, init)
-
-
-def called_with_options_of(
-    config: Callable[_Options, _Config],
-) -> Callable[[Callable[[_Config], _Result]], Callable[_Options, _Result]]:
-    """Let a function that takes a config be called with what makes one."""
-    return lambda function: _with_options_of(config, function)
-
-
-def _with_options_of(config: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose last argument is made of all keywords, and of what comes by place after the others."""
-
-    def with_options(*args: Any, **kwargs: Any) -> Any:
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{function.__qualname__}() {error}") from None
-        return function(*args[: len(own)], config(*args[len(own) :], **kwargs))
-
-    functools.update_wrapper(with_options, function, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
-    del with_options.__wrapped__  # type: ignore[attr-defined]  # whose signature is another
-    kinds = get_type_hints(config)  # as types: whoever reads them does not know where they are from
-    own = [*inspect.signature(function).parameters.values()][:-1]
-    options = [one.replace(annotation=kinds[one.name]) for one in inspect.signature(config).parameters.values()]
-    signature = inspect.Signature([*own, *options])
-    taken = {one.name: one.annotation for one in options}
-    with_options.__annotations__ = {**taken, "return": function.__annotations__["return"]}
-    setattr(with_options, "__signature__", signature)  # noqa: B010 mypy knows no such attribute
-    return with_options
 
 
 def explains_options_of(config: type) -> Callable[[_Documented], _Documented]:

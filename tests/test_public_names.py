@@ -17,12 +17,28 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 import lightning_streaming
-from lightning_streaming import Stream, StreamingConfig, StreamingDataLoader, StreamingDataModule, StreamingDataset
+from lightning_streaming import (
+    CSVWriter,
+    MDSWriter,
+    Stream,
+    StreamingConfig,
+    StreamingDataLoader,
+    StreamingDataModule,
+    StreamingDataset,
+    XSVWriter,
+)
 from lightning_streaming.loading.dataset_options import DatasetOptions
 from lightning_streaming.loading.reference_names import ReferenceNames, told
 from lightning_streaming.replaced_names import TOPICS
 from lightning_streaming.trainer.datamodule import ModuleOptions
 from lightning_streaming.writing import plan_parts, write_parallel
+from lightning_streaming.writing.writer_options import (
+    ParallelOptions,
+    PlanOptions,
+    SplitWriterOptions,
+    WriterOptions,
+    XSVWriterOptions,
+)
 
 NOT_IN_A_CONFIG = {"batch_size", "transform", "world", "stream_name", "stream_config"}
 """What the data module, the user's own code and the trainer say, and what scripts of MosaicML Streaming pass on."""
@@ -175,6 +191,20 @@ def test_a_data_module_has_the_options_that_it_checks() -> None:
 def test_types_of_options_can_be_resolved_where_a_group_is_called(name: str) -> None:
     group = getattr(lightning_streaming, name)
     assert get_type_hints(group.__init__).keys() >= inspect.signature(group).parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("called", "hinted", "options"),
+    [
+        (MDSWriter, MDSWriter.__init__, WriterOptions),
+        (CSVWriter, CSVWriter.__init__, SplitWriterOptions),
+        (XSVWriter, XSVWriter.__init__, XSVWriterOptions),
+        (write_parallel, write_parallel, ParallelOptions),
+        (plan_parts, plan_parts, PlanOptions),
+    ],
+)
+def test_writers_have_the_options_that_they_check(called: Any, hinted: Any, options: Any) -> None:
+    assert options_of(called, hinted) == options_of(options, options)
 
 
 WRITERS = [lightning_streaming.MDSWriter, lightning_streaming.JSONWriter, lightning_streaming.XSVWriter]

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,14 +19,15 @@ from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.resource_tracker import ensure_running
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError, PartError
-from lightning_streaming.signatures import called_with_options_of, explains_options_of
+from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.waits import bar
 from lightning_streaming.writing import parts
-from lightning_streaming.writing.writer_options import Input, ParallelOptions
+from lightning_streaming.writing.writer_options import Input, ParallelOptions, Sample, options_from
 
 _LONGEST_INPUT = 200
 _SECONDS_BETWEEN_REPORTS = 0.1
@@ -35,8 +36,23 @@ _TIMES_A_DEAD_WORKER_IS_REPLACED = 3
 
 
 @explains_options_of(ParallelOptions)
-@called_with_options_of(ParallelOptions)
-def write_parallel(asked: ParallelOptions[Any]) -> None:
+def write_parallel(
+    inputs: Iterable[Input],
+    fn: Callable[[Input], Iterable[Sample]],
+    out: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    compression: str | None = None,
+    hashes: Sequence[str] | None = None,
+    size_limit: int | float | str | None = 2**26,
+    storage_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    mode: Literal["create", "resume"] = "create",
+    num_workers: int | None = None,
+    engine: Literal["processes", "ray"] = "processes",
+    start_method: Literal["spawn", "forkserver", "fork"] = "spawn",
+    progress_bar: bool = True,
+) -> None:
     """Write the samples of each input into its own part, ``out/part.000000`` and so on, and merge the parts.
 
     Samples are in the order of the inputs, whichever part finishes first. The index of ``out`` is written last, so
@@ -53,12 +69,13 @@ def write_parallel(asked: ParallelOptions[Any]) -> None:
         MissingDependencyError: A package that an option needs is not installed.
         StorageError: The store did not answer.
     """
-    known = _as_list(asked.inputs)
+    asked: ParallelOptions[Input] = options_from(ParallelOptions, locals())
+    known = _as_list(inputs)
     job, plan = parts.make_job(known, asked)
     # These check what they are to do, so they come before anything is begun that a corrected call would find.
-    workers = _workers(job, known, asked.engine, asked.num_workers, asked.start_method)
-    parts.record(plan, job, asked.mode)
-    _write_all(workers, known, asked.progress_bar)
+    workers = _workers(job, known, engine, num_workers, start_method)
+    parts.record(plan, job, mode)
+    _write_all(workers, known, progress_bar)
     job.publish()
 
 

@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol
 
 import numpy as np
 
@@ -22,13 +23,20 @@ from lightning_streaming.errors import ConfigError, IndexFormatError
 from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
-from lightning_streaming.signatures import called_with_options_of, explains_options_of
+from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import Location, StorageOptions, join_url
 from lightning_streaming.storage.sinks import system_errors
 from lightning_streaming.writing import destination
 from lightning_streaming.writing.merging import join, publish
 from lightning_streaming.writing.shard_encoders import ShardSettings, columns_of, make_mds_encoder
-from lightning_streaming.writing.writer_options import Input, ParallelOptions, PlanOptions, Sample, ShardOptions
+from lightning_streaming.writing.writer_options import (
+    Input,
+    ParallelOptions,
+    PlanOptions,
+    Sample,
+    ShardOptions,
+    options_from,
+)
 from lightning_streaming.writing.writers import MDSWriter
 
 _LIST_ATTEMPTS = 3
@@ -155,8 +163,19 @@ class _PartWriter(MDSWriter):
 
 
 @explains_options_of(PlanOptions)
-@called_with_options_of(PlanOptions)
-def plan_parts(asked: PlanOptions[Input]) -> PartJob[Input]:
+def plan_parts(
+    inputs: Sequence[Input],
+    fn: Callable[[Input], Iterable[Sample]],
+    out: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    compression: str | None = None,
+    hashes: Sequence[str] | None = None,
+    size_limit: int | float | str | None = 2**26,
+    storage_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    mode: Literal["create", "resume"] = "create",
+) -> PartJob[Input]:
     """Record the plan of a dataset in parts, and return the job that writes it.
 
     For your own engine: call ``job.write(number, inputs[number])`` for every input, on any machine and in any order,
@@ -168,8 +187,9 @@ def plan_parts(asked: PlanOptions[Input]) -> PartJob[Input]:
         MissingDependencyError: A package that an option needs is not installed.
         StorageError: The store did not answer.
     """
-    job, plan = make_job(asked.inputs, asked)
-    record(plan, job, asked.mode)
+    asked: PlanOptions[Input] = options_from(PlanOptions, locals())
+    job, plan = make_job(inputs, asked)
+    record(plan, job, mode)
     return job
 
 

@@ -1,6 +1,7 @@
 """What writers are asked for: every option once, with its type, default, meaning and check.
 
-Whoever takes options borrows these by :mod:`lightning_streaming.signatures`: the writers, and those that write parts.
+The writers, and the functions that write parts, have arguments of the same names, types and defaults; a test compares
+them. Their docstrings are completed from these by :mod:`lightning_streaming.signatures`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,21 @@ from lightning_streaming.units import store_whole
 from lightning_streaming.writing.shard_encoders import ShardSettings, parse_settings
 
 Input = TypeVar("Input")
+_Options = TypeVar("_Options")
 Sample = Mapping[str, Any]
 Mode = Literal["create", "resume", "append"]
 
 _ENGINES = ("processes", "ray")
+
+
+def options_from(kind: type[_Options], values: Mapping[str, Any]) -> _Options:
+    """Return options, checked, with their values taken from the arguments of a call.
+
+    Args:
+        kind: Class of the options.
+        values: Arguments by name, and possibly more.
+    """
+    return kind(**{option.name: values[option.name] for option in fields(kind)})  # type: ignore[arg-type]  # a dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 from weakref import WeakMethod
@@ -19,7 +20,7 @@ from lightning_streaming.errors import ConfigError, EncodingError, StreamingErro
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
 from lightning_streaming.formats.mds import encode_config
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
-from lightning_streaming.signatures import explains_options_of, takes_options_of
+from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.writing.destination import Destination
 from lightning_streaming.writing.journal import Journal, check_format, check_settings, find_start, go_on
 from lightning_streaming.writing.shard_builder import ShardBuffer, ShardBuilder
@@ -34,7 +35,13 @@ from lightning_streaming.writing.shard_encoders import (
     make_mds_encoder,
     make_split_encoder,
 )
-from lightning_streaming.writing.writer_options import SplitWriterOptions, WriterOptions, XSVWriterOptions
+from lightning_streaming.writing.writer_options import (
+    Mode,
+    SplitWriterOptions,
+    WriterOptions,
+    XSVWriterOptions,
+    options_from,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
@@ -66,9 +73,24 @@ class ShardWriter(ABC):
     format: ClassVar[str]
     """Name of the format in the index."""
 
-    @takes_options_of(WriterOptions)
-    def __init__(self, options: WriterOptions) -> None:
-        self._begin(options)
+    def __init__(
+        self,
+        *,
+        out: str | Path | tuple[str, str],
+        columns: Mapping[str, str] | None = None,
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | float | str | None = 2**26,
+        keep_local: bool = False,
+        progress_bar: bool = False,
+        max_workers: int | None = None,
+        retry: int = 5,
+        exist_ok: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        strict: bool = False,
+        mode: Mode = "create",
+    ) -> None:
+        self._begin(options_from(WriterOptions, locals()))
 
     def _begin(self, options: WriterOptions) -> None:
         """Look at what is there, and make room."""
@@ -343,10 +365,26 @@ class _SplitWriter(ShardWriter):
 
     _separator: str | None = None
 
-    @takes_options_of(SplitWriterOptions)
-    def __init__(self, options: SplitWriterOptions) -> None:
-        self._newline = options.newline
-        self._begin(options)
+    def __init__(
+        self,
+        *,
+        out: str | Path | tuple[str, str],
+        columns: Mapping[str, str] | None = None,
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | float | str | None = 2**26,
+        keep_local: bool = False,
+        progress_bar: bool = False,
+        max_workers: int | None = None,
+        retry: int = 5,
+        exist_ok: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        strict: bool = False,
+        mode: Mode = "create",
+        newline: str = "\n",
+    ) -> None:
+        self._newline = newline
+        self._begin(options_from(SplitWriterOptions, locals()))
 
     def _make_encoder(self, columns: Mapping[str, str], settings: ShardSettings) -> ShardEncoder:
         return make_split_encoder(self.format, columns, settings, newline=self._newline, separator=self._separator)
@@ -383,10 +421,27 @@ class XSVWriter(_SplitWriter):
 
     format: ClassVar[str] = "xsv"
 
-    @takes_options_of(XSVWriterOptions)
-    def __init__(self, options: XSVWriterOptions) -> None:
-        self._newline, self._separator = options.newline, options.separator
-        self._begin(options)
+    def __init__(
+        self,
+        *,
+        out: str | Path | tuple[str, str],
+        columns: Mapping[str, str] | None = None,
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | float | str | None = 2**26,
+        keep_local: bool = False,
+        progress_bar: bool = False,
+        max_workers: int | None = None,
+        retry: int = 5,
+        exist_ok: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        strict: bool = False,
+        mode: Mode = "create",
+        separator: str,
+        newline: str = "\n",
+    ) -> None:
+        self._newline, self._separator = newline, separator
+        self._begin(options_from(XSVWriterOptions, locals()))
 
 
 def _refuse_in_forks(refuse: Callable[[str], None]) -> None:
