@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from lightning_streaming.errors import ConfigError
@@ -12,11 +12,11 @@ from lightning_streaming.errors import ConfigError
 _Group = TypeVar("_Group", bound="OptionGroup")
 
 
+@dataclass(frozen=True, kw_only=True)
 class OptionGroup:
     """Base of the groups of options. Subclasses are frozen keyword-only dataclasses that check themselves."""
 
     __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     option: ClassVar[str]
     """Name of the option that takes the group."""

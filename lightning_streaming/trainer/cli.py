@@ -48,10 +48,12 @@ from lightning_streaming.trainer.cli_errors import (
     failure_of,
     in_files,
     named_error,
+    null_argument,
     secrets_in,
     without_lines,
     words_of_parsing,
     written_in,
+    wrong_argument,
 )
 from lightning_streaming.trainer.config import StreamingConfig, shown
 from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
@@ -135,7 +137,8 @@ class StreamingCLI(LightningCLI):
             return
         if isinstance(failed, ConfigError):
             parser, words = _outermost(self.parser), named_error(self._get(self.config, "data"), failed)
-            parser.refuse(in_files(words, parser.given), failed)
+            wrong = wrong_argument(parser.given, _options(parser))
+            parser.refuse(wrong or in_files(words, parser.given), failed)
         raise failed
 
     def before_fit(self) -> None:
@@ -212,6 +215,8 @@ class _StreamingParser(LightningArgumentParser):
         """Parse, and remember what was given, for the words of an error."""
         given = sys.argv[1:] if args is None else list(args)
         self.given = [_PRINT if arg == f"{_PRINT}=comments" else arg for arg in given]
+        if not hasattr(self, "parent_parser") and (null := null_argument(self.given)):
+            self.refuse(null, None)
         return super().parse_args(self.given, *others, **settings)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

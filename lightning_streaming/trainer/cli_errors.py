@@ -67,6 +67,8 @@ _NOISE = (
 )
 """How jsonargparse's lines begin that repeat whole parts of the configuration, secrets too, or name its own types."""
 _NESTED = re.compile(r'Parser key "([^"]+)":')
+_NULLS = (None, "null", "Null", "NULL", "~")
+_OF_STAGE = re.compile(rf"data\.({'|'.join(STAGES)})\.")
 _GIVEN_MAPPING = re.compile(r"\. Got value: (Namespace\(|NestedArg\(|\{|\[).*")
 
 
@@ -92,14 +94,31 @@ def words_of_parsing(
     if error is not None:
         return f"{' or '.join(_files_in(args)) or 'an argument'} is no YAML: {without_lines(error)}"
     written = written_in(args)
-    classes = {name.removesuffix(".class_path"): value for name, value in written if _is_class_path(value)}
-    fault = next(_faults_of_args(args, classes, options), None)
+    fault = next(_faults_of_args(args, _classes_in(written), options), None)
     if fault is not None:
         return fault
     if options and not any(name in ("model", "model.class_path") for name, _ in written):
         return "there is no model; name one in a file for --config, or by --model=my_project.MyModel"
     lines = [_GIVEN_MAPPING.sub("", line) for line in message.splitlines() if not line.strip().startswith(_NOISE)]
     return in_files(_words_of_nested(lines, args) if any(map(_NESTED.search, lines)) else "\n".join(lines), args)
+
+
+def wrong_argument(args: Sequence[str], options: Mapping[str, Any]) -> str | None:
+    """Return the words of an error about the first field that an argument, not a file, gives a wrong value; or None.
+
+    A field of a group has a type, but a group may also be a mapping of anything, so jsonargparse accepts it.
+    """
+    typed = [f"{option}={value}" for option, value in _options_in(args) if option not in _CONFIG]
+    return next(_faults_of_args(typed, _classes_in(written_in(args)), options), None)
+
+
+def null_argument(args: Sequence[str]) -> str | None:
+    """Return the words of an error about the first field of a stage that an argument sets to null; None without one.
+
+    jsonargparse passes such a field on as text: "None" would become a directory or a column.
+    """
+    fields = (field for name, value in _given(args) if name for field in _flat(_parsed(value), name))
+    return next((_no_null(name) for name, value in fields if _OF_STAGE.match(name) and value in _NULLS), None)
 
 
 def in_files(words: str, args: Sequence[str]) -> str:
@@ -134,11 +153,19 @@ def _words_of_nested(lines: Sequence[str], args: Sequence[str]) -> str:
     inner = next(place for place in reversed(range(len(lines))) if _NESTED.search(lines[place])) + 1
     options = [field for name, value in _given(args) if name for field in _flat(_parsed(value), name)]
     named = [name for name, _ in options or written_in(args) if _leads_through(name, keys)]
-    nulls = [name for name, value in options if value in (None, "null") and _leads_through(name, keys)]
+    nulls = [name for name, value in options if value in _NULLS and _leads_through(name, keys)]
     if nulls:  # in a file it may be
-        return f"{nulls[-1]} cannot be null on the command line; leave it out, or give a file where it is null"
+        return _no_null(nulls[-1])
     name = named[-1] if named else ".".join(keys)
     return f"{name}: {'; '.join(line.strip(' -') for line in lines[inner:])}"
+
+
+def _no_null(name: str) -> str:
+    return f"{name} cannot be null on the command line; leave it out, or give a file where it is null"
+
+
+def _classes_in(written: Iterable[tuple[str, Any]]) -> _Classes:
+    return {name.removesuffix(".class_path"): value for name, value in written if _is_class_path(value)}
 
 
 def _leads_through(name: str, keys: Sequence[str]) -> bool:

@@ -168,6 +168,23 @@ def test_an_argument_overrides_a_field_of_a_group() -> None:
     assert train.storage == StorageConfig(on_demand=True)
 
 
+def test_an_argument_names_a_key_of_a_mapping_in_a_group() -> None:
+    Path("groups.yaml").write_text("data: {train: {remote: x, storage: {options: {anon: true, key: a}}}}")
+    changes = {"train.storage.options.anon": "false", "train.decode.columns.image": "array"}
+    train = read_config_files(["groups.yaml"], changes).datamodule.configs["train"]
+    assert train is not None
+    assert isinstance(train.storage, StorageConfig)
+    assert dict(train.storage.options or {}) == {"anon": False, "key": "a"}
+    assert train.decode == DecodeConfig(columns={"image": "array"})
+
+
+def test_a_text_in_a_group_that_looks_like_a_number_stays_a_text() -> None:
+    Path("groups.yaml").write_text("data: {train: {remote: x, selection: {where: 'true', group_by: '5'}}}")
+    train = read_config_files(["groups.yaml"], {}).datamodule.configs["train"]
+    assert train is not None
+    assert train.selection == SelectionConfig(where="true", group_by="5")
+
+
 def test_help_lists_the_explanations(capsys: pytest.CaptureFixture[str]) -> None:
     shown = output_of("fit", "--help", capsys=capsys)
     assert "--data.train.help, --data.val.help" in shown
@@ -215,6 +232,13 @@ def test_help_of_a_class_of_the_user_shows_its_own_arguments(capsys: pytest.Capt
         (
             ["--data.train.streams.b={remote: data/b, proportion: null}"],
             "error: data.train.streams.b.proportion cannot be null on the command line; leave it out, or give a file",
+        ),
+        (["--data.train.split", "null"], "error: data.train.split cannot be null on the command line"),
+        (["--data.train.selection.where=~"], "error: data.train.selection.where cannot be null on the command line"),
+        (["--data.train.debug={sample_log: null}"], "error: data.train.debug.sample_log cannot be null on the command"),
+        (
+            ["--data.train.packing={column: a, capacity: 3}", "--data.train.packing.capacity=many"],
+            "error: data.train.packing.capacity must be a whole number, but got 'many'",
         ),
         (
             ["--data.train.streams.b.proportion", "-1"],
