@@ -130,7 +130,7 @@ class JoinedDataset:
                 f"{self.cache.label}: the sample that had {on}={sample[on]!r} when ids were looked at has "
                 f"{found[on]!r} by now",
                 hint="shards that change need another index.json: write that anew, with hashes",
-                option="key",
+                option=f"join.{self.name}.key",
                 stream=self.cache.stream,
             )
         for column, final in self.names.items():
@@ -145,7 +145,7 @@ class JoinedDataset:
                 f"{self.cache.label}: no sample has {self.asked.key}={value!r}, which sample {number} of the stream "
                 "has",
                 hint="add it there, or leave such samples of the stream out with selection",
-                option="key",
+                option=f"join.{self.name}.key",
                 stream=self.cache.stream,
                 sample=number,
             )
@@ -268,7 +268,7 @@ def _check_names(label: str, own: Iterable[str], joined: Sequence[JoinedDataset]
                 raise ConfigError(
                     f"column {final!r} is in both {owners[final]} and {one.cache.label}",
                     hint=f"say columns= of the join without it, or prefix=, like {one.name + '_'!r}",
-                    option="columns",
+                    option=f"join.{one.name}.columns",
                 )
             owners[final] = one.cache.label
 

@@ -81,7 +81,8 @@ def fields_of(option: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        error.args = (f"{option}.{error.args[0]}",)
+        if str(error.args[0]).startswith(str(error.option)):
+            error.args = (f"{option}.{error.args[0]}",)
         error.option = f"{option}.{error.option}"
         raise
 

@@ -65,7 +65,8 @@ class Packing(OptionGroup):
             self._refuse("along", f"names each other column once, but is {list(self.along)}")
         for name in ("dtype", "as_dtype"):
             self._check_dtypes(name, getattr(self, name))
-        self.request()
+        with fields_of(self.option):
+            self.request()
         self._check_pad()
 
     @property
@@ -110,10 +111,11 @@ class Packing(OptionGroup):
 
     def _take_names(self, name: str) -> None:
         given = getattr(self, name)
-        is_list = isinstance(given, Iterable) and not isinstance(given, str)
-        if not is_list or not all(isinstance(one, str) for one in given):
+        is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes) and getattr(given, "ndim", 1) == 1
+        names = tuple(given) if is_list else ()  # read once: it may be a generator
+        if not is_list or not all(isinstance(one, str) for one in names):
             self._refuse(name, f"must be a list of names, but is {given!r}")
-        object.__setattr__(self, name, tuple(given))
+        object.__setattr__(self, name, names)
 
     def _check_dtypes(self, name: str, given: object) -> None:
         if not isinstance(given, Mapping):

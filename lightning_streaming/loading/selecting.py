@@ -363,8 +363,9 @@ def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionCo
     if isinstance(condition, SqlCondition):
         quoted = [name for name in condition.columns if f'"{name}"' in condition.expression and name not in hints]
         hints |= {name: f"text stands in single quotes in SQL: '{name}'" for name in quoted}
+    option = "selection.group_by" if isinstance(condition, PartCondition) else "selection.where"
     for _, info in index.shards.examples():
-        check_columns_tell(info, condition.columns, asked.in_words(), hints)
+        check_columns_tell(info, condition.columns, asked.in_words(), hints, option)
         if isinstance(condition, PartCondition):
             _check_equal_or_not(encodings_of(info), condition)
 
@@ -409,14 +410,16 @@ def _truth_values(selected: NDArray[np.bool_] | NDArray[np.int64], num_samples: 
     if selected.dtype == np.bool_:
         if len(selected) != num_samples:
             raise ConfigError(
-                f"select has {len(selected)} truth values, but the stream has {num_samples} samples", option="select"
+                f"selection.indices has {len(selected)} truth values, but the stream has {num_samples} samples",
+                option="selection.indices",
             )
         return selected.astype(np.bool_, copy=False)
     if selected.size and not (selected.min() >= 0 and selected.max() < num_samples):
         raise ConfigError(
-            f"select names sample {int(selected.max() if selected.max() >= num_samples else selected.min())}, but the "
-            f"stream has samples 0 to {num_samples - 1}",
-            option="select",
+            f"selection.indices names sample "
+            f"{int(selected.max() if selected.max() >= num_samples else selected.min())}, but the stream has samples "
+            f"0 to {num_samples - 1}",
+            option="selection.indices",
         )
     wanted = np.zeros(num_samples, np.bool_)
     wanted[selected] = True

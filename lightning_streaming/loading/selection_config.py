@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
@@ -129,6 +129,12 @@ class SelectionConfig(OptionGroup):
         if self.indices is not None and not isinstance(self.indices, str):
             as_numbers(self.indices)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SelectionConfig):
+            return NotImplemented
+        own, others = ([getattr(one, item.name) for item in fields(self) if item.compare] for one in (self, other))
+        return own == others and _are_equal(self.indices, other.indices)
+
     def settled(self) -> SelectionConfig:
         """Return the conditions with None in place of empty texts."""
         return replace(self, where=self.where or None, fraction=self.fraction or None, group_by=self.group_by or None)
@@ -174,6 +180,13 @@ class SelectionConfig(OptionGroup):
         chosen = None if selected is None else [str(selected.dtype), hashlib.blake2b(selected.tobytes()).hexdigest()]
         facts = json.dumps(["selection", _VERSION, data_version, where, drawn, chosen])
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+
+
+def _are_equal(indices: Indices | None, others: Indices | None) -> bool:
+    if indices is None or others is None or isinstance(indices, str) or isinstance(others, str):
+        return indices is others or (isinstance(indices, str) and isinstance(others, str) and indices == others)
+    mine, theirs = as_numbers(indices), as_numbers(others)
+    return mine.dtype == theirs.dtype and np.array_equal(mine, theirs)
 
 
 def as_numbers(indices: Indices) -> NDArray[np.bool_] | NDArray[np.int64]:

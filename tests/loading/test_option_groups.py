@@ -7,12 +7,15 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_streaming import (
     BadSamplesConfig,
     DebugConfig,
     DecodeConfig,
+    PackingConfig,
+    SelectionConfig,
     StorageConfig,
     Stream,
     StreamingConfig,
@@ -72,11 +75,31 @@ def test_a_group_is_no_other_value(kind: type[OptionGroup], value: Any) -> None:
         ({"decode": {"threads": -1}}, "decode.threads"),
         ({"debug": {"sample_log": ""}}, "debug.sample_log"),
         ({"debug": {"watchdog_seconds": 0}}, "debug.watchdog_seconds"),
+        ({"packing": {"column": "a", "capacity": 8, "lengths": 3}}, "packing.lengths"),
+        ({"packing": {"column": "a", "capacity": 8, "lengths_version": "1"}}, "packing.lengths_version"),
+        ({"token_budget": {"tokens": 8, "lengths": 3}}, "token_budget.lengths"),
+        ({"packing": {"column": "a", "capacity": 8, "along": np.array(3)}}, "packing.along"),
+        ({"packing": {"column": "a", "capacity": 8, "as_dtype": "0%:98%"}}, "packing.as_dtype"),
+        ({"packing": {"column": "a", "capacity": 8, "dtype": "\ud800"}}, "packing.dtype"),
     ],
 )
 def test_an_error_names_the_field(group: dict[str, Any], option: str) -> None:
     with assert_error(ConfigError, option=option):
         StreamingDataset(remote="x", **group)
+
+
+def test_names_may_come_from_a_generator() -> None:
+    names: dict[str, Any] = {"along": (name for name in "bc"), "without": iter(["document_ids"])}
+    packing = PackingConfig(column="a", capacity=8, **names)
+    assert (packing.along, packing.without) == (("b", "c"), ("document_ids",))
+
+
+def test_selections_of_other_samples_are_not_equal() -> None:
+    one = SelectionConfig(where="x", indices=[0, 1])
+    assert one == SelectionConfig(where="x", indices=np.array([0, 1]))
+    assert hash(one) == hash(SelectionConfig(where="x", indices=np.array([0, 1])))
+    for others in ([0, 2], [True, False], "samples.npy", None):
+        assert one != SelectionConfig(where="x", indices=others)
 
 
 def test_a_misspelt_field_is_named_before_the_one_that_is_then_missing() -> None:

@@ -713,9 +713,15 @@ def test_a_function_may_say_none_of_samples_that_are_not_wanted(data: Path, func
         ({"selection": {"fraction": ":5%", "group_by": "score"}}, r"group_by='score' is a column of float32"),
         ({"selection": {"fraction": ":5%", "group_by": "exact"}}, r"group_by='exact' is a column of str_decimal"),
         ({"selection": {"fraction": ":5%", "group_by": "dok"}}, r"looks at column 'dok'.*did you mean 'doc'\?"),
-        ({"selection": {"indices": [1, 300]}}, "select names sample 300, but the stream has samples 0 to 299"),
-        ({"selection": {"indices": [-1]}}, "select names sample -1"),
-        ({"selection": {"indices": [True, False]}}, "select has 2 truth values, but the stream has 300 samples"),
+        (
+            {"selection": {"indices": [1, 300]}},
+            "names sample 300, but the stream has samples 0 to 299",
+        ),
+        ({"selection": {"indices": [-1]}}, "selection.indices names sample -1"),
+        (
+            {"selection": {"indices": [True, False]}},
+            "has 2 truth values, but the stream has 300 samples",
+        ),
         ({"selection": {"indices": "nothing.npy"}}, "nothing.npy"),
     ],
 )
@@ -723,6 +729,8 @@ def test_what_cannot_be_is_told_with_its_stream(data: Path, asked: dict[str, Any
     with pytest.raises(StreamingError, match=told) as caught:
         _ = StreamingDataset(streams={"rows": Stream(remote=str(data), **asked)}).size
     assert str(caught.value).count("stream 'rows'") == 1
+    if isinstance(caught.value, ConfigError):
+        assert (caught.value.option or "").startswith("selection.")
 
 
 @pytest.mark.parametrize(
