@@ -132,7 +132,7 @@ class SelectionConfig(OptionGroup):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SelectionConfig):
             return NotImplemented
-        own, others = ([getattr(one, item.name) for item in fields(self) if item.compare] for one in (self, other))
+        own, others = ([getattr(group, item.name) for item in fields(self) if item.compare] for group in (self, other))
         return own == others and _are_equal(self.indices, other.indices)
 
     def settled(self) -> SelectionConfig:

@@ -69,6 +69,7 @@ _NOISE = (
 _NESTED = re.compile(r'Parser key "([^"]+)":')
 _NULLS = (None, "null", "Null", "NULL", "~")
 _OF_STAGE = re.compile(rf"data\.({'|'.join(STAGES)})\.")
+_MISSING = re.compile(r".*class_path '[\w.]*?(\w+)':.*?the following arguments are required: (\w+(?:, \w+)*)")
 _GIVEN_MAPPING = re.compile(r"\. Got value: (Namespace\(|NestedArg\(|\{|\[).*")
 
 
@@ -157,6 +158,9 @@ def _words_of_nested(lines: Sequence[str], args: Sequence[str]) -> str:
     if nulls:  # in a file it may be
         return _no_null(nulls[-1])
     name = named[-1] if named else ".".join(keys)
+    missing = _MISSING.search(" ".join(lines))
+    if missing:
+        return f"{'.'.join(keys)}: {missing[1]} needs {missing[2]}"
     return f"{name}: {'; '.join(line.strip(' -') for line in lines[inner:])}"
 
 

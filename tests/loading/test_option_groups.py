@@ -95,11 +95,11 @@ def test_names_may_come_from_a_generator() -> None:
 
 
 def test_selections_of_other_samples_are_not_equal() -> None:
-    one = SelectionConfig(where="x", indices=[0, 1])
-    assert one == SelectionConfig(where="x", indices=np.array([0, 1]))
-    assert hash(one) == hash(SelectionConfig(where="x", indices=np.array([0, 1])))
+    selection = SelectionConfig(where="x", indices=[0, 1])
+    assert selection == SelectionConfig(where="x", indices=np.array([0, 1]))
+    assert hash(selection) == hash(SelectionConfig(where="x", indices=np.array([0, 1])))
     for others in ([0, 2], [True, False], "samples.npy", None):
-        assert one != SelectionConfig(where="x", indices=others)
+        assert selection != SelectionConfig(where="x", indices=others)
 
 
 def test_a_misspelt_field_is_named_before_the_one_that_is_then_missing() -> None:
