@@ -188,6 +188,8 @@ def test_an_epoch_of_which_a_dropped_batch_is_left_is_passed_over(catalog: Catal
     assert list(run.skipped_ranges.values()) == [((0, 0), (0, 88))]
     assert run.normalise(Cursor(0, 0)) == Cursor(1, 0)
     assert run.on(machines(batch_size=4)).normalise(Cursor(0, 0)) == Cursor(0, 0)
+    run = new_run(request(skip=("0-21", "22-43", "44-65")), catalog, machines(batch_size=4, drop_last=True))
+    assert run.normalise(Cursor(0, 0)) == Cursor(3, 0)
 
 
 def test_seed_canonical_nodes_and_block_are_those_of_the_saved_position(catalog: Catalog) -> None:
