@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,9 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading import workers
 from lightning_streaming.loading.following import check_same_data
 from lightning_streaming.loading.position import position_of
-from lightning_streaming.loading.state import Cursor, PassStart
-from lightning_streaming.loading.workers import SharedPassStart
+from lightning_streaming.loading.state import Cursor
 from lightning_streaming.world import World
 from tests.forked_ranks import on_ranks
 from tests.helpers import ids, json_copy, make_loader, raises, write_dataset
@@ -87,29 +83,6 @@ def test_the_next_epoch_reads_what_was_appended(
     resumed = loader(root, **how)
     resumed.load_state_dict(state)
     assert read(resumed) == expected
-
-
-def test_workers_that_live_on_start_anew_where_what_was_appended_does_not_fit(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = []
-    assign = SharedPassStart.assign
-
-    def measuring(self: SharedPassStart, start: PassStart) -> None:
-        sizes.append(len(pickle.dumps(start)))
-        assign(self, start)
-
-    monkeypatch.setattr(SharedPassStart, "assign", measuring)
-    how: dict[str, Any] = {"workers": 1, "loader": {"persistent_workers": True, "multiprocessing_context": "fork"}}
-    with closing(loader(root, **how)) as measured:
-        read(measured)
-    monkeypatch.setattr(workers, "_START_BYTES", max(sizes))
-    with closing(loader(root, **how)) as at:
-        read(at)
-        write_dataset(root, 12, first_id=30, mode="append")
-        assert at.refresh()
-        assert read(at) == epoch_of(root, 1)
-    assert sizes[-1] > max(sizes[:2])
 
 
 def test_streams_that_are_not_followed_are_not_asked_for(root: Path) -> None:
