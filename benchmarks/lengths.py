@@ -40,7 +40,8 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.formats.mds import head_bytes
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.counting import document_lengths
-from lightning_streaming.loading.document_lengths import CatalogLengths, LengthsRequest, StreamLengths
+from lightning_streaming.loading.document_lengths import CatalogLengths, StreamLengths
+from lightning_streaming.loading.lengths_request import LengthsRequest
 from lightning_streaming.loading.selection import Selection, packed_bytes
 from lightning_streaming.loading.stream import StreamDefaults
 from lightning_streaming.units import parse_count

@@ -14,9 +14,10 @@ from lightning_streaming.formats.shard import check_wanted
 from lightning_streaming.formats.shard_table import check_selection
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.counting import document_lengths
-from lightning_streaming.loading.document_lengths import CatalogLengths, LengthsRequest, StreamLengths
+from lightning_streaming.loading.document_lengths import CatalogLengths, StreamLengths
 from lightning_streaming.loading.id_index import index_ids
 from lightning_streaming.loading.joining import JoinedDataset, Joins, JoinSource, StreamJoins, joined_label
+from lightning_streaming.loading.lengths_request import LengthsRequest
 from lightning_streaming.loading.missing_ids import MissingIds, find_missing_ids
 from lightning_streaming.loading.scanning import Watched
 from lightning_streaming.loading.selecting import select_samples

@@ -15,8 +15,6 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate as collate_by
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-from lightning_streaming.loading.shared_memory import is_plain
-
 _FEWEST_IN_THREADS = 1 << 15
 """Values from which on torch copies in threads."""
 _IN_TRANSFORM = "in transform= (or in the dataset's __getitem__)"
@@ -214,3 +212,12 @@ def _way_out_of(kind: type) -> str:
 def is_image(kind: type) -> bool:
     """Whether these are pictures of Pillow, which need not be installed."""
     return any(one.__module__ == "PIL.Image" and one.__name__ == "Image" for one in kind.__mro__)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is but its bytes, and these are its own."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return False
+    if tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return False
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes

@@ -28,13 +28,13 @@ from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.loading.column_functions import LENGTHS
 from lightning_streaming.loading.document_lengths import (
     MOST_TOKENS,
-    LengthsRequest,
     StreamLengths,
     kept_shape,
     map_lengths,
     shards_told,
     write_facts,
 )
+from lightning_streaming.loading.lengths_request import LengthsRequest
 from lightning_streaming.loading.scanning import (
     ShardGroup,
     ShardScan,

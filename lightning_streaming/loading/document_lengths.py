@@ -1,6 +1,5 @@
-"""The length in tokens of every stored sample of a stream: what is asked for, and the outcome.
+"""The length in tokens of every stored sample of a stream.
 
-LengthsRequest  what says the length: an array column, a column of whole numbers, or a function of columns
 StreamLengths   the outcome for one stream: four bytes a sample, mapped
 CatalogLengths  the same for the sample ids of a dataset, whatever its streams and selections
 
@@ -11,10 +10,7 @@ shards they are, and a checksum of these three.
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,100 +21,17 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache.selection_files import map_bits
 from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError
-from lightning_streaming.formats.array_lengths import check_dtype
 from lightning_streaming.formats.npy_header import header_of
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.column_functions import LENGTHS, function_name
 from lightning_streaming.waits import IN_LOG, Shown
 
 MOST_TOKENS = 2**32 - 1
 """Of one sample."""
-_VERSION = 1
-"""Of what a file holds; part of its name."""
 _AT_ONCE = 1 << 16
 """Sample ids that are looked up together, so that what that takes stays in the processor's cache."""
 _SUMMED_AT_ONCE = 1 << 20
 _FACTS = np.dtype([("digest", "=u8"), ("tokens", "=u8"), ("shards", "=u8"), ("checksum", "=u8")])
 _FACT_WORDS = _FACTS.itemsize // 4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthsRequest:
-    """What says how many tokens a sample has: either ``column`` or ``lengths``.
-
-    Args:
-        column: Column of the tokens: arrays of one dimension, of which the elements are counted; or bytes.
-        dtype: What the tokens are in a column of bytes, like "uint16".
-        lengths: Column of whole numbers that says the length; or a function whose parameters are named like columns,
-            which is called for each sample and returns its length.
-        version: The user's name of what such a function depends on, such as a tokenizer: lengths are counted again
-            where it is another one. With it anything that can be called may be ``lengths``.
-
-    Raises:
-        ConfigError: Neither or both are given, or one cannot be what it must be.
-    """
-
-    column: str | None = None
-    dtype: str | None = None
-    lengths: str | Callable[..., Any] | None = None
-    version: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.column is None) == (self.lengths is None):
-            raise ConfigError(
-                "say what tells the length of a sample",
-                hint="either the column of its tokens, like column='tokens'; or a column of whole numbers, or a "
-                "function of columns, like lengths='num_tokens'",
-                option="lengths",
-            )
-        if self.column is not None and (not isinstance(self.column, str) or not self.column):
-            raise ConfigError(f"column must be the name of a column, but is {self.column!r}", option="column")
-        is_column = isinstance(self.lengths, str) and self.lengths
-        if self.lengths is not None and not callable(self.lengths) and not is_column:
-            raise ConfigError(
-                f"lengths must be the name of a column, or a function of columns, but is {self.lengths!r}",
-                option="lengths",
-            )
-        if self.version is not None and not callable(self.lengths):
-            raise ConfigError(
-                f"lengths_version={self.version!r} is that of a function in lengths=, which is not given",
-                hint="leave it out",
-                option="lengths_version",
-            )
-        if self.version is not None and (not isinstance(self.version, str) or not self.version):
-            raise ConfigError(
-                "lengths_version must be a text, like 'gpt2' or a digest of the tokenizer's file, but is "
-                f"{self.version!r}",
-                option="lengths_version",
-            )
-        if callable(self.lengths):
-            LENGTHS.facts(self.lengths, self.version)
-            LENGTHS.columns(self.lengths)
-        if self.dtype is not None and self.column is None:
-            raise ConfigError(
-                f"dtype={self.dtype!r} is that of the tokens in column=, which is not given", option="dtype"
-            )
-        if self.dtype is not None:
-            check_dtype(self.dtype)
-
-    def in_words(self) -> str:
-        """What is asked as a message shows it."""
-        if self.column is not None:
-            return f"column={self.column!r}" + ("" if self.dtype is None else f", dtype={self.dtype!r}")
-        return (
-            f"lengths={self.lengths!r}" if isinstance(self.lengths, str) else f"lengths={function_name(self.lengths)}"
-        )
-
-    def key(self, data_version: str) -> str:
-        """A name of the outcome: 32 hexadecimal digits.
-
-        Args:
-            data_version: Of the stream; see :meth:`ShardCache.data_version`.
-        """
-        element_bytes = None if self.dtype is None else check_dtype(self.dtype)
-        told = LENGTHS.facts(self.lengths, self.version) if callable(self.lengths) else self.lengths
-        facts = json.dumps(["lengths", _VERSION, sys.byteorder, data_version, self.column, element_bytes, told])
-        return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
 
 class StreamLengths:

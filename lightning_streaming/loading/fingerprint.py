@@ -21,13 +21,13 @@ from lightning_streaming.loading.catalog import Extent
 from lightning_streaming.loading.differences import Difference, differences, escaped, in_words
 from lightning_streaming.loading.saved_fingerprint import (
     SavedFingerprint,
-    SavedJoin,
     SavedOrder,
     SavedPacking,
     SavedPhase,
     SavedStream,
     SavedStreams,
 )
+from lightning_streaming.loading.saved_join import SavedJoin
 from lightning_streaming.loading.stream_list import StreamFacts, StreamList, list_streams, stream_changes
 from lightning_streaming.order.phases import SettledPhase, StepPlan
 from lightning_streaming.order.sequence import digest_of

@@ -25,7 +25,7 @@ from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.loading.id_index import IdIndex, check_ids
 from lightning_streaming.loading.join_config import JoinConfig
-from lightning_streaming.loading.saved_fingerprint import SavedJoin
+from lightning_streaming.loading.saved_join import SavedJoin
 from lightning_streaming.order.runs import RunLookup
 
 ReadSample = Callable[[int, int], dict[str, Any]]

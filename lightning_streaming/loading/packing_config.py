@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NoReturn
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.document_lengths import LengthsRequest
+from lightning_streaming.loading.lengths_request import LengthsRequest
 from lightning_streaming.loading.option_groups import OptionGroup, fields_of
 from lightning_streaming.order.packing import AnyPackSettings, PackSettings
 from lightning_streaming.replaced_names import tells_unknown_arguments

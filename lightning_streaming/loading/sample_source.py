@@ -43,7 +43,6 @@ from lightning_streaming.formats.shard import (
 )
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.catalog_reader import RANDOM_READERS, CatalogReader
-from lightning_streaming.loading.document_lengths import LengthsRequest
 from lightning_streaming.loading.joined_ahead import JoinedAhead
 from lightning_streaming.loading.joining import (
     JoinedDataset,
@@ -51,6 +50,7 @@ from lightning_streaming.loading.joining import (
     JoinSource,
     StreamJoins,
 )
+from lightning_streaming.loading.lengths_request import LengthsRequest
 from lightning_streaming.loading.missing_ids import MissingIds
 from lightning_streaming.loading.open_shards import OpenShards, RoomWatch, ShardsAhead, raw_bytes
 from lightning_streaming.loading.scanning import Watched, unwatched

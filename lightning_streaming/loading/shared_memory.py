@@ -28,6 +28,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from lightning_streaming.errors import ConfigError, SampleError
+from lightning_streaming.loading.collation import is_plain
 from lightning_streaming.loading.state import Cursor
 
 _FEWEST_BYTES = 2048
@@ -162,15 +163,6 @@ class _Pickler(pickle.Pickler):
             raise _UnfitError
         values = thing.reshape(-1).view(torch.uint8).numpy()
         return _tensor_of, (pickle.PickleBuffer(values.data), thing.dtype, tuple(thing.shape))
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is but its bytes, and these are its own."""
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        return False
-    if tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-        return False
-    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def _tensor_of(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

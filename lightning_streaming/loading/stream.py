@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.errors import ConfigError
@@ -16,14 +16,13 @@ from lightning_streaming.loading.joining import JoinedDataset, JoinSource, joine
 from lightning_streaming.loading.option_groups import OptionGroup, group_of, named_groups, store_group
 from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.storage_config import StorageConfig
-from lightning_streaming.order.weights import StreamWeight
+from lightning_streaming.order.weights import ResolvedWeights, StreamWeight
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import is_url, join_url, mask_url
 from lightning_streaming.units import check_text
 
 if TYPE_CHECKING:
-    from lightning_streaming.loading.passes import CurrentRun
     from lightning_streaming.loading.sample_source import SampleSource
 
 _FETCHING = ("get_shards", "prepare_shard", "set_up_local", "apply_default", "get_index_size", "_download_file")
@@ -334,6 +333,14 @@ def _with_subdirectory(location: str | None, subdirectory: str | None) -> str | 
     return str(Path(location) / subdirectory)
 
 
+class KnowsWeights(Protocol):
+    """Knows what an epoch takes of each stream, as the run of a dataset does."""
+
+    @property
+    def weights(self) -> ResolvedWeights:
+        """One entry a stream."""
+
+
 @tells_replacements
 class DatasetStream:
     """A stream in its dataset, with the dataset's defaults filled in and its share of an epoch worked out.
@@ -343,7 +350,7 @@ class DatasetStream:
     """
 
     def __init__(
-        self, name: str, place: int, asked: Stream, defaults: StreamDefaults, run: CurrentRun, source: SampleSource
+        self, name: str, place: int, asked: Stream, defaults: StreamDefaults, shares: KnowsWeights, source: SampleSource
     ) -> None:
         self.name = name
         """In the dataset."""
@@ -352,7 +359,7 @@ class DatasetStream:
         self.asked = asked
         """What the user wrote."""
         self._defaults = defaults
-        self._run = run
+        self._shares = shares
         self._source = source
 
     def __repr__(self) -> str:
@@ -431,17 +438,17 @@ class DatasetStream:
     @property
     def proportion(self) -> float:
         """Its share of an epoch; those of all streams sum to 1."""
-        return self._run.weights.proportion[self.place]
+        return self._shares.weights.proportion[self.place]
 
     @property
     def repeat(self) -> float:
         """How often an epoch reads each of its samples, on average."""
-        return self._run.weights.repeat[self.place]
+        return self._shares.weights.repeat[self.place]
 
     @property
     def choose(self) -> int:
         """Samples that an epoch draws from it."""
-        return self._run.weights.choose[self.place]
+        return self._shares.weights.choose[self.place]
 
     def get_shards(self) -> Sequence[ShardInfo]:
         """What its index says of each of its shards, in order."""
@@ -476,15 +483,15 @@ class DatasetStreams(Mapping[str, DatasetStream]):
     Args:
         asked: What the user wrote, by name.
         defaults: What a stream uses unless it says otherwise.
-        run: Knows each one's share.
+        shares: Knows each one's share.
         source: Knows their shards.
     """
 
     def __init__(
-        self, asked: Mapping[str, Stream], defaults: StreamDefaults, run: CurrentRun, source: SampleSource
+        self, asked: Mapping[str, Stream], defaults: StreamDefaults, shares: KnowsWeights, source: SampleSource
     ) -> None:
         self._streams = {
-            name: DatasetStream(name, place, stream, defaults, run, source)
+            name: DatasetStream(name, place, stream, defaults, shares, source)
             for place, (name, stream) in enumerate(asked.items())
         }
 

@@ -21,7 +21,8 @@ from lightning_streaming.errors import ConfigError, DiskFullError, IntegrityErro
 from lightning_streaming.formats.array_lengths import ArrayLengths
 from lightning_streaming.loading import counting, scanning
 from lightning_streaming.loading.counting import document_lengths
-from lightning_streaming.loading.document_lengths import LengthsRequest, StreamLengths
+from lightning_streaming.loading.document_lengths import StreamLengths
+from lightning_streaming.loading.lengths_request import LengthsRequest
 from lightning_streaming.writing.merging import merge_recursive
 from tests.helpers import write_shards
 from tests.servers import FaultyStore, HttpStore, S3Bucket

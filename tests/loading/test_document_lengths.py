@@ -22,7 +22,8 @@ from lightning_streaming.loading import document_lengths as module
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.column_functions import LENGTHS
 from lightning_streaming.loading.counting import document_lengths
-from lightning_streaming.loading.document_lengths import CatalogLengths, LengthsRequest, StreamLengths
+from lightning_streaming.loading.document_lengths import CatalogLengths, StreamLengths
+from lightning_streaming.loading.lengths_request import LengthsRequest
 from lightning_streaming.loading.selection import Selection, pack
 from tests.helpers import raises, write_shards
 from tests.tiers import examples
