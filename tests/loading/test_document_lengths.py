@@ -171,8 +171,8 @@ def test_dtypes_of_one_width_are_one_request_and_others_are_not() -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({}, "say what tells the length of a sample"),
-        ({"column": "a", "lengths": "b"}, "say what tells the length of a sample"),
+        ({}, "the length of a sample needs a column or a function"),
+        ({"column": "a", "lengths": "b"}, "the length of a sample needs a column or a function"),
         ({"column": ""}, "column must be the name of a column"),
         ({"column": 3}, "column must be the name of a column"),
         ({"lengths": ""}, "lengths must be the name of a column, or a function"),
