@@ -21,7 +21,7 @@ from lightning_streaming.loading.mixture_phase import MixturePhase, Schedule  # 
 from lightning_streaming.loading.option_groups import OptionGroup
 from lightning_streaming.loading.packing_config import PackingConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.selection_config import SelectionConfig  # noqa: F401  # as types are resolved here
-from lightning_streaming.loading.storage_config import StorageConfig  # noqa: F401  # as types are resolved here
+from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.loading.token_budget import TokenBudget  # noqa: F401  # as types are resolved here
 from lightning_streaming.order.settings import (  # noqa: F401  # as types are resolved here
@@ -93,6 +93,8 @@ def config_of(stage: StreamingConfig | Mapping[str, Any] | None) -> StreamingCon
 _Hide = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 _SECRETS = ("storage", "storage_options")
 """Fields below which anything may be secret."""
+_OF_USER = ("model", "trainer", "optimizer", "lr_scheduler")
+"""Fields below which a ``storage`` of other fields than ours is an argument of the user's own."""
 _BY_NAME = ("streams", "join", "schedule", "mix", "max_repeats", "columns")
 """Fields whose keys are names that the user chose, not names of fields."""
 
@@ -115,14 +117,16 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
         if name in _SECRETS and "init_args" not in own:
             vars(copied).clear()
             own = dict(hide(own))
-        parts = {key: shown(one, name if key == "init_args" else _field(name, key), hide) for key, one in own.items()}
+        parts = {
+            key: shown(one, name if key == "init_args" else _field(name, key, one), hide) for key, one in own.items()
+        }
         vars(copied).update(_listed(parts))
         return copied
     if isinstance(value, str | os.PathLike):
         return _shown_text(value, name)
     inner: Any = None
     if type(value) is dict:
-        inner = {key: shown(one, _field(name, str(key)), hide) for key, one in value.items()}
+        inner = {key: shown(one, _field(name, str(key), one), hide) for key, one in value.items()}
         is_same = all(inner[key] is one for key, one in value.items())
     elif type(value) in (list, tuple):
         inner = type(value)(shown(one, name, hide) for one in value)
@@ -137,8 +141,15 @@ def _listed(value: Any) -> Any:
     return [_listed(part) for part in value] if type(value) in (list, tuple) else value
 
 
-def _field(parent: str, key: str) -> str:
+def _field(parent: str, key: str, value: Any) -> str:
+    if parent in _OF_USER and key not in ("remote", "storage_options") and not (key == "storage" and _is_ours(value)):
+        return parent
     return "" if parent in _BY_NAME else key
+
+
+def _is_ours(storage: Any) -> bool:
+    names = vars(storage) if isinstance(storage, jsonargparse.Namespace) else storage
+    return isinstance(names, Mapping) and {item.name for item in fields(StorageConfig)}.issuperset(names)
 
 
 def _shown_text(text: str | os.PathLike[str], name: str) -> Any:

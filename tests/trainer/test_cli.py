@@ -10,6 +10,7 @@ from typing import Any
 import docstring_parser
 import pytest
 import torch
+from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
 
 from lightning_streaming import (
@@ -30,6 +31,7 @@ from lightning_streaming import (
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.logs import read_step_log
 from lightning_streaming.trainer.cli import StreamingCLI, main, read_config_files
+from lightning_streaming.trainer.config import shown
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 
@@ -390,6 +392,17 @@ def test_errors_do_not_show_storage_options(run_yaml: str, capsys: pytest.Captur
     assert "sesame" not in error
 
 
+def test_a_storage_of_the_model_is_not_masked_and_ours_is_masked_there_too() -> None:
+    own, ours = {"path": "out", "levels": ["a"]}, {"options": {"secret": "open sesame"}}
+    model = Namespace(class_path="M", init_args=Namespace(storage=own, inner=Namespace(storage=Namespace(**own))))
+    kept = shown(Namespace(model=model, data=Namespace(train=Namespace(storage=Namespace(**ours)))))
+    assert kept.model == model
+    assert "sesame" not in str(kept)
+    for storage in (ours, Namespace(**ours)):
+        assert "sesame" not in str(shown(Namespace(model=Namespace(init_args=Namespace(storage=storage)))))
+    assert "sesame" not in str(shown(Namespace(data=Namespace(train={"storage": {"secret": "open sesame"}}))))
+
+
 def test_configuration_without_class_path_trains_on_a_streaming_data_module(run_yaml: str) -> None:
     cli = StreamingCLI(["fit", "--config", run_yaml, "--data.train.streams.a.proportion=1", "--data.batch_size=4"])
     assert cli.trainer.global_step == 3
@@ -520,7 +533,7 @@ def phased_yaml(run_yaml: str) -> str:
 def test_printed_and_saved_phases_run_again(phased_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = output_of("fit", "--config", phased_yaml, "--print_config", capsys=capsys)
     assert "# Mixtures of the streams that follow each other within an epoch" in printed
-    assert printed.count("# Where it ends, in samples from the epoch's beginning") == 1
+    assert printed.count("# End of the phase, counted in samples of all r") == 1
     Path("printed.yaml").write_text(printed)
     first = StreamingCLI(["fit", "--config", phased_yaml])
     saved = Path("config.yaml").read_text()
