@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import docstring_parser
+import jsonargparse
 import pytest
 import torch
-from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
 
 from lightning_streaming import (
@@ -393,6 +393,7 @@ def test_errors_do_not_show_storage_options(run_yaml: str, capsys: pytest.Captur
 
 
 def test_a_storage_of_the_model_is_not_masked_and_ours_is_masked_there_too() -> None:
+    Namespace: Any = jsonargparse.Namespace
     own, ours = {"path": "out", "levels": ["a"]}, {"options": {"secret": "open sesame"}}
     model = Namespace(class_path="M", init_args=Namespace(storage=own, inner=Namespace(storage=Namespace(**own))))
     kept = shown(Namespace(model=model, data=Namespace(train=Namespace(storage=Namespace(**ours)))))
