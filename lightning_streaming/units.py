@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from fractions import Fraction
@@ -172,6 +173,24 @@ def check_text(option: str, value: object, expected: str) -> None:
         is_text = False
     if not is_text:
         raise ConfigError(f"{option} must be {expected}, but got {value!r}", option=option)
+
+
+def check_path(option: str, value: object, expected: str) -> str:
+    """Return a path or URL, which may be a ``PathLike``, as text.
+
+    Args:
+        option: Name of the option.
+        value: The path as the user passed it.
+        expected: Description of valid values.
+
+    Raises:
+        ConfigError: It is none, or holds characters that no file name can.
+    """
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if path == "":
+        raise ConfigError(f"{option} must be {expected}, but is empty", option=option)
+    check_text(option, path, expected)
+    return str(path)
 
 
 def is_one_of(value: object, known: Iterable[str | None]) -> bool:

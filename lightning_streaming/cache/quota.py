@@ -483,7 +483,8 @@ def check_limit(limit: int | None, fixed_bytes: int, shard_bytes: int, name: str
         f"{name} is {given}; at least "
         f"{fixed + 2 * shard}{written} is needed: {fixed}{written} for index and selections, and twice "
         f"{shard}{written}, which is the largest shard, raw and compressed. Selections of other runs count too: "
-        "`lightning-streaming cache gc --older-than 7d` removes those that were long unused"
+        "`lightning-streaming cache gc --older-than 7d` removes those that were long unused",
+        option="cache_limit",
     )
 
 

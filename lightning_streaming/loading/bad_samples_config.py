@@ -9,9 +9,9 @@ from fractions import Fraction
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.option_groups import OptionGroup
+from lightning_streaming.loading.option_groups import OptionGroup, store_plain
 from lightning_streaming.replaced_names import tells_unknown_arguments
-from lightning_streaming.units import is_one_of
+from lightning_streaming.units import check_path, is_one_of
 
 OnBadSample = Literal["error", "replace"]
 _LEAST_READ = 1000
@@ -88,6 +88,7 @@ class BadSamplesConfig(OptionGroup):
     log: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        store_plain(self)
         if not is_one_of(self.action, get_args(OnBadSample)):
             known = ", ".join(map(repr, get_args(OnBadSample)))
             raise ConfigError(
@@ -95,12 +96,8 @@ class BadSamplesConfig(OptionGroup):
             )
         parse_limit(self.max)
         if self.log is not None:
-            if not (isinstance(self.log, (str, os.PathLike)) and self.log):
-                raise ConfigError(
-                    f"bad_samples.log must be a directory to write logs to, but got {self.log!r}",
-                    option="bad_samples.log",
-                )
-            object.__setattr__(self, "log", os.fspath(self.log))
+            path = check_path("bad_samples.log", self.log, "a directory to write logs to")
+            object.__setattr__(self, "log", path)
         if self.replaces and self.log is None:
             raise ConfigError(
                 "bad_samples.action='replace' needs a directory of the run for the log of replaced samples, which a "

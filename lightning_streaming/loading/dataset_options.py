@@ -17,7 +17,15 @@ from lightning_streaming.loading.debug_config import DebugConfig
 from lightning_streaming.loading.decode_config import DecodeConfig
 from lightning_streaming.loading.join_config import JoinConfig, Joins
 from lightning_streaming.loading.mixture_phase import Schedule, check_all_streams_are_read, named_phases, settled_phases
-from lightning_streaming.loading.option_groups import OptionGroup, as_group, group_of, named_groups, store_group
+from lightning_streaming.loading.option_groups import (
+    OptionGroup,
+    as_group,
+    as_plain,
+    group_of,
+    named_groups,
+    store_group,
+    store_plain,
+)
 from lightning_streaming.loading.packing_config import Packing, PackingConfig
 from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.stream import Asked, Stream, StreamDefaults, named_streams
@@ -35,6 +43,8 @@ _NOT_SHOWN = {"remote", "local", "join", "world", "stream_name", "stream_config"
 """What the streams say, may be secret, or belongs to the machines."""
 
 
+_NOT_PLAIN = {"streams", "selection", "join", "storage", "transform", "world", "stream_config"}
+"""Options that hold other objects than plain values, or check themselves what they hold."""
 _TRUTHS = ("shuffle", "allow_unsafe_types", "seed_global_rng", "keep_zip", "follow_appends")
 
 
@@ -113,6 +123,8 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
     debug: DebugConfig | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        self._store_streams()
+        store_plain(self, leave=_NOT_PLAIN)
         OrderSettings.__post_init__(self)
         StreamDefaults.__post_init__(self)
         for kind in (PackingConfig, TokenBudget, BadSamplesConfig, DecodeConfig, DebugConfig):
@@ -123,9 +135,20 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         store_whole(self, "predownload", 1, or_none=True)
         store_whole(self, "replication", 1, or_none=True)
         parse_batch_ranges(self.skip, "skip")
+        object.__setattr__(self, "skip", tuple(self.skip))
         object.__setattr__(self, "schedule", named_phases(self.schedule) or None)
         self._check_packing(self.settled_phases())
         object.__setattr__(self, "join", named_groups(JoinConfig, self.join))
+
+    def _store_streams(self) -> None:
+        streams = self.streams
+        if not isinstance(streams, Mapping | Sequence | None) or isinstance(streams, str | bytes):
+            raise ConfigError(f"streams must map names to streams, but is a {type(streams).__name__}", option="streams")
+        if not isinstance(streams, Mapping):
+            return
+        if unnamed := [name for name in streams if not isinstance(name, str)]:
+            raise ConfigError(f"names of streams must be texts, but one is {unnamed[0]!r}", option="streams")
+        object.__setattr__(self, "streams", {as_plain(name): stream for name, stream in streams.items()})
 
     def documents(self) -> Packing | None:
         """Return how documents are packed, or grouped within a budget; None if they are not."""
@@ -251,6 +274,11 @@ class DatasetOptions(DataOptions):
         if self.token_budget is not None:
             check_batch_of_budget(1 if self.batch_size is None else self.batch_size)
             object.__setattr__(self, "batch_size", 1)
+        if not isinstance(self.world, World | None):
+            raise ConfigError(
+                f"world must be a World, like World(rank=0, num_nodes=2), but is a {type(self.world).__name__}",
+                option="world",
+            )
         if not isinstance(self.stream_config, Mapping | None):
             raise ConfigError(
                 f"stream_config must map arguments of Stream to values, but got a {type(self.stream_config).__name__}",
@@ -278,9 +306,6 @@ class DatasetOptions(DataOptions):
             ConfigError: They were given in two ways, or in none, or are no streams.
         """
         only = {name: getattr(self, name) for name in ("remote", "local", "join")}
-        if not isinstance(self.streams, Mapping | Sequence | None):
-            kind = type(self.streams).__name__
-            raise ConfigError(f"streams must map names to streams, but is a {kind}", option="streams")
         if self.streams and group_of(self, SelectionConfig).indices is not None:
             raise ConfigError(
                 "selection.indices numbers the samples of one stream; give it to the stream", option="selection.indices"
@@ -332,7 +357,7 @@ def describe(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         kind: What they are the arguments of.
         arguments: By name.
     """
-    return {"type": kind, **{name: _plain(value) for name, value in arguments.items()}}
+    return {"type": kind, **{name: plain_values(value) for name, value in arguments.items()}}
 
 
 def _describe_stream(stream: Stream) -> dict[str, Any]:
@@ -345,16 +370,17 @@ def _describe_stream(stream: Stream) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    """The value as JSON has it; functions by name."""
-    if isinstance(value, np.generic):
-        return value.item()
+def plain_values(value: Any) -> Any:
+    """Return values as JSON and YAML have them; functions and other objects by name."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [plain_values(one) for one in value]
     if isinstance(value, OptionGroup):
-        return _plain(value.described())
+        return plain_values(value.described())
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): plain_values(one) for name, one in value.items()}
+    value = as_plain(value)
     if value is None or isinstance(value, (str, int, float)):
         return value
     named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)

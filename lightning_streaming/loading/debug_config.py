@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import os  # as types are resolved here
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.option_groups import OptionGroup
+from lightning_streaming.loading.option_groups import OptionGroup, store_plain
 from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.units import check_path, plain_number
 
 _TOO_LONG = 10**6
 """Seconds that no sample takes, and that every clock can wait."""
@@ -36,15 +37,12 @@ class DebugConfig(OptionGroup):
     watchdog_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        store_plain(self)
         log, seconds = self.sample_log, self.watchdog_seconds
         if log is not None:
-            if not (isinstance(log, (str, os.PathLike)) and log):
-                raise ConfigError(
-                    f"debug.sample_log must be a directory to write logs to, but got {log!r}", option="debug.sample_log"
-                )
-            object.__setattr__(self, "sample_log", os.fspath(log))
-        is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        if seconds is not None and not (is_number and 0 < seconds < _TOO_LONG):
+            path = check_path("debug.sample_log", log, "a directory to write logs to")
+            object.__setattr__(self, "sample_log", path)
+        if seconds is not None and not 0 < (plain_number(seconds) or 0) < _TOO_LONG:
             raise ConfigError(
                 f"debug.watchdog_seconds must be a number of seconds above 0 and below 10**6, but got {seconds!r}",
                 option="debug.watchdog_seconds",

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.pictures import KINDS
-from lightning_streaming.loading.option_groups import OptionGroup
+from lightning_streaming.loading.option_groups import OptionGroup, store_plain
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.units import check_whole, is_one_of
 
@@ -37,6 +37,7 @@ class DecodeConfig(OptionGroup):
     threads: int = 0
 
     def __post_init__(self) -> None:
+        store_plain(self)
         object.__setattr__(self, "threads", check_whole("decode.threads", self.threads, 0))
         if self.columns is None:
             return

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.shard_table import check_selection
-from lightning_streaming.loading.option_groups import OptionGroup, fields_of, store_group
+from lightning_streaming.loading.option_groups import OptionGroup, fields_of, store_group, store_plain
 from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.storage import mask_url
-from lightning_streaming.units import check_text
+from lightning_streaming.units import check_path
 
 
 @tells_unknown_arguments
@@ -46,12 +45,11 @@ class JoinConfig(OptionGroup):
     storage: StorageConfig | Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        store_plain(self, leave=("storage",))
         for name in ("remote", "local"):
             path = getattr(self, name)
             if path is not None:
-                path = os.fspath(path) if isinstance(path, os.PathLike) else path
-                check_text(f"join.{name}", path, "a path or URL")
-                object.__setattr__(self, name, path)
+                object.__setattr__(self, name, check_path(f"join.{name}", path, "a path or URL"))
         if self.remote is None and self.local is None:
             raise ConfigError("a join needs remote=, local=, or both", option="join.remote")
         if self.key is not None and (not isinstance(self.key, str) or not self.key):
@@ -62,8 +60,8 @@ class JoinConfig(OptionGroup):
             raise ConfigError(f"join.prefix must be a text, but is {self.prefix!r}", option="join.prefix")
         with fields_of("join"):
             object.__setattr__(self, "columns", check_selection(self.columns))
-        store_group(self, StorageConfig)
-        StorageConfig.check_has_options_only(self.storage, "a join")
+            store_group(self, StorageConfig)
+            StorageConfig.check_has_options_only(self.storage, "a join")
 
     def __repr__(self) -> str:
         remote = None if self.remote is None else mask_url(self.remote)

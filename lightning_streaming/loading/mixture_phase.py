@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any, ClassVar
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.option_groups import OptionGroup, named_groups
+from lightning_streaming.loading.option_groups import OptionGroup, named_groups, store_plain
 from lightning_streaming.order.phases import Mix, SettledPhase
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.units import check_whole, parse_count, plain_number
@@ -56,6 +56,7 @@ class MixturePhase(OptionGroup):
     ended_at: int | None = None
 
     def __post_init__(self) -> None:
+        store_plain(self)
         if not isinstance(self.mix, Mapping) or not self.mix:
             raise ConfigError(
                 f"schedule.mix must map names of streams to weights, like {{web: 0.9, code: 0.1}}, but is {self.mix!r}",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from array import array
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar
+
+import numpy as np
 
 from lightning_streaming.errors import ConfigError
 
@@ -33,6 +37,40 @@ class OptionGroup:
     def described(self) -> dict[str, Any]:
         """Return the fields by name, without secrets."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+def as_plain(value: Any) -> Any:
+    """Return values of NumPy and of enumerations, mappings and iterators as plain ones of Python; others unchanged."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        with suppress(OverflowError):
+            return float(value)
+    if isinstance(value, Mapping):
+        return {as_plain(name): as_plain(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray | array):
+        return value.tolist()
+    if isinstance(value, list | range | Iterator):
+        return [as_plain(item) for item in value]
+    return tuple(as_plain(item) for item in value) if type(value) is tuple else value
+
+
+def store_plain(options: object, leave: Container[str] = ()) -> None:
+    """Store the values of options as plain ones; see :func:`as_plain`.
+
+    Args:
+        options: A dataclass, frozen or not.
+        leave: Fields that stay as they were passed.
+    """
+    for item in fields(options):  # type: ignore[arg-type]  # it is a dataclass
+        if item.name not in leave:
+            object.__setattr__(options, item.name, as_plain(getattr(options, item.name)))
 
 
 def as_group(kind: type[_Group], value: _Group | Mapping[str, Any] | None) -> _Group | None:
@@ -104,7 +142,7 @@ def named_groups(
             f"{type(groups).__name__}",
             option=option,
         )
-    return {name: _named(kind, name, group) for name, group in groups.items()}
+    return {as_plain(name): _named(kind, name, group) for name, group in groups.items()}
 
 
 def _named(kind: type[_Group], name: object, group: Any) -> _Group:

@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.lengths_request import LengthsRequest
-from lightning_streaming.loading.option_groups import OptionGroup, fields_of
+from lightning_streaming.loading.option_groups import OptionGroup, as_plain, fields_of, store_plain
 from lightning_streaming.order.packing import AnyPackSettings, PackSettings
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
@@ -112,7 +112,7 @@ class Packing(OptionGroup):
     def _take_names(self, name: str) -> None:
         given = getattr(self, name)
         is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes) and getattr(given, "ndim", 1) == 1
-        names = tuple(given) if is_list else ()  # read once: it may be a generator
+        names = tuple(map(as_plain, given)) if is_list else ()  # read once: it may be a generator
         if not is_list or not all(isinstance(one, str) for one in names):
             self._refuse(name, f"must be a list of names, but is {given!r}")
         object.__setattr__(self, name, names)
@@ -190,6 +190,7 @@ class PackingConfig(Packing):
     without: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        store_plain(self)
         if self.column is None:
             self._refuse("column", "must be the name of the column of tokens, but is None")
         Packing.__post_init__(self)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import get_worker_info
 
-from lightning_streaming.errors import FormatError
+from lightning_streaming.errors import FormatError, StorageError
 from lightning_streaming.loading.debug_config import DebugConfig
 from lightning_streaming.loading.line_log import LineLog, last_whole_line, whole_lines
 from lightning_streaming.loading.sample_key import Row, SampleKey, keys_of_rows
@@ -42,7 +42,7 @@ def _watchers(debug: DebugConfig, source: SampleSource, start: PassStart, worker
     key = keys_of_rows(source.catalog, start)
     rank = start.world.rank
     log = None if debug.sample_log is None else _sample_log_path(debug.sample_log, rank, worker)
-    watchers: list[Watcher] = [] if log is None else [_SampleLog(log, key)]
+    watchers: list[Watcher] = [] if log is None else [_open_log(log, key)]
     if debug.watchdog_seconds is not None:
         stacks = None if log is None else log.with_suffix(".stacks")
         watchers.append(_Watchdog(debug.watchdog_seconds, f"worker {worker} of rank {rank}", key, stacks))
@@ -73,6 +73,18 @@ def last_sample(directory: str | os.PathLike[str] | None, rank: int, worker: int
     if sample is None or sample.pid != pid:
         return "it had read no sample"
     return f"the last sample it read: dataset.restore_sample({json.dumps(sample.key.as_dict())})"
+
+
+def _open_log(path: Path, key: Callable[[Row], SampleKey]) -> _SampleLog:
+    try:
+        return _SampleLog(path, key)
+    except OSError as error:
+        raise StorageError(
+            f"debug.sample_log={str(path.parent)!r} takes no log: {error}",
+            hint="pass a directory that can be written to",
+            option="debug.sample_log",
+            path=str(path.parent),
+        ) from error
 
 
 class Watcher(Protocol):

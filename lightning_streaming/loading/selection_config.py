@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.column_functions import WHERE, function_name
-from lightning_streaming.loading.option_groups import OptionGroup
+from lightning_streaming.loading.option_groups import OptionGroup, store_plain
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.units import check_text, check_whole
 
@@ -108,6 +108,7 @@ class SelectionConfig(OptionGroup):
     indices: Indices | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        store_plain(self, leave=("indices",))  # which may be large
         if isinstance(self.where, str) and self.where and not self.where.strip():
             raise ConfigError(
                 "selection.where is empty",
@@ -127,7 +128,9 @@ class SelectionConfig(OptionGroup):
         if isinstance(self.indices, os.PathLike):
             object.__setattr__(self, "indices", os.fspath(self.indices))
         if self.indices is not None and not isinstance(self.indices, str):
-            as_numbers(self.indices)
+            numbers = as_numbers(self.indices)
+            if not isinstance(self.indices, list | tuple):
+                object.__setattr__(self, "indices", numbers)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SelectionConfig):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.option_groups import OptionGroup, as_group
+from lightning_streaming.loading.option_groups import OptionGroup, as_group, store_plain
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.storage import StorageOptions
 from lightning_streaming.units import check_truth
@@ -36,6 +36,7 @@ class StorageConfig(OptionGroup):
     on_demand: bool = False
 
     def __post_init__(self) -> None:
+        store_plain(self, leave=("options",))  # whose values are those of a client
         check_truth("storage.on_demand", self.on_demand)
         if self.options is not None:
             object.__setattr__(self, "options", StorageOptions(self.options, "storage.options"))

@@ -13,14 +13,14 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.join_config import JoinConfig, Joins
 from lightning_streaming.loading.joining import JoinedDataset, JoinSource, joined_label
-from lightning_streaming.loading.option_groups import OptionGroup, group_of, named_groups, store_group
+from lightning_streaming.loading.option_groups import OptionGroup, group_of, named_groups, store_group, store_plain
 from lightning_streaming.loading.selection_config import SelectionConfig
 from lightning_streaming.loading.storage_config import StorageConfig
 from lightning_streaming.order.weights import ResolvedWeights, StreamWeight
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import is_url, join_url, mask_url
-from lightning_streaming.units import check_text
+from lightning_streaming.units import check_path, check_text
 
 if TYPE_CHECKING:
     from lightning_streaming.loading.sample_source import SampleSource
@@ -93,6 +93,7 @@ class Stream(StoredOptions):
     follow_appends: bool | None = None
 
     def __post_init__(self) -> None:
+        store_plain(self, leave=("selection", "storage", "join"))
         for option in ("remote", "local"):
             object.__setattr__(self, option, _as_text(option, getattr(self, option)))
         if self.remote is None and self.local is None:
@@ -236,7 +237,12 @@ def named_streams(
                 f"stream_config must map arguments of Stream to values, but has {unnamed[0]!r}", option="stream_config"
             )
         own = {name: value for name, value in only.items() if value is not None}
-        return {"0": Stream(**{**(stream_config or {}), **own})}
+        try:
+            return {"0": Stream(**{**(stream_config or {}), **own})}
+        except ConfigError as error:
+            if stream_config and (error.option or "").partition(".")[0] in stream_config:
+                error.option = f"stream_config.{error.option}"
+            raise
     for name, value in (("stream_config", stream_config), ("join", only["join"])):
         if value:
             raise ConfigError(f"with streams=, {name} belongs to each stream", option=name)
@@ -287,9 +293,10 @@ def _as_text(option: str, place: Any) -> str | None:
     Raises:
         ConfigError: It is neither.
     """
-    found = os.fspath(place) if isinstance(place, os.PathLike) else place
-    if found is None or isinstance(found, str):
-        return found
+    if place is None or (isinstance(place, str) and not place):
+        return place
+    if isinstance(place, str | os.PathLike):
+        return check_path(option, place, "a path or URL")
     raise ConfigError(
         f"{option} of a stream must be one path or URL, but is a {type(place).__name__}",
         hint="name several files by a pattern like data/{a,b}.parquet, and several locations with streams=",

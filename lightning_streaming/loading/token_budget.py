@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal  # noqa: F401  # as types are resolved here
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.option_groups import store_plain
 from lightning_streaming.loading.packing_config import Packing
 from lightning_streaming.order.packing import LARGEST_WINDOW, BudgetSettings
 from lightning_streaming.replaced_names import tells_unknown_arguments
@@ -47,6 +48,7 @@ class TokenBudget(Packing):
     longer: Literal["truncate", "drop", "error"] = "error"
 
     def __post_init__(self) -> None:
+        store_plain(self)
         if self.column is None and self.lengths is None:
             raise ConfigError(
                 "token_budget needs column=, the tokens of a document, or lengths=, how long it is",

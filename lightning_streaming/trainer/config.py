@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.bad_samples_config import BadSamplesConfig  # noqa: F401  # as types are resolved here
-from lightning_streaming.loading.dataset_options import DataOptions
+from lightning_streaming.loading.dataset_options import DataOptions, plain_values
 from lightning_streaming.loading.debug_config import DebugConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.decode_config import DecodeConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.loading.join_config import JoinConfig, Joins  # noqa: F401  # as types are resolved here
@@ -162,7 +162,7 @@ def _shown_text(text: str | os.PathLike[str], name: str) -> Any:
 def _represent(dumper: Any, value: Any) -> Any:
     sorts, dumper.sort_keys = dumper.sort_keys, False  # keys of a schedule are in the order of the phases
     try:
-        return dumper.represent_data(_listed(shown(value)))
+        return dumper.represent_data(plain_values(shown(value)))
     finally:
         dumper.sort_keys = sorts
 

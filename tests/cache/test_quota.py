@@ -494,8 +494,11 @@ def test_a_limit_that_cannot_work_is_refused_with_the_one_that_would() -> None:
     assert least == 2100
     check_limit(None, 100, 1000)
     check_limit(least, 100, 1000)
-    with pytest.raises(ConfigError, match=r"^cache_limit is 2099b; at least 2100b is needed: 100b for .* 1000b"):
+    with pytest.raises(
+        ConfigError, match=r"^cache_limit is 2099b; at least 2100b is needed: 100b for .* 1000b"
+    ) as caught:
         check_limit(least - 1, 100, 1000)
+    assert caught.value.option == "cache_limit"
 
 
 @pytest.mark.parametrize(

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import pickle
+import types
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming import (
     BadSamplesConfig,
     DebugConfig,
     DecodeConfig,
+    JoinConfig,
+    MixturePhase,
     PackingConfig,
     SelectionConfig,
     StorageConfig,
     Stream,
     StreamingConfig,
     StreamingDataset,
+    TokenBudget,
 )
 from lightning_streaming.errors import ConfigError, UnknownArgumentError
 from lightning_streaming.loading.option_groups import OptionGroup
+from lightning_streaming.trainer.config import config_of
 from tests.helpers import assert_error
+
+
+class BytesPath:
+    """A path that is not text."""
+
+    def __fspath__(self) -> bytes:
+        return b"x"
+
 
 GROUPS: dict[type[OptionGroup], dict[str, Any]] = {
     StorageConfig: {"options": {"anon": True}, "on_demand": True},
@@ -81,11 +97,70 @@ def test_a_group_is_no_other_value(kind: type[OptionGroup], value: Any) -> None:
         ({"packing": {"column": "a", "capacity": 8, "along": np.array(3)}}, "packing.along"),
         ({"packing": {"column": "a", "capacity": 8, "as_dtype": "0%:98%"}}, "packing.as_dtype"),
         ({"packing": {"column": "a", "capacity": 8, "dtype": "\ud800"}}, "packing.dtype"),
+        ({"debug": {"sample_log": "\0"}}, "debug.sample_log"),
+        ({"debug": {"sample_log": BytesPath()}}, "debug.sample_log"),
+        ({"debug": {"watchdog_seconds": np.float64("nan")}}, "debug.watchdog_seconds"),
+        ({"bad_samples": {"action": "replace", "log": "\ud800"}}, "bad_samples.log"),
+        ({"join": {"clip": {"remote": "b", "storage": 3}}}, "join.clip.storage"),
+        ({"skip": np.array(3)}, "skip"),
+        ({"world": 3}, "world"),
+        ({"format": np.array(["a", "b"])}, "format"),
+        ({"validate_hash": np.array(["a", "b"])}, "validate_hash"),
+        ({"stream_config": np.array([1, 2])}, "stream_config"),
+        ({"stream_config": {"local": 3}}, "stream_config.local"),
+        ({"local": "\0"}, "local"),
+        ({"remote": "\ud800"}, "remote"),
+        ({"remote": None, "streams": Stream(remote="x")}, "streams"),
+        ({"remote": None, "streams": {1: Stream(remote="x")}}, "streams"),
     ],
 )
 def test_an_error_names_the_field(group: dict[str, Any], option: str) -> None:
     with assert_error(ConfigError, option=option):
-        StreamingDataset(remote="x", **group)
+        StreamingDataset(**{"remote": "x", **group})
+
+
+def test_values_are_kept_and_written_as_plain_ones() -> None:
+    class Text(str, enum.Enum):
+        NAME, METHOD = "a", "best_fit"
+
+    groups: list[tuple[OptionGroup, OptionGroup]] = [
+        (SelectionConfig(where=Text.NAME, seed=np.int64(3)), SelectionConfig(where="a", seed=3)),
+        (SelectionConfig(indices=np.array([1, 2])), SelectionConfig(indices=[1, 2])),
+        (SelectionConfig(indices=range(2)), SelectionConfig(indices=[0, 1])),
+        (
+            PackingConfig(column=np.str_("a"), capacity=np.int64(8), method=Text.METHOD, along=np.array(["b"])),  # type: ignore[arg-type]
+            PackingConfig(column="a", capacity=8, along=["b"]),
+        ),
+        (
+            TokenBudget(column="a", tokens=8, pad=types.MappingProxyType({"a": np.float32(0.5)})),
+            TokenBudget(column="a", tokens=8, pad={"a": 0.5}),
+        ),
+        (
+            MixturePhase(mix=types.MappingProxyType({np.str_("a"): np.array([1, 2])}), end=Fraction(8)),  # type: ignore[dict-item, arg-type]
+            MixturePhase(mix={"a": [1, 2]}, end=8),
+        ),
+        (JoinConfig(remote=np.str_("a"), key=Text.NAME), JoinConfig(remote="a", key="a")),
+        (
+            BadSamplesConfig(action="replace", max=np.int64(3), log="b"),
+            BadSamplesConfig(action="replace", max=3, log="b"),
+        ),
+        (DecodeConfig(columns=types.MappingProxyType({"a": "pil"})), DecodeConfig(columns={"a": "pil"})),
+        (DebugConfig(watchdog_seconds=np.float32(0.5)), DebugConfig(watchdog_seconds=0.5)),
+        (StorageConfig(on_demand=np.True_), StorageConfig(on_demand=True)),  # type: ignore[arg-type]
+    ]
+    for group, plain in groups:
+        assert group == plain
+        written = yaml.safe_load(yaml.dump(group))
+        assert type(plain)(**written) == plain
+    stream = Stream(remote="x", proportion=np.float64(2))
+    config = StreamingConfig(streams=types.MappingProxyType({np.str_("a"): stream}), epoch_size=np.int64(8))
+    written = yaml.safe_load(yaml.dump(config))
+    assert (written["epoch_size"], written["streams"]["a"]["proportion"]) == (8, 2.0)
+    assert config_of(written) == config
+
+
+def test_functions_are_written_by_name() -> None:
+    assert yaml.safe_load(yaml.dump(SelectionConfig(where=len)))["where"] == "builtins.len"
 
 
 def test_names_may_come_from_a_generator() -> None:

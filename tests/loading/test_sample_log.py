@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from lightning_streaming import Stream, StreamingDataset, World
-from lightning_streaming.errors import FormatError, SampleError, ShardCorruptError
+from lightning_streaming.errors import FormatError, SampleError, ShardCorruptError, StorageError
 from lightning_streaming.loading.sample_log import last_sample
 from lightning_streaming.logs import read_sample_log
 from tests.helpers import assert_error, ids, make_dataset, make_loader, write_dataset
@@ -204,7 +204,7 @@ def test_the_last_sample_of_a_dead_worker_is_read_from_the_end_of_its_log(root: 
 
 def test_a_log_that_cannot_be_written_fails_at_the_first_sample(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError):
+    with assert_error(StorageError, option="debug.sample_log", path=tmp_path / "file"):
         next(iter(make_loader(root, debug={"sample_log": tmp_path / "file"})))
 
 
