@@ -54,7 +54,7 @@ BUCKET = "bucket"
 NAME = "mds"
 FORMATS = ("parquet", "npy", "webdataset")
 PACKAGES = {
-    "ours": ("lightning_streaming.loading.dataloader", "s3fs"),
+    "ours": ("lightning_streaming.reading.loader", "s3fs"),
     "MosaicML Streaming": ("streaming", "boto3"),
     "litdata": ("litdata", "boto3"),
     "get": ("s3fs",),

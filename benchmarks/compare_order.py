@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import StateError, StreamingError
-from lightning_streaming.order.batchings import Batched, batched
-from lightning_streaming.order.draw import Shuffled
-from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
-from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
+from lightning_streaming.sequence.batchings import Batched, batched
+from lightning_streaming.sequence.draw import Shuffled
+from lightning_streaming.sequence.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
+from lightning_streaming.sequence.settings import OrderSettings
+from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.world import World
-from tests.order.reference import reference_work_array, work_array
+from tests.sequence.reference import reference_work_array, work_array
 
 try:
     from streaming.base.batching import generate_work

@@ -32,9 +32,9 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming import StreamingDataset
-from lightning_streaming.loading.dataset import dataset_world
-from lightning_streaming.loading.passes import drawn_sequence, passes_of
-from lightning_streaming.loading.state import Cursor
+from lightning_streaming.reading.dataset import dataset_world
+from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.resume.state import Cursor
 from tests.servers import http_server
 
 SHARDS = (10_000, 100_000, 1_000_000)

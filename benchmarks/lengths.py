@@ -37,13 +37,13 @@ from numpy.typing import NDArray
 from benchmarks.selecting import own_mib, status_mib
 from lightning_streaming import MDSWriter, Stream
 from lightning_streaming.cache import ShardCache
-from lightning_streaming.formats.mds import head_bytes
-from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.counting import document_lengths
-from lightning_streaming.loading.document_lengths import CatalogLengths, StreamLengths
-from lightning_streaming.loading.lengths_request import LengthsRequest
-from lightning_streaming.loading.selection import Selection, packed_bytes
-from lightning_streaming.loading.stream import StreamDefaults
+from lightning_streaming.dataset.stream import StreamDefaults
+from lightning_streaming.formats.mds.shard import head_bytes
+from lightning_streaming.options.lengths import LengthsRequest
+from lightning_streaming.selection.bitmap import Selection, packed_bytes
+from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.selection.counting import document_lengths
+from lightning_streaming.selection.document_lengths import CatalogLengths, StreamLengths
 from lightning_streaming.units import parse_count
 
 SHARD_DOCUMENTS = 1_000_000

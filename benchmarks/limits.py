@@ -237,7 +237,7 @@ LINK: dict[str, Measure] = {
     "our cold epoch": lambda place: epoch(place, 0),
     "our cold epoch, 2 workers": lambda place: epoch(place, 2),
 }
-IMPORTS = ("torch", "s3fs", "lightning_streaming.loading.dataloader", "lightning_streaming.formats.hashing")
+IMPORTS = ("torch", "s3fs", "lightning_streaming.reading.loader", "lightning_streaming.formats.hashing")
 
 
 def measure(name: str, place: Place) -> Spent:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.quality import Visits, entropy_of_rows, shards_of
+from lightning_streaming.sequence.quality import Visits, entropy_of_rows, shards_of
 
 _DISTANCE_BINS = 256
 _ENOUGH_SAMPLES = 200_000

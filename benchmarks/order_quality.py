@@ -2,7 +2,7 @@
 
 Run: python -m benchmarks.order_quality
 Prints a Markdown table and the comparison of blockwise with py1e, writes both as JSON, and draws mixing against cost.
-What each number means is said in benchmarks/order_mixing.py and lightning_streaming/order/quality.py.
+What each number means is said in benchmarks/order_mixing.py and lightning_streaming/sequence/quality.py.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.order_mixing import Mixing, largest_burst, mixing, needed_within, uniform_mixing
-from lightning_streaming.order.batchings import Batched, batched
-from lightning_streaming.order.draw import Shuffled
-from lightning_streaming.order.partition import BatchGeometry, Partition
-from lightning_streaming.order.quality import lru_downloads, open_at_once, shard_visits
-from lightning_streaming.order.settings import SHUFFLE_ALGOS, OrderSettings, SettledOrder, ShuffleAlgo
-from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
+from lightning_streaming.sequence.batchings import Batched, batched
+from lightning_streaming.sequence.draw import Shuffled
+from lightning_streaming.sequence.partition import BatchGeometry, Partition
+from lightning_streaming.sequence.quality import lru_downloads, open_at_once, shard_visits
+from lightning_streaming.sequence.settings import SHUFFLE_ALGOS, OrderSettings, SettledOrder, ShuffleAlgo
+from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.units import parse_bytes, parse_count
 
 GIB = 1024**3

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from lightning_streaming.loading.reading import WorkerPartition
+    from lightning_streaming.reading.plan import WorkerPartition
 
 MIB = 1024**2
 SEED = 9176
@@ -98,7 +98,7 @@ def _resident(field: str) -> int:
 
 def measure_ours(case: Case) -> dict[str, Any]:
     """Draw the epoch's order into the node's file, then read every worker's ids from it."""
-    import lightning_streaming.loading.reading  # noqa: F401  before the meter starts
+    import lightning_streaming.reading.plan  # noqa: F401  before the meter starts
 
     with tempfile.TemporaryDirectory() as directory:
         os.environ["LIGHTNING_STREAMING_RUNTIME"] = directory
@@ -115,7 +115,7 @@ def measure_ours(case: Case) -> dict[str, Any]:
 
 def measure_rate(case: Case) -> dict[str, Any]:
     """How many ids one worker gets in a second, after a first pass has brought the order into memory."""
-    import lightning_streaming.loading.reading  # noqa: F401  as its users do
+    import lightning_streaming.reading.plan  # noqa: F401  as its users do
 
     with tempfile.TemporaryDirectory() as directory:
         os.environ["LIGHTNING_STREAMING_RUNTIME"] = directory
@@ -129,13 +129,13 @@ def measure_rate(case: Case) -> dict[str, Any]:
 
 def our_partition(case: Case) -> WorkerPartition:
     """The epoch, planned as the loading room does, and the first worker's part of it."""
-    from lightning_streaming.loading.order_files import shared_order
-    from lightning_streaming.loading.reading import WorkerPartition
-    from lightning_streaming.order.batchings import batched
-    from lightning_streaming.order.draw import Shuffled
-    from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
-    from lightning_streaming.order.settings import OrderSettings
-    from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
+    from lightning_streaming.reading.plan import WorkerPartition
+    from lightning_streaming.resume.order_files import shared_order
+    from lightning_streaming.sequence.batchings import batched
+    from lightning_streaming.sequence.draw import Shuffled
+    from lightning_streaming.sequence.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
+    from lightning_streaming.sequence.settings import OrderSettings
+    from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 
     shuffled: dict[str, Any] = {"shuffle": True, "shuffle_algo": case.order} if case.order != "none" else {}
     settings = OrderSettings(shuffle_seed=SEED, **shuffled).settled(case.nodes)

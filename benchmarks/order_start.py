@@ -25,17 +25,17 @@ from typing import Any
 import numpy as np
 import numpy.random  # numpy would load it at first use
 
-from lightning_streaming.order.batchings import Batched, batched
-from lightning_streaming.order.draw import Shuffled
-from lightning_streaming.order.partition import BatchGeometry, Layout, Partition, epoch_geometry, rank_layout
-from lightning_streaming.order.settings import (
+from lightning_streaming.sequence.batchings import Batched, batched
+from lightning_streaming.sequence.draw import Shuffled
+from lightning_streaming.sequence.partition import BatchGeometry, Layout, Partition, epoch_geometry, rank_layout
+from lightning_streaming.sequence.settings import (
     BATCHING_METHODS,
     SHUFFLE_ALGOS,
     BatchingMethod,
     OrderSettings,
     ShuffleAlgo,
 )
-from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
+from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 
 SEED = 9176
 FIRST_IDS = 1000

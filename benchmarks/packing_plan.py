@@ -38,10 +38,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.order.best_fit_compiled import has_compiler
-from lightning_streaming.order.pack_plan import PackPlan, plan_packs
-from lightning_streaming.order.packing import AnyPackSettings, BudgetSettings, PackSettings
-from lightning_streaming.order.packs import Packs
+from lightning_streaming.sequence.packing.best_fit_compiled import has_compiler
+from lightning_streaming.sequence.packing.packs import Packs
+from lightning_streaming.sequence.packing.plan import PackPlan, plan_packs
+from lightning_streaming.sequence.packing.settings import AnyPackSettings, BudgetSettings, PackSettings
 from lightning_streaming.units import parse_count
 
 MEDIAN, SIGMA = 500, 1.1

@@ -31,14 +31,14 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming.formats.index import parse_index
-from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.mixture_phase import MixturePhase, settled_phases
-from lightning_streaming.loading.passes import drawn_sequence
-from lightning_streaming.loading.run import Machines, Run, new_run, resume
-from lightning_streaming.loading.run_order import RunRequest
-from lightning_streaming.loading.state import Cursor, read_state
-from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.weights import StreamWeight
+from lightning_streaming.options.schedule import MixturePhase, settled_phases
+from lightning_streaming.reading.passes import drawn_sequence
+from lightning_streaming.resume.run import Machines, Run, new_run, resume
+from lightning_streaming.resume.run_order import RunRequest
+from lightning_streaming.resume.state import Cursor, read_state
+from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.sequence.settings import OrderSettings
+from lightning_streaming.sequence.weights import StreamWeight
 from lightning_streaming.units import parse_count
 
 ALGOS = ("blockwise", "py1e")

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming import StreamingDataset, World
-from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.dataset import state_at
-from lightning_streaming.loading.passes import drawn_sequence, passes_of
-from lightning_streaming.loading.run import Epoch
-from lightning_streaming.loading.state import Cursor
-from lightning_streaming.order.partition import INTERLEAVED
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.reading.dataset import state_at
+from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.resume.run import Epoch
+from lightning_streaming.resume.state import Cursor
+from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.sequence.partition import INTERLEAVED
+from lightning_streaming.sequence.settings import OrderSettings
 from lightning_streaming.tools.planning.node_reads import NodeReads, ShardBytes
 
 

@@ -38,11 +38,11 @@ import numpy as np
 from lightning_streaming import MDSWriter, Stream
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.selection_files import map_bits
-from lightning_streaming.formats.mds import head_bytes
-from lightning_streaming.loading.id_index import index_ids
-from lightning_streaming.loading.selecting import select_samples
-from lightning_streaming.loading.selection import Selection, packed_bytes
-from lightning_streaming.loading.stream import StreamDefaults
+from lightning_streaming.dataset.stream import StreamDefaults
+from lightning_streaming.formats.mds.shard import head_bytes
+from lightning_streaming.selection.bitmap import Selection, packed_bytes
+from lightning_streaming.selection.evaluate import select_samples
+from lightning_streaming.selection.id_index import index_ids
 from lightning_streaming.units import parse_count
 
 SHARD_SAMPLES = 1_000_000

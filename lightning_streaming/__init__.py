@@ -10,22 +10,22 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lightning_streaming import errors as errors
-    from lightning_streaming.formats.pictures import EncodedImage as EncodedImage
-    from lightning_streaming.loading.bad_samples_config import BadSamplesConfig as BadSamplesConfig
-    from lightning_streaming.loading.dataloader import StreamingDataLoader as StreamingDataLoader
-    from lightning_streaming.loading.dataset import StreamingDataset as StreamingDataset
-    from lightning_streaming.loading.debug_config import DebugConfig as DebugConfig
-    from lightning_streaming.loading.decode_config import DecodeConfig as DecodeConfig
-    from lightning_streaming.loading.join_config import JoinConfig as JoinConfig
-    from lightning_streaming.loading.mixture_phase import MixturePhase as MixturePhase
-    from lightning_streaming.loading.packing_config import PackingConfig as PackingConfig
-    from lightning_streaming.loading.sample_access import LocalDataset as LocalDataset
-    from lightning_streaming.loading.sample_key import KeyedBatch as KeyedBatch
-    from lightning_streaming.loading.sample_key import SampleKey as SampleKey
-    from lightning_streaming.loading.selection_config import SelectionConfig as SelectionConfig
-    from lightning_streaming.loading.storage_config import StorageConfig as StorageConfig
-    from lightning_streaming.loading.stream import Stream as Stream
-    from lightning_streaming.loading.token_budget import TokenBudget as TokenBudget
+    from lightning_streaming.dataset.sample_access import LocalDataset as LocalDataset
+    from lightning_streaming.dataset.sample_key import KeyedBatch as KeyedBatch
+    from lightning_streaming.dataset.sample_key import SampleKey as SampleKey
+    from lightning_streaming.dataset.stream import Stream as Stream
+    from lightning_streaming.formats.images.decode import EncodedImage as EncodedImage
+    from lightning_streaming.options.bad_samples import BadSamplesConfig as BadSamplesConfig
+    from lightning_streaming.options.debug import DebugConfig as DebugConfig
+    from lightning_streaming.options.decode import DecodeConfig as DecodeConfig
+    from lightning_streaming.options.join import JoinConfig as JoinConfig
+    from lightning_streaming.options.packing import PackingConfig as PackingConfig
+    from lightning_streaming.options.schedule import MixturePhase as MixturePhase
+    from lightning_streaming.options.selection import SelectionConfig as SelectionConfig
+    from lightning_streaming.options.storage import StorageConfig as StorageConfig
+    from lightning_streaming.options.token_budget import TokenBudget as TokenBudget
+    from lightning_streaming.reading.dataset import StreamingDataset as StreamingDataset
+    from lightning_streaming.reading.loader import StreamingDataLoader as StreamingDataLoader
     from lightning_streaming.trainer.config import StreamingConfig as StreamingConfig
     from lightning_streaming.trainer.datamodule import StreamingDataModule as StreamingDataModule
     from lightning_streaming.trainer.monitor import StreamingMonitor as StreamingMonitor

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from lightning_streaming.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from lightning_streaming.loading.ranks import all_gather_samples as all_gather_samples
-    from lightning_streaming.loading.ranks import restore_state_global as restore_state_global
-    from lightning_streaming.loading.ranks import save_state_global as save_state_global
-    from lightning_streaming.loading.sample_key import SampleKeys as SampleKeys
+    from lightning_streaming.dataset.sample_key import SampleKeys as SampleKeys
+    from lightning_streaming.reading.ranks import all_gather_samples as all_gather_samples
+    from lightning_streaming.reading.ranks import restore_state_global as restore_state_global
+    from lightning_streaming.reading.ranks import save_state_global as save_state_global
 else:
     __getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.errors import StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
-from lightning_streaming.loading.dataset import dataset_world
+from lightning_streaming.reading.dataset import dataset_world
 from lightning_streaming.writing.shard_builder import ShardBuffer
 from lightning_streaming.writing.shard_encoders import make_mds_encoder, parse_settings
 from tests.tiers import some

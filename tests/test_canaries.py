@@ -35,7 +35,7 @@ from lightning_streaming import (
 )
 from lightning_streaming.__main__ import main
 from lightning_streaming.errors import StreamingError
-from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.reading.dataset import StreamingDataset
 from tests.trainer.test_cli import TinyModel
 
 pytestmark = [

@@ -27,8 +27,8 @@ from lightning_streaming import (
     StreamingDataset,
     XSVWriter,
 )
-from lightning_streaming.loading.dataset_options import DatasetOptions
-from lightning_streaming.loading.reference_names import ReferenceNames, told
+from lightning_streaming.dataset.options import DatasetOptions
+from lightning_streaming.reading.reference_names import ReferenceNames, told
 from lightning_streaming.replaced_names import TOPICS
 from lightning_streaming.trainer.datamodule import ModuleOptions
 from lightning_streaming.writing import plan_parts, write_parallel
@@ -130,9 +130,9 @@ def test_every_public_class_and_function_tells_its_meaning() -> None:
         "trainer.preemption.PreemptionCheckpoint",
         "trainer.state_callback.StreamingStateCallback",
         "trainer.step_log.StepLog",
-        "loading.dataloader.StreamingDataLoader",
-        "loading.dataset.StreamingDataset",
-        "loading.stream.Stream",
+        "reading.loader.StreamingDataLoader",
+        "reading.dataset.StreamingDataset",
+        "dataset.stream.Stream",
         "world.World",
     ],
 )

@@ -17,7 +17,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tests.loading.processes import wait_until
+from tests.reading.processes import wait_until
 from tests.servers import (
     FaultyStore,
     GcsBucket,

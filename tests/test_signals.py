@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import conftest, signals
-from tests.loading.processes import is_alive
+from tests.reading.processes import is_alive
 from tests.tools.running import write_texts
 from tests.tools.viewing import asking
 

@@ -19,12 +19,12 @@ from lightning_streaming import StreamingDataset, waits
 from lightning_streaming.cache import made_index
 from lightning_streaming.cache.config import RUNTIME_VARIABLE
 from lightning_streaming.formats.index import dump_index
-from lightning_streaming.loading import pack_plans
-from lightning_streaming.order import packed
-from lightning_streaming.order.pack_plan import plan_packs
+from lightning_streaming.resume import pack_plans
+from lightning_streaming.sequence.packing import packed
+from lightning_streaming.sequence.packing.plan import plan_packs
 from lightning_streaming.waits import IN_LOG, Shown, bar, progress, waiting
-from tests.loading.processes import wait_until
 from tests.packed_data import packed_loader, packed_train, write_documents
+from tests.reading.processes import wait_until
 from tests.waits import held_until_told
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lightning_streaming import waits
-from lightning_streaming.loading import scanning
-from tests.loading.processes import wait_until
+from lightning_streaming.selection import scanning
+from tests.reading.processes import wait_until
 
 
 def held_until_told(make: Callable[..., Any], told: pytest.LogCaptureFixture, words: str = "") -> Callable[..., Any]:

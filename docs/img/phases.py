@@ -12,8 +12,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from lightning_streaming import MixturePhase
-from lightning_streaming.loading.mixture_phase import settled_phases
-from lightning_streaming.order.phases import planned
+from lightning_streaming.options.schedule import settled_phases
+from lightning_streaming.sequence.phases import planned
 
 MILLION = 1_000_000
 EPOCH_SIZE = 1000 * MILLION

@@ -11,11 +11,11 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from lightning_streaming.order.batchings import batched
-from lightning_streaming.order.draw import Shuffled
-from lightning_streaming.order.partition import BatchGeometry
-from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
+from lightning_streaming.sequence.batchings import batched
+from lightning_streaming.sequence.draw import Shuffled
+from lightning_streaming.sequence.partition import BatchGeometry
+from lightning_streaming.sequence.settings import OrderSettings
+from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 
 SHARDS = np.full(24, 100)
 CANONICAL_NODES = 2

@@ -22,7 +22,7 @@ from lightning.pytorch import LightningModule, Trainer
 from PIL import Image, ImageDraw
 
 from lightning_streaming import MDSWriter, StreamingConfig, StreamingDataModule
-from lightning_streaming.loading.stream import Stream
+from lightning_streaming.dataset.stream import Stream
 from tests.chromium import browser
 
 _SAMPLES = 600

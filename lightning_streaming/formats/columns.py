@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError, ShardCorruptError
-from lightning_streaming.formats.arrow_rows import ArrowRows
+from lightning_streaming.formats.arrays.row_files import RowsReader
+from lightning_streaming.formats.arrow.rows import ArrowRows
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.mds import MDSReader
+from lightning_streaming.formats.mds.shard import MDSReader
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import FlatColumn, FlatReader
-from lightning_streaming.formats.row_files import RowsReader
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.formats.shard_table import check_columns
 from lightning_streaming.formats.values import NUMBERS, BytesEncoding, NdarrayEncoding, flat_layouts

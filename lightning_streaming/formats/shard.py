@@ -10,23 +10,28 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, SampleIndexError, ShardCorruptError
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.arrow_rows import PlainArrow
+from lightning_streaming.formats.arrays.megatron import MegatronFormat
+from lightning_streaming.formats.arrays.npy import NpyFormat
+from lightning_streaming.formats.arrays.row_files import row_layout
+from lightning_streaming.formats.arrow.parquet import (
+    ParquetFormat,
+    may_be_flat_column,
+    parquet_plain_kind,
+    whole_row_group,
+)
+from lightning_streaming.formats.arrow.rows import PlainArrow
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.litdata import LitDataFormat, litdata_plain_kind, litdata_unsafe_columns
-from lightning_streaming.formats.litdata_samples import PlainLeaves
-from lightning_streaming.formats.mds import Decoder, MDSReader, read_places, table_bytes
-from lightning_streaming.formats.mds_samples import PlainSchema, check_safe, plain_schema, read_decoder
-from lightning_streaming.formats.megatron import MegatronFormat
-from lightning_streaming.formats.npy import NpyFormat
+from lightning_streaming.formats.litdata.directory import LitDataFormat, litdata_plain_kind, litdata_unsafe_columns
+from lightning_streaming.formats.litdata.samples import PlainLeaves
+from lightning_streaming.formats.mds.samples import PlainSchema, check_safe, plain_schema, read_decoder
+from lightning_streaming.formats.mds.shard import Decoder, MDSReader, read_places, table_bytes
 from lightning_streaming.formats.other_formats import OtherFormat, PartsFormat, ShardReader
-from lightning_streaming.formats.parquet import ParquetFormat, may_be_flat_column, parquet_plain_kind, whole_row_group
 from lightning_streaming.formats.plain_rows import PlainRows
-from lightning_streaming.formats.row_files import row_layout
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, check_columns
 from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
-from lightning_streaming.formats.webdataset import WebDatasetFormat, unsafe_members
+from lightning_streaming.formats.tar.webdataset import WebDatasetFormat, unsafe_members
 
 _HAVE_PARTS = ("parquet", "npy", "megatron")
 """Formats whose shards may be parts of files."""

@@ -24,8 +24,14 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, EncodingError, IndexFormatError, ShardCorruptError
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.mds import MappedShard, check_shard_bytes, read_places, shard_bytes, write_offsets
-from lightning_streaming.formats.mds_samples import check_names
+from lightning_streaming.formats.mds.samples import check_names
+from lightning_streaming.formats.mds.shard import (
+    MappedShard,
+    check_shard_bytes,
+    read_places,
+    shard_bytes,
+    write_offsets,
+)
 from lightning_streaming.formats.shard_table import check_columns
 from lightning_streaming.formats.values import brief, check_type, shortened
 
@@ -325,7 +331,7 @@ def meta_bytes(offsets: Sequence[int] | NDArray[np.int64], config: bytes) -> byt
 
     Args:
         offsets: Where each row starts in the data file, and where the last one ends; of shape (samples + 1,).
-        config: What :func:`~lightning_streaming.formats.mds.encode_config` gives.
+        config: What :func:`~lightning_streaming.formats.mds.shard.encode_config` gives.
 
     Raises:
         ConfigError: One of the two files would have 4 GiB or more.

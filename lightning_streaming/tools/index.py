@@ -20,10 +20,10 @@ from typing import Any
 
 from lightning_streaming.cache.made_index import KnownIndex, made_index
 from lightning_streaming.cache.shared_files import make_cache_directory
+from lightning_streaming.dataset.stream import Stream, StreamDefaults
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
-from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.storage import Location
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, print_json, print_table, progress

@@ -35,12 +35,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
+from lightning_streaming.dataset.stream import Stream, StreamDefaults
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import DatasetIndex
-from lightning_streaming.loading.counting import document_lengths
-from lightning_streaming.loading.document_lengths import StreamLengths
-from lightning_streaming.loading.lengths_request import LengthsRequest
-from lightning_streaming.loading.stream import Stream, StreamDefaults
+from lightning_streaming.options.lengths import LengthsRequest
+from lightning_streaming.selection.counting import document_lengths
+from lightning_streaming.selection.document_lengths import StreamLengths
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options, of_run
 from lightning_streaming.tools.console import FINE, print_json, print_line, print_table, progress
 from lightning_streaming.tools.stored.stored_dataset import find_dataset

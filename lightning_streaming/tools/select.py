@@ -36,14 +36,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
+from lightning_streaming.dataset.bad_log import BadSample, read_bad_samples
+from lightning_streaming.dataset.stream import Stream, StreamDefaults
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import appears_whole
 from lightning_streaming.formats.index import DatasetIndex
-from lightning_streaming.loading.bad_log import BadSample, read_bad_samples
-from lightning_streaming.loading.selecting import select_samples
-from lightning_streaming.loading.selection import Selection
-from lightning_streaming.loading.selection_config import SelectionConfig
-from lightning_streaming.loading.stream import Stream, StreamDefaults
+from lightning_streaming.options.selection import SelectionConfig
+from lightning_streaming.selection.bitmap import Selection
+from lightning_streaming.selection.evaluate import select_samples
 from lightning_streaming.tools.commands import (
     add_format,
     add_json,

@@ -24,9 +24,9 @@ from typing import Any
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.escaping import shell_word
-from lightning_streaming.loading.saved_fingerprint import SavedFingerprint, SavedPhase
-from lightning_streaming.loading.state import Cursor, SavedPosition
-from lightning_streaming.order.skips import EpochPosition
+from lightning_streaming.resume.saved_fingerprint import SavedFingerprint, SavedPhase
+from lightning_streaming.resume.state import Cursor, SavedPosition
+from lightning_streaming.sequence.skips import EpochPosition
 from lightning_streaming.tools.commands import (
     add_action,
     add_json,

@@ -29,17 +29,17 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 
+from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
-from lightning_streaming.loading.debug_config import DebugConfig
-from lightning_streaming.loading.decode_config import DecodeConfig
-from lightning_streaming.loading.join_config import JoinConfig
-from lightning_streaming.loading.mixture_phase import MixturePhase
-from lightning_streaming.loading.packing_config import PackingConfig
-from lightning_streaming.loading.selection_config import SelectionConfig
-from lightning_streaming.loading.storage_config import StorageConfig
-from lightning_streaming.loading.stream import Stream
-from lightning_streaming.loading.token_budget import TokenBudget
+from lightning_streaming.options.bad_samples import BadSamplesConfig
+from lightning_streaming.options.debug import DebugConfig
+from lightning_streaming.options.decode import DecodeConfig
+from lightning_streaming.options.join import JoinConfig
+from lightning_streaming.options.packing import PackingConfig
+from lightning_streaming.options.schedule import MixturePhase
+from lightning_streaming.options.selection import SelectionConfig
+from lightning_streaming.options.storage import StorageConfig
+from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
 from lightning_streaming.terminal import tell_error
 from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS

@@ -33,10 +33,10 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_streaming import errors
+from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StateMismatchError, StreamingError
-from lightning_streaming.loading.mixture_phase import MixturePhase
-from lightning_streaming.loading.option_groups import OptionGroup
-from lightning_streaming.loading.stream import Stream
+from lightning_streaming.options.groups import OptionGroup
+from lightning_streaming.options.schedule import MixturePhase
 from lightning_streaming.replaced_names import replaced_argument
 from lightning_streaming.storage.secrets import is_secret_name, secrets_of, secrets_of_options
 from lightning_streaming.trainer import SUBCOMMANDS

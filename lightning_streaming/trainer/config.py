@@ -11,26 +11,26 @@ from typing import Any
 import jsonargparse
 import yaml  # type: ignore[import-untyped]
 
+from lightning_streaming.dataset.options import DataOptions, plain_values
+from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.bad_samples_config import BadSamplesConfig  # noqa: F401  # as types are resolved here
-from lightning_streaming.loading.dataset_options import DataOptions, plain_values
-from lightning_streaming.loading.debug_config import DebugConfig  # noqa: F401  # as types are resolved here
-from lightning_streaming.loading.decode_config import DecodeConfig  # noqa: F401  # as types are resolved here
-from lightning_streaming.loading.join_config import JoinConfig, Joins  # noqa: F401  # as types are resolved here
-from lightning_streaming.loading.mixture_phase import MixturePhase, Schedule  # noqa: F401  # as types are resolved here
-from lightning_streaming.loading.option_groups import OptionGroup
-from lightning_streaming.loading.packing_config import PackingConfig  # noqa: F401  # as types are resolved here
-from lightning_streaming.loading.selection_config import SelectionConfig  # noqa: F401  # as types are resolved here
-from lightning_streaming.loading.storage_config import StorageConfig
-from lightning_streaming.loading.stream import Stream
-from lightning_streaming.loading.token_budget import TokenBudget  # noqa: F401  # as types are resolved here
-from lightning_streaming.order.settings import (  # noqa: F401  # as types are resolved here
+from lightning_streaming.options.bad_samples import BadSamplesConfig  # noqa: F401  # as types are resolved here
+from lightning_streaming.options.debug import DebugConfig  # noqa: F401  # as types are resolved here
+from lightning_streaming.options.decode import DecodeConfig  # noqa: F401  # as types are resolved here
+from lightning_streaming.options.groups import OptionGroup
+from lightning_streaming.options.join import JoinConfig, Joins  # noqa: F401  # as types are resolved here
+from lightning_streaming.options.packing import PackingConfig  # noqa: F401  # as types are resolved here
+from lightning_streaming.options.schedule import MixturePhase, Schedule  # noqa: F401  # as types are resolved here
+from lightning_streaming.options.selection import SelectionConfig  # noqa: F401  # as types are resolved here
+from lightning_streaming.options.storage import StorageConfig
+from lightning_streaming.options.token_budget import TokenBudget  # noqa: F401  # as types are resolved here
+from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.sequence.settings import (  # noqa: F401  # as types are resolved here
     BatchingMethod,
     PartitionAlgo,
     SamplingMethod,
     ShuffleAlgo,
 )
-from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import StorageOptions, mask_url
 from lightning_streaming.storage.secrets import shown_options

@@ -13,11 +13,11 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
-from lightning_streaming.loading.dataloader import StreamingDataLoader, watch_first_download
-from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.option_groups import group_of
-from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.options.bad_samples import BadSamplesConfig
+from lightning_streaming.options.groups import group_of
+from lightning_streaming.reading.dataset import StreamingDataset
+from lightning_streaming.reading.loader import StreamingDataLoader, watch_first_download
+from lightning_streaming.reading.passes import passes_of
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.signatures import accepts_keyword, check_accepts, explains_options_of
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown

@@ -11,7 +11,7 @@ from functools import partial
 
 from lightning.pytorch import Trainer
 
-from lightning_streaming.loading.arrivals import Fetched, LookOn
+from lightning_streaming.reading.arrivals import Fetched, LookOn
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.units import format_bytes
 from lightning_streaming.waits import Shown, waiting

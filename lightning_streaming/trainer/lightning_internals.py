@@ -35,10 +35,10 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zer
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import PARTIAL_SUFFIX
-from lightning_streaming.loading.dataloader import StreamingDataLoader
-from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.position import position_of
-from lightning_streaming.order.skips import TrainProgress
+from lightning_streaming.reading.loader import StreamingDataLoader
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.position import position_of
+from lightning_streaming.sequence.skips import TrainProgress
 
 _REPLACED_SUFFIX = ".replaced"
 _Handler = Callable[[int, FrameType | None], None]

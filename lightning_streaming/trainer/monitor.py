@@ -11,11 +11,11 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_streaming.loading.dataloader import StreamingDataLoader
-from lightning_streaming.loading.dataset import dataset_world
-from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
-from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.position import position_of, run_of
+from lightning_streaming.reading.dataset import dataset_world
+from lightning_streaming.reading.loader import StreamingDataLoader
+from lightning_streaming.reading.measures import LoaderStatistics, WaitTimes
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.position import position_of, run_of
 from lightning_streaming.trainer import lightning_internals
 
 

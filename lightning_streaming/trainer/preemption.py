@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.workers import SHIELDED_SIGNALS
+from lightning_streaming.reading.workers import SHIELDED_SIGNALS
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.lightning_internals import save_whole
 from lightning_streaming.units import check_whole

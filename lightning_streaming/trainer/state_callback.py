@@ -20,15 +20,15 @@ from torch.utils.data import IterableDataset
 
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.loading.dataloader import StreamingDataLoader, no_batch_error, tell_length_of_first_epoch
-from lightning_streaming.loading.dataset import StreamingDataset, saved_at
-from lightning_streaming.loading.following import check_same_data
-from lightning_streaming.loading.other_trainers import datasets_within
-from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.position import position_of, run_of
-from lightning_streaming.loading.ranks import can_ask_others
-from lightning_streaming.loading.run import OnMismatch
-from lightning_streaming.loading.state import (
+from lightning_streaming.reading.dataset import StreamingDataset, saved_at
+from lightning_streaming.reading.following import check_same_data
+from lightning_streaming.reading.loader import StreamingDataLoader, no_batch_error, tell_length_of_first_epoch
+from lightning_streaming.reading.other_trainers import datasets_within
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.position import position_of, run_of
+from lightning_streaming.reading.ranks import can_ask_others
+from lightning_streaming.resume.run import OnMismatch
+from lightning_streaming.resume.state import (
     CALLBACK_KEY,
     Cursor,
     SavedPosition,
@@ -37,7 +37,7 @@ from lightning_streaming.loading.state import (
     SavedValidation,
     read_run,
 )
-from lightning_streaming.order.skips import TrainProgress
+from lightning_streaming.sequence.skips import TrainProgress
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.config import shown
 

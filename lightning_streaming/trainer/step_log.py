@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_streaming.dataset.line_log import LineLog, whole_lines
+from lightning_streaming.dataset.sample_key import SampleKey, SampleKeys, table_of
 from lightning_streaming.errors import ConfigError, FormatError, UnsupportedError
-from lightning_streaming.loading.dataloader import StreamingDataLoader, tell_keys
-from lightning_streaming.loading.line_log import LineLog, whole_lines
-from lightning_streaming.loading.sample_key import SampleKey, SampleKeys, table_of
+from lightning_streaming.reading.loader import StreamingDataLoader, tell_keys
 from lightning_streaming.trainer import lightning_internals
 
 

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import StateError
 from lightning_streaming.escaping import shell_word
-from lightning_streaming.loading.state import CALLBACK_KEY
+from lightning_streaming.resume.state import CALLBACK_KEY
 from lightning_streaming.trainer.lightning_internals import checkpoints_beside, checkpoints_told
 
 _SAVE_SOMETIMES = (

@@ -14,7 +14,7 @@ import numpy as np
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import MAX_RAW_BYTES
-from lightning_streaming.formats.mds import check_shard_bytes
+from lightning_streaming.formats.mds.shard import check_shard_bytes
 from lightning_streaming.writing.shard_encoders import EncodedSamples, ShardEncoder
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from weakref import WeakMethod
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
-from lightning_streaming.formats.mds import encode_config
+from lightning_streaming.formats.mds.shard import encode_config
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.writing.destination import Destination

@@ -18,10 +18,10 @@ from lightning_streaming.cache.shard_cache import Absence
 from lightning_streaming.cache.usage import read_usage
 from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.mds import map_file
+from lightning_streaming.formats.mds.shard import map_file
 from tests.cache.helpers import cached, disk_of, fetch_shard, parts, raw_data, write_dataset
 from tests.helpers import assert_error
-from tests.loading.processes import wait_until
+from tests.reading.processes import wait_until
 
 SHARD = 3000
 

@@ -30,7 +30,7 @@ from lightning_streaming.cache.quota import largest_shard_bytes, least_limit
 from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
 from lightning_streaming.storage import prepare
 from tests.cache.helpers import Watcher, cached, fetch_shard, measured, parts, raw_data, write_dataset
-from tests.loading.processes import children, is_alive, shared_memory_of, wait_until
+from tests.reading.processes import children, is_alive, shared_memory_of, wait_until
 from tests.servers import HttpStore
 from tests.tiers import kills
 

@@ -22,7 +22,7 @@ from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.made_index import made_index
 from lightning_streaming.cache.shard_cache import ShardCache
 from lightning_streaming.errors import IntegrityError, StorageError
-from lightning_streaming.formats import row_files
+from lightning_streaming.formats.arrays import row_files
 from lightning_streaming.formats.index import ShardInfo, dump_index
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.storage import Location

@@ -12,7 +12,7 @@ import pytest
 from lightning_streaming.cache import selection_files
 from lightning_streaming.cache.selection_files import made_by_one, selection_path
 from lightning_streaming.waits import Shown
-from tests.loading.processes import wait_until
+from tests.reading.processes import wait_until
 
 WORK = "evaluates the selection"
 

@@ -13,7 +13,7 @@ import pytest
 from examples import demo
 from examples.compare_runs import read_history
 from examples.demo import MARK, ROOT, clear, progress, train
-from tests.loading.processes import wait_until
+from tests.reading.processes import wait_until
 
 pytestmark = pytest.mark.timeout(300)  # six processes that import torch, on a busy machine
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming.cache.made_index import FilesAt
-from lightning_streaming.formats.arrow_rows import ArrowRows
-from lightning_streaming.formats.arrow_types import arrow_columns
+from lightning_streaming.formats.arrow.rows import ArrowRows
+from lightning_streaming.formats.arrow.types import arrow_columns
 from lightning_streaming.formats.index import dump_index, parse_index
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import FlatColumn

@@ -22,7 +22,7 @@ from pyarrow import parquet
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import EncodingError, SampleIndexError, ShardCorruptError, StreamingError
-from lightning_streaming.formats.arrow_rows import ArrowRows, PlainArrow, plain_arrow, sound_arrow
+from lightning_streaming.formats.arrow.rows import ArrowRows, PlainArrow, plain_arrow, sound_arrow
 from tests.formats.stored import arrays_in, rows_of
 from tests.helpers import assert_error
 from tests.tiers import examples

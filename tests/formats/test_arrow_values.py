@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lightning_streaming.errors import ConfigError, EncodingError, ShardCorruptError, UnsupportedError
-from lightning_streaming.formats.arrow_types import arrow_columns
+from lightning_streaming.formats.arrow.types import arrow_columns
 from tests.formats.stored import rows_of
 from tests.helpers import assert_error
 from tests.tiers import examples

@@ -30,10 +30,10 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.formats.compression import compress, decompress
 from lightning_streaming.formats.index import parse_index
-from lightning_streaming.formats.litdata import LitDataFormat
-from lightning_streaming.formats.litdata_chunks import FramedChunk, LitDataChunk
-from lightning_streaming.formats.litdata_leaves import leaf_decoder
-from lightning_streaming.formats.litdata_samples import plain_leaves, sample_decoder
+from lightning_streaming.formats.litdata.chunks import FramedChunk, LitDataChunk
+from lightning_streaming.formats.litdata.directory import LitDataFormat
+from lightning_streaming.formats.litdata.leaves import leaf_decoder
+from lightning_streaming.formats.litdata.samples import plain_leaves, sample_decoder
 from lightning_streaming.formats.other_formats import ShardReader, other_shard
 from lightning_streaming.formats.shard import check_shard, open_shard, plain_kind, unsafe_columns
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, column_names

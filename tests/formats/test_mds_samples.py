@@ -27,11 +27,12 @@ from lightning_streaming.errors import (
     SampleIndexError,
     ShardCorruptError,
 )
-from lightning_streaming.formats import mds_samples, register_encoding
+from lightning_streaming.formats import register_encoding
 from lightning_streaming.formats.encodings import encode_value, encoding
 from lightning_streaming.formats.index import parse_index
-from lightning_streaming.formats.mds import MDSReader
-from lightning_streaming.formats.mds_samples import SampleDecoder, compile_layout, plain_schema, read_decoder
+from lightning_streaming.formats.mds import samples as mds_samples
+from lightning_streaming.formats.mds.samples import SampleDecoder, compile_layout, plain_schema, read_decoder
+from lightning_streaming.formats.mds.shard import MDSReader
 from tests.formats.small_shards import shard_info
 from tests.helpers import assert_error, descriptors_under
 

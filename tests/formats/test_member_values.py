@@ -16,8 +16,8 @@ from hypothesis.extra.numpy import array_shapes, arrays, scalar_dtypes
 from PIL import Image
 
 from lightning_streaming.errors import EncodingError
-from lightning_streaming.formats import member_values
-from lightning_streaming.formats.member_values import decoder, is_image, is_never_read, is_unsafe_member, kind_of
+from lightning_streaming.formats.tar import member_values
+from lightning_streaming.formats.tar.member_values import decoder, is_image, is_never_read, is_unsafe_member, kind_of
 
 
 def npy(array: Any, version: tuple[int, int] | None = None) -> bytes:

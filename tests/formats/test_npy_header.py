@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from lightning_streaming.errors import ShardCorruptError
-from lightning_streaming.formats.npy_header import NpyHeader, _Literal, read_header
+from lightning_streaming.formats.arrays.npy_header import NpyHeader, _Literal, read_header
 from tests.helpers import assert_error
 
 literals = st.recursive(

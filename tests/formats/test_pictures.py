@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from lightning_streaming import EncodedImage
 from lightning_streaming.errors import ConfigError, EncodingError
-from lightning_streaming.formats.images import open_image_file
-from lightning_streaming.formats.pictures import decoded_columns
+from lightning_streaming.formats.images.decode import decoded_columns
+from lightning_streaming.formats.images.encodings import open_image_file
 from tests.helpers import assert_error
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

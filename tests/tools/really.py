@@ -18,10 +18,10 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
-from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.position import position_of, run_of
-from lightning_streaming.loading.state import Cursor
-from lightning_streaming.order.skips import TrainProgress
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.position import position_of, run_of
+from lightning_streaming.resume.state import Cursor
+from lightning_streaming.sequence.skips import TrainProgress
 from lightning_streaming.trainer.config import config_of
 from tests.packed_data import pieces
 

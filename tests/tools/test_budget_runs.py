@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_streaming import World
-from lightning_streaming.loading import pack_plans
+from lightning_streaming.resume import pack_plans
 from tests.packed_data import FIRST, LENGTHS, TOKENS, packed_loader, write_documents
 from tests.phased_data import write_config
 from tests.tools.running import run

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming.loading import pack_plans, scanning
+from lightning_streaming.resume import pack_plans
+from lightning_streaming.selection import scanning
 from tests.packed_data import CAPACITY, LENGTHS, TOKENS, packed_loader, packed_train, write_documents
 from tests.phased_data import write_config
 from tests.tools.running import run

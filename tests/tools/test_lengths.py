@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from lightning_streaming import MDSWriter
 from lightning_streaming.cache.config import CACHE_VARIABLE, default_cache_directory
-from lightning_streaming.loading.document_lengths import StreamLengths
+from lightning_streaming.selection.document_lengths import StreamLengths
 from lightning_streaming.tools import lengths as tool
 from tests.helpers import write_shards
-from tests.loading.processes import wait_until
+from tests.reading.processes import wait_until
 from tests.servers import HttpStore
 from tests.tools.running import run
 

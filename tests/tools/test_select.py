@@ -15,10 +15,10 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE, default_cache_directory
-from lightning_streaming.loading import scanning
+from lightning_streaming.selection import scanning
 from lightning_streaming.tools.commands import read_run_files
 from tests.helpers import write_shards
-from tests.loading.processes import wait_until
+from tests.reading.processes import wait_until
 from tests.servers import HttpStore
 from tests.tools.running import run
 from tests.tools.tuning.tuned import write_config

@@ -18,10 +18,10 @@ from lightning.fabric import Fabric
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset
-from lightning_streaming.loading.position import position_of
-from lightning_streaming.loading.state import CALLBACK_KEY
+from lightning_streaming.reading.position import position_of
+from lightning_streaming.resume.state import CALLBACK_KEY
 from tests.forked_ranks import on_ranks
-from tests.order.reference import stretched_seed
+from tests.sequence.reference import stretched_seed
 from tests.tools.running import edit_state as edit
 from tests.tools.running import run, write_texts
 from tests.tools.sharded_run import train

@@ -22,7 +22,7 @@ from lightning_streaming import MDSWriter, StreamingConfig, StreamingDataLoader,
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.units import parse_bytes
 from tests.broken_data import write_broken_json
-from tests.loading.processes import wait_until
+from tests.reading.processes import wait_until
 from tests.servers import HttpStore, http_server, refused_port
 from tests.tools.running import Outcome, contents, run
 from tests.tools.tuning.tuned import QUICK, SAMPLES, streams, write_config, write_data

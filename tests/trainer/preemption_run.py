@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_streaming.trainer.preemption import PreemptionCheckpoint
-from tests.loading.processes import wait_until
+from tests.reading.processes import wait_until
 from tests.trainer.harness import EPOCHS, Recorder, Run
 
 

@@ -22,7 +22,7 @@ from lightning_streaming import (
     World,
 )
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.dataset import dataset_world
+from lightning_streaming.reading.dataset import dataset_world
 from tests.broken_data import replacing
 from tests.helpers import assert_error
 from tests.leftovers import restore_loader_classes

@@ -21,7 +21,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 
 from lightning_streaming import StreamingConfig, StreamingDataModule, StreamingDataset, waits
-from lightning_streaming.loading.arrivals import Fetched
+from lightning_streaming.reading.arrivals import Fetched
 from lightning_streaming.trainer.first_download import first_download, shown_by, words_of
 from tests.helpers import write_dataset
 from tests.servers import http_server

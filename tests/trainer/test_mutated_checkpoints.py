@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 
 from lightning_streaming import StreamingStateCallback
 from lightning_streaming.errors import StateError
-from lightning_streaming.loading.state import CALLBACK_KEY, SavedRun, read_run
+from lightning_streaming.resume.state import CALLBACK_KEY, SavedRun, read_run
+from tests.dataset.mutated import mutations
 from tests.helpers import State
-from tests.loading.mutated import mutations
 from tests.tools.running import run as command
 from tests.trainer.harness import Run, SaveThenStop, Stopped
 from tests.trainer.test_state_callback import SeesTwo, TwoStreams

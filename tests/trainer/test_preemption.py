@@ -24,7 +24,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.trainer.lightning_internals import save_whole
 from lightning_streaming.trainer.preemption import PreemptionCheckpoint
 from tests.forked_ranks import on_ranks
-from tests.loading.processes import wait_until
+from tests.reading.processes import wait_until
 from tests.trainer.harness import EPOCHS, Run, Trigger, resume_twice, with_trainer
 from tests.trainer.preemption_run import main
 

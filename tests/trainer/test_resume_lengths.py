@@ -25,8 +25,8 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, StreamingStateCallback
 from lightning_streaming.errors import StateError
-from lightning_streaming.loading.state import read_run
-from lightning_streaming.order.settings import SHUFFLE_ALGOS
+from lightning_streaming.resume.state import read_run
+from lightning_streaming.sequence.settings import SHUFFLE_ALGOS
 from lightning_streaming.world import World
 from tests.tiers import examples, some
 from tests.trainer.harness import Reader, SaveAtEveryStep, Stopped, evaluating, ordinary, trainer_for

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from lightning_streaming.loading.state import CALLBACK_KEY, SavedRun, SavedTrainer, SavedValidation, read_state
+from lightning_streaming.resume.state import CALLBACK_KEY, SavedRun, SavedTrainer, SavedValidation, read_state
 from tests.golden import golden_path
 from tests.golden.release_0_1.runs import MADE_WITH, SaveAndStop, fit
 from tests.helpers import State
-from tests.loading.test_state_versions import STATES
+from tests.resume.test_state_versions import STATES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "resume.md").read_text()
 SCHEMA = PAGE.partition("## Schema of the state")[2].partition("\n## ")[0]

@@ -41,7 +41,7 @@ from lightning_streaming.writing.parts import (
 from lightning_streaming.writing.shard_encoders import parse_settings
 from lightning_streaming.writing.writers import MDSWriter
 from tests.helpers import assert_error
-from tests.loading.processes import is_alive, wait_until
+from tests.reading.processes import is_alive, wait_until
 from tests.servers import S3Store
 from tests.tiers import examples
 from tests.writing import part_functions as make

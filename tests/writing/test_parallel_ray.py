@@ -22,7 +22,7 @@ import pytest
 from lightning_streaming.errors import PartError
 from lightning_streaming.writing.parallel import write_parallel
 from lightning_streaming.writing.parts import plan_parts
-from tests.loading.processes import is_alive
+from tests.reading.processes import is_alive
 from tests.tiers import kills
 from tests.writing import part_functions as make
 from tests.writing.test_merge import contents, ids

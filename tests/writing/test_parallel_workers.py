@@ -23,7 +23,7 @@ import pytest
 from lightning_streaming.errors import PartError
 from lightning_streaming.writing.parallel import _serve, ignore_interrupts, without_interrupts, write_parallel
 from lightning_streaming.writing.parts import plan_parts
-from tests.loading.processes import children, is_alive, state_of, wait_until
+from tests.reading.processes import children, is_alive, state_of, wait_until
 from tests.tiers import kills
 from tests.writing import part_functions as make
 from tests.writing.part_functions import SIZE_LIMIT, count_slowly

@@ -26,7 +26,7 @@ from lightning_streaming.writing.shard_builder import ShardBuffer
 from lightning_streaming.writing.writers import MDSWriter
 from tests.formats.golden_datasets import read_samples
 from tests.helpers import assert_error, write_dataset
-from tests.loading.processes import wait_until
+from tests.reading.processes import wait_until
 from tests.servers import S3Store
 from tests.writing import part_functions
 from tests.writing.faulty_s3 import FaultyS3, faulty_s3

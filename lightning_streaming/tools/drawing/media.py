@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lightning_streaming.formats.images import BEGINNINGS
+from lightning_streaming.formats.images.encodings import BEGINNINGS
 
 _PICTURES = ((BEGINNINGS["JPEG"], "image/jpeg"), (BEGINNINGS["PNG"], "image/png"), (b"GIF8", "image/gif"))
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}

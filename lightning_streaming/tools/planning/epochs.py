@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.loading.passes import drawn_sequence
-from lightning_streaming.loading.run import Epoch
-from lightning_streaming.loading.state import Cursor
-from lightning_streaming.order.batchings import Batched
-from lightning_streaming.order.partition import Partition
+from lightning_streaming.reading.passes import drawn_sequence
+from lightning_streaming.resume.run import Epoch
+from lightning_streaming.resume.state import Cursor
+from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.partition import Partition
 from lightning_streaming.tools.runs.traced_run import EpochSteps, TracedRun
 
 _TICKS = 200

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.formats.shard_table import INDEX_BASENAME
-from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.reading import WorkerPartition, shard_needs
-from lightning_streaming.order.packed import rows_per_entry
+from lightning_streaming.reading.dataset import StreamingDataset
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.plan import WorkerPartition, shard_needs
+from lightning_streaming.sequence.packing.packed import rows_per_entry
 from lightning_streaming.tools.planning.node_cache import NodeCache, read_epoch
 from lightning_streaming.tools.planning.node_reads import (
     Asked,

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.loading.dataloader import StreamingDataLoader
-from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.pack_types import ColumnTypes, stored_types
-from lightning_streaming.loading.packing_config import PackingConfig
-from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.order.packed import rows_per_entry
-from lightning_streaming.order.phased import Mixture
+from lightning_streaming.options.packing import PackingConfig
+from lightning_streaming.reading.dataset import StreamingDataset
+from lightning_streaming.reading.loader import StreamingDataLoader
+from lightning_streaming.reading.packs.types import ColumnTypes, stored_types
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.sequence.packing.packed import rows_per_entry
+from lightning_streaming.sequence.phased import Mixture
 from lightning_streaming.tools.runs.traced_run import TracedRun
 
 _TOKENS = re.compile(r"ndarray:u?int(?:8|16|32|64):(\d+)")

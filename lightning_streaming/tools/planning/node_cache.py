@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache.quota import bytes_to_free, reader_share
 from lightning_streaming.cache.usage import FINISHED_BEFORE
-from lightning_streaming.loading.batches import GATHERED_BYTES
-from lightning_streaming.loading.open_shards import OpenShards
-from lightning_streaming.loading.prefetch import batches_until
-from lightning_streaming.loading.reading import Window, WorkerPartition, located, shard_needs
+from lightning_streaming.dataset.open_shards import OpenShards
+from lightning_streaming.reading.batches import GATHERED_BYTES
+from lightning_streaming.reading.plan import Window, WorkerPartition, located, shard_needs
+from lightning_streaming.reading.prefetch import batches_until
 from lightning_streaming.tools.planning.node_reads import LastBatches, NodeReads, ShardBytes
 
 _NOW = 1_800_000_000 * 10**9
@@ -169,7 +169,7 @@ class _Opened:
 
 
 class _Ahead:
-    """What a worker has fetched and not begun to read: as ``loading/open_shards.py`` has it, but for very many shards.
+    """What a worker has fetched and not begun to read: as ``dataset/open_shards.py`` has it, but for very many shards.
 
     Args:
         share: Bytes that may be fetched ahead at the cost of other shards; None for no limit.
@@ -241,7 +241,7 @@ class _Done:
 
 
 class _SimulatedWorker:
-    """One worker under way: the steps of ``loading/reading.py`` and ``loading/prefetch.py``, one batch at a time.
+    """One worker under way: the steps of ``reading/plan.py`` and ``reading/prefetch.py``, one batch at a time.
 
     Args:
         partition: What it reads.

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.formats.shard_table import PART, ShardTable
-from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.prefetch import Lookahead
-from lightning_streaming.loading.reading import WorkerPartition, located, lookahead_of
-from lightning_streaming.order.batchings import Batched
-from lightning_streaming.order.partition import Partition
+from lightning_streaming.reading.plan import WorkerPartition, located, lookahead_of
+from lightning_streaming.reading.prefetch import Lookahead
+from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.partition import Partition
 
 _NEVER = np.iinfo(np.int64).max
 _MOST_LAST_USES = 1 << 26

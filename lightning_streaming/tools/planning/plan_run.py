@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache.quota import check_limit, least_limit
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.reading.dataset import StreamingDataset
+from lightning_streaming.reading.passes import passes_of
 from lightning_streaming.tools.console import BAD, FINE, PROGRAM, print_error, print_json, print_note, progress
 from lightning_streaming.tools.planning.epochs import PlannedEpoch, RunEnd, epochs_of, extent_of
 from lightning_streaming.tools.planning.fail_if import PlanCondition

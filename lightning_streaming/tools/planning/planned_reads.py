@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.passes import drawn_sequence, passes_of
-from lightning_streaming.loading.run import Epoch
-from lightning_streaming.loading.state import Cursor
-from lightning_streaming.order.batchings import Batched
-from lightning_streaming.order.packed import PackedEpoch, Rows, rows_of, rows_per_entry
-from lightning_streaming.order.partition import Partition
-from lightning_streaming.order.phased import Phased
-from lightning_streaming.order.quality import entropy_of_rows
+from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.resume.run import Epoch
+from lightning_streaming.resume.state import Cursor
+from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.packing.packed import PackedEpoch, Rows, rows_of, rows_per_entry
+from lightning_streaming.sequence.partition import Partition
+from lightning_streaming.sequence.phased import Phased
+from lightning_streaming.sequence.quality import entropy_of_rows
 from lightning_streaming.tools.planning.epochs import PlannedEpoch, Rest, RunEnd
 from lightning_streaming.tools.runs.traced_run import TracedRun
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.order.packing import BudgetSettings
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.sequence.packing.settings import BudgetSettings
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.planning.fail_if import AtLeast
 from lightning_streaming.tools.planning.fetches import NodeFetches

@@ -20,9 +20,9 @@ from zipfile import is_zipfile
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError, StorageError
 from lightning_streaming.files import appears_whole
-from lightning_streaming.loading import state as saved_state
-from lightning_streaming.loading.state import CALLBACK_KEY, Cursor, SavedPosition, SavedRun, SavedTrainer
-from lightning_streaming.order.skips import SkippedPositions, skipped_in_epoch
+from lightning_streaming.resume import state as saved_state
+from lightning_streaming.resume.state import CALLBACK_KEY, Cursor, SavedPosition, SavedRun, SavedTrainer
+from lightning_streaming.sequence.skips import SkippedPositions, skipped_in_epoch
 from lightning_streaming.storage import is_url, mask_url
 
 _KEYS = {"epoch", "sample_in_epoch", "shuffle_seed", "num_canonical_nodes"}

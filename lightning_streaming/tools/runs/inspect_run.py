@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.dataset import dataset_world
-from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.run import Run
-from lightning_streaming.loading.state import Cursor
-from lightning_streaming.order.packed import PackedEpoch
-from lightning_streaming.order.packing import AnyPackSettings, BudgetSettings
-from lightning_streaming.order.phased import Mixture
-from lightning_streaming.order.phases import SettledPhase
-from lightning_streaming.order.stretches import StreamPasses
+from lightning_streaming.reading.dataset import dataset_world
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.resume.run import Run
+from lightning_streaming.resume.state import Cursor
+from lightning_streaming.sequence.packing.packed import PackedEpoch
+from lightning_streaming.sequence.packing.settings import AnyPackSettings, BudgetSettings
+from lightning_streaming.sequence.phased import Mixture
+from lightning_streaming.sequence.phases import SettledPhase
+from lightning_streaming.sequence.stretches import StreamPasses
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name
 from lightning_streaming.tools.runs.checkpoints import find_places, find_state_file

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.dataset import dataset_world
-from lightning_streaming.loading.passes import drawn_sequence, passes_of
-from lightning_streaming.loading.state import Cursor
-from lightning_streaming.order.packed import PackedEpoch
+from lightning_streaming.reading.dataset import dataset_world
+from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.resume.state import Cursor
+from lightning_streaming.sequence.packing.packed import PackedEpoch
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import FINE, print_json, print_table
 from lightning_streaming.tools.runs.inspect_run import read_as_configured

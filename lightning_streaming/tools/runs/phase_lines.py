@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import yaml  # type: ignore[import-untyped]
 
-from lightning_streaming.loading.saved_fingerprint import SavedPhase
+from lightning_streaming.resume.saved_fingerprint import SavedPhase
 
 _WEIGHT = r"(?:\d[\d.]*(?:e[+-]?\d+)?)"
 _SHARE = re.compile(rf"(?P<name>.*?) (?P<begin>{_WEIGHT})(?: to (?P<end>{_WEIGHT}))?(?:, |$)", re.DOTALL)

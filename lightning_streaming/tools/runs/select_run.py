@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.missing_ids import MissingIds
-from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.selection.missing_ids import MissingIds
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import (
     BAD,

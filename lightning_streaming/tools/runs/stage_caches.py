@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_streaming.cache import CacheConfig
-from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.reading.dataset import StreamingDataset
 
 
 def cache_configs(dataset: StreamingDataset) -> dict[str, CacheConfig]:

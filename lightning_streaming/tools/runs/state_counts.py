@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.dataset import StreamingDataset, dataset_world
-from lightning_streaming.loading.passes import drawn_sequence, passes_of
-from lightning_streaming.loading.run import Run
-from lightning_streaming.loading.state import Cursor, SavedPosition
-from lightning_streaming.loading.stream import Stream
-from lightning_streaming.order.packed import PackedEpoch
-from lightning_streaming.order.partition import BatchGeometry
-from lightning_streaming.order.skips import Skipped, SkippedPositions, skipped_in_epoch
+from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
+from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.resume.run import Run
+from lightning_streaming.resume.state import Cursor, SavedPosition
+from lightning_streaming.sequence.packing.packed import PackedEpoch
+from lightning_streaming.sequence.partition import BatchGeometry
+from lightning_streaming.sequence.skips import Skipped, SkippedPositions, skipped_in_epoch
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.world import World
 

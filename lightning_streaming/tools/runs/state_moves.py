@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.saved_fingerprint import SavedFingerprint, SavedPhase
-from lightning_streaming.loading.state import MOST_EPOCHS, Cursor, SavedPosition, SavedTrainer
-from lightning_streaming.loading.state_fields import LARGEST
-from lightning_streaming.order.skips import skipped_in_epoch
+from lightning_streaming.resume.saved_fingerprint import SavedFingerprint, SavedPhase
+from lightning_streaming.resume.state import MOST_EPOCHS, Cursor, SavedPosition, SavedTrainer
+from lightning_streaming.saved_fields import LARGEST
+from lightning_streaming.sequence.skips import skipped_in_epoch
 from lightning_streaming.tools.runs.checkpoints import Places, SavedLoader, settled
 
 

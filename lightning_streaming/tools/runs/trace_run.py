@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_streaming.dataset.sample_access import find_sample
+from lightning_streaming.dataset.sample_key import SampleKey
 from lightning_streaming.errors import ConfigError, StreamingError
-from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.passes import drawn_sequence, passes_of
-from lightning_streaming.loading.position import position_of
-from lightning_streaming.loading.sample_access import find_sample
-from lightning_streaming.loading.sample_key import SampleKey
-from lightning_streaming.loading.state import Cursor
-from lightning_streaming.order.batchings import Batched
-from lightning_streaming.order.packed import PackedEpoch, Rows, rows_of
-from lightning_streaming.order.packing import BudgetSettings
-from lightning_streaming.order.partition import BatchGeometry, Partition
+from lightning_streaming.reading.dataset import StreamingDataset
+from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.reading.position import position_of
+from lightning_streaming.resume.state import Cursor
+from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.packing.packed import PackedEpoch, Rows, rows_of
+from lightning_streaming.sequence.packing.settings import BudgetSettings
+from lightning_streaming.sequence.partition import BatchGeometry, Partition
 from lightning_streaming.tools.console import (
     FINE,
     counted,

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.dataloader import StreamingDataLoader
-from lightning_streaming.loading.option_groups import group_of
-from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.position import position_of, run_of
-from lightning_streaming.loading.run import Run
-from lightning_streaming.loading.state import Cursor
-from lightning_streaming.loading.storage_config import StorageConfig
-from lightning_streaming.order.packing import AnyPackSettings
-from lightning_streaming.order.skips import NOTHING_SKIPPED, SkippedPositions, TrainProgress
+from lightning_streaming.options.groups import group_of
+from lightning_streaming.options.storage import StorageConfig
+from lightning_streaming.reading.loader import StreamingDataLoader
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.position import position_of, run_of
+from lightning_streaming.resume.run import Run
+from lightning_streaming.resume.state import Cursor
+from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.sequence.packing.settings import AnyPackSettings
+from lightning_streaming.sequence.skips import NOTHING_SKIPPED, SkippedPositions, TrainProgress
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.runs.checkpoints import (

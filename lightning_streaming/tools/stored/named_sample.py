@@ -6,8 +6,8 @@ import json
 import re
 from dataclasses import dataclass, fields
 
+from lightning_streaming.dataset.sample_key import SampleKey
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.sample_key import SampleKey
 
 _OF_SHARD = re.compile(r"(?:(.*):)?([0-9]{1,18}):([0-9]{1,18})", re.DOTALL)
 _OF_STREAM = re.compile(r"(?:(.*):)?([0-9]{1,18})", re.DOTALL)

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache.quota import least_limit
-from lightning_streaming.loading.dataloader import StreamingDataLoader
-from lightning_streaming.loading.dataset import StreamingDataset, dataset_world
-from lightning_streaming.loading.passes import drawn_sequence, passes_of
-from lightning_streaming.loading.position import run_of
-from lightning_streaming.loading.state import Cursor
-from lightning_streaming.order.quality import Visits, lru_downloads, open_at_once, shard_visits
+from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
+from lightning_streaming.reading.loader import StreamingDataLoader
+from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.reading.position import run_of
+from lightning_streaming.resume.state import Cursor
+from lightning_streaming.sequence.quality import Visits, lru_downloads, open_at_once, shard_visits
 from lightning_streaming.tools.runs.stage_caches import cache_configs
 from lightning_streaming.tools.tuning.measure import WORTHWHILE, Sizes, Speed, batch_size_of
 from lightning_streaming.units import bytes_as_written, format_bytes

@@ -20,19 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache.config import CACHE_VARIABLE
+from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError, SampleError, StorageError, StreamingError, UnsupportedError
 from lightning_streaming.escaping import in_one_line
 from lightning_streaming.formats.index import ShardInfo, dump_index
-from lightning_streaming.loading.bad_samples_config import BadSamplesConfig
-from lightning_streaming.loading.dataloader import StreamingDataLoader
-from lightning_streaming.loading.dataset import StreamingDataset, dataset_world
-from lightning_streaming.loading.measures import LoaderStatistics
-from lightning_streaming.loading.option_groups import group_of
-from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.position import position_of
-from lightning_streaming.loading.selection_config import SelectionConfig
-from lightning_streaming.loading.stream import Stream
-from lightning_streaming.loading.token_budget import TokenBudget
+from lightning_streaming.options.bad_samples import BadSamplesConfig
+from lightning_streaming.options.groups import group_of
+from lightning_streaming.options.selection import SelectionConfig
+from lightning_streaming.options.token_budget import TokenBudget
+from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
+from lightning_streaming.reading.loader import StreamingDataLoader
+from lightning_streaming.reading.measures import LoaderStatistics
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.position import position_of
 from lightning_streaming.tools.commands import STAGES, count_ranks, read_run_files, usable_cpus
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.runs.stage_caches import cache_configs, is_in_place

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming.escaping import in_lines
-from lightning_streaming.loading.dataloader import StreamingDataLoader
-from lightning_streaming.loading.dataset import StreamingDataset, dataset_world
-from lightning_streaming.loading.measures import WaitTimes
-from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.prefetch import default_lookahead
+from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
+from lightning_streaming.reading.loader import StreamingDataLoader
+from lightning_streaming.reading.measures import WaitTimes
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.prefetch import default_lookahead
 from lightning_streaming.tools.console import FINE, counted, print_json, print_line, print_note, print_table, progress
 from lightning_streaming.tools.runs.stage_caches import cache_configs, is_in_place
 from lightning_streaming.tools.tuning import advice as advising

@@ -15,7 +15,7 @@ from lightning_streaming.tools.stored.summary import summarize
 from lightning_streaming.tools.viewing.column_statistics import Statistics, statistics_of
 
 if TYPE_CHECKING:
-    from lightning_streaming.loading.selection import Selection
+    from lightning_streaming.selection.bitmap import Selection
     from lightning_streaming.tools.viewing.viewed_run import ViewedRun
 
 _LOOKED_AT = 1 << 16

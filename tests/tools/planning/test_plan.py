@@ -408,8 +408,8 @@ def test_help_names_all_conditions() -> None:
 
 
 def node_reads(data: Path, *, batch_size: int = 2, num_workers: int = 1) -> tuple[StreamingDataset, NodeReads]:
-    from lightning_streaming.loading.passes import drawn_sequence, passes_of
-    from lightning_streaming.loading.state import Cursor
+    from lightning_streaming.reading.passes import drawn_sequence, passes_of
+    from lightning_streaming.resume.state import Cursor
 
     dataset = StreamingDataset(remote=str(data / "web"), shuffle=True, batch_size=batch_size, world=World())
     order = passes_of(dataset).run.on(World(), batch_size, False)

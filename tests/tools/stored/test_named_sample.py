@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_streaming.dataset.sample_key import SampleKey
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.tools.stored.named_sample import named_sample
 
 _NUMBERS = st.integers(0, 10**18 - 1)

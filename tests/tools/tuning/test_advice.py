@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
-from lightning_streaming.loading.measures import LoaderStatistics
-from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.reading.measures import LoaderStatistics
+from lightning_streaming.reading.passes import passes_of
 from lightning_streaming.tools.tuning.advice import (
     Disk,
     advise_limit,

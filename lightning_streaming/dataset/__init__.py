@@ -1,0 +1,1 @@
+"""Streams and their samples: fetched, opened, decoded and transformed."""

@@ -1,0 +1,631 @@
+"""Samples by shard and index: brings shards to this node, opens as many as it may, and reads from them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from pathlib import Path
+from time import monotonic
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.cache import ShardCache
+from lightning_streaming.cache.index_cache import IndexCache
+from lightning_streaming.cache.quota import CacheQuota, coldest_first, reader_share
+from lightning_streaming.cache.shard_cache import Absence, Miss
+from lightning_streaming.cache.usage import CacheEntry
+from lightning_streaming.dataset.catalog_reader import RANDOM_READERS, CatalogReader
+from lightning_streaming.dataset.open_shards import OpenShards, RoomWatch, ShardsAhead, raw_bytes
+from lightning_streaming.errors import (
+    ConfigError,
+    EncodingError,
+    FormatError,
+    ObjectNotFoundError,
+    ShardCorruptError,
+    StreamingError,
+)
+from lightning_streaming.formats.encodings import register_encoding, registered_encodings
+from lightning_streaming.formats.images.decode import DecodePictures, decoded_columns
+from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.shard import (
+    LoneSamples,
+    check_shard,
+    has_lone_samples,
+    may_be_flat,
+    name_in_index,
+    narrowed,
+    open_shard,
+    table_part,
+)
+from lightning_streaming.options.lengths import LengthsRequest
+from lightning_streaming.options.selection import SelectionConfig
+from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.selection.joined_ahead import JoinedAhead
+from lightning_streaming.selection.joins import (
+    JoinedDataset,
+    JoinedReader,
+    JoinSource,
+    StreamJoins,
+)
+from lightning_streaming.selection.missing_ids import MissingIds
+from lightning_streaming.selection.scanning import Watched, unwatched
+from lightning_streaming.storage.downloads import share_connections
+from lightning_streaming.waits import IN_LOG
+
+_MOST_TABLES = 64
+"""Shards whose offsets are remembered; four bytes for each of their samples."""
+_SECONDS_BETWEEN_CHECKS = 5.0
+"""Between two checks whether files that are mapped in place have changed."""
+
+DecodeSample = Callable[[dict[str, Any], int, int], dict[str, Any]]
+"""Makes the pictures of a sample what was asked for; is told its shard, and its index there."""
+
+
+class SampleSource:
+    """The shards of all streams of a dataset, fetched and opened when needed.
+
+    Making one does no I/O. It may be sent to another process, which then reads the indexes for itself, from this node's
+    cache.
+
+    Args:
+        caches: Where each stream's files are, by stream name.
+        allow_unsafe_types: Whether columns may be unpickled.
+        columns: Names of the columns to decode; None for all.
+        cache_limit: Most bytes that the directories of streams and joined datasets may hold together; None for no
+            limit.
+        selections: Which samples of a stream are read; all, of streams that are not there.
+        joins: The datasets that are joined with a stream, by its name and theirs.
+        lengths: What tells how many tokens samples have, where they are packed.
+        decode: What columns of pictures give, by name.
+
+    Raises:
+        ConfigError: ``columns`` is not a list of names.
+    """
+
+    def __init__(
+        self,
+        caches: Mapping[str, ShardCache],
+        allow_unsafe_types: bool,
+        columns: Sequence[str] | None = None,
+        cache_limit: int | None = None,
+        selections: Mapping[str, SelectionConfig] = MappingProxyType({}),
+        joins: Mapping[str, Mapping[str, JoinSource]] = MappingProxyType({}),
+        lengths: LengthsRequest | None = None,
+        decode: Mapping[str, str] | None = None,
+    ) -> None:
+        self._catalogs = CatalogReader(caches, allow_unsafe_types, columns, selections, joins, lengths)
+        self._decode = decode or {}
+        self._room = CacheQuota((cache.directory for cache in self._catalogs.all_caches()), cache_limit)
+        self.known_catalog: Catalog | None = None  # as long as no index has been read
+        self.shown = IN_LOG
+        """How to show waits for what is read and worked out of indexes."""
+        self._room_watch = RoomWatch(self._room)
+        self._open = OpenShards(self._stamp_used)
+        self._checks_at = 0.0
+        self._ahead = ShardsAhead()
+        self._offsets: OrderedDict[int, LoneSamples] = OrderedDict()
+
+    @property
+    def allow_unsafe_types(self) -> bool:
+        """Whether columns may be unpickled."""
+        return self._catalogs.allow_unsafe_types
+
+    @property
+    def catalog(self) -> Catalog:
+        """Every shard, and every sample that is selected; the indexes are read, and if need be downloaded, and
+        selections evaluated, at the first look.
+
+        Raises:
+            ConfigError: A stream holds no sample, or none is selected; a condition cannot be evaluated; a shard lacks a
+                column that is to be read, or has one that is unsafe where that is not allowed; a dataset cannot be
+                joined; or the cache limit is too small: the message says which would do.
+        """
+        if self.known_catalog is None:
+            with self.shown.here():
+                self.known_catalog = self._read_catalog(unwatched)
+        return self.known_catalog
+
+    def _read_catalog(self, watched: Watched) -> Catalog:
+        catalog = self._catalogs.read(self._room, self.shown, watched)
+        self._room_watch.largest_shard = self._catalogs.most_together
+        if self._room.limit is not None:
+            self._room_watch.shards_limit = max(0, self._room.limit - self._room.fixed_bytes())
+            self._share_room(RANDOM_READERS)
+        return catalog
+
+    def index_anew(self, stream: str) -> IndexCache:
+        """The index of a stream as it is by now; see :meth:`ShardCache.index_anew`."""
+        return self._catalogs.caches[stream].index_anew()
+
+    def read_more(self, newer: Mapping[str, IndexCache], num_shards: Mapping[str, int]) -> None:
+        """Between two passes: read more shards of some streams from now on.
+
+        Args:
+            newer: Their indexes as they are by now, by stream name.
+            num_shards: How many shards to read of each.
+        """
+        self._open.close_all()
+        self._offsets.clear()
+        self._catalogs.go_on_with(newer, num_shards)
+        self._room.forget_fixed_bytes()
+        self.known_catalog = None
+
+    def make_ahead(self, watched: Watched) -> None:
+        """Look at the catalog anew, with somebody who looks on while selections and indexes of ids are made."""
+        self.known_catalog = self._read_catalog(watched)
+
+    def missing_ids(self, watched: Watched) -> Iterator[MissingIds]:
+        """For each dataset that is joined by id: the ids of its stream's samples that it has not, if there are any.
+
+        Args:
+            watched: Looks on while the columns of ids are read.
+        """
+        return self._catalogs.missing_ids(self.catalog, self._room, watched)
+
+    def has_all_columns(self) -> bool:
+        """Whether samples have all columns that are there, as nobody has said which."""
+        return self._catalogs.columns is None
+
+    def may_be_plain(self) -> bool:
+        """Whether all shards are alike, and their samples nothing but numbers and arrays, all in one shard."""
+        columns, is_touched = self._catalogs.columns, self._decode or self.catalog.joins is not None
+        return not is_touched and self.catalog.may_be_plain(columns)
+
+    def may_be_joined(self) -> bool:
+        """Whether arrays can be had from all shards without a look at each, and nothing is joined with them."""
+        return self.catalog.joins is None and all(may_be_flat(info) for _, info in self.catalog.examples())
+
+    def info_of(self, shard: int) -> ShardInfo:
+        """A shard, as its index describes it."""
+        return self.catalog.shards[shard]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether any stream's shards may have to be fetched first."""
+        return not all(cache.reads_in_place for cache in self._catalogs.all_caches())
+
+    @property
+    def cache_limit(self) -> int | None:
+        """Most bytes that the streams' directories may hold together."""
+        return self._room.limit
+
+    def cache_usage(self) -> int:
+        """Bytes that the streams' directories hold of what we fetched, files on their way included."""
+        return self._room.usage()
+
+    def fixed_bytes(self) -> int:
+        """Bytes of these that no eviction makes room of: indexes, selections, lengths."""
+        return self._room.fixed_bytes()
+
+    @property
+    def readers(self) -> OrderedDict[int, ShardReader]:
+        """The readers of open shards; see :class:`OpenShards`. Others come with :meth:`open`."""
+        return self._open.readers
+
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether what is read is read for a pass, which says itself when it rests."""
+        return self._open.is_in_pass
+
+    @is_in_pass.setter
+    def is_in_pass(self, is_in_pass: bool) -> None:
+        self._open.is_in_pass = is_in_pass
+
+    def say_whose(self, place: str) -> None:
+        """Let errors say where the streams are configured, like ``data.val``."""
+        self._room.limit_name = f"{place}.cache_limit"
+        self._catalogs.say_whose(place)
+
+    def prepare(self) -> None:
+        """Make ready for worker processes: import what fetching needs, and leave them the room that there is."""
+        for cache in self._catalogs.all_caches():
+            cache.prepare()
+        if self._room.limit is not None:
+            self._open.close_all()
+
+    def tell_of_fetching(self, tell: Callable[[int, int], object] | None) -> None:
+        """Have somebody told of each shard that this process fetches; see :class:`Misses`."""
+        for cache in self._catalogs.all_caches():
+            cache.misses.tell = tell
+
+    def begin_pass(self, readers: int) -> None:
+        """Say that this process reads in order now, among so many of this node that do, and share with these.
+
+        Where the directories hold more than the limit, unused shards are removed; reading the catalog removes none.
+        """
+        self._open.forget_inherited()
+        for cache in self._catalogs.joined_caches():  # those of streams are cleared by their meter
+            cache.misses.clear()
+        share_connections(readers)
+        self._share_room(readers)
+        self._room.trim()
+
+    def fetch(self, shard: int, wait: bool = True) -> bool:
+        """Have a shard on this node.
+
+        Args:
+            shard: Counted over all streams.
+            wait: Whether to wait while another process fetches it, or until there is room.
+
+        Returns:
+            Whether it is here; False only if ``wait`` is False.
+        """
+        cache, info = self._checked(shard)
+        if not wait:
+            return cache.fetch_ahead(info, self._room) is None
+        with cache.hold(info, self._room):
+            return True
+
+    def has(self, shard: int) -> bool:
+        """Whether a shard is on this node, with the columns that are read."""
+        cache, info = self._cache_of(shard)
+        return cache.has(info)
+
+    def fetch_ahead(self, shard: int) -> bool:
+        """In a thread: have a shard on this node that the reader will soon need, but wait for nobody.
+
+        Returns:
+            Whether to go on with the next one; False if there is no room until the reader has moved on.
+        """
+        cache, info = self._checked(shard)
+        spare_since = self._ahead.spare_since(raw_bytes(info))
+        self._ahead.begin(shard, raw_bytes(info))
+        absence: Absence | None = Absence.NO_ROOM
+        try:
+            absence = cache.fetch_ahead(info, self._room, spare_since)
+        finally:
+            if absence is not None or shard in self._open.readers:  # the reader was faster
+                self._ahead.end(shard)
+        return absence is not Absence.NO_ROOM
+
+    def find_joined(self) -> Callable[[int, NDArray[np.int64]], list[int]]:
+        """What finds, in threads of one pass, the shards of datasets that are joined by id with some samples.
+
+        It takes the samples' shard and their indexes there.
+        """
+        ahead = JoinedAhead(self._room)
+
+        def find(shard: int, indexes: NDArray[np.int64]) -> list[int]:
+            joins = self._joins_of(shard)
+            joined = [] if joins is None else [one for one in joins.read if one.asked.key is not None]
+            return ahead.shards(shard, indexes, self._cache_of(shard), joined)
+
+        return find
+
+    def read(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
+        """One sample, decoded: column name to value.
+
+        While it is read nobody can remove its shard.
+
+        Args:
+            shard: Counted over all streams.
+            index: Counted within the shard.
+            alone: Whether to fetch only the sample's bytes if its shard is not here and has them uncompressed.
+            retry: How often to fetch the shard again if it turns out to be damaged on this node, or to have vanished.
+
+        Raises:
+            FormatError: The shard or the sample is damaged; names the stream and the shard.
+            StorageError: The shard could not be fetched.
+        """
+        sample = self._read_stored(shard, index, alone=alone, retry=retry)
+        decode = self.decoder()
+        if decode is None:
+            return sample
+        try:
+            return decode(sample, shard, index)
+        except FormatError as error:
+            raise self.named(error, shard) from error
+
+    def decoder(self) -> DecodeSample | None:
+        """What makes the pictures of a sample what was asked for, in the sample itself; None if nothing was.
+
+        It is given the sample, its shard, and its index there, and may be called by several threads at once. It raises
+        EncodingError of files that are damaged, which names the sample, and ConfigError of columns without pictures.
+
+        Raises:
+            ConfigError: A column that was asked for is nowhere.
+            MissingDependencyError: What decodes pictures is not installed.
+        """
+        return partial(self._decoded, self._decoder) if self._decode else None
+
+    def _decoded(self, decode: DecodePictures, sample: dict[str, Any], shard: int, index: int) -> dict[str, Any]:
+        try:
+            return decode(sample)
+        except EncodingError as error:
+            _, info = self._cache_of(shard)
+            file = info.raw_data.basename
+            raise error.with_context(f"{file}, sample {index}", path=file, sample=index) from error
+
+    @cached_property
+    def _decoder(self) -> DecodePictures:
+        known = {name for stream in self.catalog.columns_of_streams() for names in stream for name in names}
+        lacking = [name for name in self._decode if name not in known]
+        if lacking:
+            raise ConfigError(
+                f"decode names column {lacking[0]!r}, which no stream has",
+                hint=f"there are {', '.join(sorted(known))}",
+                option="decode.columns",
+            )
+        return decoded_columns(self._decode)
+
+    def _read_stored(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
+        """One sample, as :meth:`read` gives it, but for its pictures, which are as readers give them."""
+        readers = self._open.readers
+        reader = readers.get(shard)
+        if reader is None:
+            if alone and (found := self._read_alone(shard, index)) is not None:
+                return found
+            reader = self.open(shard, retry)
+        else:
+            readers.move_to_end(shard)
+        try:
+            sample = reader[index]
+        except FormatError as error:
+            raise self.named(error, shard) from error
+        if not self.is_in_pass:
+            self.rest()
+        return sample
+
+    def open(self, shard: int, retry: int = 1) -> ShardReader:
+        """Open a shard that is not open, fetched if need be.
+
+        Args:
+            shard: Counted over all streams.
+            retry: As for :meth:`read`.
+
+        Raises:
+            FormatError: It is damaged; names the stream and the shard.
+            StorageError: It could not be fetched.
+        """
+        cache, info = self._checked(shard)
+        self._open.forget_inherited()
+        self.check_unchanged(self._open.make_room(info))
+        self._room_watch.look_next_time()
+        self._ahead.end(shard)
+        for attempts_left in range(retry, -1, -1):
+            with cache.hold(info, self._room, self._open.close_all) as directory:
+                try:
+                    reader = self._reader_of(shard, info, directory)
+                except (ShardCorruptError, ObjectNotFoundError) as error:
+                    damage = error
+                except StreamingError as error:
+                    raise self.named(error, shard) from error
+                else:
+                    self._open.add(shard, info, reader)
+                    return reader
+            # Damaged or removed on this node since it was made present, unless it is read in place.
+            if not attempts_left or not cache.discard(info):
+                raise self.named(damage, shard) from damage
+        raise AssertionError("the last attempt returns or raises")
+
+    def _reader_of(self, shard: int, info: ShardInfo, directory: Path) -> ShardReader:
+        columns = self._columns_of(shard)
+        unsafe, as_files = self.allow_unsafe_types, self._as_files(shard)
+        reader = open_shard(info, directory, allow_unsafe_types=unsafe, columns=columns, as_files=as_files)
+        joins = self._joins_of(shard)
+        return reader if joins is None else JoinedReader(reader, joins, shard, self._read_joined)
+
+    def _read_joined(self, shard: int, index: int) -> dict[str, Any]:
+        """One sample of a joined dataset."""
+        readers = self._open.readers
+        reader = readers.get(shard)
+        if reader is None:
+            reader = (self._open.opens or self.open)(shard)
+        else:
+            readers.move_to_end(shard)
+        try:
+            return reader[index]
+        except FormatError as error:
+            raise self.named(error, shard) from error
+
+    @contextmanager
+    def opened_by(self, opens: Callable[[int], ShardReader]) -> Iterator[None]:
+        """Let a pass open what samples need beside their own shard, in place of :meth:`open`."""
+        self._open.opens = opens
+        try:
+            yield
+        finally:
+            self._open.opens = None
+
+    def take_misses(self, shard: int) -> list[Miss]:
+        """What was noted of a shard's files that were not here when they were wanted."""
+        cache, info = self._cache_of(shard)
+        return cache.misses.take(info)
+
+    def let_go(self, shard: int) -> None:
+        """Say that this reader needs a shard no more in this pass."""
+        self._open.close(shard)
+        self._ahead.end(shard)
+        self.check_unchanged([shard])
+
+    def check_unchanged(self, shards: Iterable[int] | None = None) -> None:
+        """Raise an error if files that are read in place have changed during the run.
+
+        Args:
+            shards: Of which shards. None: those that are open.
+
+        Raises:
+            IntegrityError: A file has.
+        """
+        for shard in tuple(self.readers) if shards is None else shards:
+            cache, info = self._cache_of(shard)
+            cache.check_unchanged(info)
+
+    def find_changed(self) -> StreamingError | None:
+        """Return the error of the first file read in place that has changed; None if none has. Inspects all files."""
+        try:
+            self.check_unchanged(range(len(self.catalog.shards)))
+        except StreamingError as error:
+            return error
+        return None
+
+    def finish(self, shard: int) -> None:
+        """Say that this pass needs a shard no more, whoever reads: under a limit it goes before others."""
+        cache, info = self._cache_of(shard)
+        cache.note_use(info, finished=True)
+
+    def rest(self) -> None:
+        """Say that this process may not read on for long, as when a batch is complete.
+
+        Where room is scarce nothing stays mapped meanwhile: whoever waits for room might be who we wait for.
+
+        Raises:
+            IntegrityError: A file that is read in place has changed; its shard is checked every few seconds.
+        """
+        now = monotonic()
+        if now >= self._checks_at:
+            self._checks_at = now + _SECONDS_BETWEEN_CHECKS
+            self.check_unchanged()
+        share = self._open.most_bytes
+        if (share is not None and share < self._room_watch.largest_shard) or self._room_watch.is_felt():
+            self._open.close_all()
+
+    def end_pass(self) -> None:
+        """Say that nothing more is read in this pass."""
+        self._ahead.clear()
+        if self._room.limit is not None:
+            self._open.close_all()
+            self._share_room(RANDOM_READERS)
+
+    def evict(self, shard: int) -> bool:
+        """Remove what this node keeps of a shard, unless somebody uses it, or we did not fetch it.
+
+        Returns:
+            Whether files were removed.
+        """
+        self._open.close(shard)
+        cache, info = self._cache_of(shard)
+        return cache.evict(info)
+
+    def evict_coldest(self) -> int:
+        """Remove the shard that was used longest ago of those that :meth:`evict` would remove.
+
+        Returns:
+            Its number.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        for shard in self._coldest():
+            if self.evict(shard):
+                return shard
+        raise ConfigError("no shard can be removed: none that was fetched to this node is unused")
+
+    def close(self) -> None:
+        """Unmap every shard. Samples read before stay valid."""
+        self._open.close_all()
+
+    def named(self, error: StreamingError, shard: int) -> StreamingError:
+        """The same error, saying which stream it is about, and which join."""
+        own = self._catalogs.caches[self._stream_of(shard)] if shard < len(self.catalog.shards) else None
+        # One of a joined dataset is named when it comes by way of the stream's own shard.
+        cache = own or self._cache_of(shard)[0]
+        return error.with_context(cache.label, stream=cache.stream)
+
+    def __getstate__(self) -> dict[str, Any]:
+        made_anew = {
+            "known_catalog": None,
+            "_checks_at": 0.0,
+            "_offsets": OrderedDict(),
+            "encodings": registered_encodings(),
+        }
+        return {**{name: value for name, value in self.__dict__.items() if name != "_decoder"}, **made_anew}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, encoding_class in state.pop("encodings").items():
+            register_encoding(name, encoding_class)
+        self.__dict__.update(state)
+
+    def _share_room(self, readers: int) -> None:
+        if self._room.limit is not None:
+            self._room.expect(readers, self._room_watch.largest_shard)
+            self._open.most_bytes = self._ahead.most_bytes = reader_share(self._room_watch.shards_limit, readers)
+
+    def _read_alone(self, shard: int, index: int) -> dict[str, Any] | None:
+        """One sample by its bytes alone; None where its shard is here, or cannot be read like that."""
+        cache, info = self._checked(shard)
+        if not has_lone_samples(info) or cache.has(info):
+            return None
+        columns = self._columns_of(shard)
+        try:
+            samples = self._offsets.get(shard)
+            if samples is None:
+                table = cache.read_bytes(*table_part(info))
+                unsafe, as_files = self.allow_unsafe_types, self._as_files(shard)
+                samples = LoneSamples(info, table, allow_unsafe_types=unsafe, columns=columns, as_files=as_files)
+                self._offsets[shard] = samples
+                if len(self._offsets) > _MOST_TABLES:
+                    self._offsets.popitem(last=False)
+            self._offsets.move_to_end(shard)
+            sample = samples.decode(index, cache.read_bytes(*samples.part(index)))
+        except FormatError as error:
+            raise self.named(error, shard) from error
+        joins = self._joins_of(shard)
+        return sample if joins is None else joins.complete(sample, shard, index, partial(self._read_stored, alone=True))
+
+    def _checked(self, shard: int) -> tuple[ShardCache, ShardInfo]:
+        """A shard and its cache, looked at before anything is downloaded."""
+        cache, info = self._cache_of(shard)
+        try:
+            check_shard(info, allow_unsafe_types=self.allow_unsafe_types, columns=self._columns_of(shard))
+        except StreamingError as error:
+            raise self.named(error, shard) from error
+        return cache, info
+
+    def _cache_of(self, shard: int) -> tuple[ShardCache, ShardInfo]:
+        if shard < len(self.catalog.shards):
+            return self._catalogs.caches[self._stream_of(shard)], narrowed(
+                self.catalog.shards[shard], self._columns_of(shard)
+            )
+        joined, info = self._joined(shard)
+        return joined.cache, narrowed(info, joined.columns)
+
+    def _columns_of(self, shard: int) -> Sequence[str] | None:
+        """The columns of a shard that are decoded; None for all."""
+        if shard >= len(self.catalog.shards):
+            return self._joined(shard)[0].columns
+        joins = self._joins_of(shard)
+        return self._catalogs.columns if joins is None else joins.own_columns
+
+    def _as_files(self, shard: int) -> frozenset[str]:
+        """The columns of a shard whose pictures are decoded later than it is read."""
+        if not self._decode or shard < len(self.catalog.shards):
+            return frozenset(self._decode)
+        return frozenset(name for name, final in self._joined(shard)[0].names.items() if final in self._decode)
+
+    def _joins_of(self, shard: int) -> StreamJoins | None:
+        """What is joined with a stream's shard."""
+        catalog = self.catalog
+        if catalog.joins is None or shard >= len(catalog.shards):
+            return None
+        return catalog.joins.streams.get(int(catalog.stream_of_shard[shard]))
+
+    def _joined(self, shard: int) -> tuple[JoinedDataset, ShardInfo]:
+        assert self.catalog.joins is not None, "or there would be no such shard"
+        return self.catalog.joins.find(shard)
+
+    def _coldest(self) -> Iterator[int]:
+        """Shards that have files of ours on this node, the one used longest ago first."""
+        files, owners = list[CacheEntry](), dict[str, int]()
+        for stream, cache in enumerate(self._catalogs.caches.values()):
+            found = cache.directory.scan().files
+            start = len(f"{cache.directory.path}/")
+            for shard, info in self.catalog.with_files(stream, {name_in_index(file.path[start:]) for file in found}):
+                held = narrowed(info, self._columns_of(shard))
+                owners.update(dict.fromkeys(map(str, cache.files_of(held)), shard))
+            files += found
+        named = (owners.get(file.path) for file in coldest_first(files, None))
+        return iter(dict.fromkeys(shard for shard in named if shard is not None))
+
+    def _stamp_used(self, shard: int) -> None:
+        cache, info = self._cache_of(shard)
+        cache.note_use(info, finished=False)
+
+    def _stream_of(self, shard: int) -> str:
+        return self.catalog.stream_names[int(self.catalog.stream_of_shard[shard])]

@@ -1,0 +1,1 @@
+"""Arrow and Parquet: the types, arrays and rows of record batches, and row groups of files."""

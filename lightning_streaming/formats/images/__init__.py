@@ -1,0 +1,1 @@
+"""Images: their encodings, and image files decoded to pixels."""

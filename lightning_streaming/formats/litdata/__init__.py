@@ -1,0 +1,1 @@
+"""Directories that litData optimised: chunks and the samples in them."""

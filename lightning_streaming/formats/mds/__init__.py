@@ -1,0 +1,1 @@
+"""The MDS format of MosaicML Streaming: shard files and samples."""

@@ -1,0 +1,1 @@
+"""WebDataset: tar files, their members and the values that these hold."""

@@ -1,1 +1,0 @@
-"""Streams, order and cache brought together: samples, batches and the position in them."""

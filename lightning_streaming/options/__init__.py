@@ -1,0 +1,1 @@
+"""What a user configures: the groups of options, each a frozen dataclass that checks itself."""

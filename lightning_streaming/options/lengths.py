@@ -1,0 +1,96 @@
+"""The request for the length of a sample in tokens: an array column, a column of integers, or a function of columns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.arrays.array_lengths import check_dtype
+from lightning_streaming.options.column_functions import LENGTHS, function_name
+
+_VERSION = 1
+"""Of what a file of lengths holds; part of its name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthsRequest:
+    """What says how many tokens a sample has: either ``column`` or ``lengths``.
+
+    Args:
+        column: Column of the tokens: arrays of one dimension, of which the elements are counted; or bytes.
+        dtype: What the tokens are in a column of bytes, like "uint16".
+        lengths: Column of whole numbers that says the length; or a function whose parameters are named like columns,
+            which is called for each sample and returns its length.
+        version: The user's name of what such a function depends on, such as a tokenizer: lengths are counted again
+            where it is another one. With it anything that can be called may be ``lengths``.
+
+    Raises:
+        ConfigError: Neither or both are given, or one cannot be what it must be.
+    """
+
+    column: str | None = None
+    dtype: str | None = None
+    lengths: str | Callable[..., Any] | None = None
+    version: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.column is None) == (self.lengths is None):
+            raise ConfigError(
+                "the length of a sample needs a column or a function",
+                hint="either the column of its tokens, like column='tokens'; or a column of whole numbers, or a "
+                "function of columns, like lengths='num_tokens'",
+                option="lengths",
+            )
+        if self.column is not None and (not isinstance(self.column, str) or not self.column):
+            raise ConfigError(f"column must be the name of a column, but is {self.column!r}", option="column")
+        is_column = isinstance(self.lengths, str) and self.lengths
+        if self.lengths is not None and not callable(self.lengths) and not is_column:
+            raise ConfigError(
+                f"lengths must be the name of a column, or a function of columns, but is {self.lengths!r}",
+                option="lengths",
+            )
+        if self.version is not None and not callable(self.lengths):
+            raise ConfigError(
+                f"lengths_version={self.version!r} is that of a function in lengths=, which is not given",
+                hint="leave it out",
+                option="lengths_version",
+            )
+        if self.version is not None and (not isinstance(self.version, str) or not self.version):
+            raise ConfigError(
+                "lengths_version must be a text, like 'gpt2' or a digest of the tokenizer's file, but is "
+                f"{self.version!r}",
+                option="lengths_version",
+            )
+        if callable(self.lengths):
+            LENGTHS.facts(self.lengths, self.version)
+            LENGTHS.columns(self.lengths)
+        if self.dtype is not None and self.column is None:
+            raise ConfigError(
+                f"dtype={self.dtype!r} is that of the tokens in column=, which is not given", option="dtype"
+            )
+        if self.dtype is not None:
+            check_dtype(self.dtype)
+
+    def in_words(self) -> str:
+        """Return the request as a message shows it."""
+        if self.column is not None:
+            return f"column={self.column!r}" + ("" if self.dtype is None else f", dtype={self.dtype!r}")
+        return (
+            f"lengths={self.lengths!r}" if isinstance(self.lengths, str) else f"lengths={function_name(self.lengths)}"
+        )
+
+    def key(self, data_version: str) -> str:
+        """A name of the outcome: 32 hexadecimal digits.
+
+        Args:
+            data_version: Of the stream; see :meth:`ShardCache.data_version`.
+        """
+        element_bytes = None if self.dtype is None else check_dtype(self.dtype)
+        lengths = LENGTHS.facts(self.lengths, self.version) if callable(self.lengths) else self.lengths
+        facts = json.dumps(["lengths", _VERSION, sys.byteorder, data_version, self.column, element_bytes, lengths])
+        return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()

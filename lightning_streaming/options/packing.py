@@ -1,0 +1,204 @@
+"""Options of packing, and what they have in common with those of token budgets: columns, lengths and padding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NoReturn
+
+import numpy as np
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.options.groups import OptionGroup, as_plain, fields_of, store_plain
+from lightning_streaming.options.lengths import LengthsRequest
+from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.sequence.packing.settings import AnyPackSettings, PackSettings
+from lightning_streaming.signatures import explains_options_of
+from lightning_streaming.units import plain_number
+
+MADE = ("position_ids", "document_ids", "cu_seqlens", "max_seqlen")
+"""What is made of the lengths of packed documents alone."""
+MOST_BYTES = 8
+"""Of a number of torch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packing(OptionGroup):
+    """Options of documents that are packed, or grouped within a budget of tokens.
+
+    Args:
+        column: The tokens of a document: a column of one-dimensional arrays, or of bytes with ``dtype``.
+        lengths: Where the lengths of documents are known from: a column of numbers, or a function whose parameters are
+            named like columns. None: from where ``column`` lies in the shards. Needed where a transform makes the
+            tokens.
+        lengths_version: With a function in ``lengths``, a name of what it depends on, like "gpt2" or a digest of the
+            tokenizer's file: lengths are counted again where it is another one. Needed where the function is an object,
+            a method or a partial, or names an object.
+        dtype: Type of the values of columns of bytes, like "uint16"; or one for each such column, like
+            ``{"tokens": "uint16", "mask": "uint8"}``.
+        along: Other columns of as many values as tokens, such as labels or a mask of the loss, treated like the tokens.
+        pad: What is filled in where there are no tokens: a number, or one for each column.
+        as_dtype: Type of the values in a batch, like "int64" or "int32"; one of whole numbers leaves values of floating
+            point as they are. None: all as they are stored. Or one for each column, like ``{"weights": "float32"}``;
+            of columns that it does not name "int64". Values that the type does not hold are refused.
+
+    Raises:
+        ConfigError: An argument cannot be.
+    """
+
+    column: str | None = None
+    lengths: str | Callable[..., Any] | None = None
+    lengths_version: str | None = None
+    dtype: str | Mapping[str, str] | None = None
+    along: Sequence[str] = ()
+    pad: int | float | Mapping[str, Any] = 0
+    as_dtype: str | Mapping[str, str | None] | None = "int64"
+
+    def __post_init__(self) -> None:
+        if self.column is not None and (not isinstance(self.column, str) or not self.column):
+            self._refuse("column", f"must be the name of the column of tokens, but is {self.column!r}")
+        with fields_of(self.option):
+            self.settings()
+        self._take_names("along")
+        if self.column in self.along or len(set(self.along)) < len(self.along):
+            self._refuse("along", f"names each other column once, but is {list(self.along)}")
+        for name in ("dtype", "as_dtype"):
+            self._check_dtypes(name, getattr(self, name))
+        with fields_of(self.option):
+            self.request()
+        self._check_pad()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that are brought together, that of the tokens first."""
+        return (*(() if self.column is None else (self.column,)), *self.along)
+
+    def settings(self) -> AnyPackSettings:
+        """How documents are brought together, for order."""
+        raise NotImplementedError
+
+    def request(self) -> LengthsRequest:
+        """Where lengths are known from."""
+        if self.lengths is not None:
+            return LengthsRequest(lengths=self.lengths, version=self.lengths_version)
+        dtype = None if self.column is None else self.dtype_of(self.column)
+        return LengthsRequest(column=self.column, dtype=dtype, version=self.lengths_version)
+
+    def pad_of(self, column: str) -> Any:
+        """What a column is filled up with."""
+        return self.pad.get(column, 0) if isinstance(self.pad, Mapping) else self.pad
+
+    def dtype_of(self, column: str) -> str | None:
+        """Return the type of the values of a column of bytes."""
+        return self.dtype.get(column) if isinstance(self.dtype, Mapping) else self.dtype
+
+    def name_of(self, column: str) -> str:
+        """Return the name of a column in a batch."""
+        return "input_ids" if column == self.column else column
+
+    def wanted(self, column: str, stored: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the type in a batch of values of a column that are stored in a type."""
+        is_named = isinstance(self.as_dtype, Mapping) and column in self.as_dtype
+        given = self.as_dtype.get(column, "int64") if isinstance(self.as_dtype, Mapping) else self.as_dtype
+        if given is None:
+            return stored
+        wanted = np.dtype(given)
+        return stored if stored.kind == "f" and wanted.kind != "f" and not is_named else wanted
+
+    def _refuse(self, name: str, words: str) -> NoReturn:
+        raise ConfigError(f"{self.option}.{name} {words}", option=f"{self.option}.{name}")
+
+    def _take_names(self, name: str) -> None:
+        given = getattr(self, name)
+        is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes) and getattr(given, "ndim", 1) == 1
+        names = tuple(map(as_plain, given)) if is_list else ()  # read once: it may be a generator
+        if not is_list or not all(isinstance(one, str) for one in names):
+            self._refuse(name, f"must be a list of names, but is {given!r}")
+        object.__setattr__(self, name, names)
+
+    def _check_dtypes(self, name: str, given: object) -> None:
+        if not isinstance(given, Mapping):
+            self._check_dtype(name, given)
+            return
+        if more := sorted({*given} - {*self.columns}):
+            self._refuse(name, f"may name {', '.join(self.columns)}, but names {more[0]!r}")
+        for column, dtype in given.items():
+            self._check_dtype(f"{name}.{column}", dtype)
+
+    def _check_dtype(self, name: str, dtype: object) -> None:
+        if dtype is None:
+            return
+        try:
+            known = np.dtype(dtype) if isinstance(dtype, str) else None
+        except (TypeError, ValueError):
+            known = None
+        is_number = known is not None and known.kind in "iuf" and known.itemsize <= MOST_BYTES and known.isnative
+        if not is_number:
+            self._refuse(name, f'must name a type of numbers, like "int64", but is {dtype!r}')
+
+    def _check_pad(self) -> None:
+        if isinstance(self.pad, Mapping) and (more := sorted({*self.pad} - {*self.columns})):
+            self._refuse("pad", f"may name {', '.join(self.columns)}, but names {more[0]!r}")
+        for pad in self.pad.values() if isinstance(self.pad, Mapping) else (self.pad,):
+            if plain_number(pad) is None and not isinstance(pad, float | np.floating):
+                self._refuse("pad", f"must be a number, or one for each column, but is {self.pad!r}")
+
+
+def fits(pad: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a type holds a number as it is; numbers of floating point are rounded."""
+    if dtype.kind == "f":
+        return not math.isfinite(pad) or abs(pad) <= float(np.finfo(dtype).max)
+    if dtype.kind not in "iu":
+        return pad in (0, 1)
+    limits = np.iinfo(dtype)
+    return math.isfinite(pad) and int(pad) == pad and limits.min <= pad <= limits.max
+
+
+@tells_unknown_arguments
+@explains_options_of(Packing)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackingConfig(Packing):
+    """Packing of documents into rows (packs) of ``capacity`` tokens each.
+
+    ``batch_size`` then counts packs. A batch is a dict: ``input_ids`` (the values of ``column``), the columns of
+    ``along``, ``position_ids`` and ``document_ids``, each of shape (batch_size, capacity), and ``cu_seqlens`` and
+    ``max_seqlen`` for attention kernels for variable lengths. ``document_ids`` is -1 where there is padding. Other
+    columns are dropped.
+
+    Args:
+        capacity: Tokens in a pack.
+        method: "best_fit" brings whole documents together, in windows of the epoch's order; "concat" takes one document
+            after another and cuts them where a pack is full.
+        window: Documents among which "best_fit" looks for those that fit together.
+        longer: What "best_fit" does with documents longer than a pack: "split" them, "truncate" or "drop" them, or
+            "error".
+        without: Of "position_ids", "document_ids", "cu_seqlens" and "max_seqlen", those that are not needed.
+
+    Raises:
+        ConfigError: An argument cannot be.
+    """
+
+    option: ClassVar[str] = "packing"
+    example: ClassVar[str] = "{column: tokens, capacity: 8192}"
+
+    column: str
+    capacity: int
+    method: Literal["best_fit", "concat"] = "best_fit"
+    window: int = 4096
+    longer: Literal["split", "truncate", "drop", "error"] = "split"
+    without: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        store_plain(self)
+        if self.column is None:
+            self._refuse("column", "must be the name of the column of tokens, but is None")
+        Packing.__post_init__(self)
+        self._take_names("without")
+        unknown = [one for one in self.without if one not in MADE]
+        if unknown:
+            self._refuse("without", f"may name {', '.join(MADE)}, but names {unknown[0]!r}")
+
+    def settings(self) -> PackSettings:
+        """How documents are brought together, for order."""
+        return PackSettings(capacity=self.capacity, method=self.method, window=self.window, longer=self.longer)

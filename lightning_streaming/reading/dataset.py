@@ -1,0 +1,305 @@
+"""Streaming dataset: streams, their order and their cache."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import fields
+from itertools import islice
+from math import ceil
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from lightning_streaming.cache import ShardCache
+from lightning_streaming.dataset.options import DatasetOptions
+from lightning_streaming.dataset.samples import SampleSource
+from lightning_streaming.dataset.stream import Asked, DatasetStreams, Stream, selections_of
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.options.bad_samples import BadSamplesConfig
+from lightning_streaming.options.debug import DebugConfig
+from lightning_streaming.options.decode import DecodeConfig
+from lightning_streaming.options.groups import group_of
+from lightning_streaming.options.join import Joins
+from lightning_streaming.options.packing import PackingConfig
+from lightning_streaming.options.schedule import Schedule
+from lightning_streaming.options.selection import SelectionConfig
+from lightning_streaming.options.storage import StorageConfig
+from lightning_streaming.options.token_budget import TokenBudget
+from lightning_streaming.reading.other_trainers import AcceleratedDataset
+from lightning_streaming.reading.passes import CurrentRun, Passes, PassSettings, passes_of
+from lightning_streaming.reading.plan import WorkerPass
+from lightning_streaming.reading.reference_names import ReferenceNames, told
+from lightning_streaming.reading.worker_samples import WorkerSamples
+from lightning_streaming.reading.workers import prepare_worker_process
+from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
+from lightning_streaming.resume.run import OnMismatch
+from lightning_streaming.resume.run_order import RunRequest
+from lightning_streaming.resume.state import Cursor, SavedPosition, read_state
+from lightning_streaming.sequence.settings import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
+from lightning_streaming.sequence.skips import parse_batch_ranges
+from lightning_streaming.signatures import explains_options_of
+from lightning_streaming.storage import mask_url
+from lightning_streaming.units import check_whole
+from lightning_streaming.world import World
+
+_MOST_STREAMS = 4
+"""Streams that are shown one by one."""
+
+
+@tells_replacements
+@tells_unknown_arguments
+@explains_options_of(DatasetOptions)
+class StreamingDataset(AcceleratedDataset, ReferenceNames):
+    """Dataset of one or several streams of shards, in an order that does not depend on the number of machines.
+
+    Creating one does no I/O: indexes are read at the first ``len``, ``iter`` or ``[i]``. Iterate over it through
+    :class:`~lightning_streaming.StreamingDataLoader`, which can save and restore its position.
+
+    Epochs yield what ``dataset[i]`` returns: to customize samples, pass ``transform``, or override ``__getitem__`` or
+    ``get_item`` in a subclass; see docs/loading.md.
+
+    Raises:
+        ConfigError: An option is invalid, or options contradict each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: Asked | None = None,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        download_retry: int = 2,
+        download_timeout: float = 60.0,
+        validate_hash: str | None = None,
+        keep_zip: bool = False,
+        epoch_size: int | float | str | None = None,
+        predownload: int | None = None,
+        cache_limit: int | float | str | None = None,
+        sampling_method: SamplingMethod = "balanced",
+        sampling_granularity: int = 1,
+        partition_algo: PartitionAlgo = "relaxed",
+        num_canonical_nodes: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_algo: ShuffleAlgo = "py1e",
+        shuffle_seed: int = 9176,
+        shuffle_block_size: int | None = None,
+        batching_method: BatchingMethod = "random",
+        allow_unsafe_types: bool = False,
+        replication: int | None = None,
+        stream_name: str = "stream",
+        stream_config: Mapping[str, Any] | None = None,
+        format: str | None = None,  # noqa: A002 the option's name
+        block_length: int | None = None,
+        columns: Sequence[str] | None = None,
+        follow_appends: bool = False,
+        skip: Sequence[int | str] = (),
+        seed_global_rng: bool = False,
+        transform: Callable[..., Any] | None = None,
+        world: World | None = None,
+        selection: SelectionConfig | Mapping[str, Any] | None = None,
+        schedule: Schedule | None = None,
+        packing: PackingConfig | Mapping[str, Any] | None = None,
+        token_budget: TokenBudget | Mapping[str, Any] | None = None,
+        join: Joins | None = None,
+        bad_samples: BadSamplesConfig | Mapping[str, Any] | None = None,
+        decode: DecodeConfig | Mapping[str, Any] | None = None,
+        storage: StorageConfig | Mapping[str, Any] | None = None,
+        debug: DebugConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        values = locals()
+        options = DatasetOptions(**{option.name: values[option.name] for option in fields(DatasetOptions)})
+        self._given = {
+            name: one for name, one in vars(options).items() if isinstance(getattr(type(self), name, None), told)
+        }
+        named, defaults, settings = options.named_streams(), options.defaults(), options.order()
+        if options.shuffle_algo == "py1b":
+            # Beyond the frame of the decorator.
+            warnings.warn("shuffle_algo='py1b' is deprecated; use 'py1br'", DeprecationWarning, stacklevel=3)
+        self.batch_size = options.batch_size
+        self.predownload = options.predownload
+        self.replication = options.replication
+        self.world = options.world
+        caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in named.items()}
+        selections = selections_of(named, defaults)
+        joins = {name: stream.join_sources(name, defaults) for name, stream in named.items()}
+        unsafe, limit = options.allow_unsafe_types, options.cache_bytes()
+        pack = options.documents()
+        lengths = None if pack is None else pack.request()
+        decode, bad = group_of(options, DecodeConfig), group_of(options, BadSamplesConfig)
+        source = SampleSource(caches, unsafe, options.columns, limit, selections, joins, lengths, decode.columns)
+        on_demand = group_of(options, StorageConfig).on_demand
+        super().__init__(source, on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)
+        misses = {name: cache.misses for name, cache in caches.items()}
+        asked = RunRequest(
+            settings=settings,
+            weights=tuple(stream.weight() for stream in named.values()),
+            epoch_size=options.samples_per_epoch(),
+            skip=parse_batch_ranges(options.skip, "skip"),
+            batch_size=options.batch_size,
+            phases=options.settled_phases(),
+            pack=pack,
+            followed=frozenset(place for place, one in enumerate(named.values()) if one.is_followed(defaults)),
+        )
+        run = CurrentRun(asked, source)
+        read = PassSettings(options.predownload, group_of(options, DebugConfig), bad, decode.threads)
+        self._passes = Passes(run, source, misses, read)
+        self.streams = DatasetStreams(named, defaults, run, source)
+        self._described = options.described(named)
+
+    @told
+    def epoch_size(self) -> int:
+        """Number of samples that an epoch draws, after weighting."""
+        return self._passes.run.weights.epoch_size
+
+    def __len__(self) -> int:
+        """Return the samples, or packs, of an epoch on each rank: its size divided by the ranks, rounded up."""
+        world = self._current_world()
+        size = self.epoch_size if self._passes.run.asked.pack is None else self._passes.run.on(world).entries_of(0)
+        return ceil(size / world.num_ranks)
+
+    def __repr__(self) -> str:
+        streams = islice(self.streams.items(), _MOST_STREAMS)
+        shown = [f"{name}={_where(stream.asked)!r}" for name, stream in streams]
+        if len(self.streams) > _MOST_STREAMS:
+            shown.append(f"and {len(self.streams) - _MOST_STREAMS} more streams")
+        catalog = self._source.known_catalog
+        size = "index not read" if catalog is None else f"{catalog.num_samples} samples"
+        cursor = self._passes.handed_out() or self._passes.next_cursor()
+        return f"<StreamingDataset: {', '.join(shown)}; {size}; at {cursor}>"
+
+    def config(self) -> dict[str, Any]:
+        """Return the options as plain values without secrets, to log or compare them."""
+        return deepcopy(self._described)
+
+    @property
+    def next_epoch(self) -> int:
+        """Epoch of the next pass. Setting it starts that epoch from its beginning."""
+        return self._passes.next_cursor().epoch
+
+    @next_epoch.setter
+    def next_epoch(self, epoch: int) -> None:
+        self._passes.seek(Cursor(check_whole("next_epoch", epoch, 0), 0))
+
+    def state_dict(self, num_samples: int | None = None, from_beginning: bool = False) -> dict[str, Any]:
+        """Return the position of the pass under way, or of the next one if there is none, as plain values.
+
+        Args:
+            num_samples: Samples read in this pass, over all ranks. None: those that a loader has yielded, or those
+                taken from ``iter(dataset)`` in this process, times the number of ranks.
+            from_beginning: Count ``num_samples`` from the beginning of the epoch, and not from that of the pass.
+        """
+        if num_samples is None:
+            self._check_is_counted_here()
+        passes, world = self._passes, self._current_world()
+        handed_out, began = passes.handed_out(), passes.began()
+        if num_samples is None and handed_out is not None:
+            return state_at(self, handed_out)
+        if num_samples is None:
+            num_samples, from_beginning = passes.samples_read() * world.num_ranks, False
+        began = Cursor(began.epoch, 0) if from_beginning else began
+        return state_at(self, passes.run.on(world).advance(began, num_samples))
+
+    def load_state_dict(self, state: Mapping[str, Any], on_mismatch: OnMismatch = "error") -> None:
+        """Let the next pass begin at the position of ``state``, with its seed and canonical nodes.
+
+        This does not read the data yet. Whether the state belongs to it is checked when the index is next read.
+
+        Args:
+            state: From :meth:`state_dict`, from a loader, or from MosaicML Streaming.
+            on_mismatch: "error" or "warn" if data or options have changed since.
+
+        Raises:
+            StateError: ``state`` is not a saved position.
+        """
+        saved = read_state(state)
+        self._passes.run.load(saved, on_mismatch)
+        self._passes.seek(saved.cursor)
+        self._loaded = saved.cursor
+
+    def _next_cursor(self) -> Cursor:
+        return self._passes.next_cursor()
+
+    def _current_world(self) -> World:
+        return (self.world or World.detect()).replicated(self.replication)
+
+    def __iter__(self) -> WorkerSamples:
+        """Iterate over this worker's samples of the next pass, each as ``dataset[i]`` returns it."""
+        passes, info = self._passes, get_worker_info()
+        of_pass = passes.take_assigned()
+        if info is not None:
+            prepare_worker_process()
+            return WorkerSamples(of_pass or self._next_pass_of_worker(info.id, info.num_workers))
+        if of_pass is not None:
+            return WorkerSamples(of_pass)
+        self._check_reader(passes.next_cursor())
+        start = passes.begin(self._reading_world(), self._own_batch_size())
+        passes.tell_unsuited(start)
+        return passes.read_here(passes.of_worker(self._making, start, 0, 1))
+
+    def close(self) -> None:
+        """Stop downloads and unmap every shard. The dataset can be used again; it reopens what it needs."""
+        self._passes.close()
+        self._source.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_reader(None)  # a worker that is spawned knows nothing of its reader
+        return dict(self.__dict__)
+
+    def _iterates_as_usual(self) -> bool:
+        """Whether a pass hands out what :meth:`__iter__` of this class gives, not that of a subclass."""
+        return type(self).__iter__ is StreamingDataset.__iter__
+
+    def _are_as_stored(self) -> bool:
+        """Whether a pass hands out samples with the columns that they are stored with."""
+        making = self._making(0, 0)
+        return self._iterates_as_usual() and making.transform is None and making.make is None
+
+    def _next_pass_of_worker(self, worker: int, num_workers: int) -> WorkerPass:
+        """In a worker of a plain torch DataLoader."""
+        start = self._passes.begin_in_worker(worker, self._reading_world(), self._own_batch_size())
+        self._check_reader_of_worker(start.cursor)
+        return self._passes.of_worker(self._making, start, worker, num_workers)
+
+    def _reading_world(self) -> World:
+        world = self._current_world()
+        if not world.is_reader:
+            raise ConfigError(
+                "this rank does not read samples (World.is_reader is False), so iterating the dataset directly cannot "
+                "track a position",
+                hint="iterate through a StreamingDataLoader, which yields empty batches and counts them",
+                option="world",
+            )
+        return world
+
+    def _own_batch_size(self) -> int:
+        if self.batch_size is None:
+            raise ConfigError(
+                "pass batch_size= to the dataset, or iterate through a StreamingDataLoader that has one",
+                option="batch_size",
+            )
+        return self.batch_size
+
+
+def _where(stream: Stream) -> str:
+    place = stream.local if stream.remote is None else stream.remote
+    return mask_url(str(place))
+
+
+def dataset_world(dataset: StreamingDataset) -> World:
+    """Return the position of this process among those that read different samples of a dataset."""
+    return dataset._current_world()
+
+
+def saved_at(dataset: StreamingDataset, cursor: Cursor) -> SavedPosition:
+    """Return the saved position of a reader at ``cursor``; the end of an epoch is the beginning of the next."""
+    run = passes_of(dataset).run.on(dataset_world(dataset))
+    return run.saved(passes_of(dataset).run.normalise(run, cursor))
+
+
+def state_at(dataset: StreamingDataset, cursor: Cursor) -> dict[str, Any]:
+    """Return the same as plain values."""
+    return saved_at(dataset, cursor).as_state()

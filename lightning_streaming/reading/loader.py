@@ -1,0 +1,492 @@
+"""DataLoader that saves and restores its position in the data."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import repeat
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+
+from lightning_streaming.dataset.bad_samples import BadTally
+from lightning_streaming.dataset.options import check_batch_of_budget
+from lightning_streaming.dataset.sample_key import (
+    KeyedBatch,
+    Replacement,
+    SampleKeys,
+    add_valid,
+    delivered_keys,
+    keys_of_batches,
+    no_keys,
+)
+from lightning_streaming.errors import ConfigError, SampleError
+from lightning_streaming.escaping import package_logger
+from lightning_streaming.options.packing import PackingConfig
+from lightning_streaming.options.token_budget import TokenBudget
+from lightning_streaming.reading import workers
+from lightning_streaming.reading.arrivals import ArrivalCounts, ArrivalWatch, LookOn
+from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
+from lightning_streaming.reading.following import read_appended
+from lightning_streaming.reading.measures import BatchMeasures, LoaderStatistics, StatisticsCollector
+from lightning_streaming.reading.other_trainers import AcceleratedLoader, AcceleratedPass
+from lightning_streaming.reading.packs.types import alike_batches
+from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.reading.position import position_of, run_of
+from lightning_streaming.reading.sample_log import last_sample
+from lightning_streaming.reading.transport import make_slots
+from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
+from lightning_streaming.resume.run import OnMismatch
+from lightning_streaming.resume.state import Cursor, PassStart
+from lightning_streaming.sequence.partition import Partition
+from lightning_streaming.signatures import check_accepts
+from lightning_streaming.units import check_whole
+
+_log = package_logger(__name__)
+_MOST_UNCLAIMED = 1024
+"""Batches whose ends are remembered for :meth:`LoaderPosition.claim`, if none of them are claimed."""
+_AT_ONCE = 1024
+"""Batches whose ends are worked out together: a step should wait for no arithmetic."""
+_READ, _BAD = BatchMeasures._fields.index("samples"), BatchMeasures._fields.index("bad_samples")
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What changes while a loader is read. Not its own attributes: Lightning may note, and so keep, all set there."""
+
+    channel: workers.WorkerChannel | None = None
+    """With workers that live on from pass to pass."""
+    passes_begun: int = 0
+    moved_at: int = 0
+    """Passes begun when the loader was last moved."""
+    latest: weakref.ref[LoaderPass] | None = None
+    end: Cursor | None = None
+    """Where the latest batch ends; None before the first of a pass."""
+    tells_first_epoch: bool = False
+    """Whether the length that is told is that of epoch 0."""
+    look_on: LookOn | None = None
+    """Is told what the next pass fetches before its first batch."""
+    told_keys: deque[SampleKeys] | None = None
+    """Is given the keys of each batch that is handed out."""
+    unclaimed: deque[Cursor] = field(default_factory=lambda: deque(maxlen=_MOST_UNCLAIMED))
+
+
+@tells_replacements
+@tells_unknown_arguments
+class StreamingDataLoader(AcceleratedLoader):
+    """Batches of a :class:`StreamingDataset`, the same number on every rank, from any number of workers.
+
+    Each ``iter(loader)`` is a pass over the next epoch; a pass that is abandoned early still counts as one. Its first
+    ``next`` decides where it begins: a state loaded between ``iter`` and ``next`` takes effect, and an iterator that is
+    never used consumes nothing.
+
+    On a rank that does not read samples (:attr:`World.is_reader` is False) each batch is an empty dict, whatever
+    ``collate_fn`` returns elsewhere. Such a rank yields, counts and saves as many batches as the others and fetches no
+    shard.
+
+    Args:
+        dataset: Dataset to read.
+        batch_size: Samples per batch on this rank. None: the dataset's.
+        fixed_epoch: Read epoch 0 from its beginning in every pass, for evaluation.
+        return_keys: Yield each batch as a :class:`KeyedBatch`: the batch and the keys of its samples.
+        return_valid_mask: Add a mask ``valid`` to each batch, which must be a dict: False for samples that are read
+            again so that every rank has the same number of batches; with ``pack``, one entry for each pack. Only with
+            ``batching_method="random"``.
+        **kwargs: Passed to ``torch.utils.data.DataLoader``: ``num_workers``, ``persistent_workers``, ``drop_last``,
+            ``collate_fn``, ``pin_memory``, ``prefetch_factor``, ``multiprocessing_context``, ...
+
+    Raises:
+        ConfigError: Dataset and loader have different batch sizes; ``shuffle`` is passed to the loader; or
+            ``return_valid_mask`` cannot work with these options.
+    """
+
+    dataset: StreamingDataset
+
+    def __init__(
+        self,
+        dataset: StreamingDataset,
+        batch_size: int | None = None,
+        *,
+        fixed_epoch: bool = False,
+        return_keys: bool = False,
+        return_valid_mask: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if batch_size is None:
+            batch_size = dataset.batch_size
+        if batch_size is None:
+            raise ConfigError("pass batch_size= to the dataset or to the loader", option="batch_size")
+        batch_size = check_whole("batch_size", batch_size, 1)
+        packing = passes_of(dataset).run.asked.pack
+        if isinstance(packing, TokenBudget):
+            check_batch_of_budget(batch_size)
+        if dataset.batch_size not in (None, batch_size):
+            raise ConfigError(
+                f"the dataset was made with batch_size={dataset.batch_size} and the loader with {batch_size}",
+                hint="pass it to one of them",
+                option="batch_size",
+            )
+        if kwargs.pop("shuffle", None):
+            raise ConfigError("the order belongs to the dataset", hint="pass shuffle=True there", option="shuffle")
+        if not kwargs.get("in_order", True):
+            raise ConfigError(
+                "batches must come in order, or no place in the data could be saved",
+                hint="drop in_order=False",
+                option="in_order",
+            )
+        if fixed_epoch and passes_of(dataset).run.asked.skip:
+            raise ConfigError(
+                "skip is for training, as it counts the batches of a run",
+                hint="leave it out for other stages",
+                option="skip",
+            )
+        method = StreamingDataset.config(dataset)["batching_method"]  # a subclass may mean another thing by the name
+        if return_valid_mask and method != "random":
+            raise ConfigError(
+                f"return_valid_mask is for reading every sample once, but batching_method={method!r} drops samples "
+                "that fill no batch",
+                hint="use batching_method='random'",
+                option="return_valid_mask",
+            )
+        if kwargs.get("collate_fn") is not None:
+            check_accepts(kwargs["collate_fn"], "collate_fn", "(samples)", [])
+        super().__init__(dataset, batch_size=batch_size, **kwargs)
+        if isinstance(packing, TokenBudget) and packing.column is None and self.collate_fn is default_collate:
+            raise ConfigError(
+                "token_budget has no column=, so nothing says what of the documents to pad",
+                hint="name it, or pass the loader a collate_fn= (in a data module, override collate)",
+                option="token_budget.column",
+            )
+        self._samples_per_batch = batch_size
+        passes_of(dataset).run.read_by(batch_size, self.drop_last)
+        # By these names Lightning finds them when it makes the loader anew, as it does to predict.
+        self.fixed_epoch = fixed_epoch
+        self.return_keys = return_keys
+        self.return_valid_mask = return_valid_mask
+        self._tally = StatisticsCollector(list(dataset.streams))
+        self._progress = _Progress()
+        self._batch_types = dict[str, torch.dtype]()
+
+    def __len__(self) -> int:
+        """Return the batches of a whole epoch on each rank, regardless of resumes and of batches that are skipped.
+
+        Where epochs differ, as with packs or with appended data, it is the length of the epoch of the next batch.
+        """
+        run = run_of(self)
+        is_first = self._progress.tells_first_epoch or not run.order.differs_by_epoch
+        epoch = 0 if is_first else run.normalise(position_of(self).cursor()).epoch
+        return run.unskipped(Cursor(epoch, 0)).num_batches(self.drop_last)
+
+    def __repr__(self) -> str:
+        settings = f"batch_size={self.batch_size}, num_workers={self.num_workers}"
+        return f"<StreamingDataLoader: {settings}; at {position_of(self).cursor()}; of {self.dataset!r}>"
+
+    def __iter__(self) -> LoaderPass | AcceleratedPass:  # type: ignore[override]  # torch names a class of its own
+        batches = LoaderPass(self)
+        if not self._is_accelerated:
+            return batches
+        return AcceleratedPass(
+            batches, lambda: position_of(self).cursor().sample_in_epoch == 0, non_blocking=self.pin_memory
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the next batch; batches that were yielded count as read."""
+        position = position_of(self)
+        return run_of(self).saved(position.normalised(position.cursor())).as_state()
+
+    def load_state_dict(self, state: Mapping[str, Any], on_mismatch: OnMismatch = "error") -> None:
+        """Let the next pass continue from ``state``; see :meth:`StreamingDataset.load_state_dict`."""
+        self.dataset.load_state_dict(state, on_mismatch)
+        self._forget_pass()
+
+    def refresh(self) -> bool:
+        """Read what was appended to streams with ``follow_appends=True`` from the next epoch on.
+
+        Call it between two epochs, on all ranks, with ``torch.distributed`` initialised if there are several; under
+        Lightning the state callback calls it. The first rank fetches each stream's index. The others fetch it only
+        if it has more shards. If one of them does not see the new shards, nothing changes until the next call, so a
+        store that is unreachable for a moment ends no run. Streams with joined datasets follow at a resume only.
+
+        Returns:
+            Whether there is more to read now.
+
+        Raises:
+            ConfigError: The loader is in the middle of an epoch, or the other ranks cannot be reached.
+        """
+        return read_appended(self)
+
+    def statistics(self) -> LoaderStatistics:
+        """Return counts and waiting times of all passes of this loader in this process so far."""
+        return self._tally.statistics()
+
+    def close(self) -> None:
+        """End the pass under way and all workers, persistent ones too, and unmap every shard."""
+        latest = self._progress.latest
+        under_way = latest and latest()
+        if under_way:
+            under_way.close()
+        self._end_workers(self._iterator)  # where torch keeps persistent workers
+        self._forget_pass()
+        self.dataset.close()
+
+    def _begin_pass(self, begins: LoaderPass) -> tuple[int, _UnderWay]:
+        """Begin the next pass, and give it its number."""
+        progress = self._progress
+        progress.latest = weakref.ref(begins)
+        progress.passes_begun += 1
+        progress.end = None
+        passes = passes_of(self.dataset)
+        if self.fixed_epoch:
+            passes.seek(Cursor(0, 0))
+        start = passes.begin(dataset_world(self.dataset), self._samples_per_batch, self.drop_last)
+        passes.tell_unsuited(start)
+        if self.collate_fn is default_collate and self.dataset._are_as_stored():
+            passes.tell_mixed_columns(start)
+        self._tally.begin_pass(self.num_workers)
+        if self.drop_last and (error := no_batch_error(self)):
+            _log.warning(str(error))
+        return progress.passes_begun, self._reading(start) if start.world.is_reader else self._without_samples(start)
+
+    def _reading(self, start: PassStart) -> _UnderWay:
+        """A pass whose batches are made by workers, or here."""
+        progress = self._progress
+        # Workers that live on keep what they were told; those of a pass given up have another channel.
+        channel = progress.channel if self._iterator is not None else None
+        if channel is None or not channel.pass_start.has_room_for(start):
+            self._end_workers(self._iterator)
+            channel = self._new_channel(start)
+        progress.channel = channel if self.persistent_workers else None
+        channel.pass_start.assign(start)
+        groups = workers.start_iterator(self, self._worker_batches(channel))
+        replaced = dict[int, Replacement]()
+        batches = workers.in_order(groups, channel, self.num_workers, replaced)
+        packing = passes_of(self.dataset).run.asked.pack
+        if packing is not None and self.collate_fn is default_collate:
+            batches = alike_batches(packing, self._batch_types, batches)
+        bad = passes_of(self.dataset).bad_tally(start)
+        return _UnderWay(start, groups, batches, replaced, bad, channel.arrivals)
+
+    def _without_samples(self, start: PassStart) -> _UnderWay:
+        """A pass of a rank that reads no samples: as many batches as on the others, without workers."""
+        batches = passes_of(self.dataset).run.epoch_of(start).partition.num_batches(self.drop_last)
+        return _UnderWay(start, None, (({}, self._tally.nothing()) for _ in range(batches)), {}, None)
+
+    def _end_workers(self, batches: Iterator[Any] | None) -> None:
+        """End the workers behind torch's iterator of a pass, persistent ones too."""
+        workers.end_workers(batches)
+        if batches is self._iterator:
+            vars(self)["_iterator"] = self._progress.channel = None
+
+    def _is_current(self, number: int) -> bool:
+        """Whether this pass is the latest and the loader was not moved since, so that its batches count.
+
+        Raises:
+            ConfigError: Another pass has begun while this one was being read.
+        """
+        progress = self._progress
+        if number != progress.passes_begun and number > progress.moved_at:
+            raise ConfigError(
+                "another pass over this loader has begun while this one was being read",
+                hint="make a second loader, with a dataset of its own, to read two at a time",
+            )
+        return number == progress.passes_begun
+
+    def _hand_out(self, start: PassStart, end: Cursor, measures: NDArray[np.int64], wait_ns: int) -> None:
+        """Note that a batch is handed out of the pass that began at ``start``: where it ends, and what it took."""
+        self._tally.add(measures, wait_ns)
+        self._progress.end = end
+        self._progress.unclaimed.append(end)
+        passes_of(self.dataset).hand_out(start, end)
+
+    def _new_channel(self, start: PassStart) -> workers.WorkerChannel:
+        slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
+        most_skipped = len(passes_of(self.dataset).run.asked.skip)
+        arrivals = None if self._progress.look_on is None else ArrivalCounts(max(self.num_workers, 1))
+        return workers.WorkerChannel(workers.SharedPassStart(most_skipped, start.growth), slots, arrivals)
+
+    def _worker_batches(self, channel: workers.WorkerChannel) -> workers.WorkerBatches:
+        pinned = self._is_pinned()
+        return workers.WorkerBatches(
+            self.dataset, channel, self.collate_fn, drop_last=self.drop_last, one_by_one=pinned
+        )
+
+    def _is_pinned(self) -> bool:
+        """Whether torch has a thread that takes batches from the workers and pins them, one by one."""
+        return self.pin_memory and torch.accelerator.is_available()
+
+    def _forget_pass(self) -> None:
+        progress = self._progress
+        progress.passes_begun += 1
+        progress.moved_at = progress.passes_begun
+        progress.end = None
+        progress.tells_first_epoch = False
+        progress.unclaimed.clear()
+
+
+class LoaderPass(Iterator[Any]):
+    """One pass over an epoch, or over what is left of one.
+
+    It begins when its first batch is asked for, and is over when the loader is moved or closed. The loader does not
+    keep it alive: so torch's iterator, and with it the workers, end as soon as the last user lets go of the pass.
+    """
+
+    def __init__(self, loader: StreamingDataLoader) -> None:
+        self._loader = loader
+        self._number = 0
+        self._under_way: _UnderWay | None = None
+        self._ends: Iterator[Cursor] = iter(())
+        self._return_valid_mask, self._return_keys = loader.return_valid_mask, loader.return_keys
+        self._keys: Iterator[SampleKeys] | None = None
+        self._watch: ArrivalWatch | None = None
+
+    def __next__(self) -> Any:
+        if self._number == 0:
+            self._begin()
+        under_way, self._under_way = self._under_way, None  # whatever is raised from here on ends the pass
+        if under_way is None or not self._loader._is_current(self._number):
+            raise StopIteration
+        asked = perf_counter_ns()
+        try:
+            made = next(under_way.batches, None)
+            if made is not None and under_way.bad is not None:
+                under_way.bad.add(made[1].item(_READ), made[1].item(_BAD))
+        except BaseException as error:
+            dead = workers.dead_worker(under_way.groups) if type(error) is RuntimeError else None  # torch's own
+            self._loader._end_workers(under_way.groups)
+            if dead is not None:
+                if dead.read_lost_bytes and (changed := passes_of(self._loader.dataset).find_changed()):
+                    raise changed.with_context(str(dead)) from error
+                raise SampleError(f"{dead}; {self._last_sample(under_way.start, dead)}") from error
+            raise
+        finally:
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None
+        waited = perf_counter_ns() - asked
+        end = next(self._ends, None)
+        if made is None or end is None:
+            raise _at_end(made, end)
+        batch, measures = made
+        if self._keys is not None:
+            batch = self._labelled(batch, delivered_keys(next(self._keys), under_way.replaced))
+        self._loader._hand_out(under_way.start, end, measures, waited)
+        self._under_way = under_way
+        return batch
+
+    def close(self) -> None:
+        """Hand out no more, and end the workers; those that are in the middle of a sample within a second or two."""
+        under_way, self._under_way = self._under_way, None
+        self._loader._end_workers(under_way and under_way.groups)
+        self._keys = None  # which hold the order, maybe a mapped file
+
+    def _last_sample(self, start: PassStart, dead: workers.DeadWorker) -> str:
+        directory = passes_of(self._loader.dataset).debug.sample_log
+        return last_sample(directory, start.world.rank, dead.worker, dead.pid)
+
+    def _labelled(self, batch: Any, keys: SampleKeys) -> Any:
+        told = self._loader._progress.told_keys
+        if told is not None:
+            told.append(keys)
+        of_packs = isinstance(passes_of(self._loader.dataset).run.asked.pack, PackingConfig)
+        batch = add_valid(batch, keys, of_packs=of_packs) if self._return_valid_mask else batch
+        return KeyedBatch(batch, keys) if self._return_keys else batch
+
+    def _begin(self) -> None:
+        loader = self._loader
+        self._number, self._under_way = loader._begin_pass(self)
+        start, passes = self._under_way.start, passes_of(loader.dataset)
+        epoch = passes.run.epoch_of(start)
+        self._ends = _ends_of_batches(epoch.partition, start.cursor, loader.drop_last)
+        if self._return_valid_mask or self._return_keys or loader._progress.told_keys is not None:
+            self._keys = (
+                keys_of_batches(start, drawn_sequence(epoch), epoch.partition, passes.catalog)
+                if start.world.is_reader
+                else repeat(no_keys(start, passes.catalog))
+            )
+        look_on, loader._progress.look_on = loader._progress.look_on, None
+        if look_on is not None and self._under_way.arrivals is not None:
+            self._watch = ArrivalWatch(look_on, self._under_way.arrivals, len(passes.catalog.shards))
+
+
+class _UnderWay(NamedTuple):
+    start: PassStart
+    groups: Iterator[workers.BatchGroup] | None
+    """torch's iterator; None for a rank that reads no samples."""
+    batches: Iterator[workers.Measured]
+    replaced: dict[int, Replacement]
+    """Samples that are in the places of others, by position."""
+    bad: BadTally | None
+    """Counts those; None where a bad sample is an error."""
+    arrivals: ArrivalCounts | None = None
+    """What is fetched; None where nobody looks on."""
+
+
+def _at_end(made: workers.Measured | None, end: Cursor | None) -> Exception:
+    """What to raise where batches, or the places at which they end, have come to an end."""
+    if made is None and end is None:
+        return StopIteration()
+    return ConfigError(
+        f"the pass has {'fewer' if end else 'more'} batches than its epoch",
+        hint="a dataset must hand out exactly the samples of its share; an __iter__ that makes fewer or more of them "
+        "is for torch's DataLoader, and here a collate_fn= does that",
+    )
+
+
+def _ends_of_batches(partition: Partition, start: Cursor, drop_last: bool) -> Iterator[Cursor]:
+    """Where each batch of a pass ends; the last one, at the beginning of the next epoch."""
+    batches = partition.num_batches(drop_last)
+    for first in range(1, batches, _AT_ONCE):
+        for position in partition.positions_after(np.arange(first, min(first + _AT_ONCE, batches))).tolist():
+            yield Cursor(start.epoch, position)
+    if batches:
+        yield start.passes_later(1)
+
+
+def tell_length_of_first_epoch(loader: StreamingDataLoader) -> None:
+    """Until a loader is moved, let its length be that of epoch 0, as it was before the run was resumed.
+
+    Lightning works out the steps of all epochs from it.
+    """
+    loader._progress.tells_first_epoch = True
+
+
+def watch_first_download(loader: StreamingDataLoader, look_on: LookOn) -> None:
+    """Have somebody told what the next pass fetches until its first batch is there, if anything is to be fetched.
+
+    Args:
+        loader: The loader.
+        look_on: Called in a thread of its own, with what was fetched so far whenever that changes; None at the end.
+    """
+    loader._progress.look_on = look_on
+
+
+def tell_keys(loader: StreamingDataLoader, told: deque[SampleKeys] | None) -> None:
+    """Have the keys of each batch of the passes that begin from here on added, as it is handed out.
+
+    Args:
+        loader: The loader.
+        told: Where to; None to have no more of it.
+    """
+    loader._progress.told_keys = told
+
+
+def no_batch_error(loader: StreamingDataLoader) -> ConfigError | None:
+    """Return the error of a loader of which no epoch has a batch; None if epochs have some."""
+    epoch = run_of(loader).unskipped(Cursor(0, 0))
+    if epoch.num_batches(loader.drop_last) or not loader.drop_last:
+        return None
+    samples = epoch.samples_per_rank()
+    machines = epoch.geometry
+    ranks = "the only rank" if machines.num_ranks == 1 else f"each of {machines.num_ranks} ranks"
+    return ConfigError(
+        f"drop_last=True leaves no batch at all: an epoch has {samples} samples for {ranks}, and a batch has "
+        f"{machines.batch_size}",
+        hint=f"pass drop_last=False, a batch_size of {samples} at most, or more data",
+        option="drop_last",
+    )

@@ -1,0 +1,356 @@
+"""Counts and waiting times of the batches that a loader yielded.
+
+:class:`BatchMeter` measures in the process that makes batches, :class:`StatisticsCollector` adds up in the one that
+consumes them, and :class:`LoaderStatistics` is what users see.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, fields
+from itertools import chain
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lightning_streaming.cache.shard_cache import Miss, Misses
+from lightning_streaming.selection.catalog import Catalog
+
+
+class WaitTimes(NamedTuple):
+    """Seconds that the consumer of the batches waited for them, by reason."""
+
+    download: float = 0
+    """Seconds of downloading files to this node."""
+    decompress: float = 0
+    """Seconds of decompressing files."""
+    decode: float = 0
+    """Seconds of reading, decoding, transforming and collating samples."""
+    queue: float = 0
+    """Seconds of moving finished batches from the worker process."""
+    start: float = 0
+    """Seconds of starting passes: starting workers, reading indexes, computing the order."""
+
+    @property
+    def total(self) -> float:
+        """Sum over all reasons."""
+        return sum(self)
+
+
+_NO_WAIT = WaitTimes()
+_Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderStatistics:
+    """Counts and waiting times of the loader of a rank. Times are in seconds."""
+
+    batches: int = 0
+    """Batches that were yielded."""
+    samples: int = 0
+    """Samples in these; with packs: documents, where one that is cut between packs counts once for each part."""
+    samples_per_stream: Mapping[str, int] = field(default_factory=dict)
+    """Samples by name of the stream."""
+    sample_bytes: int = 0
+    """Bytes of these samples uncompressed, estimated by the mean sample of each shard."""
+    tokens: int = 0
+    """Tokens of documents in packs; 0 where documents are not packed."""
+    token_room: int = 0
+    """Capacity of these packs in tokens."""
+    wait: WaitTimes = _NO_WAIT
+    """Time that the consumer waited."""
+    shards_opened: int = 0
+    """Number of times that a worker opened a shard."""
+    cache_hits: int = 0
+    """Number of times that the shard was on this node before; one that was prefetched in time is no hit."""
+    fetched_bytes: int = 0
+    """Bytes that were downloaded, compressed where the shards are."""
+    shards_open: int = 0
+    """Number of shards that this rank's workers have mapped now."""
+    bad_samples: int = 0
+    """Number of samples that could not be read and were replaced, or left out of packs."""
+
+    def __add__(self, later: LoaderStatistics) -> LoaderStatistics:
+        """Add the counts of ``later``; ``shards_open`` is that of ``later``."""
+        return self._combined(later, 1, later.shards_open)
+
+    def since(self, earlier: LoaderStatistics) -> LoaderStatistics:
+        """Return the counts since ``earlier``, of the same loader; ``shards_open`` stays."""
+        return self._combined(earlier, -1, self.shards_open)
+
+    def _combined(self, other: LoaderStatistics, sign: int, shards_open: int) -> LoaderStatistics:
+        names = dict.fromkeys((*self.samples_per_stream, *other.samples_per_stream))
+        counts = {one.name: getattr(self, one.name) + sign * getattr(other, one.name) for one in _counts()}
+        return LoaderStatistics(
+            **counts,
+            samples_per_stream={
+                name: self.samples_per_stream.get(name, 0) + sign * other.samples_per_stream.get(name, 0)
+                for name in names
+            },
+            wait=WaitTimes(*(mine + sign * its for mine, its in zip(self.wait, other.wait, strict=True))),
+            shards_open=shards_open,
+        )
+
+
+def _counts() -> list[Any]:
+    apart = ("samples_per_stream", "wait", "shards_open")
+    return [one for one in fields(LoaderStatistics) if one.name not in apart]
+
+
+def split_wait(
+    wait: _Seconds, *, download: _Seconds, decompress: _Seconds, work: _Seconds, are_first: NDArray[np.bool_]
+) -> tuple[_Seconds, _Seconds, _Seconds, _Seconds, _Seconds]:
+    """Say why the consumer of some batches waited for them. Arrays of shape (batches,), all times in one unit.
+
+    As much of a wait as making the batch took is shared out like that work; a consumer who came late waited for its end
+    only, and nobody knows for which part of it. What is left was spent on other things. For example a wait of 8 for a
+    batch whose 4 of work were 1 of download and 3 of decoding: 1 and 3, and 4 in the queue.
+
+    Args:
+        wait: How long the consumer waited for each batch.
+        download: How long the worker that made the batch waited for files.
+        decompress: How long it waited for decompression.
+        work: How long it took for the batch, both included.
+        are_first: Which batches are the first of their pass.
+
+    Returns:
+        The fields of :class:`WaitTimes`, for each batch.
+    """
+    explained = np.minimum(wait, work)
+    share = np.divide(explained, work, out=np.zeros_like(work), where=work > 0)
+    for_download, for_decompress = download * share, decompress * share
+    rest = wait - explained
+    start = np.where(are_first, rest, 0.0)
+    return for_download, for_decompress, explained - for_download - for_decompress, rest - start, start
+
+
+class BatchMeasures(NamedTuple):
+    """What it took to make one batch."""
+
+    samples: int = 0
+    sample_bytes: int = 0
+    """Bytes of its samples as they are stored uncompressed."""
+    tokens: int = 0
+    """Tokens of documents in its packs."""
+    token_room: int = 0
+    """Tokens that these packs have room for."""
+    download_ns: int = 0
+    """Time for which their reader waited for files to be on this node, but for decompression."""
+    decompress_ns: int = 0
+    """Time for which it waited for files to be decompressed."""
+    work_ns: int = 0
+    """Time from the first sample to the collated batch, the two above included."""
+    shards_opened: int = 0
+    cache_hits: int = 0
+    """Of those, how many were on this node when this process first wanted them."""
+    fetched_bytes: int = 0
+    """Bytes that this process fetched of the others, or had fetched ahead."""
+    bad_samples: int = 0
+    """Samples that could not be read."""
+    shards_open: int = 0
+    """Shards that are mapped now."""
+
+
+NUM_MEASURES = len(BatchMeasures._fields)
+_Counts = tuple[int, ...]
+"""Of a batch: the first fields of :class:`BatchMeasures`, and its samples of each stream."""
+_NUM_COUNTED = 4
+_AT_ONCE = 256
+"""Batches that are noted before they are added up: a note is all that a step should have to wait for."""
+
+
+class BatchMeter:
+    """What this process has measured since it began its batch; whoever makes the batch says where that ends.
+
+    Args:
+        misses: Where each stream's cache notes what was not there, by stream name.
+        is_read: Whether anybody asks for what is measured.
+    """
+
+    def __init__(self, misses: Mapping[str, Misses], is_read: bool) -> None:
+        self._misses = dict(misses)
+        self._is_read = is_read
+        self._began = 0
+        self._took = Counter[str]()
+        """By field of :class:`BatchMeasures`."""
+        self._counts: Iterator[_Counts] = iter(())
+        self._no_counts: _Counts = (0,) * (_NUM_COUNTED + len(self._misses))  # of batches that are none of the plan's
+        self._open: Sized = ()
+
+    def begin_pass(self, open_shards: Sized) -> None:
+        """Forget what was measured before; the first batch begins now."""
+        for misses in self._misses.values():
+            misses.clear()
+        self._open, self._counts = open_shards, iter(())
+        self._begin_batches()
+
+    def begin_window(
+        self,
+        catalog: Catalog,
+        shards: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        tokens: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Say which samples the next batches have.
+
+        Args:
+            catalog: The data.
+            shards: The shard of each sample.
+            stops: Where each batch ends among these.
+            tokens: Of packs, tokens in each batch and room for them, of shape (batches, 2).
+        """
+        if self._is_read:
+            # Whoever iterates over the samples for the loader may look further ahead than the batch under way.
+            self._counts = chain(self._counts, _count_batches(catalog, shards, stops, tokens))
+
+    def begin_batch(self) -> None:
+        """Say that the first sample of the next batch is wanted."""
+        self._began = perf_counter_ns()
+
+    def opened(self, began: int, missed: Sequence[Miss]) -> None:
+        """Note that a shard was opened, for which the reader has waited since ``began``, by ``perf_counter_ns``.
+
+        Args:
+            began: When it was wanted.
+            missed: Its files that were not here then.
+        """
+        ended = perf_counter_ns()
+        if missed:  # else it was only mapped, as a part of decoding
+            unpacking = sum(max(0, min(ended, miss.unpack_ended) - max(began, miss.unpack_began)) for miss in missed)
+            self._took["decompress_ns"] += unpacking
+            self._took["download_ns"] += ended - began - unpacking
+        self._took["shards_opened"] += 1
+        self._took["cache_hits"] += not missed
+        self._took["fetched_bytes"] += sum(miss.fetched_bytes for miss in missed)
+
+    def found_bad(self) -> None:
+        """Note that a sample cannot be read."""
+        self._took["bad_samples"] += 1
+
+    def end_batches(self, batches: int) -> NDArray[np.int64]:
+        """Note that some batches are made, which were made as one.
+
+        Returns:
+            Array of shape (batches, numbers): of each batch its :class:`BatchMeasures`, then its samples per stream.
+            What the batches took together is said of the first, for which their consumer waits.
+        """
+        counts = np.array([next(self._counts, self._no_counts) for _ in range(batches)], np.int64)
+        measures = np.zeros((batches, NUM_MEASURES + len(self._misses)), np.int64)
+        measures[0, :NUM_MEASURES] = BatchMeasures(work_ns=perf_counter_ns() - self._began, **self._took)
+        measures[:, :_NUM_COUNTED] = counts[:, :_NUM_COUNTED]
+        measures[:, NUM_MEASURES - 1] = len(self._open)
+        measures[:, NUM_MEASURES:] = counts[:, _NUM_COUNTED:]
+        self._begin_batches()
+        return measures
+
+    def _begin_batches(self) -> None:
+        self._took.clear()
+        self.begin_batch()
+
+
+def _count_batches(
+    catalog: Catalog, shards: NDArray[np.int64], stops: NDArray[np.int64], tokens: NDArray[np.int64] | None
+) -> Iterator[_Counts]:
+    """The counts of consecutive batches."""
+    num_streams, num_batches = len(catalog.stream_names), len(stops)
+    samples = np.diff(stops, prepend=0)
+    firsts = stops - samples
+    sample_bytes = np.add.reduceat(catalog.mean_sample_bytes[shards], firsts, dtype=np.float64)
+    if num_streams == 1:
+        per_stream = samples[:, None]
+    else:
+        cells = np.repeat(np.arange(num_batches) * num_streams, samples) + catalog.stream_of_shard[shards]
+        per_stream = np.bincount(cells, minlength=num_batches * num_streams).reshape(num_batches, num_streams)
+    tokens = np.zeros((num_batches, 2), np.int64) if tokens is None else tokens
+    counts = np.column_stack([samples, np.rint(sample_bytes).astype(np.int64), tokens, per_stream])
+    return map(tuple, counts.tolist())
+
+
+class StatisticsCollector:
+    """Adds up what the workers of one loader have measured.
+
+    Args:
+        streams: Names of the streams whose samples are counted.
+    """
+
+    def __init__(self, streams: Sequence[str]) -> None:
+        self._streams = list(streams)
+        self._sums = np.zeros(NUM_MEASURES + len(self._streams), np.int64)
+        self._wait = WaitTimes()
+        self._batches = 0
+        self._open_in_worker: dict[int, int] = {}
+        self._num_workers = 1
+        self._next_batch = 0
+        """Of the pass, that is not added up yet."""
+        self._noted: list[tuple[NDArray[np.int64], int]] = []
+
+    def begin_pass(self, num_workers: int) -> None:
+        """Count the batches of another pass, made by so many processes in turn."""
+        self._add_up()
+        self._num_workers, self._next_batch = max(1, num_workers), 0
+        self._open_in_worker = {}
+
+    def nothing(self) -> NDArray[np.int64]:
+        """The measures of a batch without samples."""
+        return np.zeros_like(self._sums)
+
+    def add(self, measures: NDArray[np.int64], wait_ns: int) -> None:
+        """Count the next batch of the pass.
+
+        Args:
+            measures: What it took, as :meth:`BatchMeter.end_batches` says.
+            wait_ns: For how long its consumer waited.
+        """
+        self._noted.append((measures, wait_ns))
+        if len(self._noted) == _AT_ONCE:
+            self._add_up()
+
+    def statistics(self) -> LoaderStatistics:
+        """What was counted so far."""
+        self._add_up()
+        values = self._sums.tolist()
+        sums = BatchMeasures(*values[:NUM_MEASURES])
+        return LoaderStatistics(
+            batches=self._batches,
+            samples=sums.samples,
+            samples_per_stream=dict(zip(self._streams, values[NUM_MEASURES:], strict=True)),
+            sample_bytes=sums.sample_bytes,
+            tokens=sums.tokens,
+            token_room=sums.token_room,
+            wait=self._wait,
+            shards_opened=sums.shards_opened,
+            cache_hits=sums.cache_hits,
+            fetched_bytes=sums.fetched_bytes,
+            shards_open=sum(self._open_in_worker.values()),
+            bad_samples=sums.bad_samples,
+        )
+
+    def _add_up(self) -> None:
+        """Add what was noted since the last time to the sums."""
+        if not self._noted:
+            return
+        measures, waits = zip(*self._noted, strict=True)
+        rows = np.concatenate(measures).reshape(len(waits), -1)  # a third of what np.stack takes
+        batches = self._next_batch + np.arange(len(waits))
+        columns = dict(zip(BatchMeasures._fields, rows.T, strict=False))  # those of streams follow
+        parts = split_wait(
+            _seconds(waits),
+            download=_seconds(columns["download_ns"]),
+            decompress=_seconds(columns["decompress_ns"]),
+            work=_seconds(columns["work_ns"]),
+            are_first=batches == 0,
+        )
+        self._wait = WaitTimes(*(sum_ + float(part.sum()) for sum_, part in zip(self._wait, parts, strict=True)))
+        self._sums += rows.sum(axis=0)
+        self._batches += len(waits)
+        workers = (batches % self._num_workers).tolist()
+        self._open_in_worker.update(zip(workers, columns["shards_open"].tolist(), strict=True))
+        self._next_batch += len(waits)
+        self._noted = []
+
+
+def _seconds(nanoseconds: ArrayLike) -> NDArray[np.float64]:
+    return np.asarray(nanoseconds, np.float64) * 1e-9

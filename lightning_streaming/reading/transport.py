@@ -1,0 +1,323 @@
+"""What a loader and its workers tell each other through shared memory without a name: batches, and passes counted.
+
+torch sends what is no tensor through a pipe, 64 KiB at a time, and makes a shared memory segment for each tensor. Here
+tensors, arrays and bytes objects are copied into a slot of shared memory that is used again and again, followed by what
+is left of the batch, pickled. The loader copies them out at once, so a batch never changes later.
+
+    worker 0   | batch 3 | batch 1 | batch 2 |       batch 3 has taken the place of batch 0,
+    worker 1   | batch 0 | batch 1 | batch 2 |       which the loader has copied by now
+
+A worker that finds no slot free is not made to wait: it sends its batch in torch's way.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import multiprocessing
+import os
+import pickle
+import tempfile
+import warnings
+import weakref
+from collections.abc import Iterator
+from multiprocessing import reduction
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import get_worker_info
+
+from lightning_streaming.dataset.collation import is_plain
+from lightning_streaming.errors import ConfigError, SampleError
+from lightning_streaming.resume.state import Cursor
+
+_FEWEST_BYTES = 2048
+"""Of what is worth a place of its own."""
+_ALIGNMENT = 64
+_MOST_LEVELS = 4
+"""Of containers in which bytes objects are looked for."""
+_SLOT_BYTES = 64 << 20
+"""Address space of a slot, not memory: only what batches have filled takes room."""
+_WORD = 8
+
+
+class BatchMessage(NamedTuple):
+    """Says where in the loader's slots a batch is."""
+
+    worker: int
+    number: int
+    """Among this worker's."""
+    pickled: slice
+    """Where in the slot its pickled part is."""
+    places: list[_Place]
+    """Where the rest is, in the order in which the pickled part wants it."""
+
+    def open(self, slots: BatchSlots) -> Any:
+        """Copy the batch out. To be called once: then the slot is used again."""
+        batch = _unpack(slots.slot(self.worker, self.number), self.pickled, self.places)
+        slots.done_before(self.worker, self.number + 1)
+        return batch
+
+
+class _Place(NamedTuple):
+    """Where in a slot the bytes of something are."""
+
+    start: int
+    stop: int
+    is_writable: bool
+
+
+class BatchSender:
+    """A worker's way of sending batches: through shared memory, where they find room in it."""
+
+    def __init__(self, slots: BatchSlots) -> None:
+        self._slots = slots
+        self._sent = 0
+
+    def begin_pass(self) -> None:
+        """Say that nobody opens any more what was sent before."""
+        self._slots.done_before(self._worker, self._sent)
+
+    def send(self, batch: Any) -> Any:
+        """What is to go through the pipe: a :class:`BatchMessage`, or the batch itself for torch to send.
+
+        Raises:
+            SampleError: It has a tensor that no process can be sent.
+        """
+        worker = self._worker
+        slot = self._slots.free(worker, self._sent)
+        packed = None if slot is None else _pack(batch, slot)
+        if packed is None:
+            return batch
+        self._sent += 1
+        return BatchMessage(worker, self._sent - 1, *packed)
+
+    @property
+    def _worker(self) -> int:
+        info = get_worker_info()
+        assert info is not None, "only workers send batches"
+        return info.id
+
+
+def _pack(batch: Any, slot: memoryview) -> tuple[slice, list[_Place]] | None:
+    """Put a batch into a slot; says where it is, or None if it must go in torch's way."""
+    pickled, shelf = io.BytesIO(), _Shelf(slot)
+    try:
+        _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=shelf.refuses).dump(_with_buffers(batch))
+    except _UnfitError:
+        return None
+    start, stop = shelf.used, shelf.used + pickled.tell()
+    if stop > len(slot):
+        return None
+    slot[start:stop] = pickled.getbuffer()
+    return slice(start, stop), shelf.places
+
+
+def _unpack(slot: memoryview, pickled: slice, places: list[_Place]) -> Any:
+    return pickle.loads(slot[pickled], buffers=_copies(slot, places))  # noqa: S301  # what our own worker has put there
+
+
+def _copies(slot: memoryview, places: list[_Place]) -> Iterator[bytes | bytearray]:
+    for start, stop, is_writable in places:
+        yield bytearray(slot[start:stop]) if is_writable else bytes(slot[start:stop])
+
+
+class _Shelf:
+    """Takes what pickling leaves out, as far as there is room."""
+
+    def __init__(self, slot: memoryview) -> None:
+        self.places: list[_Place] = []
+        self.used = 0
+        self._slot = slot
+
+    def refuses(self, buffer: pickle.PickleBuffer) -> bool:
+        """Copy a buffer into the slot; True if it is to be pickled with the rest."""
+        data = buffer.raw()
+        stop = self.used + len(data)
+        if len(data) < _FEWEST_BYTES or stop > len(self._slot):
+            return True
+        self._slot[self.used : stop] = data
+        self.places.append(_Place(self.used, stop, not data.readonly))
+        self.used = -(-stop // _ALIGNMENT) * _ALIGNMENT
+        return False
+
+
+class _UnfitError(Exception):
+    """There is a tensor that only torch can send: a view of another, one on a device, one with a gradient."""
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves the values of tensors out of what is pickled, as pickle itself does with those of arrays."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if not isinstance(thing, torch.Tensor):
+            return NotImplemented
+        if thing.requires_grad and not thing.is_leaf:
+            # Torch would find out in a thread of its own, leave the batch out, and have the loader wait for ever.
+            raise SampleError(
+                f"a batch has a tensor of shape {tuple(thing.shape)} that was computed from one with requires_grad, "
+                "which no worker can send",
+                hint="detach() it in transform= or collate_fn=, or set num_workers=0",
+            )
+        if not is_plain(thing):
+            raise _UnfitError
+        values = thing.reshape(-1).view(torch.uint8).numpy()
+        return _tensor_of, (pickle.PickleBuffer(values.data), thing.dtype, tuple(thing.shape))
+
+
+def _tensor_of(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+
+
+def _with_buffers(thing: Any, levels: int = _MOST_LEVELS) -> Any:
+    """The same, but for bytes objects, which pickle does not leave out by itself.
+
+    Only containers that begin with bytes, or with a container, are looked through: a list of a million numbers is not.
+    """
+    kind = type(thing)
+    if kind is bytes:
+        return pickle.PickleBuffer(thing) if len(thing) >= _FEWEST_BYTES else thing
+    if kind is dict and levels:
+        return {key: _with_buffers(value, levels - 1) for key, value in thing.items()}
+    if kind in (list, tuple) and levels and thing and type(thing[0]) in (bytes, dict, list, tuple):
+        return kind([_with_buffers(one, levels - 1) for one in thing])
+    return thing
+
+
+def make_slots(workers: int, slots: int) -> BatchSlots | None:
+    """Slots for the workers of a loader; None where there are none, or the system refuses so much address space."""
+    if not workers:
+        return None
+    try:
+        return BatchSlots(workers, slots)
+    except OSError as error:
+        warnings.warn(f"batches come from workers in torch's slower way: no shared memory ({error})", stacklevel=2)
+        return None
+
+
+class BatchSlots:
+    """Some slots for each worker, reused in turn, in shared memory that has no name.
+
+    It reaches workers by inheritance or through their start-up pickle, and is gone with the last process that has it.
+
+    Args:
+        workers: How many workers there are.
+        slots: Slots of each: enough if as many batches of one worker may be under way.
+    """
+
+    def __init__(self, workers: int, slots: int) -> None:
+        self._workers, self._slots = workers, slots
+        self._first = -(-workers * _WORD // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._map(_unnamed_file(self._first + workers * slots * _SLOT_BYTES))
+
+    def free(self, worker: int, number: int) -> memoryview | None:
+        """The slot for a worker's batch of this number, counted from 0; None if an earlier batch is still in it."""
+        return self.slot(worker, number) if number - self._done[worker] < self._slots else None
+
+    def slot(self, worker: int, number: int) -> memoryview:
+        """The slot that this batch was put into."""
+        start = self._first + (worker * self._slots + number % self._slots) * _SLOT_BYTES
+        return self._memory[start : start + _SLOT_BYTES]
+
+    def done_before(self, worker: int, number: int) -> None:
+        """Say that nobody will look at a worker's batches before this one any more."""
+        self._done[worker] = number
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: getattr(self, name) for name in ("_workers", "_slots", "_first")}
+        return {**state, "descriptor": reduction.DupFd(self._descriptor)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        descriptor = state.pop("descriptor").detach()
+        self.__dict__.update(state)
+        self._map(descriptor)
+
+    def _map(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+        self._memory = memoryview(mmap.mmap(descriptor, 0))
+        self._done = self._memory[: self._workers * _WORD].cast("q")
+
+
+def _unnamed_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):  # Linux: memory that no limit of /dev/shm is about
+        descriptor = os.memfd_create("batches")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        os.truncate(descriptor, size)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class PassCounter:
+    """Counts the passes that workers of a plain ``torch`` DataLoader begin, where nobody tells them which one it is.
+
+    The counts lie in shared memory that has no name, and is gone with the last process that holds it.
+    """
+
+    _MAX_WORKERS = 1024
+
+    def __init__(self) -> None:
+        self._words = _shared_words(3 + self._MAX_WORKERS)
+        self._owner = os.getpid()
+        self._resets, self._has_counted = 0, False
+
+    def reset(self, cursor: Cursor) -> None:
+        """Count passes from ``cursor`` on."""
+        if self._owner != os.getpid():
+            # Ranks that were forked or spawned with one dataset must not count each other's passes.
+            self._words, self._owner = _shared_words(3 + self._MAX_WORKERS), os.getpid()
+        self._words.zero_()
+        self._resets += 1
+        self._words[:3] = torch.tensor([*cursor, self._resets])
+
+    def count_pass(self, worker: int) -> Cursor:
+        """Begin a worker's next pass, and say where it begins. To be called in the worker.
+
+        Raises:
+            ConfigError: There are too many workers, or this is a worker of another process than the one that counts.
+        """
+        if worker >= self._MAX_WORKERS:
+            raise ConfigError(
+                f"a DataLoader may have up to {self._MAX_WORKERS} workers, but this is worker {worker}",
+                option="num_workers",
+            )
+        parent = multiprocessing.parent_process()
+        if parent is not None and parent.pid != self._owner:
+            raise ConfigError(
+                f"the dataset was made in process {self._owner} and is read by a plain DataLoader in process "
+                f"{parent.pid}",
+                hint="make it in the process that reads it, or use StreamingDataLoader",
+            )
+        begins = Cursor(int(self._words[0]), int(self._words[1]))
+        is_first, self._has_counted = not self._has_counted, True
+        if is_first and int(self._words[2]) != self._resets:
+            return begins  # started before the reset, for a pass that was given up
+        slot = 3 + worker
+        passes = int(self._words[slot])
+        self._words[slot] = passes + 1
+        return begins.passes_later(passes)
+
+    def passes_counted(self) -> int:
+        """Passes begun since the last reset."""
+        return int(self._words[3:].max())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not self._words.untyped_storage().is_shared():  # a copy, and not a worker's start, which brings the memory
+            self._words, self._owner = shared(self._words), os.getpid()
+
+
+def _shared_words(count: int) -> torch.Tensor:
+    """Zeros that processes share which are started with them; of dtype int64."""
+    return shared(torch.zeros(count, dtype=torch.int64))
+
+
+def shared(words: torch.Tensor) -> torch.Tensor:
+    """The same in memory that processes share which are started with it."""
+    words.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return words

@@ -1,0 +1,563 @@
+"""The worker processes of a loader: how torch starts and ends them, what they do, and how their batches come back.
+
+torch's DataLoader runs the workers and never sees a sample: it iterates over :class:`WorkerBatches`, of which each item
+is a :class:`BatchGroup`. What touches torch's private parts is here, and nowhere else in this room.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import cycle, islice
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.context import Process
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch._C import _remove_worker_pids
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from lightning_streaming.dataset.bad_samples import MISSING
+from lightning_streaming.dataset.collation import Collate, CollateError, collated, stacked
+from lightning_streaming.dataset.sample_key import Replacement, SampleKey
+from lightning_streaming.dataset.transform import kind_of, rng_of_worker, seed_global_generators, told_keys
+from lightning_streaming.errors import BadSamplesError, ConfigError, SampleError, StreamingError
+from lightning_streaming.escaping import in_one_line
+from lightning_streaming.options.packing import Packing, PackingConfig
+from lightning_streaming.options.token_budget import TokenBudget
+from lightning_streaming.reading.arrivals import ArrivalCounts
+from lightning_streaming.reading.batches import Batches, read_tables
+from lightning_streaming.reading.packs.batches import read_group_tables, read_pack_tables
+from lightning_streaming.reading.packs.groups import padded
+from lightning_streaming.reading.packs.values import collate_packs
+from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.plan import WorkerPass
+from lightning_streaming.reading.transport import BatchMessage, BatchSender, BatchSlots, shared
+from lightning_streaming.resume.appended_data import NO_GROWTH, Growth
+from lightning_streaming.resume.state import PassStart
+
+if TYPE_CHECKING:
+    from lightning_streaming.reading.dataset import StreamingDataset
+
+_PATIENCE = 1.0
+"""Seconds for a worker to end by itself, and then again for one that was told to by a signal."""
+_START_BYTES, _RUN_BYTES = 4096, 64
+"""Several times what a pass start takes pickled, without streams that have grown, and what each run that it skips adds.
+"""
+SHIELDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What a scheduler or a terminal may send to the whole process group, and what no worker is to die of."""
+
+
+class BatchGroup(NamedTuple):
+    """Batches that follow each other among those of one worker."""
+
+    worker: int
+    batches: Iterable[Any]
+    measures: NDArray[np.int64]
+    """What each took: of shape (batches, numbers), as :meth:`BatchMeter.end_batches` gives them."""
+    replaced: Sequence[Replacement] = ()
+    """Samples that are in them, or in batches that follow, in the places of others."""
+
+
+Measured = tuple[Any, NDArray[np.int64]]
+"""A batch, and what it took to make, as :meth:`BatchMeter.end_batches` says."""
+
+
+class SharedPassStart:
+    """Shared memory through which a loader tells its own workers where each pass begins.
+
+    It has no name: it reaches workers by inheritance or through their start-up pickle, serves those that live on from
+    pass to pass, and is gone with the last process that holds it.
+
+    Args:
+        most_skipped_runs: The most runs of skipped positions that an epoch may have.
+        growth: How much epochs read of streams that have grown.
+    """
+
+    def __init__(self, most_skipped_runs: int = 0, growth: Growth = NO_GROWTH) -> None:
+        size = _START_BYTES + _RUN_BYTES * most_skipped_runs + len(pickle.dumps(growth))
+        self._memory = shared(torch.zeros(size, dtype=torch.uint8))
+
+    def has_room_for(self, start: PassStart) -> bool:
+        """Whether a pass start can be assigned: data may have grown once more since."""
+        return len(pickle.dumps(start)) <= len(self._memory)
+
+    def assign(self, start: PassStart) -> None:
+        """Tell workers that begin from now on to read this pass."""
+        pickled = bytearray(pickle.dumps(start))
+        self._memory[: len(pickled)] = torch.frombuffer(pickled, dtype=torch.uint8)
+
+    def assigned(self) -> PassStart:
+        """The pass that was assigned last."""
+        start: PassStart = pickle.loads(self._memory.numpy().tobytes())  # noqa: S301  # what our own loader has put there
+        return start
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChannel:
+    """Shared memory of a loader and of the workers that it has started together, for as long as they live."""
+
+    pass_start: SharedPassStart
+    """Where the pass begins."""
+    slots: BatchSlots | None
+    """The batches themselves; None where torch is left to send them."""
+    arrivals: ArrivalCounts | None = None
+    """What workers fetch; None where nobody looks on."""
+
+    def sender(self) -> BatchSender | None:
+        """For workers: puts batches where :meth:`opened` finds them."""
+        return None if self.slots is None else BatchSender(self.slots)
+
+    def opened(self, group: BatchGroup) -> BatchGroup:
+        """The group as its worker made it, from what torch hands out. To be called once for each."""
+        message = group.batches
+        if not isinstance(message, BatchMessage):
+            return group
+        assert self.slots is not None, "there the message is"
+        return group._replace(batches=message.open(self.slots))
+
+
+def start_iterator(loader: DataLoader[Any], groups: WorkerBatches) -> Iterator[BatchGroup]:
+    """torch's iterator over groups, run by all that a loader was told: its workers, pinning, timeout, ...
+
+    Where workers live on from pass to pass, it stays the loader's own, and then goes on with what it was first given.
+    """
+    twin = object.__new__(type(loader))
+    # Past torch's refusal of changes, and past what a subclass pickles of itself; but without what Lightning notes, so
+    # that it notes no iterator.
+    vars(twin).update((name, value) for name, value in vars(loader).items() if not name.startswith("__pl_"))
+    vars(twin).update(
+        dataset=groups,
+        batch_size=None,
+        batch_sampler=None,
+        drop_last=False,
+        collate_fn=_unchanged,
+        worker_init_fn=partial(_start_worker, groups.pass_start, groups.dataset, loader.worker_init_fn),
+    )
+    if not loader.num_workers:
+        return DataLoader.__iter__(twin)
+    with _signals_held_back((loader.multiprocessing_context or multiprocessing).get_start_method()):
+        iterator = DataLoader.__iter__(twin)
+    vars(loader)["_iterator"] = twin._iterator
+    return iterator
+
+
+def _unchanged(group: BatchGroup) -> BatchGroup:
+    return group
+
+
+def _start_worker(
+    pass_start: SharedPassStart, dataset: StreamingDataset, users_init: Callable[[int], None] | None, worker: int
+) -> None:
+    """What a worker process does first: its shield, its random generators, then what the user asked for."""
+    prepare_worker_process()
+    # torch knows the groups; a user's code that asks for the dataset, here or in a transform, means their own.
+    object.__setattr__(get_worker_info(), "dataset", dataset)
+    start = pass_start.assigned()
+    seed_global_generators(rng_of_worker(start.shuffle_seed, *start.cursor, start.world.rank, worker))
+    if users_init is not None:
+        users_init(worker)
+
+
+def in_order(
+    groups: Iterator[BatchGroup], channel: WorkerChannel, num_workers: int, replaced: dict[int, Replacement]
+) -> Iterator[Measured]:
+    """The batches of all workers in order: the first of each, the second of each, and so on.
+
+    Args:
+        groups: Those of each worker in order, from whichever worker next.
+        channel: Has what is in them.
+        num_workers: How many workers there are; 0 counts as one.
+        replaced: Where to put samples that are in the places of others, by position.
+    """
+    arrived = [deque[Iterator[Measured]]() for _ in range(max(1, num_workers))]
+    for batches in cycle(arrived):
+        measured = None
+        while measured is None:
+            while not batches:
+                group = next(groups, None)
+                if group is None:
+                    return
+                made = channel.opened(group)
+                for one in made.replaced:
+                    replaced[one.position] = one
+                arrived[made.worker].append(zip(made.batches, made.measures, strict=True))
+            measured = next(batches[0], None)
+            if measured is None:
+                batches.popleft()
+        yield measured
+
+
+class WorkerBatches(IterableDataset[BatchGroup]):
+    """What one worker, or the loader itself, makes of a pass.
+
+    Where batches are torch's ``default_collate`` of plain samples, and nobody looks at these before, they are cut out
+    of tables. That gives the same batches, several times sooner.
+
+    Args:
+        dataset: What to read.
+        channel: Tells which pass, and takes the batches.
+        collate: Makes batches of samples.
+        drop_last: Whether to leave out a last batch that is not full.
+        one_by_one: Whether each batch must be a group of its own.
+    """
+
+    def __init__(
+        self, dataset: StreamingDataset, channel: WorkerChannel, collate: Collate, *, drop_last: bool, one_by_one: bool
+    ) -> None:
+        self.dataset = dataset
+        self.pass_start = channel.pass_start
+        self._sender = channel.sender()
+        self._arrivals = channel.arrivals
+        self._collate = collate
+        self._drop_last = drop_last
+        self._one_by_one = one_by_one
+
+    def __iter__(self) -> Iterator[BatchGroup]:
+        info = get_worker_info()
+        return self._groups(0, 1) if info is None else self._with_failure(info.id, info.num_workers)
+
+    def _with_failure(self, worker: int, num_workers: int) -> Generator[BatchGroup, None, None]:
+        try:
+            yield from self._groups(worker, num_workers)
+        except StreamingError as error:
+            yield BatchGroup(worker, WorkerFailure(error, worker), np.zeros((1, 0), np.int64))
+
+    def _groups(self, worker: int, num_workers: int) -> Generator[BatchGroup, None, None]:
+        if self._sender is not None:
+            self._sender.begin_pass()
+        start, passes = self.pass_start.assigned(), passes_of(self.dataset)
+        of_pass = passes.of_worker(self.dataset._making, start, worker, num_workers, is_measured=True)
+        made = self._made(of_pass, start.batch_size)
+        made_before = 0
+        with closing(made), self._counted(of_pass, worker):
+            try:
+                for batches in made:
+                    measures = of_pass.meter.end_batches(len(batches))
+                    sent = batches if self._sender is None else self._sender.send(batches)
+                    replaced = () if of_pass.bad is None else of_pass.bad.take_replacements()
+                    yield BatchGroup(worker, sent, measures, replaced)
+                    of_pass.meter.begin_batch()
+                    made_before += len(batches)
+            except GeneratorExit:
+                raise  # maybe as the interpreter ends, when the next name is gone
+            except CollateError as error:
+                words = in_one_line(str(error)) + self._told_keys(of_pass, made_before, error.places)
+                raise SampleError(message=words) from error.__cause__
+
+    @contextmanager
+    def _counted(self, of_pass: WorkerPass, worker: int) -> Iterator[None]:
+        """While this lasts, what is fetched is counted for whoever looks on."""
+        if self._arrivals is not None:
+            of_pass.source.tell_of_fetching(self._arrivals.teller(worker))
+        try:
+            yield
+        finally:
+            of_pass.source.tell_of_fetching(None)
+
+    def _made(self, of_pass: WorkerPass, batch_size: int) -> Generator[Batches, None, None]:
+        if of_pass.pack is not None and self._is_collated_here() and of_pass.may_be_joined():
+            if isinstance(of_pass.pack, PackingConfig):
+                return read_pack_tables(of_pass, of_pass.pack, drop_last=self._drop_last)
+            if isinstance(of_pass.pack, TokenBudget):
+                return read_group_tables(of_pass, of_pass.pack)
+        if of_pass.pack is None and self._is_collated_here() and of_pass.may_be_tables():
+            return self._cut_out(of_pass)
+        return self._collated(of_pass, batch_size)
+
+    def _told_keys(self, of_pass: WorkerPass, batch: int, places: Sequence[int]) -> str:
+        """How an error names samples of a batch. Whoever iterates in a way of their own may be at others."""
+        if not places or not self.dataset._iterates_as_usual():
+            return ""
+        keys = of_pass.keys_of_batch(batch)
+        if isinstance(of_pass.pack, PackingConfig):  # whose places are those of packs
+            return told_keys(keys)
+        replaced = {} if of_pass.bad is None else {one.position: one for one in of_pass.bad.take_replacements()}
+        return told_keys([_delivered(keys[place], replaced) for place in places])
+
+    def _is_collated_here(self) -> bool:
+        """Whether nobody is to see samples before they are collated as ever."""
+        return self._collate is default_collate and self.dataset._iterates_as_usual()
+
+    def _cut_out(self, of_pass: WorkerPass) -> Generator[Batches, None, None]:
+        with closing(read_tables(of_pass, drop_last=self._drop_last, one_by_one=self._one_by_one)) as tables:
+            for table in tables:
+                yield list(table) if self._one_by_one else table
+
+    def _collated(self, of_pass: WorkerPass, batch_size: int) -> Generator[Batches, None, None]:
+        passes = passes_of(self.dataset)
+        passes.assign(of_pass)
+        samples = iter(self.dataset)
+        make = self._batch_of(of_pass.pack)
+        while batch := list(islice(samples, batch_size)):
+            if passes.take_assigned() is not None:
+                raise ConfigError(
+                    f"{type(self.dataset).__name__}.__iter__ hands out samples without going through "
+                    "super().__iter__(), so their order and their place are not known and could not be saved",
+                    hint="take samples from there, override __getitem__ instead, or use torch's DataLoader",
+                )
+            if self._drop_last and len(batch) < batch_size:
+                return
+            yield [make(batch)]
+
+    def _batch_of(self, pack: Packing | None) -> Collate:
+        """Makes batches of what the dataset hands out: samples, packs, or one group of samples."""
+        collate, is_default = self._collate, self._collate is default_collate
+        if isinstance(pack, TokenBudget):
+            budget = pack
+            return lambda groups: padded(budget, groups[0]) if is_default else _collated_group(collate, groups[0])
+        if is_default and pack is not None:
+            return lambda packs: collated(collate_packs, packs)
+        goes_by_torch = self._sender is None and get_worker_info() is not None
+        chosen = stacked if is_default and not goes_by_torch else collate
+        return partial(collated, chosen)
+
+
+def _delivered(key: SampleKey, replaced: Mapping[int, Replacement]) -> SampleKey:
+    """The key of what was read where a sample was planned."""
+    other = replaced.get(key.position)
+    return key if other is None else replace(key, shard=other.shard, sample_index=other.sample)
+
+
+def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
+    """The batch that a user's function makes of a group, of the documents that could be made.
+
+    Raises:
+        BadSamplesError: None could.
+        CollateError: The function failed.
+    """
+    there = [place for place, document in enumerate(group) if document is not MISSING]
+    if not there:
+        raise BadSamplesError(
+            f"all {len(group)} documents of a group are bad, so there is nothing for collate_fn to make a batch of",
+            hint="mend the data or the transform, or leave such documents out with `lightning-streaming select --not`",
+        )
+    try:
+        return collated(collate, [group[place] for place in there])
+    except CollateError as error:
+        raise CollateError(str(error), [there[place] for place in error.places]) from error.__cause__
+
+
+class _WorkerError(Exception):
+    """What was raised in a worker process; its message is the traceback there."""
+
+
+class WorkerFailure:
+    """Stands for the batches that a worker could not make: whoever wants the first of them gets the error.
+
+    torch sends an error's words only, below the traceback of the worker, and no cause.
+
+    Args:
+        error: What the worker raised.
+        worker: Which worker it was.
+    """
+
+    def __init__(self, error: StreamingError, worker: int) -> None:
+        self._kind, self._words, self._fields = kind_of(error), error.words, error.fields
+        self._cause = None if error.__cause__ is None else _pickled(error.__cause__)
+        is_all_told = error.__cause__ is None and error.__suppress_context__
+        lines = "".join(traceback.format_exception(error))
+        self._traceback = None if is_all_told else f"in worker process {worker}:\n{lines}"
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self._error()
+        yield
+
+    def _error(self) -> StreamingError:
+        error = self._kind(message=self._words, **self._fields)
+        cause = None if self._cause is None else _unpickled(self._cause)
+        where = None if self._traceback is None else _WorkerError(self._traceback)
+        if cause is None:
+            error.__cause__ = where
+        else:
+            error.__cause__, cause.__cause__ = cause, where
+        return error
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """The error, if it can go to another process and back; many of other packages cannot."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)  # noqa: S301  # what was pickled right here
+    except Exception:  # noqa: BLE001  # whatever an exception of the user's own makes of it
+        return None
+    return data
+
+
+def _unpickled(data: bytes) -> BaseException | None:
+    try:
+        found = pickle.loads(data)  # noqa: S301  # from a worker of our own
+    except Exception:  # noqa: BLE001  # as above
+        return None
+    return found if isinstance(found, BaseException) else None
+
+
+class DeadWorker(NamedTuple):
+    """A worker process that ended before its loader told it to."""
+
+    worker: int
+    pid: int
+    exit_code: int
+    """The negative number of the signal that killed it, or its exit status."""
+
+    @property
+    def read_lost_bytes(self) -> bool:
+        """Whether it read a part of a mapped file that is not there any more, or was out of shared memory."""
+        return self.exit_code == -signal.SIGBUS
+
+    def __str__(self) -> str:
+        said = f"worker process {self.worker} (pid {self.pid})"
+        if self.exit_code >= 0:
+            return f"{said} exited with {self.exit_code}"
+        name = signal.Signals(-self.exit_code).name
+        return f"{said} was killed by {name}{_LIKELY_CAUSES.get(name, '')}"
+
+
+_NATIVE_CODE = " (a crash in native code, such as that of a decoder)"
+_LIKELY_CAUSES = {
+    "SIGKILL": " (often by the system, when memory runs out: use fewer workers or smaller batches)",
+    "SIGBUS": " (when shared memory runs out, see /dev/shm, or a file that is read in place was truncated)",
+    **dict.fromkeys(("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE"), _NATIVE_CODE),
+}
+
+
+def dead_worker(batches: Any) -> DeadWorker | None:
+    """Return the first worker process behind torch's iterator that has died; None if none has.
+
+    Args:
+        batches: What ``iter`` of a torch ``DataLoader`` gave, or None.
+    """
+    for number, process in enumerate(getattr(batches, "_workers", ())):
+        if process.exitcode:
+            return DeadWorker(number, process.pid, process.exitcode)
+    return None
+
+
+def end_workers(batches: Any) -> None:
+    """End the worker processes behind torch's iterator over batches; nothing to do where there are none.
+
+    Torch tells its workers to end and waits five seconds for each, one after another, before it sends a signal. A
+    worker that is in a long transform or download, or stands still, would take that long. So a thread beside it sends
+    the signal sooner. It cannot hurt: by then nobody reads what workers send, and their files bear being killed.
+
+    Args:
+        batches: What ``iter`` of a torch ``DataLoader`` gave, or None.
+    """
+    workers = getattr(batches, "_workers", ())
+    if not workers:
+        return
+    if batches._worker_pids_set:
+        _remove_worker_pids(id(batches))  # or torch's handler of SIGCHLD would call a killed worker an error
+        batches._worker_pids_set = False
+    pinning = getattr(batches, "_pin_memory_thread", None)
+    hurry = threading.Thread(target=_hurry, args=(workers, pinning), name="end-workers", daemon=True)
+    hurry.start()
+    batches._shutdown_workers()
+    hurry.join()
+
+
+def _hurry(workers: Sequence[Process], pinning: threading.Thread | None) -> None:
+    if pinning is not None:
+        pinning.join()  # torch ends it first; it must not be left with half a message of a worker that is gone
+    late = _late(workers)
+    for worker in late:
+        worker.terminate()
+    for worker in _late(late):
+        worker.kill()  # it holds the interpreter, and its shield cannot let the first signal through
+
+
+def _late(workers: Sequence[Process]) -> list[Process]:
+    """Those that have not ended when patience has."""
+    left = {worker.sentinel: worker for worker in workers}
+    deadline = time.monotonic() + _PATIENCE
+    while left and (seconds := deadline - time.monotonic()) > 0:
+        for sentinel in wait(list(left), seconds):
+            del left[sentinel]  # type: ignore[arg-type]  # which are all numbers
+    return list(left.values())
+
+
+@contextmanager
+def _signals_held_back(start_method: str) -> Iterator[None]:
+    """Have the workers started in the block be born with the shielded signals held back, until their shield is up.
+
+    Without it a worker is without shelter while it imports, and so are, for ever, the threads that its imports start.
+    What comes to this process meanwhile is not lost: it reaches another thread, or waits for the end of the block.
+
+    Args:
+        start_method: "fork", "spawn" or "forkserver". The last starts workers from a server that other users of
+            multiprocessing share, and that must not pass this on to theirs.
+    """
+    if sys.platform == "darwin":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED_SIGNALS)
+    try:
+        if start_method != "fork":
+            resource_tracker.ensure_running()  # it is started but once, and then lets SIGINT and SIGTERM through
+        held_back = before if start_method == "forkserver" else before.union(SHIELDED_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@cache
+def prepare_worker_process() -> None:
+    """Make this worker live and end with its parent, and spare it the parent's objects. Works once.
+
+    Torch's workers look for a dead parent every few seconds. A thread that waits for it ends them at once, so that a
+    ``kill -9`` of the trainer leaves nobody behind. Linux could send a signal instead, but it does so as soon as the
+    parent's *thread* ends that made the worker. Freezing the collector spares the copies that walking over the parent's
+    objects would make of memory shared by fork.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        _shield_from_signals(parent.pid)
+        _start_thread("parent-watch", _end_with, parent.sentinel)
+    gc.freeze()
+
+
+def _shield_from_signals(parent: int | None) -> None:
+    """Let signals to the whole process group pass: the trainer still needs its workers, to come to a good end.
+
+    Torch and multiprocessing end workers with SIGTERM, so that one counts if, and only if, the parent sent it. Python's
+    signal handlers are not told who did, hence a thread that waits for signals; programs that a transform starts
+    inherit the shield, and are ended with SIGKILL alone.
+    """
+    if sys.platform == "darwin":  # where nobody says who sent a signal
+        for signum in {*SHIELDED_SIGNALS} - {signal.SIGTERM}:
+            signal.signal(signum, signal.SIG_IGN)
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED_SIGNALS)
+    _start_thread("signal-shield", _end_if_told_by, parent)
+
+
+def _end_if_told_by(parent: int | None) -> None:
+    while True:
+        told = signal.sigwaitinfo(SHIELDED_SIGNALS)
+        if told.si_signo == signal.SIGTERM and told.si_pid == parent:
+            os._exit(0)  # as torch's own handler does: any other status would count as a worker's failure
+
+
+def _end_with(parent: int) -> None:
+    wait([parent])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _start_thread(name: str, run: Callable[..., None], *args: object) -> None:
+    threading.Thread(target=run, args=args, name=name, daemon=True).start()

@@ -1,0 +1,334 @@
+"""The order of every epoch of a run: what was asked for, settled, over the data.
+
+RunRequest   what was asked for: order, weights, phases, packs, what to skip
+RunOrder     that, settled, over the data: of each epoch its sequence, and what a state says of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.options.packing import Packing
+from lightning_streaming.resume.appended_data import NO_GROWTH, Growth
+from lightning_streaming.resume.fingerprint import Fingerprint
+from lightning_streaming.resume.order_files import shared_order
+from lightning_streaming.resume.pack_plans import EpochPacker
+from lightning_streaming.resume.state import Cursor, SavedPosition
+from lightning_streaming.selection.catalog import Catalog, Extent
+from lightning_streaming.sequence.batchings import Batched, batched
+from lightning_streaming.sequence.draw import Draw, Shuffled, drawn_here
+from lightning_streaming.sequence.packing.packed import PackedEpoch, PackedPart
+from lightning_streaming.sequence.partition import BatchGeometry
+from lightning_streaming.sequence.phased import Mixture, Phased
+from lightning_streaming.sequence.phases import SettledPhase, StepPlan
+from lightning_streaming.sequence.settings import OrderSettings, SettledOrder
+from lightning_streaming.sequence.skips import (
+    BatchRange,
+)
+from lightning_streaming.sequence.stretches import ShorterPasses, StreamPasses
+from lightning_streaming.sequence.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
+
+_SEQUENCES_KEPT = 3
+"""Sequences that are kept for the next question: of the epoch under way, the one before and the one after."""
+
+_weights = lru_cache(maxsize=16)(resolve_weights)
+
+
+def _sizes_of_read_shards(catalog: Extent) -> tuple[NDArray[np.int64], ...]:
+    """Samples in each shard, per stream; shards of which nothing is selected have no ids, so no order knows of them."""
+    sizes = zip(catalog.shard_sizes_per_stream, catalog.selections, strict=True)
+    return tuple(of if selection is None else of[of > 0] for of, selection in sizes)
+
+
+def _shorter_passes(catalog: Extent, stream: int, grown: Sequence[tuple[int, int]]) -> tuple[ShorterPasses, ...]:
+    """The passes of a stream that read less, in shards of which something is selected."""
+    sizes = catalog.shard_sizes_per_stream[stream]
+    are_read = np.cumsum(sizes > 0 if catalog.selections[stream] is not None else np.ones_like(sizes))
+    found = tuple(ShorterPasses(shards=int(are_read[shards - 1]), stop=stop) for stop, shards in grown)
+    if not StreamPasses(sizes[sizes > 0] if catalog.selections[stream] is not None else sizes, found).are_whole:
+        raise StateError(
+            f"'grown' of stream {catalog.stream_names[stream]!r} of the saved position has passes that do not end with "
+            f"their shards: {list(grown)}",
+            hint="the state was edited or damaged; go on from another checkpoint",
+            stream=catalog.stream_names[stream],
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRequest:
+    """What the user asked for."""
+
+    settings: OrderSettings
+    weights: tuple[StreamWeight, ...]
+    """Each stream's weight, in stream order."""
+    epoch_size: int | None
+    """Samples per epoch, if the user chose."""
+    skip: tuple[BatchRange, ...] = ()
+    """Global batches of the run to leave out."""
+    batch_size: int | None = None
+    """Samples per batch on each rank, if the dataset was told."""
+    phases: tuple[SettledPhase, ...] = ()
+    """What each part of an epoch takes of each stream, in place of weights and size."""
+    pack: Packing | None = None
+    """How documents are brought together, if they are."""
+    followed: frozenset[int] = frozenset()
+    """Streams, by place, of which epochs after a resume read what was appended meanwhile."""
+
+    def mixture(self, settings: SettledOrder, catalog: Extent, growth: Growth = NO_GROWTH) -> Mixture | None:
+        """The streams that its phases mix; None if it has none.
+
+        Raises:
+            ConfigError: The phases cannot be read so.
+        """
+        if not self.phases:
+            return None
+        names = catalog.stream_names
+        return Mixture(
+            settings,
+            self.phases,
+            dict(zip(names, _sizes_of_read_shards(catalog), strict=True)),
+            dict(zip(names, catalog.first_ids, strict=True)),
+            shorter={names[stream]: _shorter_passes(catalog, stream, told) for stream, told in growth.passes},
+            draw=shared_order,
+        )
+
+    def resolved_weights(self, catalog: Extent, settings: OrderSettings, growth: Growth = NO_GROWTH) -> ResolvedWeights:
+        """What each stream gives; the seed decides which streams get the samples that rounding leaves over."""
+        settled = settings if isinstance(settings, SettledOrder) else settings.settled(1)
+        mixture = self.mixture(settled, catalog, growth)
+        if mixture is not None:
+            return mixture.plan.weights(catalog.stream_names, mixture.passes)
+        self._check_repeats(catalog)
+        return _weights(self.weights, tuple(catalog.samples_per_stream), self.epoch_size, settings.shuffle_seed)
+
+    def _check_repeats(self, catalog: Extent) -> None:
+        """Raise ConfigError where a stream is repeated so rarely that no epoch reads a sample of it."""
+        for name, weight, samples in zip(catalog.stream_names, self.weights, catalog.samples_per_stream, strict=True):
+            if weight.repeat and int(weight.repeat * samples) < 1:
+                raise ConfigError(
+                    f"repeat of stream {name!r} is {weight.repeat}, and the stream has {samples} samples, so an epoch "
+                    "would read none of them",
+                    hint="raise it, pass choose=1 in its place, or leave the stream out",
+                    option="repeat",
+                    stream=name,
+                )
+
+    def of_order(self) -> RunRequest:
+        """Only what is about order."""
+        return replace(self, skip=(), batch_size=None, followed=frozenset())
+
+    def resumed(self, saved: SavedPosition) -> OrderSettings:
+        """The settings with seed and canonical nodes of a saved position."""
+        # From what was asked, not from what was settled since: the block size follows the canonical nodes.
+        return replace(self.settings, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunOrder:
+    """The order of every epoch of a run: settled settings over its data.
+
+    Where the data has grown, and epochs differ in how much of it they read, :meth:`of_epoch` gives that of one epoch.
+    """
+
+    settings: SettledOrder
+    catalog: Extent
+    weights: ResolvedWeights
+    mixture: Mixture | None = None
+    """What phases read of the streams, where there are phases."""
+    growth: Growth = NO_GROWTH
+    """What it leaves out of today's data."""
+    packer: EpochPacker | None = None
+    """Makes packs of the documents, where they are brought together: then these are what epochs are made of."""
+    later: RunOrder | None = None
+    """That of epochs after ``growth.last_epoch``, where these read more."""
+    _sequences: dict[tuple[BatchGeometry, int], Batched] = field(default_factory=dict, repr=False)
+    _fingerprints: dict[int, Fingerprint] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def shape(self) -> DatasetShape:
+        """The data, as far as order knows it."""
+        data = self.catalog
+        first_ids = data.first_ids if data.leaves_gaps else ()
+        return DatasetShape(shard_sizes=_sizes_of_read_shards(data), weights=self.weights, first_ids=first_ids)
+
+    def of_epoch(self, epoch: int) -> RunOrder:
+        """The order of one epoch, and of all others that read as much of the data."""
+        return self if self.later is None or epoch <= self.growth.last_epoch else self.later
+
+    @property
+    def differs_by_epoch(self) -> bool:
+        """Whether one epoch may be longer than another."""
+        return self.later is not None or self.packer is not None
+
+    @property
+    def plan(self) -> StepPlan | None:
+        """What each step of each phase takes of each stream; None without phases."""
+        return None if self.mixture is None else self.mixture.plan
+
+    def fingerprint(self, phases_begun: int = 0) -> Fingerprint:
+        """What a saved position belongs to.
+
+        Args:
+            phases_begun: Phases of which a sample was read: what comes after them may change.
+        """
+        known = self._fingerprints.get(phases_begun)
+        if known is None:
+            grown = dict(self.growth.passes)
+            known = Fingerprint(
+                self.catalog,
+                self.settings,
+                self.weights,
+                self.plan,
+                phases_begun,
+                grown,
+                packing=None if self.packer is None else self.packer.saved(),
+            )
+            self._fingerprints[phases_begun] = known
+        return known
+
+    def phases_begun(self, cursor: Cursor, geometry: BatchGeometry) -> int:
+        """How many phases have begun where a reader stands: those of which a sample was read."""
+        if self.plan is None:
+            return 0
+        if cursor.epoch:
+            return len(self.plan.phases)
+        ended = np.searchsorted(self.phase_stops(geometry, 0), cursor.sample_in_epoch, side="left")
+        return min(int(ended) + bool(cursor.sample_in_epoch), len(self.plan.phases))
+
+    def phases_ended(self, cursor: Cursor, geometry: BatchGeometry) -> int:
+        """How many phases of its epoch a reader has left behind."""
+        if self.plan is None:
+            return 0
+        return int(np.searchsorted(self.phase_stops(geometry, cursor.epoch), cursor.sample_in_epoch, side="right"))
+
+    def check_phases(self, first: int = 0) -> None:
+        """Refuse phases that cannot be read, from one of them on.
+
+        Raises:
+            ConfigError: A stream is missing, or would be read more often than it may.
+        """
+        if self.plan is None or self.mixture is None:
+            return
+        self.plan.check_streams(self.catalog.stream_names, first)
+        self.plan.check_repeats(self.mixture.passes, first)
+
+    def phase(self, cursor: Cursor, geometry: BatchGeometry) -> str | None:
+        """The name of the phase that is read from a cursor on; None without phases."""
+        if self.plan is None:
+            return None
+        phases = self.plan.phases
+        return phases[min(self.phases_ended(cursor, geometry), len(phases) - 1)].name
+
+    def phase_stops(self, geometry: BatchGeometry, epoch: int) -> NDArray[np.int64]:
+        """Position at which each phase of an epoch ends, where there are phases."""
+        sequence = self.sequence(geometry, epoch)
+        if isinstance(sequence, PackedEpoch):
+            assert self.plan is not None, "as there are phases"
+            return sequence.part_stops()[self.plan.last_steps]
+        assert isinstance(sequence, Phased), "as there are phases"
+        return sequence.phase_stops()
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether batches are composed for given machines, so that an epoch's sequence depends on them."""
+        return self.settings.batching_method != "random"
+
+    def sequence(self, geometry: BatchGeometry, epoch: int) -> Batched:
+        """What an epoch reads at each position: to count with. As it is kept, nobody asks it for ids.
+
+        Args:
+            geometry: What its batches are made for.
+            epoch: Counts from 0.
+        """
+        known = self._sequences.get((geometry, epoch))
+        if known is None:
+            known = self._batched(geometry, epoch)
+            # Anew, rather than changed: a checkpoint may be written by a thread.
+            kept = list(self._sequences.items())[1 - _SEQUENCES_KEPT :]
+            object.__setattr__(self, "_sequences", {**dict(kept), (geometry, epoch): known})
+        return known
+
+    def drawn(
+        self, geometry: BatchGeometry, epoch: int, draw: Draw, will_follow: Callable[[Shuffled], None]
+    ) -> Batched:
+        """The same, to ask for ids.
+
+        Args:
+            geometry: What its batches are made for.
+            epoch: Counts from 0.
+            draw: Draws what has to be drawn before ids of it are known.
+            will_follow: Told what will have to be drawn next, where an epoch is not drawn as a whole.
+        """
+        if self.mixture is None and self.packer is None:
+            return batched(self.first_draw(epoch, draw).drawn(), geometry)
+        return self._batched(geometry, epoch, draw, will_follow)
+
+    def can_draw_first(self) -> bool:
+        """Whether the beginning of a later epoch can be drawn: of phases, some streams may have gone since."""
+        return self.mixture is None or self.mixture.can_draw(1, 0)
+
+    def first_draw(self, epoch: int, draw: Draw = drawn_here) -> Shuffled:
+        """What has to be drawn first for an epoch; all of it, where there are no phases."""
+        if self.mixture is not None:
+            return self.mixture.shuffled(epoch, 0, draw)
+        return Shuffled(self.settings, self.shape, epoch, draw)
+
+    def _batched(
+        self,
+        geometry: BatchGeometry,
+        epoch: int,
+        draw: Draw = drawn_here,
+        will_follow: Callable[[Shuffled], None] | None = None,
+    ) -> Batched:
+        if self.packer is not None:
+            return self.packer.epoch(self._parts(epoch, draw))
+        if self.mixture is not None:
+            return Phased(self.mixture, geometry, epoch, draw, will_follow)
+        return batched(self.first_draw(epoch, draw), geometry)
+
+    def _parts(self, epoch: int, draw: Draw) -> list[PackedPart]:
+        """What is packed by itself: the epoch, or each step of its phases."""
+        if self.mixture is None:
+            return [PackedPart(order=self.first_draw(epoch, draw), first_position=0)]
+        starts = [0, *self.mixture.plan.stops.tolist()]
+        return [
+            PackedPart(order=self.mixture.shuffled(epoch, step, draw), first_position=starts[step])
+            for step in range(len(self.mixture.plan))
+        ]
+
+
+def settled_order(asked: RunRequest, settings: SettledOrder, catalog: Catalog, growth: Growth = NO_GROWTH) -> RunOrder:
+    later = order_of(asked, settings, catalog.head(growth.shards_in(growth.last_epoch + 1)), growth)
+    if not growth.followed or growth.last_epoch < 0:
+        return later
+    return order_of(asked, settings, catalog.head(growth.shards_in(growth.last_epoch)), growth, later)
+
+
+def order_of(
+    asked: RunRequest, settings: SettledOrder, data: Extent, growth: Growth, later: RunOrder | None = None
+) -> RunOrder:
+    mixture = asked.mixture(settings, data, growth)
+    if mixture is None:
+        weights = asked.resolved_weights(data, settings)
+    else:
+        weights = mixture.plan.weights(data.stream_names, mixture.passes)
+    packer = None
+    if asked.pack is not None:
+        assert data.lengths is not None, "they are looked up where documents are packed"
+        packer = EpochPacker(pack=asked.pack, lengths=data.lengths)
+    return RunOrder(
+        settings=settings,
+        catalog=data,
+        weights=weights,
+        mixture=mixture,
+        growth=growth,
+        packer=packer,
+        later=later,
+    )

@@ -1,0 +1,290 @@
+"""The saved position: a small dict of plain values, the same on every rank; read from untrusted input as a whole.
+
+    {"version": 2, "library_version": "0.1.0", "epoch": 3, "sample_in_epoch": 51200, "shuffle_seed": 9176,
+     "num_canonical_nodes": 2, "initial_physical_nodes": 2, "fingerprint": {...}, "stream_list": {...}}
+
+The callback saves the trainer's own numbers around the states of all train loaders. Before the first batch "trainer" is
+None and "loaders" is empty:
+
+    {"version": 2, "library_version": "0.1.0",
+     "trainer": {"epoch": 3, "batches": 100, "batches_in_epoch": 400},
+     "loaders": {"train": {...}},
+     "samples_per_global_batch": {"train": 512}}
+
+docs/resume.md describes every key. Each class here reads itself from such a dict and writes it, under keys that are
+written out; ``state_upgrade.py`` alone knows those of earlier versions and of MosaicML Streaming. All loads with
+``torch.load(..., weights_only=True)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import lightning_streaming
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.resume.appended_data import NO_GROWTH, Growth
+from lightning_streaming.resume.saved_fingerprint import SavedFingerprint
+from lightning_streaming.resume.state_upgrade import STATE_VERSION, upgraded, version_of
+from lightning_streaming.resume.stream_list import StreamList
+from lightning_streaming.saved_fields import Fields, shown
+from lightning_streaming.sequence.partition import LARGEST_BATCH, BatchGeometry
+from lightning_streaming.sequence.settings import LARGEST_SEED, MOST_CANONICAL_NODES
+from lightning_streaming.sequence.skips import NOTHING_SKIPPED, SkippedPositions, SkippedRange, parse_batch_ranges
+from lightning_streaming.world import World
+
+MOST_EPOCHS = 2**31 - 1
+"""Far more than a run can have; beyond, a number was not written by one."""
+_MOST_NODES = 2**20
+"""Far more nodes than there are machines in one place."""
+CALLBACK_KEY = "lightning_streaming.StreamingStateCallback"
+"""Under which key of "callbacks" a Lightning checkpoint holds the state of a run."""
+
+
+class Cursor(NamedTuple):
+    """A place in the data: everything before it has been read, everything from it on has not."""
+
+    epoch: int
+    """Passes over the data before this one."""
+    sample_in_epoch: int
+    """Position in the epoch's global sequence, over all ranks; replicated ranks count once."""
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}, sample {self.sample_in_epoch}"
+
+    def passes_later(self, passes: int) -> Cursor:
+        """Where the pass begins that comes ``passes`` after the one that begins here."""
+        return self if passes == 0 else Cursor(self.epoch + passes, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassStart:
+    """All that a process must be told to read its share of one pass."""
+
+    cursor: Cursor
+    world: World
+    """The world in which samples are divided: ranks that read the same samples count as one."""
+    batch_size: int
+    """Samples per batch on each rank."""
+    geometry: BatchGeometry
+    """What the epoch's batches were made for; not this world, where it changed in the middle of the epoch."""
+    shuffle_seed: int
+    num_canonical_nodes: int
+    shuffle_block_size: int
+    skipped: SkippedPositions = NOTHING_SKIPPED
+    """What the pass leaves out of its epoch."""
+    growth: Growth = NO_GROWTH
+    """How much epochs read of streams that have grown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedPosition:
+    """A state that was read and checked."""
+
+    cursor: Cursor
+    shuffle_seed: int
+    num_canonical_nodes: int
+    initial_physical_nodes: int | None
+    """Nodes of the run's first start; states of MosaicML Streaming 0.2 do not hold them."""
+    geometry: BatchGeometry | None
+    """The machines that the epoch's batches are composed for, where they are composed."""
+    fingerprint: SavedFingerprint | None
+    """The data and the order that it belongs to; None if it was saved by MosaicML Streaming."""
+    skipped: Mapping[str, SkippedRange] = field(default_factory=dict)
+    """The first and the last position of the samples of skipped ranges of batches, by the range as it is written."""
+    streams: StreamList | None = None
+    """A few bytes for each stream, to report which has changed where the fingerprint alone would not."""
+
+    def as_state(self) -> dict[str, Any]:
+        """Return the dict that :func:`read_state` turns back into this value."""
+        return {
+            **_head(),
+            "epoch": self.cursor.epoch,
+            "sample_in_epoch": self.cursor.sample_in_epoch,
+            "shuffle_seed": self.shuffle_seed,
+            "num_canonical_nodes": self.num_canonical_nodes,
+            "initial_physical_nodes": self.initial_physical_nodes,
+            **({} if self.geometry is None else {"batch_geometry": self.geometry.facts}),
+            **(
+                {"skipped": {name: [*start, *stop] for name, (start, stop) in self.skipped.items()}}
+                if self.skipped
+                else {}
+            ),
+            "fingerprint": None if self.fingerprint is None else self.fingerprint.as_state(),
+            **({} if self.streams is None else {"stream_list": self.streams.as_state()}),
+        }
+
+
+def _head() -> dict[str, Any]:
+    return {"version": STATE_VERSION, "library_version": lightning_streaming.__version__}
+
+
+def read_state(state: object, of: str = "a saved position") -> SavedPosition:
+    """Read a saved state, ours or one of MosaicML Streaming; all of it, so that whoever loads it can do so whole.
+
+    Args:
+        state: The state.
+        of: Its name in messages.
+
+    Raises:
+        StateError: It is not a state, lacks a key, was written by a version that is not known here, or one of its
+            values cannot be; the message names the field.
+    """
+    fields = upgraded(Fields(state, of))
+    position = SavedPosition(
+        cursor=Cursor(fields.whole_number("epoch", most=MOST_EPOCHS), fields.whole_number("sample_in_epoch")),
+        shuffle_seed=fields.whole_number("shuffle_seed", most=LARGEST_SEED),
+        num_canonical_nodes=fields.whole_number("num_canonical_nodes", least=1, most=MOST_CANONICAL_NODES),
+        initial_physical_nodes=None
+        if fields.is_none("initial_physical_nodes")
+        else fields.whole_number("initial_physical_nodes", least=1, most=_MOST_NODES),
+        geometry=_geometry(fields.fields("batch_geometry")) if fields.has("batch_geometry") else None,
+        fingerprint=None if fields.is_none("fingerprint") else SavedFingerprint.read(fields.fields("fingerprint")),
+        skipped=_skipped(fields.fields("skipped")) if "skipped" in fields else {},
+        streams=StreamList.read(fields.fields("stream_list")) if fields.has("stream_list") else None,
+    )
+    _check_sizes(fields, position)
+    return position
+
+
+def _geometry(fields: Fields) -> BatchGeometry:
+    nodes = fields.whole_number("num_nodes", least=1, most=_MOST_NODES)
+    ranks = fields.whole_number("ranks_per_node", least=1, most=min(_MOST_NODES, LARGEST_BATCH // nodes))
+    most = LARGEST_BATCH // (nodes * ranks)
+    return BatchGeometry(
+        num_nodes=nodes, ranks_per_node=ranks, batch_size=fields.whole_number("batch_size", least=1, most=most)
+    )
+
+
+def _skipped(fields: Fields) -> dict[str, SkippedRange]:
+    read: dict[str, SkippedRange] = {}
+    batches = 0
+    for name in fields:
+        try:
+            (asked,) = parse_batch_ranges([name], "skipped")
+        except ConfigError as error:
+            raise fields.contradicts(f"a range of batches is written like '12-20', but one is {shown(name)}") from error
+        batches += len(asked)
+        first, start, last, stop = fields.whole_numbers(name, 4)
+        read[name] = (first, start), (last, stop)
+    for name, (begin, end) in read.items():
+        # Each epoch that a range goes through has at least one batch, of this range or of another.
+        if end < begin or end[0] - begin[0] > batches:
+            raise fields.wrong(name, f"a range of {batches} batches at most, from a place to a later one")
+    return read
+
+
+def _check_sizes(fields: Fields, position: SavedPosition) -> None:
+    """Check what counts samples of an epoch against the size that the fingerprint tells."""
+    fingerprint, geometry = position.fingerprint, position.geometry
+    if fingerprint is None:
+        return
+    size = fingerprint.order.epoch_size
+    # Each stream repeats some samples, even for canonical nodes and ranks; each draws a sample at least.
+    num_streams = len(fingerprint.streams) if fingerprint.all_streams is None else size
+    if geometry is not None and geometry.global_batch_size > size + num_streams * (
+        position.num_canonical_nodes + geometry.num_ranks
+    ):
+        raise fields.contradicts(
+            f"'batch_geometry' has batches of {geometry.global_batch_size} samples, of an epoch of {size}"
+        )
+    for name, (begin, end) in position.skipped.items():
+        # Epochs to come may be longer, of data that has grown.
+        farthest = max((sample for epoch, sample in (begin, end) if epoch <= position.cursor.epoch), default=0)
+        if farthest > size + MOST_CANONICAL_NODES + _MOST_NODES:
+            raise fields.contradicts(f"'skipped' has {name!r} at sample {farthest} of an epoch of {size}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedTrainer:
+    """How far the trainer had come."""
+
+    epoch: int
+    batches: int
+    """Batches of this epoch that are in the weights."""
+    batches_in_epoch: int
+    """0 if that is not known."""
+
+    @classmethod
+    def read(cls, fields: Fields) -> SavedTrainer:
+        """Read the mapping that :meth:`as_state` returns."""
+        trainer = cls(
+            epoch=fields.whole_number("epoch", most=MOST_EPOCHS),
+            batches=fields.whole_number("batches"),
+            batches_in_epoch=fields.whole_number("batches_in_epoch"),
+        )
+        if 0 < trainer.batches_in_epoch < trainer.batches:
+            raise fields.contradicts(f"'batches' is {trainer.batches} of an epoch of {trainer.batches_in_epoch}")
+        return trainer
+
+    def as_state(self) -> dict[str, int]:
+        """Return it as a state holds it."""
+        return {"epoch": self.epoch, "batches": self.batches, "batches_in_epoch": self.batches_in_epoch}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedValidation:
+    """Validations of an epoch under way."""
+
+    is_due: bool = False
+    """Whether one is due, or was under way, before the trainer's next batch."""
+    done_after: int = 0
+    """Batches of the epoch after which the last finished one ran."""
+
+    @classmethod
+    def read(cls, fields: Fields) -> SavedValidation:
+        """Read the mapping that :meth:`as_state` returns."""
+        return cls(is_due=fields.choice("is_due", (False, True)), done_after=fields.whole_number("done_after"))
+
+    def as_state(self) -> dict[str, Any]:
+        """Return it as a state holds it."""
+        return {"is_due": self.is_due, "done_after": self.done_after}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedRun:
+    """The state of a run that was read and checked."""
+
+    trainer: SavedTrainer | None = None
+    """None before the first batch."""
+    loaders: Mapping[str, SavedPosition] = field(default_factory=dict)
+    """The place of each train loader, by name."""
+    samples_per_global_batch: Mapping[str, int] = field(default_factory=dict)
+    """Of some of the loaders: samples of one batch over all ranks."""
+    validation: SavedValidation = field(default_factory=SavedValidation)
+
+    def as_state(self) -> dict[str, Any]:
+        """Return the dict that :func:`read_run` turns back into this value."""
+        return {
+            **_head(),
+            "trainer": None if self.trainer is None else self.trainer.as_state(),
+            "loaders": {name: position.as_state() for name, position in self.loaders.items()},
+            "samples_per_global_batch": dict(self.samples_per_global_batch),
+            **({} if self.validation == SavedValidation() else {"validation": self.validation.as_state()}),
+        }
+
+
+def read_run(state: object) -> SavedRun:
+    """Read all of what the callback has saved.
+
+    Raises:
+        StateError: It is no such state, was written by a version that is not known here, or one of its values cannot
+            be; the message names the field.
+    """
+    fields = Fields(state, "the checkpoint's streaming state")
+    version_of(fields)  # version 1 has the same keys around the positions, which have versions themselves
+    loaders = fields.fields("loaders")
+    batches = fields.fields("samples_per_global_batch") if "samples_per_global_batch" in fields else Fields({}, "")
+    run = SavedRun(
+        trainer=None if fields.is_none("trainer") else SavedTrainer.read(fields.fields("trainer")),
+        loaders={name: read_state(loaders.get(name), f"the saved position of {name!r}") for name in loaders},
+        samples_per_global_batch={name: batches.whole_number(name, least=1) for name in batches},
+        validation=SavedValidation.read(fields.fields("validation")) if "validation" in fields else SavedValidation(),
+    )
+    if run.trainer is None and run.loaders:
+        names = sorted(run.loaders)
+        raise fields.contradicts(f"'trainer' is None, as before the first batch, but there are {names}")
+    if run.trainer is not None and not run.loaders:
+        raise fields.contradicts("'trainer' has a place, and 'loaders' none")
+    return run

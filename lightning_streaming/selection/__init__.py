@@ -1,0 +1,1 @@
+"""Which samples are read: conditions, fractions and joins, evaluated once per node and kept."""

@@ -1,0 +1,341 @@
+"""Every shard and sample of a dataset, numbered across its streams."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import cached_property
+from itertools import accumulate, chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError, SampleIndexError
+from lightning_streaming.formats.index import DatasetIndex, ShardInfo
+from lightning_streaming.formats.shard import plain_kind
+from lightning_streaming.formats.shard_table import column_names
+from lightning_streaming.selection.bitmap import Selection
+from lightning_streaming.selection.joins import Joins
+from lightning_streaming.sequence.runs import RunLookup
+
+if TYPE_CHECKING:
+    from lightning_streaming.selection.document_lengths import CatalogLengths
+
+_AT_ONCE = 4096
+"""Shards whose names are looked at together."""
+
+
+class SamplePlace(NamedTuple):
+    """Where one sample is stored."""
+
+    stream: int
+    """Stream, by its place in the dataset."""
+    shard: int
+    """Shard, counted over all streams."""
+    sample: int
+    """Sample, counted within its shard."""
+
+
+class Extent:
+    """How far each stream is read: its shards, and which of their samples.
+
+    Args:
+        indexes: The index of each stream, by name, in stream order.
+        selections: Which samples are selected, of streams of which not all are.
+        first_ids: Sample id at which each stream begins, where streams have more shards than these. None: one follows
+            another.
+        joins: The datasets that are joined with streams; None where there are none.
+
+    Raises:
+        ConfigError: A stream holds no sample.
+    """
+
+    def __init__(
+        self,
+        indexes: Mapping[str, DatasetIndex],
+        selections: Mapping[str, Selection] = MappingProxyType({}),
+        first_ids: Sequence[int] | None = None,
+        joins: Joins | None = None,
+    ) -> None:
+        self.joins = joins
+        self.lengths: CatalogLengths | None = None
+        """Of documents that are to be packed."""
+        self.stream_names = list(indexes)
+        self.indexes = tuple(indexes.values())
+        self.selections = tuple(selections.get(name) for name in indexes)
+        self.shard_sizes_per_stream = tuple(
+            index.samples_per_shard() if selection is None else selection.per_shard(index.samples_per_shard())
+            for index, selection in zip(self.indexes, self.selections, strict=True)
+        )
+        self.samples_per_stream = [int(sizes.sum()) for sizes in self.shard_sizes_per_stream]
+        for name, samples in zip(self.stream_names, self.samples_per_stream, strict=True):
+            if not samples:
+                raise ConfigError(
+                    f"stream {name!r} has no samples", hint="write some to it or leave it out", stream=name
+                )
+        self.shards_per_stream = [len(sizes) for sizes in self.shard_sizes_per_stream]
+        self.num_samples = sum(self.samples_per_stream)
+        """Samples of all streams together, before weighting."""
+        following = list(accumulate(self.samples_per_stream, initial=0))[:-1]
+        self.first_ids = tuple(following if first_ids is None else first_ids)
+        """Sample id at which each stream begins."""
+        self.leaves_gaps = list(self.first_ids) != following
+        """Whether between the ids of two streams lie some that are not read."""
+
+
+class Catalog(Extent):
+    """The shards of all streams in one numbering: stream 0's first, each in the order of its index.
+
+    Where not all samples of a stream are selected, those that are have the ids and count; the others have none.
+
+    Args:
+        indexes: The index of each stream, by name, in stream order.
+        selections: Which samples are selected, of streams of which not all are.
+        joins: The datasets that are joined with streams; None where there are none.
+
+    Raises:
+        ConfigError: A stream holds no sample.
+    """
+
+    def __init__(
+        self,
+        indexes: Mapping[str, DatasetIndex],
+        selections: Mapping[str, Selection] = MappingProxyType({}),
+        joins: Joins | None = None,
+    ) -> None:
+        super().__init__(indexes, selections, joins=joins)
+        self.samples_per_shard: NDArray[np.int64] = np.concatenate(self.shard_sizes_per_stream)
+        self.stream_of_shard: NDArray[np.int64] = np.repeat(np.arange(len(indexes)), self.shards_per_stream)
+        self._runs = RunLookup(np.cumsum(self.samples_per_shard))
+        self.shards: Sequence[ShardInfo] = _AllShards(self.indexes)
+        self._selected = _SelectedPlaces(self) if any(one is not None for one in self.selections) else None
+        self._heads: dict[tuple[int, int], tuple[DatasetIndex, Selection | None]] = {}
+        self._extents: dict[tuple[tuple[int, int], ...], Extent] = {}
+
+    def head(self, shards: Mapping[int, int]) -> Extent:
+        """The data as it is if of some streams only the first shards are read, with the same sample ids.
+
+        Args:
+            shards: How many, by the stream's place; of the other streams all are read.
+
+        Raises:
+            ConfigError: None of their samples is selected.
+        """
+        asked = tuple(sorted(shards.items()))
+        if asked and asked not in self._extents:
+            indexes, selections = dict(zip(self.stream_names, self.indexes, strict=True)), {}
+            for stream, name in enumerate(self.stream_names):
+                selection = self.selections[stream]
+                if stream in shards:
+                    indexes[name], selection = self._head_of(stream, shards[stream])
+                if selection is not None:
+                    selections[name] = selection
+            extent = self._extents[asked] = Extent(indexes, selections, self.first_ids, self.joins)
+            extent.lengths = self.lengths
+        return self._extents[asked] if asked else self
+
+    def _head_of(self, stream: int, shards: int) -> tuple[DatasetIndex, Selection | None]:
+        known = self._heads.get((stream, shards))
+        if known is None:
+            index, selection = self.indexes[stream].head(shards), self.selections[stream]
+            known = index, None if selection is None else selection.head(index.num_samples)
+            self._heads[stream, shards] = known  # the digest of the index is kept with it
+        return known
+
+    @cached_property
+    def first_sample_of_shard(self) -> NDArray[np.int64]:
+        """Sample id at which each shard starts."""
+        return self._runs.stops - self.samples_per_shard
+
+    @cached_property
+    def mean_sample_bytes(self) -> NDArray[np.float32]:
+        """Bytes of a sample as it is stored uncompressed, of each shard the mean."""
+        data_bytes: NDArray[np.int64] = np.concatenate([index.shards.data_bytes() for index in self.indexes])
+        stored: NDArray[np.int64] = np.concatenate([index.samples_per_shard() for index in self.indexes])
+        return (data_bytes / np.maximum(1, stored)).astype(np.float32)
+
+    def examples(self) -> Iterator[tuple[int, ShardInfo]]:
+        """The first shard of each kind in each stream, with its number: for looking at what shards have in common.
+
+        Shards of a kind have the same format, compression, columns and hashes.
+        """
+        first = 0
+        for index in self.indexes:
+            yield from ((first + place, shard) for place, shard in index.shards.examples())
+            first += len(index.shards)
+
+    def columns_of_streams(self) -> list[list[tuple[str, ...]]]:
+        """Of each stream the columns of its samples, those of joins included; several where its shards differ."""
+        found = []
+        for place, (index, sizes) in enumerate(zip(self.indexes, self.shard_sizes_per_stream, strict=True)):
+            table, joins = index.shards, None if self.joins is None else self.joins.streams.get(place)
+            more = () if joins is None else joins.final_names()
+            kinds, firsts = np.unique(table.kind_of_shard[sizes > 0], return_index=True)
+            shards = np.flatnonzero(sizes > 0)[np.sort(firsts)] if len(kinds) else np.zeros(0, np.int64)
+            sets = {frozenset(names): names for names in (column_names(table[shard]) for shard in shards.tolist())}
+            found.append([(*names, *more) for names in sets.values()])
+        return found
+
+    def may_be_plain(self, columns: Sequence[str] | None) -> bool:
+        """Whether all shards have the same columns, and these are nothing but numbers and arrays of them.
+
+        Args:
+            columns: The columns wanted, which every shard has; None for all.
+        """
+        schemas = {plain_kind(info, columns) for _, info in self.examples()}
+        return len(schemas) == 1 and None not in schemas
+
+    def with_files(self, stream: int, names: Set[str]) -> Iterator[tuple[int, ShardInfo]]:
+        """Shards that have files of some names, with their numbers; the others are not made.
+
+        Args:
+            stream: Whose shards to look at.
+            names: Names as they are in the index; those of other files are passed over.
+        """
+        table = self.indexes[stream].shards
+        first = sum(self.shards_per_stream[:stream])
+        for start in range(0, len(table), _AT_ONCE):
+            texts = table.texts(start, min(start + _AT_ONCE, len(table)))
+            if names.isdisjoint(texts):
+                continue
+            found = int(table.first_text[start]) + np.flatnonzero([text in names for text in texts])
+            for place in np.unique(np.searchsorted(table.first_text, found, side="right") - 1).tolist():
+                yield first + place, table[place]
+
+    def shard_of(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The shard, counted over all streams, that holds each of these samples."""
+        return self._runs.find(sample_ids)
+
+    def places(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Shards, and indexes within them, of many samples at once."""
+        shards = self.shard_of(sample_ids)
+        indexes = sample_ids - self.first_sample_of_shard[shards]
+        return shards, indexes if self._selected is None else self._selected.stored(shards, indexes)
+
+    def joined_shards(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """The shards of joined datasets that some samples need, as far as their positions tell.
+
+        Returns:
+            Array of shape (samples, joins), -1 where there is none; None where no position tells of any.
+        """
+        if self.joins is None or not self.joins.most_by_position:
+            return None
+        return self.joins.shards_at(self.stream_of_shard[shards], shards, indexes)
+
+    def ids(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sample ids of many samples at once, which are selected: the inverse of :meth:`places`."""
+        within = indexes if self._selected is None else self._selected.numbers(shards, indexes)
+        return self.first_sample_of_shard[shards] + within
+
+    def id_of(self, shard: int, index: int) -> int | None:
+        """The id of one stored sample; None if it is not selected."""
+        shards, indexes = np.array([shard]), np.array([index])
+        if self._selected is not None and not self._selected.has(shards, indexes)[0]:
+            return None
+        return int(self.ids(shards, indexes)[0])
+
+    def place(self, sample_id: int) -> SamplePlace:
+        """Where one sample is stored.
+
+        Args:
+            sample_id: In ``[-num_samples, num_samples)``; negative ids count from the end.
+
+        Raises:
+            SampleIndexError: The id is outside that range.
+        """
+        shard, sample = self.find(sample_id)
+        return SamplePlace(int(self.stream_of_shard[shard]), shard, sample)
+
+    def find(self, sample_id: int) -> tuple[int, int]:
+        """Shard, and index within it, of one sample; otherwise as :meth:`place`."""
+        wanted = sample_id + self.num_samples if sample_id < 0 else sample_id
+        if not 0 <= wanted < self.num_samples:
+            raise SampleIndexError(
+                f"sample {sample_id} does not exist",
+                hint=f"the dataset has {self.num_samples} samples",
+                sample=sample_id,
+            )
+        shard, index = self._runs.find_one(wanted)
+        if self._selected is not None:
+            index = int(self._selected.stored(np.array([shard]), np.array([index]))[0])
+        return shard, index
+
+
+class _SelectedPlaces:
+    """Where the selected samples lie among those stored.
+
+    Args:
+        catalog: Its shards and selections.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        stored = [index.samples_per_shard() for index in catalog.indexes]
+        self._selections = {place: one for place, one in enumerate(catalog.selections) if one is not None}
+        self._stream_of_shard = catalog.stream_of_shard
+        # Of each shard: samples of its stream that come before it, stored and selected.
+        self._stored_before, self._selected_before = (
+            np.concatenate([np.cumsum(one) - one for one in sizes])
+            for sizes in (stored, catalog.shard_sizes_per_stream)
+        )
+
+    def stored(self, shards: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Indexes within their shards of samples that are the n-th selected ones there."""
+        indexes: NDArray[np.int64] = numbers.copy()
+        for selection, here, of in self._by_stream(shards):
+            indexes[here] = selection.stored(self._selected_before[of] + numbers[here]) - self._stored_before[of]
+        return indexes
+
+    def numbers(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many samples of their shards are selected before each of these."""
+        numbers: NDArray[np.int64] = indexes.copy()
+        for selection, here, of in self._by_stream(shards):
+            numbers[here] = selection.before(self._stored_before[of] + indexes[here]) - self._selected_before[of]
+        return numbers
+
+    def has(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each of these stored samples is selected."""
+        found = np.ones(len(shards), np.bool_)
+        for selection, here, of in self._by_stream(shards):
+            found[here] = selection.has(self._stored_before[of] + indexes[here])
+        return found
+
+    def _by_stream(self, shards: NDArray[np.int64]) -> Iterator[tuple[Selection, NDArray[np.bool_], NDArray[np.int64]]]:
+        """Of each stream with a selection: it, which of the samples are its own, and their shards."""
+        streams: NDArray[np.int64] = self._stream_of_shard[shards]
+        for stream in np.unique(streams).tolist():
+            if stream in self._selections:
+                here = streams == stream
+                yield self._selections[stream], here, shards[here]
+
+
+class _AllShards(Sequence[ShardInfo]):
+    """The shards of several indexes as one sequence; each is made when it is asked for.
+
+    Args:
+        indexes: One after another.
+    """
+
+    def __init__(self, indexes: Sequence[DatasetIndex]) -> None:
+        self._tables = [index.shards for index in indexes]
+        self._stops = list(accumulate(map(len, self._tables)))
+
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    @overload
+    def __getitem__(self, index: int) -> ShardInfo: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ShardInfo, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> ShardInfo | tuple[ShardInfo, ...]:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(*index.indices(len(self))))
+        place = range(len(self))[index]
+        stream = bisect_right(self._stops, place)
+        return self._tables[stream][place - self._stops[stream]]  # counted from the end of its table
+
+    def __iter__(self) -> Iterator[ShardInfo]:
+        return chain.from_iterable(self._tables)

@@ -1,0 +1,384 @@
+"""An epoch's order: the samples that it draws from each stream, shuffled. What grows with the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.sequence.base import SampleSequence, digest_of
+from lightning_streaming.sequence.blockwise import BlockwiseOrder, blockwise_order
+from lightning_streaming.sequence.canonical import CanonicalSequence
+from lightning_streaming.sequence.runs import RunLookup, write_runs
+from lightning_streaming.sequence.settings import OrderSettings, SettledOrder
+from lightning_streaming.sequence.shuffles import ShuffleTask, shuffle_into, shuffle_items
+from lightning_streaming.sequence.stretches import MOST_STEPS, Stretch, in_pass_order
+from lightning_streaming.sequence.weights import DatasetShape, StreamGroup
+
+_ORDER_VERSION = 2
+"""Raised when the same settings come to mean another order, or other bytes, so that files made before are not taken
+for it."""
+
+_CHUNK = 1 << 20
+"""Ids that are looked up at once: what is needed besides the order itself stays small."""
+
+
+_LARGEST_FREED = 8 * _CHUNK
+"""Bytes of the largest array that drawing makes again and again. The C library of Linux keeps the memory of arrays that
+are freed only if a larger one was freed before, and else asks the system for it each time, which took half of a draw:
+so one is made, and freed, before all others."""
+
+Draw = Callable[["Shuffled"], NDArray[np.integer[Any]]]
+"""Draws an order whole."""
+
+
+def drawn_here(order: Shuffled) -> NDArray[np.integer[Any]]:
+    """Draw an order into an array of this process's own."""
+    out = np.empty(len(order), order.dtype)
+    order.draw_into(out)
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffled(SampleSequence):
+    """The samples that an epoch draws, shuffled: all streams as one, or one stream after another.
+
+    Nothing is drawn before ids are asked for, and then once.
+
+    Args:
+        settings: How it is ordered.
+        shape: The data.
+        epoch: Counts from 0.
+        draw: Draws it, where each id cannot be worked out by itself.
+        stretches: Of a step of a phase: where it goes on with each stream. The shape is then of the step.
+        step: The step's number in its epoch.
+
+    Raises:
+        ConfigError: The epoch is negative; or, when it is drawn, the samples or the block are too few for the shuffle
+            algorithm.
+    """
+
+    settings: SettledOrder
+    shape: DatasetShape
+    epoch: int
+    draw: Draw = drawn_here
+    stretches: tuple[Stretch, ...] = ()
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0:
+            raise ConfigError(f"epochs count from 0, but got {self.epoch}", option="epoch")
+
+    def __len__(self) -> int:
+        """Places: the samples that the epoch draws."""
+        return self.shape.epoch_size
+
+    def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sample ids at places in ``[0, len(self))``, of any shape."""
+        order = self._order
+        if order is None:
+            return self.shape.ids(places)
+        if isinstance(order, BlockwiseOrder):
+            return self.shape.ids(order.ids(places))
+        return self.shape.ids(order[places].astype(np.int64, copy=False))
+
+    @property
+    def digest(self) -> str:
+        """See :class:`~lightning_streaming.sequence.base.SampleSequence`; no matter how it is drawn."""
+        of_step = [self.step, *(one.facts for one in self.stretches)] if self.stretches else []
+        return digest_of(_ORDER_VERSION, self.settings.facts, self.epoch, self.shape.digest, *of_step)
+
+    @property
+    def turn(self) -> int:
+        """A number of its own for every epoch, and for every step of every epoch: what its shuffle is drawn with."""
+        return self.epoch * MOST_STEPS + self.step if self.stretches else self.epoch
+
+    def name_of(self, stream: int) -> str | None:
+        """Return the name of a stream, where it is known."""
+        return self.stretches[stream].stream if self.stretches else None
+
+    def told_stream(self, stream: int) -> str:
+        """What an error calls a stream: its name, where that is known."""
+        return repr(self.stretches[stream].stream) if self.stretches else str(stream)
+
+    @property
+    def dtype(self) -> np.dtype[np.integer[Any]]:
+        """The smallest that :meth:`draw_into` can fill: 4 bytes wherever they hold every sample id and every place."""
+        first_ids = [
+            one.first_id + int(of.sum()) for one, of in zip(self.stretches, self.shape.shard_sizes, strict=False)
+        ]
+        return np.dtype(np.uint32 if max(len(self.shape), len(self), *first_ids) <= 1 << 32 else np.int64)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the epoch reads every sample once, in the order of the ids."""
+        if self.stretches:
+            return False
+        sizes = [int(sizes.sum()) for sizes in self.shape.shard_sizes]
+        return not self.settings.shuffle and list(self.shape.weights.choose) == sizes
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether ids are worked out when asked for, so that nothing is drawn beforehand."""
+        is_blockwise = self.settings.shuffle and self.settings.shuffle_algo == "blockwise"
+        return is_blockwise and not self._has_several_passes
+
+    @cached_property
+    def _has_several_passes(self) -> bool:
+        return any(group.has_several_passes for group in self._groups())
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the order has to be drawn whole before any id of it is known."""
+        return not (self.is_identity or self.is_on_demand)
+
+    def drawn(self) -> Shuffled:
+        """The same, drawn at once rather than when ids are first asked for."""
+        self.ids(np.empty(0, np.int64))
+        return self
+
+    def draw_into(self, out: NDArray[np.integer[Any]]) -> None:
+        """Fill an array, which may be a mapped file, with the sample id at each place.
+
+        Besides ``out`` this takes memory for one canonical node's blocks, and where streams are weighted for one more
+        array of the size of ``out``.
+
+        Args:
+            out: One dimension, ``len(self)`` long, of :attr:`dtype` or wider.
+
+        Raises:
+            ConfigError: The samples or the block are too few for the shuffle algorithm.
+        """
+        np.empty(_LARGEST_FREED, np.uint8)
+        stop = 0
+        for group in self._groups():
+            start, stop = stop, stop + sum(group.choose)
+            _draw_group(group, self.settings, self.turn, out[start:stop])
+
+    @cached_property
+    def _order(self) -> NDArray[np.integer[Any]] | BlockwiseOrder | None:
+        """None where each place reads the sample of its own number."""
+        if self.is_drawn:
+            return self.draw(self)
+        if self.is_identity:
+            return None
+        return blockwise_order(self._groups(), self.settings, self.turn)
+
+    def _groups(self) -> Iterator[StreamGroup]:
+        """All streams where they share batches freely; otherwise each by itself, in a block of its share."""
+        shape, block_size, first_id = self.shape, self.settings.shuffle_block_size, 0
+        if self.settings.batching_method == "random":
+            yield StreamGroup(
+                shard_sizes=shape.shard_sizes,
+                choose=shape.weights.choose,
+                first_id=0,
+                block_size=block_size,
+                stretches=self.stretches,
+            )
+            return
+        weights = shape.weights
+        for stream, (sizes, share) in enumerate(zip(shape.shard_sizes, weights.proportion, strict=True)):
+            yield StreamGroup(
+                shard_sizes=(sizes,),
+                choose=weights.choose[stream : stream + 1],
+                first_id=first_id,
+                block_size=int(block_size * share),
+                stretches=self.stretches[stream : stream + 1],
+            )
+            # What a step takes of a stream stays as it is when the stream grows.
+            first_id += weights.choose[stream] if self.stretches else int(sizes.sum())
+
+
+def _draw_group(group: StreamGroup, settings: SettledOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
+    if group.stretches:
+        _draw_stretches(group, settings, turn, out)
+        return
+    drawn = resample(group.shard_sizes, group.choose, settings, turn, out.dtype)
+    if settings.shuffle:
+        shuffle_into(settings.shuffle_algo, _shuffle_task(drawn.units, group, settings, turn), out)
+        if drawn.sample_ids is not None:
+            _look_up(drawn.sample_ids, out)
+    elif drawn.sample_ids is not None:
+        out[:] = drawn.sample_ids
+    else:
+        out[:] = np.arange(len(out), dtype=out.dtype)
+    if group.first_id:
+        out += group.first_id
+
+
+def _shuffle_task(units: NDArray[np.int64], group: StreamGroup, settings: SettledOrder, turn: int) -> ShuffleTask:
+    return ShuffleTask(
+        units=units,
+        num_canonical_nodes=settings.num_canonical_nodes,
+        seed=settings.shuffle_seed,
+        epoch=turn,
+        block_size=group.block_size,
+    )
+
+
+def _draw_stretches(group: StreamGroup, settings: SettledOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
+    """What a step of a phase takes of each stream, those of a pass before those of the next."""
+    units = group.stretch_units(settings.shuffle_seed, is_shuffled=settings.shuffle)
+    if settings.shuffle and settings.shuffle_algo == "blockwise":
+        order = blockwise_order([group], settings, turn)
+        of_unit = np.empty(len(out), np.int64)
+        for start in range(0, len(out), _CHUNK):
+            places = np.arange(start, min(start + _CHUNK, len(out)))
+            out[start : start + _CHUNK], of_unit[start : start + _CHUNK] = order.ids(places), order.units(places)
+        in_pass_order(out, units.streams[of_unit], units.passes[of_unit], _reading_order(len(out), settings))
+        return
+    if settings.shuffle:
+        shuffle_into(settings.shuffle_algo, _shuffle_task(units.shuffled_runs(), group, settings, turn), out)
+    else:
+        out[:] = np.arange(len(out), dtype=out.dtype)
+    if group.has_several_passes:
+        of_unit = RunLookup(np.cumsum(units.sizes)).find(out.astype(np.int64))
+        in_pass_order(out, units.streams[of_unit], units.passes[of_unit], _reading_order(len(out), settings))
+    sample_ids = np.empty(len(out), out.dtype)
+    units.write_ids(sample_ids)
+    _look_up(sample_ids, out)
+
+
+def _reading_order(num_samples: int, settings: SettledOrder) -> NDArray[np.int64]:
+    """Places in the order in which they are read, each once."""
+    sequence = CanonicalSequence(num_samples=num_samples, num_canonical_nodes=settings.num_canonical_nodes, num_nodes=1)
+    places = sequence.places(np.arange(len(sequence)))
+    if len(places) == num_samples:
+        return places
+    _, first = np.unique(places, return_index=True)
+    return places[np.sort(first)]
+
+
+def _look_up(sample_ids: NDArray[np.integer[Any]], out: NDArray[np.integer[Any]]) -> None:
+    """``out[:] = sample_ids[out]`` in little memory."""
+    for start in range(0, len(out), _CHUNK):
+        chunk = out[start : start + _CHUNK]
+        chunk[:] = sample_ids[chunk]
+
+
+_PICKS_CHUNK = 1 << 18
+"""Picks that are counted at once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Resampled:
+    """The samples an epoch draws, before shuffling, shard by shard."""
+
+    units: NDArray[np.int64]
+    """Sizes of the runs that shuffling treats as one shard: each full repeat, and each part of a shard."""
+    sample_ids: NDArray[np.integer[Any]] | None
+    """The samples drawn, unit after unit; None where each sample is drawn once, in order."""
+
+
+def resample(
+    shard_sizes: Sequence[NDArray[np.int64]],
+    choose: Sequence[int],
+    settings: OrderSettings,
+    epoch: int,
+    dtype: DTypeLike = np.int64,
+) -> Resampled:
+    """Draw ``choose[s]`` samples from each stream ``s``.
+
+    Sample ids count from 0 at the first shard of the first stream given here.
+
+    Args:
+        shard_sizes: Samples in each shard, per stream.
+        choose: Samples to draw from each stream; more than it holds repeats it.
+        settings: Seed, method and granularity.
+        epoch: Counts from 0.
+        dtype: Of the sample ids.
+    """
+    seed = settings.shuffle_seed
+    shard_seed = seed + epoch if settings.redraws_shards else seed
+    sample_seed = seed + epoch if settings.sampling_method == "balanced" else seed
+
+    sizes = np.concatenate(shard_sizes)
+    counts = np.concatenate(
+        [
+            per_shard_choice(stream_sizes, stream_choose, settings.sampling_granularity, shard_seed)
+            for stream_sizes, stream_choose in zip(shard_sizes, choose, strict=True)
+        ]
+    )
+    if np.array_equal(counts, sizes):
+        return Resampled(units=sizes[sizes > 0], sample_ids=None)
+
+    sample_ids = np.empty(int(counts.sum()), dtype)
+    return Resampled(units=_draw_samples(sizes, counts, sample_seed, sample_ids), sample_ids=sample_ids)
+
+
+def per_shard_choice(sizes: NDArray[np.int64], choose: int, granularity: int, seed: int) -> NDArray[np.int64]:
+    """Divide the ``choose`` samples to draw from a stream among its shards.
+
+    Each shard gives all its samples as often as the whole stream is wanted. What is left is picked in runs of
+    ``granularity`` samples, in random order over all shards.
+
+    Args:
+        sizes: Samples in each shard; at least one in all.
+        choose: Samples to draw.
+        granularity: Samples per pick; a shard's last pick has what is left of it.
+        seed: Orders the picks.
+
+    Returns:
+        Samples to draw from each shard; sums to ``choose``.
+    """
+    repeats, rest = divmod(choose, int(sizes.sum()))
+    counts = sizes * repeats
+    if rest == 0:
+        return counts
+
+    picks = -(-sizes // granularity)
+    pick_stops = np.cumsum(picks)
+    last_sizes = sizes - (picks - 1) * granularity
+    # An empty shard has no pick: as in the reference, this makes the pick before it a full one, which may take more
+    # from that shard than it has left.
+    last_sizes[:-1][picks[1:] == 0] = granularity
+
+    order = _permutation(int(pick_stops[-1]), seed)
+    lookup, start = RunLookup(pick_stops), 0
+    while rest > 0:
+        # As many as there are left to take, and the short ones, of which a shard has one at most.
+        chunk = order[start : start + min(rest // granularity + len(sizes) + 1, _PICKS_CHUNK)].astype(np.int64)
+        start += len(chunk)
+        shards = lookup.find(chunk)
+        pick_sizes = np.where(chunk == pick_stops[shards] - 1, last_sizes[shards], granularity)
+        # What each pick finds left to take; nothing after the last one.
+        left = rest - (np.cumsum(pick_sizes) - pick_sizes)
+        np.add.at(counts, shards, np.clip(left, 0, pick_sizes))
+        rest = int(left[-1] - pick_sizes[-1])
+    return counts
+
+
+def _permutation(size: int, seed: int) -> NDArray[np.integer[Any]]:
+    """``np.random.default_rng(seed).permutation(size)`` in half the memory where numbers are small."""
+    order = np.arange(size, dtype=np.uint32 if size <= 1 << 32 else np.int64)
+    shuffle_items(order, np.random.default_rng(seed))
+    return order
+
+
+def _draw_samples(
+    sizes: NDArray[np.int64], counts: NDArray[np.int64], seed: int, out: NDArray[np.integer[Any]]
+) -> NDArray[np.int64]:
+    """Write out each shard's ids as often as it gives all of them, then the rest of ``counts`` at random, rising.
+
+    Returns:
+        Sizes of the runs written: each full repeat, and each part of a shard.
+    """
+    repeats, rest = np.divmod(counts, np.maximum(sizes, 1))
+    times = np.column_stack([repeats, rest > 0]).ravel()
+    units = np.repeat(np.column_stack([sizes, rest]).ravel(), times)
+    first_ids = np.cumsum(sizes) - sizes
+    write_runs(np.repeat(np.repeat(first_ids, 2), times), units, out)
+
+    generator = np.random.default_rng(seed)
+    parts = np.flatnonzero(rest)
+    part_stops = np.cumsum(counts)[parts]
+    for first, size, part, stop in zip(
+        first_ids[parts].tolist(), sizes[parts].tolist(), rest[parts].tolist(), part_stops.tolist(), strict=True
+    ):
+        out[stop - part : stop] = first + np.sort(generator.choice(size, part, replace=False))
+    return units

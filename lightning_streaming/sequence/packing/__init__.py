@@ -1,0 +1,1 @@
+"""How documents become packs: the plan of an epoch, made from lengths alone."""

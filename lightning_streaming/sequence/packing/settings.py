@@ -1,0 +1,126 @@
+"""How documents become packs: what the user says, and its checks.
+
+A *pack* is what a language model reads as one row of tokens, or, under a budget of tokens, a group of whole documents
+that are padded to the longest. Which documents share a pack is a function of the epoch's order, the documents' lengths
+and these settings, and so the same on any number of machines; ``pack_plan`` works it out, ``packs`` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.sequence.settings import require_known
+from lightning_streaming.units import store_whole
+
+PackMethod = Literal["concat", "best_fit"]
+LongerThanPack = Literal["split", "truncate", "drop", "error"]
+LongerThanBudget = Literal["truncate", "drop", "error"]
+
+LARGEST_WINDOW = 1 << 16
+"""Documents whose places in their window fit 16 bits."""
+LARGEST_CAPACITY = 1 << 22
+LARGEST_BUDGET = 2**31 - 1
+MOST_BUCKETS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSettings:
+    """Packs of one capacity, for rows of one length.
+
+    Args:
+        capacity: Tokens that a pack holds at most.
+        method: "concat": documents one after another in the epoch's order, cut every ``capacity`` tokens; only the
+            last pack may be short. "best_fit": whole documents, each window packed by itself: longest first, each into
+            the pack with the least room that is enough, or a new one. Packs of a window are then put in random order.
+        window: With "best_fit", how many consecutive documents of the epoch's order are packed together.
+        longer: What becomes of a document longer than ``capacity``: "split" gives a pack of its own to each full piece,
+            and packs the rest like a document; "truncate" keeps its first ``capacity`` tokens; "drop" leaves it out;
+            "error" refuses it. "concat" cuts all alike, so only "split" goes with it.
+
+    Raises:
+        ConfigError: A setting cannot work.
+    """
+
+    capacity: int
+    method: PackMethod = "best_fit"
+    window: int = 4096
+    longer: LongerThanPack = "split"
+
+    def __post_init__(self) -> None:
+        store_whole(self, "capacity", 1, LARGEST_CAPACITY)
+        require_known("method", self.method, get_args(PackMethod))
+        store_whole(self, "window", 1, LARGEST_WINDOW)
+        require_known("longer", self.longer, get_args(LongerThanPack))
+        if self.method == "concat" and self.longer != "split":
+            raise ConfigError(
+                f"longer={self.longer!r} does not go with method='concat', which cuts every document where a pack ends",
+                hint="leave longer at 'split', or pass method='best_fit'",
+                option="longer",
+            )
+
+    @property
+    def facts(self) -> tuple[str | int, ...]:
+        """What of the settings makes a difference to the packs."""
+        if self.method == "concat":
+            return (self.method, self.capacity)
+        return (self.method, self.capacity, self.window, self.longer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSettings:
+    """Groups of whole documents of about one length, padded to the longest: as many as a budget of tokens allows.
+
+    Documents of a window are sorted into buckets by their lengths, with borders chosen for the window so that about as
+    many tokens pad each bucket. Within a bucket they are taken in the epoch's order, and a group ends before its number
+    of documents times its longest one would exceed ``tokens``. Groups of a window are then put in random order.
+
+    Args:
+        tokens: Of a group, padding included, at most.
+        buckets: Ranges of lengths. More of them pad less, and mix less.
+        window: How many consecutive documents of the epoch's order are grouped together.
+        longer: What becomes of a document longer than ``tokens``: "truncate" keeps its first ``tokens`` tokens, "drop"
+            leaves it out, "error" refuses it.
+
+    Raises:
+        ConfigError: A setting cannot work.
+    """
+
+    tokens: int
+    buckets: int = 12
+    window: int = LARGEST_WINDOW
+    longer: LongerThanBudget = "error"
+
+    def __post_init__(self) -> None:
+        store_whole(self, "tokens", 1, LARGEST_BUDGET)
+        store_whole(self, "buckets", 1, MOST_BUCKETS)
+        store_whole(self, "window", 1, LARGEST_WINDOW)
+        require_known("longer", self.longer, get_args(LongerThanBudget))
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of a pack, at most."""
+        return self.tokens
+
+    @property
+    def facts(self) -> tuple[str | int, ...]:
+        """What of the settings makes a difference to the packs."""
+        return ("budget", self.tokens, self.buckets, self.window, self.longer)
+
+
+AnyPackSettings = PackSettings | BudgetSettings
+
+_OF_BUDGET = ("tokens", "buckets", "window", "longer")
+_OF_PACK = ("capacity", "window", "longer")
+
+
+def named_facts(facts: Sequence[str | int]) -> dict[str, str | int]:
+    """What ``facts`` of settings are called, by the names of their options.
+
+    >>> named_facts(["best_fit", 512, 4096, "split"])
+    {'method': 'best_fit', 'capacity': 512, 'window': 4096, 'longer': 'split'}
+    """
+    method, *rest = facts
+    return {"method": method, **dict(zip(_OF_BUDGET if method == "budget" else _OF_PACK, rest, strict=False))}

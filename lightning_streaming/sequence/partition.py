@@ -1,0 +1,381 @@
+"""How a sequence is divided among nodes, ranks and batches.
+
+A global batch is a run of ``P * R * B`` entries of a sequence, for ``P`` nodes of ``R`` ranks with ``B`` samples each.
+A :data:`Layout` says which of these each rank gets, a :class:`Partition` does it for a whole epoch.
+
+A run may go on in the middle of an epoch with other machines. Batching methods that compose batches then keep those of
+the machines that the epoch began with (:func:`epoch_geometry`): the sequence stays, and is divided among the new ranks
+in runs of their global batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.sequence.base import SampleSequence
+from lightning_streaming.sequence.canonical import fits
+from lightning_streaming.sequence.settings import SettledOrder
+
+LARGEST_BATCH = 2**31 - 1
+"""Samples of a global batch, so that its positions fit 64 bits with every number of steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchGeometry:
+    """Nodes, ranks and batch size that global batches are made for."""
+
+    num_nodes: int
+    """Nodes, replication divided out, P."""
+    ranks_per_node: int
+    """Ranks on each node, R."""
+    batch_size: int
+    """Samples in a batch of one rank, B."""
+
+    def __post_init__(self) -> None:
+        if min(self.num_nodes, self.ranks_per_node, self.batch_size) < 1:
+            raise ConfigError(
+                f"nodes, ranks per node and batch size must be positive, but got {self.num_nodes}, "
+                f"{self.ranks_per_node} and {self.batch_size}",
+                option="batch_size",
+            )
+        if self.global_batch_size > LARGEST_BATCH:
+            raise ConfigError(
+                f"a global batch has at most {LARGEST_BATCH:,} samples, but {self.num_ranks} ranks with batch size "
+                f"{self.batch_size} have {self.global_batch_size:,}",
+                hint="choose a smaller batch size",
+                option="batch_size",
+            )
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """Its values under the keys that saved states and digests contain."""
+        return {
+            "num_nodes": self.num_nodes,
+            "ranks_per_node": self.ranks_per_node,
+            "batch_size": self.batch_size,
+        }
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks over all nodes."""
+        return self.num_nodes * self.ranks_per_node
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples that all ranks read in one step."""
+        return self.num_ranks * self.batch_size
+
+
+class FixedLayout(Protocol):
+    """A way to divide global batches, the same for all."""
+
+    def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """The entries of a global batch that one rank reads.
+
+        Args:
+            geometry: The machines.
+            node: In ``[0, geometry.num_nodes)``.
+            rank_of_node: In ``[0, geometry.ranks_per_node)``.
+
+        Returns:
+            Entries counted from the first of the batch, each in [0, P * R * B), of shape (batch_size,).
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaved:
+    """One entry after another to the nodes in turn, and within each node to its ranks in turn.
+
+    So a node that has canonical nodes of its own reads those alone.
+    """
+
+    def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """See :class:`FixedLayout`. For 2 nodes of 1 rank and batches of 3: node 0 reads 0 2 4."""
+        return np.arange(geometry.batch_size) * geometry.num_ranks + rank_of_node * geometry.num_nodes + node
+
+
+INTERLEAVED = Interleaved()
+
+
+@dataclass(frozen=True, slots=True)
+class Contiguous:
+    """A whole batch after another, to the ranks of the first node, then to those of the second, and so on."""
+
+    def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """See :class:`FixedLayout`. For 2 nodes of 1 rank and batches of 3: node 0 reads 0 1 2."""
+        rank = node * geometry.ranks_per_node + rank_of_node
+        return np.arange(rank * geometry.batch_size, (rank + 1) * geometry.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouped:
+    """In turn to the nodes that the run began with; their batches, one after another, are then cut anew.
+
+    This is how the reference goes on where canonical nodes do not fit the nodes. With the same ranks per node, the
+    global batch must be a multiple of all ranks at the beginning.
+    """
+
+    initial_num_nodes: int
+
+    def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """See :class:`FixedLayout`. For 2 nodes regrouped to 3, each of 1 rank with batches of 2: 0 2 | 4 1 | 3 5."""
+        nodes, ranks = self.initial_num_nodes, geometry.ranks_per_node
+        batch_size = geometry.global_batch_size // (nodes * ranks)
+        blocks = Contiguous().entries(geometry, node, rank_of_node)
+        initial_ranks, samples = np.divmod(blocks, batch_size)
+        initial_nodes, ranks_of_nodes = np.divmod(initial_ranks, ranks)
+        return (samples * ranks + ranks_of_nodes) * nodes + initial_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The shares of a global batch that the first nodes would read, one after another, cut into equal runs for nodes.
+
+    As :class:`Regrouped`, but for any global batch: so a node does not read the shards of all first nodes, but of as
+    many as come on each node, and of one or two more; of two or three where their number is about the same. Some shares
+    have one sample more than others: which ones changes from batch to batch, and with it where runs are cut.
+    """
+
+    shares: int
+    """How many there are; the sequence reads each in turn."""
+
+    def entries_of(
+        self, geometry: BatchGeometry, node: int, rank_of_node: int, firsts: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The entries of some global batches that one rank reads.
+
+        For batches of 1 of 5 nodes, with shares 0 1 2 3 0: 0 | 4 | 1 | 2 | 3.
+
+        Args:
+            geometry: The machines.
+            node: In ``[0, geometry.num_nodes)``.
+            rank_of_node: In ``[0, geometry.ranks_per_node)``.
+            firsts: Where the first entry of each global batch lies in the sequence, of shape (batches, 1).
+
+        Returns:
+            Entries counted from the first of their batch, each in [0, P * R * B), of shape (batches, batch_size).
+        """
+        shares, ranks = self.shares, geometry.ranks_per_node
+        # Of all entries, share after share, the node has a run, of which its ranks have every entry in turn.
+        places = node * ranks * geometry.batch_size + np.arange(geometry.batch_size) * ranks + rank_of_node
+        size, longer = divmod(geometry.global_batch_size, shares)
+        first = firsts % shares
+        # The longer shares are those from the first on; past the last one come those from share 0 on.
+        wrapped = np.maximum(first + longer - shares, 0)
+        zeros = np.zeros_like(first)
+        begins = np.hstack([zeros, wrapped, first, np.minimum(first + longer, shares)])
+        sizes = np.hstack([zeros + size + 1, zeros + size, zeros + size + 1, zeros + size])
+        before = np.cumsum(np.diff(begins, append=shares) * sizes, axis=1)
+        kinds = (places[:, np.newaxis] >= before[:, np.newaxis, :-1]).sum(axis=2)
+        own_sizes = np.take_along_axis(sizes, kinds, axis=1)
+        since = places - np.take_along_axis(np.hstack([zeros, before[:, :-1]]), kinds, axis=1)
+        own_shares, rounds = np.divmod(since, own_sizes)
+        own_shares += np.take_along_axis(begins, kinds, axis=1)
+        entries: NDArray[np.int64] = (own_shares - first) % shares + rounds * shares
+        return entries
+
+
+Layout = FixedLayout | Gathered
+"""Which entries of a global batch each rank gets."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """How the rest of a sequence is divided among nodes, ranks and batches.
+
+    Global batch ``t`` is the ``t``-th run of ``global_batch_size`` entries from ``start`` on, divided by ``layout``.
+    What is left at the end and fills no global batch is divided in turn, and a few entries are read a second time, so
+    that all ranks have equally many batches and samples.
+    """
+
+    sequence: SampleSequence
+    """What is divided."""
+    start: int = 0
+    """Position where it starts, in ``[0, sequence.end]``."""
+    geometry: BatchGeometry
+    """The machines that read it, replication divided out."""
+    layout: Layout = INTERLEAVED
+    """Which entries of a global batch each rank gets."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.sequence.end:
+            raise ConfigError(
+                f"a partition must start in [0, {self.sequence.end}], but got {self.start}", option="start"
+            )
+
+    @property
+    def entries_before(self) -> int:
+        """Entries that lie before the start."""
+        return self.sequence.entries_before(self.start)
+
+    @property
+    def remaining(self) -> int:
+        """Entries to divide."""
+        return len(self.sequence) - self.entries_before
+
+    @property
+    def full_batches(self) -> int:
+        """Global batches that need no entry twice."""
+        return self.remaining // self.geometry.global_batch_size
+
+    def samples_per_rank(self) -> int:
+        """Entries that each rank reads, the ones read twice included."""
+        return -(-self.remaining // self.geometry.num_ranks)
+
+    def num_batches(self, drop_last: bool = False) -> int:
+        """Batches of each rank, the same for all; 0 where all has been read.
+
+        Args:
+            drop_last: Leave out a last batch that is not full.
+        """
+        batch_size = self.geometry.batch_size
+        return (self.samples_per_rank() + (0 if drop_last else batch_size - 1)) // batch_size
+
+    def position_after(self, t: int) -> int:
+        """Where another partition would start after ``t`` global batches of this one."""
+        return int(self.positions_after(np.asarray([t]))[0]) if t else self.start
+
+    def positions_after(self, ts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same for several ``t``, none of them 0."""
+        return self.sequence.positions_after(self.entries_before + ts * self.geometry.global_batch_size)
+
+    def batch(self, t: int, node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """Positions that one rank reads in batch ``t``; fewer in the last batch, none beyond. See :meth:`batches`."""
+        positions: NDArray[np.int64] = self.batches(np.asarray([t], np.int64), node, rank_of_node)[0]
+        return positions[positions >= 0]
+
+    def batches(self, ts: NDArray[np.int64], node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """Positions that one rank reads in several batches.
+
+        Args:
+            ts: Global batches, counted from ``start``, in any order.
+            node: In ``[0, geometry.num_nodes)``.
+            rank_of_node: In ``[0, geometry.ranks_per_node)``.
+
+        Returns:
+            Positions of shape (len(ts), batch_size); -1 after the end.
+
+        Raises:
+            ConfigError: There is no such rank, or a batch is negative.
+        """
+        machines, size = self.geometry, self.geometry.global_batch_size
+        if not (0 <= node < machines.num_nodes and 0 <= rank_of_node < machines.ranks_per_node):
+            raise ConfigError(
+                f"there is no rank {rank_of_node} of node {node} among {machines.num_nodes} nodes of "
+                f"{machines.ranks_per_node}",
+                option="rank",
+            )
+        if ts.size and ts.min() < 0:
+            raise ConfigError(f"batches count from 0, but got {ts.min()}", option="batches")
+        at_end = ts >= self.full_batches
+        if not at_end.any():
+            return self.sequence.positions(self._entries_of_full(ts, node, rank_of_node))
+        # Those at the end are dealt in turn, and may lie beyond it.
+        entries = np.empty((len(ts), machines.batch_size), np.int64)
+        entries[~at_end] = self._entries_of_full(ts[~at_end], node, rank_of_node)
+        steps = (ts[at_end] * size)[:, np.newaxis] + INTERLEAVED.entries(machines, node, rank_of_node)
+        entries[at_end] = read_again(steps, self.remaining, machines, self.entries_before)
+        return np.where(entries < 0, -1, self.sequence.positions(entries))
+
+    def _entries_of_full(self, ts: NDArray[np.int64], node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """The entries of full batches that one rank reads, of shape (len(ts), batch_size)."""
+        firsts = (self.entries_before + ts * self.geometry.global_batch_size)[:, np.newaxis]
+        if isinstance(self.layout, Gathered):
+            lie_at = self.sequence.positions(firsts)
+            return firsts + self.layout.entries_of(self.geometry, node, rank_of_node, lie_at)
+        return firsts + self.layout.entries(self.geometry, node, rank_of_node)
+
+    def are_first(self, ts: NDArray[np.int64], node: int, rank_of_node: int) -> NDArray[np.bool_]:
+        """Of what :meth:`batches` gives, what is no entry read again to keep the ranks even, and not -1."""
+        steps = ts[:, np.newaxis] * self.geometry.global_batch_size
+        in_turn = steps + INTERLEAVED.entries(self.geometry, node, rank_of_node) < self.remaining
+        are_first: NDArray[np.bool_] = in_turn | (ts < self.full_batches)[:, np.newaxis]
+        return are_first
+
+
+def read_again(steps: NDArray[np.int64], length: int, machines: BatchGeometry, start: int = 0) -> NDArray[np.int64]:
+    """The entries of steps: those past the last one are sent back to read some again, past every rank's end to -1.
+
+    For example one node of 4 ranks reads 10 entries as 0 1 2 3 | 4 5 6 7 | 8 9 5 6, also if it starts at 8. Where the
+    entries do not reach back that far, they are read again in turn: one node of 4 ranks reads 2 entries as 0 1 0 1.
+
+    Args:
+        steps: Entries counted from where the partition starts, divided in turn; of any shape.
+        length: Entries that there are from there on.
+        machines: Nodes and ranks that they are divided among.
+        start: Entries before, which may be read again too, as by a run that read them itself.
+    """
+    past = steps >= length
+    if not past.any():
+        return start + steps
+    divided = length + -length % machines.num_ranks
+    lag = machines.num_ranks - machines.num_nodes + divided - length
+    entries = start + steps
+    repeated = entries - lag if lag <= start + length else entries % max(start + length, 1)
+    return np.where(past, np.where(steps < divided, repeated, -1), entries)
+
+
+_BLOCK_METHODS = frozenset({"device_per_stream", "stratified"})
+"""Batching methods that compose each rank's batch, one after another."""
+
+
+def epoch_geometry(settings: SettledOrder, current: BatchGeometry, initial_num_nodes: int | None) -> BatchGeometry:
+    """The geometry for an epoch that begins now.
+
+    It is that of the machines at hand, where the canonical nodes fit them. Where they do not, ``relaxed`` lets a run
+    that began on other nodes go on with the sequence that these would read.
+
+    Args:
+        settings: How it is ordered.
+        current: The machines at hand, replication divided out.
+        initial_num_nodes: Nodes that the run began with; None for a run that begins now.
+
+    Raises:
+        ConfigError: The canonical nodes do not fit the nodes, and the run has no others to go on with.
+    """
+    canonical, nodes = settings.num_canonical_nodes, current.num_nodes
+    if settings.batching_method == "stratified":
+        return current  # reads all canonical nodes in turn, on any number of nodes
+    even = canonical % nodes == 0 if settings.batching_method == "device_per_stream" else fits(canonical, nodes)
+    if even:
+        return current
+    if settings.partition_algo == "orig" or initial_num_nodes is None:
+        kinds = "multiple" if settings.batching_method == "device_per_stream" else "multiple or a divisor"
+        raise ConfigError(
+            f"num_canonical_nodes={canonical} must be a {kinds} of the {nodes} nodes",
+            hint=f"set it to a multiple of {nodes}",
+            option="num_canonical_nodes",
+        )
+    initial_ranks = initial_num_nodes * current.ranks_per_node
+    if settings.batching_method == "random" or (
+        settings.batching_method == "per_stream" and current.global_batch_size % initial_ranks == 0
+    ):
+        return BatchGeometry(
+            num_nodes=initial_num_nodes,
+            ranks_per_node=current.ranks_per_node,
+            batch_size=max(current.global_batch_size // initial_ranks, 1),
+        )
+    # One node fits whatever the canonical nodes are.
+    return BatchGeometry(num_nodes=1, ranks_per_node=current.num_ranks, batch_size=current.batch_size)
+
+
+def rank_layout(settings: SettledOrder, current: BatchGeometry, epoch: BatchGeometry) -> Layout:
+    """How global batches are divided among the machines at hand.
+
+    Args:
+        settings: How it is ordered.
+        current: The machines at hand, replication divided out.
+        epoch: What the epoch's batches are made for.
+    """
+    if settings.batching_method in _BLOCK_METHODS:
+        return Contiguous()
+    if fits(settings.num_canonical_nodes, current.num_nodes):
+        return INTERLEAVED
+    if current.global_batch_size % (epoch.num_nodes * current.ranks_per_node) == 0:
+        return Regrouped(epoch.num_nodes)
+    return Gathered(min(epoch.num_nodes, settings.num_canonical_nodes))

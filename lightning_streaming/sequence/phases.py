@@ -1,0 +1,376 @@
+"""Mixtures that change in the course of an epoch: what each step of each phase takes of each stream.
+
+A phase is a stretch of the epoch with one mixture, or with a ramp from one to another. It is read in steps: a ramp has
+at least so many as were asked for, each of one mixture; and no step is much longer than what a shuffle mixes, so that
+an order that has to be drawn is drawn a step at a time.
+
+A stream has a cursor of its own, which runs on from step to step: how many of its samples were drawn before. So a
+sample comes again only when its whole stream has been read. What a step takes follows from the steps before it and from
+itself alone: what comes later may be changed when a run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.sequence.stretches import MOST_STEPS, StreamPasses
+from lightning_streaming.sequence.weights import ResolvedWeights
+
+LONGEST_STEP = 1 << 22
+"""Samples, unless a shuffle mixes more: 16 MB of ids, drawn in less than a second."""
+_GRID = 1 << 20
+"""Parts of a sample in which shares are counted, so that rounding errors of floats stay without effect."""
+
+_MOST_COUNTED = 1 << 42
+"""Samples of a step whose shares can be counted so."""
+
+Mix = tuple[tuple[str, float], ...]
+"""Names of streams and their weights, by name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettledPhase:
+    """One phase, with its place in the epoch."""
+
+    name: str
+    planned_stop: int
+    """Where it was asked to end, counted in samples from the epoch's beginning."""
+    begin: Mix
+    """The weights at its beginning; all above 0, but for those of streams that a ramp ends with."""
+    end: Mix
+    """Those at its end, of the same streams; the same as ``begin`` where there is no ramp."""
+    steps: int = 1
+    """Steps of one mixture each, at least."""
+    max_repeats: Mix = ()
+    """How often streams may have been read by its end, at most."""
+    cut: int | None = None
+    """Where it was cut, in samples: it had begun as one that goes on to its planned stop."""
+    written: str | None = field(default=None, compare=False)
+    """How the planned stop is written where that is as a part of the epoch's size: like "90%"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Step:
+    """A part of a phase that is drawn as a whole: what it takes of each stream that it reads."""
+
+    number: int
+    """Among all steps of the epoch."""
+    phase: int
+    """Of which phase it is."""
+    streams: NDArray[np.int64]
+    """The streams, by their place in :attr:`StepPlan.streams`."""
+    starts: NDArray[np.int64]
+    """How many samples of each were drawn before, in this epoch."""
+    counts: NDArray[np.int64]
+    """How many samples are drawn of each, none 0; those that a cut leaves unread included."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepPlan:
+    """What each step of an epoch takes of each stream."""
+
+    phases: tuple[SettledPhase, ...]
+    streams: tuple[str, ...]
+    """Names of all streams that are read, in order of the alphabet."""
+    phase_of_step: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    """Where each step ends, in samples."""
+    drawn: NDArray[np.int64]
+    """Of shape (steps + 1, streams): samples read of each stream before each step, and before the epoch's end."""
+    uncut: Mapping[int, NDArray[np.int64]]
+    """Of steps that are cut: what would have been read of each stream without."""
+    planned_stops: tuple[int, ...]
+    """Where each phase ends as planned, in whole canonical nodes; those that are cut end earlier."""
+
+    def __len__(self) -> int:
+        """Steps."""
+        return len(self.stops)
+
+    @property
+    def epoch_size(self) -> int:
+        """Samples of the epoch."""
+        return int(self.stops[-1])
+
+    def step(self, number: int) -> Step:
+        """One step."""
+        read = self.drawn[number + 1] - self.drawn[number]
+        counts = self.uncut.get(number, read)
+        streams = np.flatnonzero(counts)
+        return Step(
+            number=number,
+            phase=int(self.phase_of_step[number]),
+            streams=streams,
+            starts=self.drawn[number, streams],
+            counts=counts[streams],
+        )
+
+    @cached_property
+    def phase_stops(self) -> NDArray[np.int64]:
+        """Where each phase ends, in samples."""
+        return self.stops[self.last_steps]
+
+    @property
+    def last_steps(self) -> NDArray[np.int64]:
+        """The last step of each phase."""
+        return np.searchsorted(self.phase_of_step, np.arange(len(self.phases)), side="right") - 1
+
+    def num_begun(self, names: Collection[str]) -> int:
+        """How many of these phases a saved state is to be compared with, which names those that had begun.
+
+        Of phases "web", "ramp" and "end", a state with "web" and "ramp" is compared with the first two, and so is one
+        with "ramp" alone: that "web" has come since is then told. One of which no name is here has had all of its
+        phases renamed, so it is compared with as many.
+        """
+        last = max((number for number, phase in enumerate(self.phases, 1) if phase.name in names), default=0)
+        return last or min(len(names), len(self.phases))
+
+    def names_of(self, step: Step) -> list[str]:
+        """The streams that a step reads."""
+        return [self.streams[stream] for stream in step.streams.tolist()]
+
+    def drawn_by(self, phase: int) -> dict[str, int]:
+        """Samples of each stream that are drawn by the end of a phase, of those that are."""
+        drawn = self.drawn[self.last_steps[phase] + 1].tolist()
+        return {name: count for name, count in zip(self.streams, drawn, strict=True) if count}
+
+    def check_streams(self, names: Collection[str], from_phase: int = 0) -> None:
+        """Refuse phases that read what is not there.
+
+        Args:
+            names: The streams that there are.
+            from_phase: The first phase to look at: those before have been read, of streams that may have gone.
+
+        Raises:
+            ConfigError: A stream is missing; the message names it and its phase.
+        """
+        for phase in self.phases[from_phase:]:
+            for name, _ in phase.begin:
+                if name not in names:
+                    raise ConfigError(
+                        f"schedule.{phase.name}.mix reads stream {name!r}, and the streams are "
+                        f"{', '.join(map(repr, names))}",
+                        hint="add it to streams, or leave it out of the mix",
+                        option=f"schedule.{phase.name}.mix",
+                        stream=name,
+                    )
+
+    def check_repeats(self, passes: PassesOf, from_phase: int = 0) -> None:
+        """Refuse phases that would read a stream more often than they may.
+
+        Args:
+            passes: Of each stream.
+            from_phase: The first phase to look at.
+
+        Raises:
+            ConfigError: One would.
+        """
+        for number, phase in enumerate(self.phases[from_phase:], from_phase):
+            drawn = self.drawn_by(number) if phase.max_repeats else {}
+            for name, most in phase.max_repeats:
+                repeats = passes(name).count(drawn.get(name, 0))
+                if repeats > most:
+                    raise ConfigError(
+                        f"by the end of phase {phase.name!r}, stream {name!r} would have been read {repeats:.4g} times "
+                        f"({drawn[name]} of its {passes(name).size} samples), and max_repeats allows {most:g}",
+                        hint="lower its weight, end the phase earlier, add data, or allow more",
+                        option=f"schedule.{phase.name}.max_repeats",
+                        stream=name,
+                    )
+
+    def weights(self, names: Sequence[str], passes: PassesOf) -> ResolvedWeights:
+        """What the epoch takes of each stream, over all phases.
+
+        Args:
+            names: The streams, in stream order.
+            passes: Of each stream.
+        """
+        drawn = dict(zip(self.streams, self.drawn[-1].tolist(), strict=True))
+        choose = np.asarray([drawn.get(name, 0) for name in names])
+        return ResolvedWeights(
+            proportion=tuple((choose / self.epoch_size).tolist()),
+            repeat=tuple(passes(name).count(drawn.get(name, 0)) for name in names),
+            choose=tuple(choose.tolist()),
+            epoch_size=self.epoch_size,
+        )
+
+
+PassesOf = Callable[[str], StreamPasses]
+"""Says how the samples of a stream are counted off in passes."""
+
+
+class StepCutter(Protocol):
+    """Cuts steps that a plan ends with, and keeps what that leaves."""
+
+    def cut_last_step(self, plan: StepPlan, read: int) -> NDArray[np.int64]:
+        """How much is read of each stream in the last step of a plan, if it is cut after so many of its samples."""
+
+
+def planned(
+    phases: Sequence[SettledPhase],
+    num_canonical_nodes: int,
+    longest_step: int = LONGEST_STEP,
+    cutter: StepCutter | None = None,
+) -> StepPlan:
+    """Work out what each step of some phases takes of each stream.
+
+    Borders between phases are rounded up to a multiple of the canonical nodes, and those between steps to the nearest
+    one, so that each canonical node has as many samples of a step as the others. Counts are those of the largest
+    remainder: what is owed to a stream, by a step and by those before it, rounded down, and one sample more where most
+    is left over. So a stream has at any border what its weights ask for, to within about a sample; only where each
+    phase reads the streams that were given least before, n of them can come to be owed 1/2 + 1/3 + ... + 1/n of one, as
+    under any rule that does not know what follows.
+
+    Args:
+        phases: One after another; where they end rises.
+        num_canonical_nodes: Of the epoch's order.
+        longest_step: Samples.
+        cutter: Needed where a phase is cut within a step.
+
+    Raises:
+        ConfigError: A phase is shorter than a step can be, a cut lies outside its phase, or there are too many steps.
+    """
+    planner = _Planner(phases, num_canonical_nodes, longest_step)
+    for number, phase in enumerate(phases):
+        planner.add(number, phase, cutter)
+    return planner.plan()
+
+
+class _Planner:
+    """A plan in the making, phase by phase."""
+
+    def __init__(self, phases: Sequence[SettledPhase], num_canonical_nodes: int, longest_step: int) -> None:
+        self._phases, self._nodes, self._longest_step = tuple(phases), num_canonical_nodes, longest_step
+        self._streams = tuple(sorted({name for phase in phases for name, _ in phase.begin}))
+        self._place_of = {name: place for place, name in enumerate(self._streams)}
+        self._stops, self._of_phase = [0], list[int]()
+        self._drawn = [np.zeros(len(self._streams), np.int64)]
+        self._owed = np.zeros(len(self._streams), np.int64)
+        self._uncut: dict[int, NDArray[np.int64]] = {}
+        self._planned_stops: list[int] = []
+
+    def plan(self) -> StepPlan:
+        """What there is of it."""
+        return StepPlan(
+            phases=self._phases,
+            streams=self._streams,
+            phase_of_step=np.asarray(self._of_phase, np.int64),
+            stops=np.asarray(self._stops[1:], np.int64),
+            drawn=np.stack(self._drawn),
+            uncut=dict(self._uncut),
+            planned_stops=tuple(self._planned_stops),
+        )
+
+    def add(self, number: int, phase: SettledPhase, cutter: StepCutter | None) -> None:
+        """Add the steps of a phase, up to where it is cut."""
+        borders = _step_borders(phase, self._stops[-1], self._nodes, min(self._longest_step, _MOST_COUNTED))
+        self._planned_stops.append(borders[-1])
+        cut = phase.cut
+        if cut is not None and not borders[0] < cut <= borders[-1]:
+            raise ConfigError(
+                f"schedule.{phase.name}.ended_at is {cut}, and the phase reads the samples from {borders[0]} up to "
+                f"{borders[-1]}",
+                hint="cut it where it was read, or leave the cut out",
+                option=f"schedule.{phase.name}.ended_at",
+            )
+        begin, end = (_shares(mix, self._place_of) for mix in (phase.begin, phase.end))
+        count = len(borders) - 1
+        if len(self._of_phase) + count > MOST_STEPS:
+            raise ConfigError(
+                f"schedule.{phase.name}.steps: {count} are needed besides {len(self._of_phase)} of earlier phases, and "
+                f"an epoch can have {MOST_STEPS}",
+                hint="ask for fewer",
+                option=f"schedule.{phase.name}.steps",
+            )
+        for place, (start, stop) in enumerate(pairwise(borders)):
+            # The middle of the step stands for all of it.
+            part = (2 * place + 1) / (2 * count)
+            before = self._owed.copy()
+            shares = begin * (1 - part) + end * part
+            self._drawn.append(self._drawn[-1] + _counts(shares, stop - start, self._owed))
+            self._stops.append(stop)
+            self._of_phase.append(number)
+            if cut is not None and cut <= stop:
+                if cut < stop:
+                    self._cut_last(cut - start, before + _parts(shares, cut - start), cutter)
+                return
+
+    def _cut_last(self, read: int, owed: NDArray[np.int64], cutter: StepCutter | None) -> None:
+        """End the last step after so many of its samples."""
+        assert cutter is not None, "where a phase is cut, somebody knows what was read"
+        counts = cutter.cut_last_step(self.plan(), read)
+        self._uncut[len(self._of_phase) - 1] = self._drawn[-1] - self._drawn[-2]
+        self._drawn[-1] = self._drawn[-2] + counts
+        self._stops[-1] = self._stops[-2] + read
+        self._owed = owed - counts * _GRID
+
+
+def _shares(mix: Mix, place_of: dict[str, int]) -> NDArray[np.float64]:
+    shares = np.zeros(len(place_of))
+    for name, weight in mix:
+        shares[place_of[name]] = weight
+    # One after another, as every machine adds them up.
+    of_all: NDArray[np.float64] = shares / sum(shares.tolist())
+    return of_all
+
+
+def _step_borders(phase: SettledPhase, start: int, nodes: int, longest_step: int) -> list[int]:
+    """Where the steps of a phase begin, and where the last one ends."""
+    stop = start - (start - phase.planned_stop) // nodes * nodes
+    if stop <= start:
+        raise ConfigError(
+            f"schedule.{phase.name}.end is {phase.planned_stop}, and the phase before it ends at {start}: a phase "
+            f"needs a sample for each of the {nodes} canonical nodes",
+            hint="end it later, or set num_canonical_nodes lower",
+            option=f"schedule.{phase.name}.end",
+        )
+    most = (stop - start) // nodes
+    count = min(max(phase.steps, -(-(stop - start) // longest_step)), most)
+    if count > MOST_STEPS:
+        raise ConfigError(
+            f"schedule.{phase.name}.steps: {count} are needed, and an epoch can have {MOST_STEPS}",
+            hint="ask for fewer, or end the phase earlier",
+            option=f"schedule.{phase.name}.steps",
+        )
+    inner = [(2 * ((stop - start) * place // count) + nodes) // (2 * nodes) * nodes for place in range(1, count)]
+    return [start, *(start + one for one in inner), stop]
+
+
+def _parts(shares: NDArray[np.float64], size: int) -> NDArray[np.int64]:
+    """What so many samples owe each stream, in parts of a sample."""
+    return np.rint(size * shares * _GRID).astype(np.int64)
+
+
+def _counts(shares: NDArray[np.float64], size: int, owed: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many samples a step takes of each stream.
+
+    Args:
+        shares: Of each stream; those of 0 get none.
+        size: Samples of the step.
+        owed: What was given too little to each stream before, in parts of a sample; changed in place.
+    """
+    mixed = np.flatnonzero(shares)
+    owed += _parts(shares, size)
+    counts = np.maximum(owed[mixed] // _GRID, 0)
+    rest = owed[mixed] - counts * _GRID
+    by_rest = np.argsort(-rest, kind="stable")
+    missing = size - int(counts.sum())
+    if missing >= 0:
+        more, once_more = divmod(missing, len(mixed))
+        counts += more
+        counts[by_rest[:once_more]] += 1
+    while missing < 0:  # others were given too much before, and get nothing now
+        least = by_rest[counts[by_rest] > 0][missing:]
+        counts[least] -= 1
+        missing += len(least)
+    owed[mixed] -= counts * _GRID
+    found = np.zeros_like(owed)
+    found[mixed] = counts
+    return found

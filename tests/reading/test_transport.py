@@ -1,0 +1,287 @@
+"""What goes through shared memory must be what a queue would have brought, and no more must live on."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_streaming.errors import SampleError
+from lightning_streaming.reading import transport as shared_memory
+from lightning_streaming.reading.transport import BatchMessage, BatchSender, BatchSlots
+from tests.helpers import make_loader, raises, write_dataset
+
+LARGE = 4096
+
+BATCHES: dict[str, Callable[[], Any]] = {
+    "bytes": lambda: {"small": [b"", b"abc"], "large": [bytes(LARGE), bytes(range(256)) * 20]},
+    "text": lambda: ["héllo" * 1000, "", {"n": 1, "f": 0.5, "none": None}],
+    "tensors": lambda: {
+        "long": torch.arange(1000),
+        "bfloat": torch.arange(3000, dtype=torch.bfloat16),
+        "bool": torch.ones(50, 70, dtype=torch.bool),
+        "complex": torch.full((9, 300), 1 + 2j),
+        "none": torch.zeros(0, 3),
+        "scalar": torch.tensor(7),
+    },
+    "arrays": lambda: (
+        np.arange(5000, dtype="i2"),
+        np.zeros((0, 5)),
+        np.arange(6000).reshape(60, 100).T,
+        np.array([("a", 1.5)] * 400, dtype=[("name", "U4"), ("value", "f8")]),
+        np.array([{"an": "object"}, None], dtype=object),
+        np.float32(2.5),
+    ),
+}
+
+
+FOR_TORCH: dict[str, Callable[[], torch.Tensor]] = {
+    "transposed": lambda: torch.arange(4000).reshape(40, 100).T,
+    "strided": lambda: torch.arange(4000)[::2],
+    "part": lambda: torch.arange(9000)[10:5000],
+    "sparse": lambda: torch.eye(50).to_sparse(),
+    "conjugate": lambda: torch.full((2000,), 1 + 2j).conj(),
+    "with gradient": lambda: torch.ones(9, requires_grad=True),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(9)),
+}
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two batches are equal in values and in types."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, torch.Tensor):
+        dense = [one.to_dense() if one.layout != torch.strided else one for one in (left, right)]
+        return left.dtype == right.dtype and left.layout == right.layout and torch.equal(*dense)
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+class Numbers(IterableDataset[int]):
+    """As many numbers as asked for, dealt among workers."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __iter__(self) -> Any:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return iter(range(info.id, self._count, info.num_workers))
+
+
+class Made:
+    """Collates a number into the batch of a name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, numbers: list[int]) -> Any:
+        return numbers[0], BATCHES[self._name]()
+
+
+class Sending:
+    """A collate function that sends what another makes."""
+
+    def __init__(self, collate: Callable[[Any], Any], batch_slots: BatchSlots) -> None:
+        self._collate, self._sender = collate, BatchSender(batch_slots)
+
+    def __call__(self, numbers: list[int]) -> Any:
+        return self._sender.send(self._collate(numbers))
+
+
+def sent(collate: Callable[[Any], Any], batch_slots: BatchSlots, count: int, **settings: Any) -> list[Any]:
+    """What torch's loader hands out, messages unopened."""
+    return list(DataLoader(Numbers(count), batch_size=1, collate_fn=Sending(collate, batch_slots), **settings))
+
+
+@pytest.mark.rotate(2)
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_comes_out_as_it_was(name: str) -> None:
+    batch_slots = BatchSlots(2, 3)
+    arrived = sent(Made(name), batch_slots, 4, num_workers=2)
+    assert all(isinstance(one, BatchMessage) for one in arrived)
+    for number, message in enumerate(arrived):
+        assert same(message.open(batch_slots), (number, BATCHES[name]()))
+
+
+@pytest.mark.parametrize("name", FOR_TORCH)
+def test_tensors_that_are_more_than_their_bytes_are_left_to_torch(name: str) -> None:
+    assert shared_memory._pack({"a": [FOR_TORCH[name]()]}, memoryview(bytearray(1 << 16))) is None
+
+
+@pytest.mark.parametrize("collate", [None, torch.stack])
+def test_a_tensor_computed_from_one_that_requires_gradients_is_an_error_rather_than_a_wait(
+    collate: Callable[[Any], Any] | None, tmp_path: Path
+) -> None:
+    write_dataset(tmp_path / "data", 4)
+    loader = make_loader(tmp_path / "data", transform=_with_gradient, workers=1, loader={"collate_fn": collate})
+    with raises(SampleError, "requires_grad", "detach() it in transform="):
+        next(iter(loader))
+
+
+def _with_gradient(sample: dict[str, Any]) -> torch.Tensor:
+    return torch.full((2,), float(sample["id"]), requires_grad=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_slots_reach_workers_of_every_start_method(method: str) -> None:
+    batch_slots = BatchSlots(1, 3)
+    context = multiprocessing.get_context(method)
+    (message,) = sent(Made("tensors"), batch_slots, 1, num_workers=1, multiprocessing_context=context)
+    assert same(message.open(batch_slots), (0, BATCHES["tensors"]()))
+
+
+def test_what_finds_no_free_slot_comes_in_another_way() -> None:
+    batch_slots = BatchSlots(1, 2)
+    arrived = sent(Made("bytes"), batch_slots, 4, num_workers=1)  # none is opened before all are made
+    assert [isinstance(one, BatchMessage) for one in arrived] == [True, True, False, False]
+    opened = [one.open(batch_slots) if isinstance(one, BatchMessage) else one for one in arrived]
+    assert all(same(one, (number, BATCHES["bytes"]())) for number, one in enumerate(opened))
+
+
+def test_a_lost_batch_frees_its_slot_with_the_next_one() -> None:
+    batch_slots = BatchSlots(1, 2)
+    _lost, second = sent(Made("bytes"), batch_slots, 2, num_workers=1)
+    second.open(batch_slots)
+    assert batch_slots.free(0, 2) is not None
+    assert batch_slots.free(0, 3) is not None
+    assert batch_slots.free(0, 4) is None
+
+
+@pytest.mark.rotate(2)
+@pytest.mark.parametrize("room", [0, 100, 5000, 9000, 30000])
+def test_what_does_not_fit_comes_in_another_way(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_SLOT_BYTES", room)
+    batch_slots = BatchSlots(1, 3)
+    for name in ("bytes", "tensors", "arrays"):
+        (arrived,) = sent(Made(name), batch_slots, 1, num_workers=1)
+        opened = arrived.open(batch_slots) if isinstance(arrived, BatchMessage) else arrived
+        assert same(opened, (0, BATCHES[name]()))
+
+
+@given(st.recursive(
+    st.one_of(
+        st.integers(), st.text(max_size=20), st.binary(max_size=10), st.sampled_from([bytes(LARGE), b"x" * 5000]),
+        st.integers(0, 2000).map(torch.arange), st.integers(0, 2000).map(np.arange),
+    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+))  # fmt: skip
+def test_any_batch_comes_out_as_it_was(batch: Any) -> None:
+    slot = memoryview(bytearray(1 << 18))
+    packed = shared_memory._pack(batch, slot)
+    assert packed is not None
+    opened = shared_memory._unpack(slot, *packed)
+    slot[:] = bytes(len(slot))  # the next batch takes the slot
+    assert same(opened, batch)
+
+
+class Encoded:
+    """Gives its state as bytes that nobody else holds, as objects of extension types do."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __getstate__(self) -> bytes:
+        return self.number.to_bytes(4, "big") * 2000
+
+    def __setstate__(self, state: bytes) -> None:
+        self.number = int.from_bytes(state[:4], "big")
+
+
+def test_state_that_lives_only_while_it_is_pickled_is_each_objects_own() -> None:
+    slot = memoryview(bytearray(1 << 20))
+    packed = shared_memory._pack({"list": [Encoded(number) for number in range(20)]}, slot)
+    assert packed is not None
+    assert [one.number for one in shared_memory._unpack(slot, *packed)["list"]] == list(range(20))
+
+
+def test_one_thing_twice_stays_one_thing() -> None:
+    slot, tensor = memoryview(bytearray(1 << 16)), torch.arange(1000)
+    packed = shared_memory._pack({"a": tensor, "b": [tensor]}, slot)
+    assert packed is not None
+    opened = shared_memory._unpack(slot, *packed)
+    assert opened["a"] is opened["b"][0]
+
+
+def test_batches_of_a_loader_are_its_own(tmp_path: Path) -> None:
+    write_dataset(tmp_path)
+    loader = make_loader(tmp_path, workers=2, batch_size=4)
+    batches = list(loader)
+    copies = pickle.loads(pickle.dumps(batches))
+    list(loader)  # whose batches go through the same slots
+    assert all(map(same, batches, copies))
+    loader.close()
+
+
+def test_passes_given_up_early_take_no_slot_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(message: BatchMessage, batch_slots: BatchSlots) -> Any:
+        from_slots.append(message.worker)
+        return open_(message, batch_slots)
+
+    from_slots: list[int] = []
+    open_ = BatchMessage.open
+    monkeypatch.setattr(BatchMessage, "open", opened)
+    write_dataset(tmp_path)
+    settings: dict[str, Any] = {"shuffle": False, "transform": dict}  # each batch is a message of its own
+    loader = make_loader(tmp_path, workers=2, batch_size=2, loader={"persistent_workers": True}, **settings)
+    for _ in range(5):
+        next(iter(loader))
+    del from_slots[:]
+    whole = [number for batch in loader for number in batch["id"].tolist()]
+    assert sorted(whole) == list(range(29))
+    assert sorted(from_slots) == [0] * 8 + [1] * 7
+    loader.close()
+
+
+def test_a_pass_that_is_closed_leaves_a_loader_that_begins_again(tmp_path: Path) -> None:
+    write_dataset(tmp_path)
+    loader = make_loader(tmp_path, workers=2, batch_size=2, loader={"persistent_workers": True})
+    under_way = iter(loader)
+    next(under_way)
+    under_way.close()
+    assert len(list(loader)) == 15
+    loader.close()
+
+
+def test_without_a_loader_or_its_pass_the_memory_is_gone(tmp_path: Path) -> None:
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:batches")
+
+    write_dataset(tmp_path)
+    gc.collect()  # loaders of other tests
+    assert maps() == 0
+    loader = make_loader(tmp_path, workers=1, batch_size=2)
+    for _batch in loader:
+        assert maps() == 1
+    assert maps() == 0
+    lives_on = make_loader(tmp_path, workers=1, batch_size=2, loader={"persistent_workers": True})
+    list(lives_on)
+    assert maps() == 1
+    lives_on.close()
+    assert maps() == 0
+
+
+def test_without_shared_memory_torch_sends_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_SLOT_BYTES", 1 << 60)  # more than any file may have
+    write_dataset(tmp_path)
+    loader = make_loader(tmp_path, workers=1, batch_size=2, shuffle=False)
+    with pytest.warns(UserWarning, match="no shared memory"):
+        assert len(list(loader)) == 15
+    loader.close()
