@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from lightning_streaming.errors import UnknownArgumentError
 
@@ -241,6 +241,8 @@ def tells_unknown_arguments(cls: _Class) -> _Class:
             _refuse_places(type(self), places - 1, len(args))
         init(self, *args, **kwargs)
 
+    if hasattr(cls, "option"):  # command lines read the types of a group's fields, which are texts in its own module
+        checked.__annotations__ = get_type_hints(init)
     setattr(cls, "__init__", checked)  # noqa: B010 mypy knows a class's own as fixed
     return cls
 
