@@ -252,8 +252,8 @@ class DatasetOptions(DataOptions):
     """All that a dataset is asked for.
 
     Args:
-        batch_size: Samples per batch on each rank. The loader gives its own if this is None. With ``token_budget`` a
-            batch is one group, so it is 1.
+        batch_size: Samples per batch on each rank. Required to iterate over the dataset itself, with a plain ``for``;
+            the loader gives its own if this is None. With ``token_budget`` a batch is one group, so it is 1.
         transform: Applied to each decoded sample in the worker. If it has a parameter ``rng`` it is given a
             ``numpy.random.Generator`` keyed by the sample, so that augmentation survives any resume. ``dataset[i]``
             applies it too.
