@@ -463,18 +463,21 @@ def test_what_is_evicted_between_opening_and_locking_it_is_not_here(
     assert not cache.has(shard)
 
 
-def test_what_was_changed_since_it_was_looked_at_is_not_evicted(http_store: HttpStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [b"mine", bytes(3000)], ids=["other size", "same size"])
+def test_what_was_changed_since_it_was_looked_at_is_not_evicted(
+    data: bytes, http_store: HttpStore, tmp_path: Path
+) -> None:
     write_dataset(http_store.root, shards=1)
     path = ensure(http_store, tmp_path)
     seen = find_entry(path)
     assert seen is not None
-    path.write_bytes(b"mine")
+    path.write_bytes(data)
     directory = cache_of(http_store, tmp_path).directory
     with directory.locked() as count:
         assert count is not None
         assert not directory.remove_unused(count, [seen], "asked for")
         assert count.used == 3000
-    assert path.read_bytes() == b"mine"
+    assert path.read_bytes() == data
 
 
 def test_a_tag_says_nothing_of_a_file_of_another_size(http_store: HttpStore, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.cache import CacheConfig, ShardCache
+from lightning_streaming.cache.config import QUEUE_BASENAME
 from lightning_streaming.cache.file_states import claim
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.quota import (
@@ -36,7 +38,7 @@ from lightning_streaming.cache.quota import (
 from lightning_streaming.cache.selection_files import map_bits, selection_path
 from lightning_streaming.cache.shard_cache import Absence
 from lightning_streaming.cache.shared_files import pauses
-from lightning_streaming.cache.usage import FINISHED_BEFORE, CacheEntry, finished_time, read_usage
+from lightning_streaming.cache.usage import FINISHED_BEFORE, CacheEntry, finished_time, read_usage, write_number
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds.shard import map_file
@@ -432,6 +434,37 @@ def test_a_limit_that_was_exceeded_holds_again_once_that_is_possible(
     views.clear()
     six.ensure(4)
     assert len(six.here()) <= 3
+
+    views.extend(six.map(shard) for shard in six.here())
+    released = []
+    with six.cache.hold(six.shards[5], six.room, lambda: released.append(views.clear())):
+        assert len(six.here()) <= 3
+    assert released
+
+
+@pytest.mark.parametrize(("noted", "waits"), [(0, False), (3600, True), (-601, True)], ids=str)
+def test_a_reader_waits_for_room_unless_another_waited_in_vain_a_short_time_ago(
+    six: Cached, noted: int, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    six.ensure(0, 1, 2)
+    views = [six.map(shard) for shard in (0, 1, 2)]
+    with monkeypatch.context() as for_now:
+        impatient(for_now)
+        six.ensure(3)  # in vain
+    views.append(six.map(3))
+    if noted:
+        with (six.root / QUEUE_BASENAME).open("r+b") as queue:
+            write_number(queue.fileno(), time.time_ns() + noted * 10**9)
+    other = CacheQuota([six.cache.directory], six.room.limit)
+    reader = threading.Thread(target=lambda: six.ensure(4, room=other))
+    reader.start()
+    waited = False
+    while reader.is_alive() and not waited:
+        waited = other.somebody_waits()
+        reader.join(0.001)
+    views.clear()
+    reader.join()
+    assert waited == waits
 
 
 NOW = 1_800_000_000 * 10**9

@@ -19,6 +19,7 @@ from lightning_streaming.errors import (
     LockTimeoutError,
     ObjectNotFoundError,
     ShardCorruptError,
+    StorageError,
 )
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import Location
@@ -313,6 +314,21 @@ class TestObject:
         assert cache.fetch_ahead(shard) is Absence.FETCHED_ELSEWHERE
         cache.directory.drop([part])
         assert cache.fetch_ahead(shard) is None
+
+    def test_a_failure_ahead_shortens_the_attempts_of_one_reader_alone(
+        self, http_store: HttpStore, tmp_path: Path
+    ) -> None:
+        write_dataset(http_store.root)
+        cache = over_http(http_store, tmp_path, download_retry=1)
+        shard = cache.read_index().shards[0]
+        http_store.fail("shard.00000", "status", times=3)
+        with pytest.raises(StorageError):
+            cache.fetch_ahead(shard)
+        with pytest.raises(StorageError), cache.hold(shard, release=list):
+            pass
+        http_store.fail("shard.00000", "status", times=1)
+        with cache.hold(shard, release=list) as directory:
+            assert (directory / "shard.00000.mds").read_bytes() == raw_data(0)
 
     def test_what_is_removed_as_soon_as_it_is_there_is_fetched_ahead_again(
         self, http_store: HttpStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

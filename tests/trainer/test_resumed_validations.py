@@ -246,14 +246,17 @@ def test_a_validation_that_another_callback_caused_runs_whole_after_a_resume(dat
     assert ended[0] == whole[0]
 
 
-def test_validations_before_a_checkpoint_do_not_stand_for_those_between_batches_of_another_size(
-    data: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("batch_size", "steps", "validated"), [(1, 8, [7, 9, 11]), (2, 4, [3, 5])], ids=["same", "another"]
+)
+def test_validations_of_batches_that_are_trained_again_are_not_repeated(
+    batch_size: int, steps: int, validated: list[int], data: Path, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"num_sanity_val_steps": 0, "max_epochs": 1, "val_check_interval": 2}
     saver = SaveInHooks(tmp_path)
     fit(data, tmp_path, saver, batch_size=1, accumulate_grad_batches=4, **settings)
-    # After 7 batches the weights have seen 4, and a validation ran after 6: 4 samples are 2 batches of 2.
+    # After 7 batches the weights have seen 4, and a validation ran after 6. With batches of 2 it tells nothing.
     path = [path for path in saver.saved if "on_train_batch_end" in path.name][6]
-    ended, model, _ = fit(data, tmp_path, ckpt_path=path, batch_size=2, **settings)
-    assert len(model.seen) == 4 + 4
-    assert [index for _, index, *_ in ended] == [1, 3, 5, 3, 5]
+    ended, model, _ = fit(data, tmp_path, ckpt_path=path, batch_size=batch_size, **settings)
+    assert len(model.seen) == 4 + steps
+    assert [index for _, index, *_ in ended] == [1, 3, 5, *validated]
