@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.cache.config import QUEUE_BASENAME
+from lightning_streaming.cache.config import MANIFEST_BASENAME, QUEUE_BASENAME
 from lightning_streaming.cache.file_states import claim
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.quota import (
@@ -38,7 +38,14 @@ from lightning_streaming.cache.quota import (
 from lightning_streaming.cache.selection_files import map_bits, selection_path
 from lightning_streaming.cache.shard_cache import Absence
 from lightning_streaming.cache.shared_files import pauses
-from lightning_streaming.cache.usage import FINISHED_BEFORE, CacheEntry, finished_time, read_usage, write_number
+from lightning_streaming.cache.usage import (
+    FINISHED_BEFORE,
+    CacheEntry,
+    finished_time,
+    read_usage,
+    shard_files,
+    write_number,
+)
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds.shard import map_file
@@ -465,6 +472,16 @@ def test_a_reader_waits_for_room_unless_another_waited_in_vain_a_short_time_ago(
     views.clear()
     reader.join()
     assert waited == waits
+
+
+def test_files_of_a_cache_within_a_cache_are_not_counted(six: Cached) -> None:
+    six.ensure(0)
+    for name, other in (("other", MANIFEST_BASENAME), ("subdirectory", "notes.txt")):
+        (six.root / name).mkdir()
+        (six.root / name / "shard.00000.mds").write_bytes(bytes(SHARD))
+        (six.root / name / other).touch()
+    found = {Path(file.path).relative_to(six.root).as_posix() for file in shard_files(six.root)}
+    assert found == {"shard.00000.mds", "subdirectory/shard.00000.mds", "subdirectory/notes.txt"}
 
 
 NOW = 1_800_000_000 * 10**9

@@ -255,7 +255,7 @@ def test_validations_of_batches_that_are_trained_again_are_not_repeated(
     settings: dict[str, Any] = {"num_sanity_val_steps": 0, "max_epochs": 1, "val_check_interval": 2}
     saver = SaveInHooks(tmp_path)
     fit(data, tmp_path, saver, batch_size=1, accumulate_grad_batches=4, **settings)
-    # After 7 batches the weights have seen 4, and a validation ran after 6. With batches of 2 it tells nothing.
+    # After 7 batches the weights have seen 4, and a validation ran after 6, of batches of 1.
     path = [path for path in saver.saved if "on_train_batch_end" in path.name][6]
     ended, model, _ = fit(data, tmp_path, ckpt_path=path, batch_size=batch_size, **settings)
     assert len(model.seen) == 4 + steps
