@@ -152,6 +152,12 @@ class TestRemote:
         index = put(http_store.root, count + 1, seed=1)
         assert over_http(http_store, tmp_path).read() == index
 
+    def test_anew_asks_though_another_process_has_just_asked(self, http_store: HttpStore, tmp_path: Path) -> None:
+        put(http_store.root, SMALL)
+        _read_in_child(over_http(http_store, tmp_path))
+        index = put(http_store.root, SMALL + 1, seed=1)
+        assert over_http(http_store, tmp_path).anew().read() == index
+
     def test_a_large_one_that_somebody_put_in_its_place_is_noticed(self, http_store: HttpStore, tmp_path: Path) -> None:
         index = put(http_store.root, LARGE)
         over_http(http_store, tmp_path).read()

@@ -480,8 +480,8 @@ def test_files_of_a_cache_within_a_cache_are_not_counted(six: Cached) -> None:
         (six.root / name).mkdir()
         (six.root / name / "shard.00000.mds").write_bytes(bytes(SHARD))
         (six.root / name / other).touch()
-    found = {Path(file.path).relative_to(six.root).as_posix() for file in shard_files(six.root)}
-    assert found == {"shard.00000.mds", "subdirectory/shard.00000.mds", "subdirectory/notes.txt"}
+    names = {Path(file.path).relative_to(six.root).as_posix() for file in shard_files(six.root)}
+    assert names == {"shard.00000.mds", "subdirectory/shard.00000.mds", "subdirectory/notes.txt"}
 
 
 NOW = 1_800_000_000 * 10**9
