@@ -152,7 +152,7 @@ class TestRemote:
         index = put(http_store.root, count + 1, seed=1)
         assert over_http(http_store, tmp_path).read() == index
 
-    def test_anew_asks_though_another_process_has_just_asked(self, http_store: HttpStore, tmp_path: Path) -> None:
+    def test_a_second_look_ignores_checks_of_other_processes(self, http_store: HttpStore, tmp_path: Path) -> None:
         put(http_store.root, SMALL)
         _read_in_child(over_http(http_store, tmp_path))
         index = put(http_store.root, SMALL + 1, seed=1)
