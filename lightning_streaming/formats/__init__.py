@@ -2,26 +2,21 @@
 
     index          index.json: read, written, and kept in a parsed form
     shard_table    what an index says of a shard, and a table of a million of them
-    shard          the door to a shard of any format: whole files, single samples, raw forms
-    mds            the MDS shard file; mds_samples is one sample of it, or many as a table
+    shard          a shard of any format: whole files, single samples, raw forms
     split          json, csv, tsv and xsv shards, of a data and a meta file
-    npy, megatron  files of other libraries; npy_header is how one begins, row_files are those of rows of equal bytes
-    plain_rows     many samples at once: what readers must be able to do for that
-    columns        whole columns of a shard; array_lengths, how long its arrays are, mostly by offsets alone
-    encodings      the values of one column, by name, and those that users register; values and images are its
-                   families
-    pictures       image files made pixels, quickly, where a dataset asks for them
-    compression    whole files, smaller
-    hashing        whole files, told apart
-    other_formats  the door to data of other libraries, each in a file of its own; in_order looks at many files at once
-    webdataset     tar files of samples; tar_members walks through their headers, in tar_windows of their bytes,
-                   member_values decodes what they hold, published_counts knows what others have counted
-    arrow_rows     rows of Arrow record batches; arrow_types tells what each type becomes, arrow_values and
-                   arrow_arrays read it
-    parquet        row groups of Parquet files; parquet_footers says where their columns lie and what room they take,
-                   parquet_rows unpacks them
-    litdata        directories that litData optimised; litdata_chunks and litdata_rows find the items of a chunk,
-                   litdata_samples makes samples of them, litdata_leaves the values in these
+    plain_rows     many samples at once: what readers must support for that
+    columns        whole columns of a shard
+    encodings      the values of one column, by name, and those that users register; values has the built-in ones
+    compression    whole files, compressed
+    hashing        hashes of whole files
+    other_formats  data of other libraries, each in a file of its own; in_order looks at many files at once
+
+    mds            the MDS shard file and its samples
+    arrow          Parquet files; rows, types, values and arrays of Arrow record batches
+    tar            WebDataset: tar files of samples, their members and values
+    arrays         .npy files, tokens of Megatron-LM, files of rows of equal size, lengths of arrays
+    litdata        directories that litData optimised: chunks, rows, samples, leaves
+    images         encodings of images, and image files decoded to pixels
 
 The bytes are those of MosaicML Streaming 0.13, index version 2.
 """

@@ -1,6 +1,6 @@
 """Which sample is read when: integers in, integers out; no files, no torch.
 
-An epoch's order is a chain of small steps. Each stands on the one before and answers the same (``sequence``): how many
+An epoch's order is a chain of small steps. Each stands on the one before and answers the same (``base``): how many
 entries it has, the sample ids of any of them at once, and a digest of all it depends on.
 
     weights        DatasetShape   the samples there are, shard by shard, and how many of each stream an epoch draws
@@ -18,12 +18,13 @@ entries it has, the sample ids of any of them at once, and a digest of all it de
     phased         Phased         the steps one after another, each shuffled and batched by itself, as one Batched
     canonical      how canonical nodes are read in turn
     quality        what an order costs a node
-    packing        how documents become packs: settings, and a name of all that packs depend on
-    pack_plan      PackPlan       which documents each pack of an epoch holds; made once, kept in plain arrays
-    windows        the packs of some windows of documents, as arrays of a plan
-    best_fit, best_fit_compiled   which pack of its window each document goes into; the same in compiled code
-    length_groups  groups of documents of about one length
-    packs          Packs          any packs of a plan: which tokens of which documents
+    packing        how documents become packs:
+      settings     the settings, and a name of all that packs depend on
+      plan         PackPlan       which documents each pack of an epoch holds; made once, kept in plain arrays
+      windows      the packs of some windows of documents, as arrays of a plan
+      best_fit, best_fit_compiled which pack of its window each document goes into; the same in compiled code
+      length_groups               groups of documents of about one length
+      packs        Packs          any packs of a plan: which tokens of which documents
     permutation, runs   arithmetic that several of these use
 
 To add a step, write a ``SampleSequence`` on an inner one, in a file of its own, and put it in the chain where
