@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_streaming.sequence.stretches import Stretch, StretchUnits, stretch_units
+from lightning_streaming.sequence.stretches import ShorterPasses, StreamPasses, Stretch, StretchUnits, stretch_units
 
 shard_lists = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
 streams = st.builds(lambda sizes: np.asarray(sizes, np.int64), shard_lists)
@@ -157,3 +157,10 @@ def test_a_stretch_of_a_large_stream_takes_only_the_shards_it_reads(start: int) 
     units = taken(sizes, start, start + 25_000)
     assert units.sizes.sum() == 25_000
     assert len(units.sizes) <= 4
+
+
+def test_a_pass_begins_next_where_the_last_one_ends() -> None:
+    passes = StreamPasses(np.asarray([2, 3]), [ShorterPasses(shards=1, stop=4)])
+    beginnings = [0, 2, 4, 9, 14, 19]  # two passes of the first shard, then of both
+    for samples in range(20):
+        assert passes.next_beginning(samples) == min(start for start in beginnings if start >= samples)
