@@ -1,7 +1,8 @@
 """Which tests are fast: those that start no process, no trainer and no store, as their source tells.
 
 A test is slow if it, or what it calls or asks for in ``tests``, names something of :data:`_STARTERS`, gives a loader
-workers, or lies in a folder of :data:`_SLOW_FOLDERS`. So no test has to be marked by hand, and a new one is sorted too.
+workers, or lies in a folder of :data:`_SLOW_FOLDERS` or a file of :data:`_SLOW_FILES`. So no test has to be marked by
+hand, and a new one is sorted too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 _SLOW_FOLDERS = ("trainer", "faults", "examples", "docs", "benchmarks", "servers", "viewing", "planning")
+_SLOW_FILES = ("test_budget_runs", "test_inspect_run", "test_select", "test_state_phases", "test_dependencies")
+"""Files whose tests make whole runs, or parse every file."""
 _SLOW_IMPORTS = ("lightning", "jsonargparse", "accelerate", "transformers", "datasets", "tokenizers", "ray", "pyarrow")
 _STARTERS = {
     *("subprocess", "Popen", "multiprocessing", "get_context", "fork", "spawn", "ProcessPoolExecutor", "kill"),
@@ -49,7 +52,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @cache
 def _fast_tests(path: Path) -> set[str]:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    if not set(_SLOW_FOLDERS).isdisjoint(parts[:-1]):
+    if not set(_SLOW_FOLDERS).isdisjoint(parts[:-1]) or parts[-1] in _SLOW_FILES:
         return set()
     module = ".".join(parts)
     if any(_is_slow_import(one) for one, _ in _module(module).imports.values()):

@@ -29,7 +29,7 @@ NIGHTLY_FIXTURES = {
     *("chromium", "opened", "window"),  # of a browser
 }
 """What takes long to start or build: a test that asks for one of these is nightly."""
-EXAMPLES = {"fast": 15, "test": 25, "all": 300}
+EXAMPLES = {"fast": 12, "test": 25, "all": 300}
 """Examples of a property that says no number of its own, by tier."""
 
 
