@@ -38,8 +38,9 @@ test-all: $(READY)  ## Run every case of every test, as before a release
 test-fast: $(READY)  ## Run those that start no process, no trainer and no store
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m fast
 
-coverage: $(READY)  ## Say which lines the fast tests run, and fail below the floor in pyproject.toml
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m fast --cov --cov-report=term:skip-covered
+coverage: $(READY)  ## Say which lines the tests of the tools and the fast ones run, and fail below the floor in pyproject.toml
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m fast --cov --cov-report= --cov-fail-under=0
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/tools --cov --cov-append --cov-report=term:skip-covered
 
 mutants: $(READY)  ## Make sixty single mistakes, one after another, and say which of them the tests notice
 	$(BIN)/python -m tests.mutants
