@@ -241,8 +241,9 @@ def tells_unknown_arguments(cls: _Class) -> _Class:
             _refuse_places(type(self), places - 1, len(args))
         init(self, *args, **kwargs)
 
-    if hasattr(cls, "option"):  # command lines read the types of a group's fields, which are texts in its own module
-        checked.__annotations__ = get_type_hints(init)
+    if hasattr(cls, "option"):  # command lines read the types of a group's fields, each a text in its own base's module
+        kinds = {**get_type_hints(cls), "return": type(None)}
+        checked.__annotations__ = {name: kinds[name] for name in init.__annotations__}
     setattr(cls, "__init__", checked)  # noqa: B010 mypy knows a class's own as fixed
     return cls
 

@@ -186,8 +186,8 @@ class SelectionConfig(OptionGroup):
 
 
 def _are_equal(indices: Indices | None, others: Indices | None) -> bool:
-    if indices is None or others is None or isinstance(indices, str) or isinstance(others, str):
-        return indices is others or (isinstance(indices, str) and isinstance(others, str) and indices == others)
+    if isinstance(indices, str | None) or isinstance(others, str | None):
+        return isinstance(indices, str | None) and isinstance(others, str | None) and indices == others
     mine, theirs = as_numbers(indices), as_numbers(others)
     return mine.dtype == theirs.dtype and np.array_equal(mine, theirs)
 

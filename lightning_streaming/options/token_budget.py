@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence  # noqa: F401  # as types are resolved here
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal  # noqa: F401  # as types are resolved here
+from typing import ClassVar, Literal
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.options.groups import store_plain
