@@ -8,7 +8,7 @@ Run from the root of the repository:
 
 Nothing is stored but an index of the data and a few shards. Of some nodes the run, its order, the partition, what each
 worker needs and how far it looks ahead are those of the library, and the cache follows the library's rules: workers and
-cache are simulated as by ``lightning-streaming plan`` (tools/planning/node_cache.py). What a shard and an
+cache are simulated as by ``lightning-streaming plan`` (tools/planning/node.py). What a shard and an
 index cost is measured with a server on this machine (benchmarks/scale_costs.py). How a store's limit is met is
 simulated with the library's own waits (benchmarks/scale_store.py). Orders that are drawn as a whole are drawn for
 ``--drawn-nodes``, each with the same share: to draw them for all would take 8 bytes for each sample.
@@ -52,8 +52,7 @@ from benchmarks.scale_node import (
 )
 from benchmarks.scale_store import Store, storm
 from lightning_streaming import StreamingDataset, World
-from lightning_streaming.tools.planning.node_cache import NodeCache, read_epoch
-from lightning_streaming.tools.planning.node_reads import Asked, NodeReads, asked_for
+from lightning_streaming.tools.planning.node import Asked, NodeCache, NodeReads, asked_for, read_epoch
 from lightning_streaming.units import parse_bytes, parse_count
 
 ORDERS = ("blockwise", "py1e", "py1br", "py1s", "py2s", "naive", "stored")

@@ -21,7 +21,7 @@ from lightning_streaming.resume.state import Cursor
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.partition import INTERLEAVED
 from lightning_streaming.sequence.settings import OrderSettings
-from lightning_streaming.tools.planning.node_reads import NodeReads, ShardBytes
+from lightning_streaming.tools.planning.node import NodeReads, ShardBytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

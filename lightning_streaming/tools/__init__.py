@@ -11,13 +11,13 @@ packages below. Packages of one level do not import each other:
     starting     init: inspects a dataset, and writes configuration and module
     converting   convert: sources of rows, written in parts; packed text
 
-    runs         a configured run: its order and steps (traced_run), its checkpoints and how they are moved, and what
-                 trace, inspect, select and lengths show of one
+    runs         a configured run: its order and steps (training_run), its checkpoints and how they are moved
+                 (checkpoints, positions), and what trace, inspect, select and lengths show of one
 
     stored       a dataset in place: its files downloaded and checked (stored_dataset), in numbers (summary), its
                  shards opened (held_shards), single samples by byte ranges (sample_reader), and how a command line
                  names one (named_sample)
     drawing      charts as SVG, pixels as PNG, templates and style of all pages
 
-Code that imports torch, which takes seconds, is in modules ``*_run``, which are imported on demand.
+Modules that import torch, which takes seconds, are imported on demand.
 """

@@ -359,15 +359,17 @@ def _parse_pair(text: str) -> tuple[str, Any]:
         raise ArgumentTypeError(f"the value of {key} starts like JSON, but is not JSON") from None
 
 
-def of_run(door: str) -> Callable[..., int]:
-    """What a tool does for a configured run; gives an exit code.
+def of_run(name: str) -> Callable[..., int]:
+    """Return the function that a tool calls for a configured run; the function returns an exit code.
 
-    It imports torch, which takes seconds, and of which the same tool needs nothing to look at stored data.
+    It is imported here, and not with the tool: it imports torch, which takes seconds and which a stored dataset does
+    not need.
 
     Args:
-        door: Room and module under ``tools``, "planning.plan_run"; the function is named as the module is.
+        name: Package, module and function under ``tools``, like "planning.plan_run.plan_run".
     """
-    found: Callable[..., int] = getattr(import_module(f"lightning_streaming.tools.{door}"), door.partition(".")[2])
+    module, _, function = name.rpartition(".")
+    found: Callable[..., int] = getattr(import_module(f"lightning_streaming.tools.{module}"), function)
     return found
 
 

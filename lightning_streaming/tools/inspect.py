@@ -78,7 +78,9 @@ def run(args: Namespace) -> int:
             raise ConfigError(
                 "--loader names a train loader of a checkpoint", hint="give --ckpt with it", option="--loader"
             )
-        return of_run("runs.inspect_run")(args.config, dict(args.set), args.checkpoint, args.loader, as_json=args.json)
+        return of_run("runs.stages.inspect_run")(
+            args.config, dict(args.set), args.checkpoint, args.loader, as_json=args.json
+        )
     check_set_is_of_a_run(args)
     if args.checkpoint is not None or args.loader is not None:
         option = "--loader" if args.checkpoint is None else "--ckpt"

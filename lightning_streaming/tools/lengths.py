@@ -77,7 +77,7 @@ def run(args: Namespace) -> int:
         )
     if args.config:
         _check_alone(args)
-        return of_run("runs.lengths_run")(args.config, as_json=args.json)
+        return of_run("runs.stages.lengths_run")(args.config, as_json=args.json)
     asked = _request(args)
     place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
     how = {"format": args.format, "block_length": args.block_length}

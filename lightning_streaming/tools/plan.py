@@ -61,7 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """See :data:`~lightning_streaming.tools.commands.COMMANDS`."""
-    return of_run("planning.plan_run")(args)
+    return of_run("planning.plan_run.plan_run")(args)
 
 
 def _limit(text: str) -> int | None:

@@ -95,7 +95,7 @@ def run(args: Namespace) -> int:
         )
     if args.config:
         _check_alone(args)
-        return of_run("runs.select_run")(args.config, dict(args.set), as_json=args.json)
+        return of_run("runs.stages.select_run")(args.config, dict(args.set), as_json=args.json)
     check_set_is_of_a_run(args)
     report = _select_of_dataset(args)
     (print_json if args.json else _print_report)(report)

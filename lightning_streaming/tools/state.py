@@ -44,10 +44,9 @@ from lightning_streaming.tools.console import (
     print_table,
     printable_name,
 )
-from lightning_streaming.tools.runs import checkpoints, state_moves
+from lightning_streaming.tools.runs import checkpoints, positions
 from lightning_streaming.tools.runs.checkpoints import Places, SavedLoader, find_places, find_state_file, settled
-from lightning_streaming.tools.runs.phase_lines import phase_line
-from lightning_streaming.tools.runs.state_moves import StreamSeen
+from lightning_streaming.tools.runs.positions import StreamSeen, phase_line
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 
 
@@ -169,7 +168,7 @@ def show(args: Namespace) -> int:
 
 def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[StreamSeen]]:
     """The size of an epoch and what was read of each stream, as far as the state, data or configuration tell."""
-    seen, data, options = state_moves.seen_by_fingerprint(loader.position), args.data, args.storage_options
+    seen, data, options = positions.seen_by_fingerprint(loader.position), args.data, args.storage_options
     if not data and not args.config:
         return loader.epoch_size, seen
     if loader.position.fingerprint is None and data:  # then it was not weighted, as far as anybody can know
@@ -190,8 +189,8 @@ def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[Strea
 
 
 def _counting(name: str) -> Callable[..., Any]:
-    """A function of :mod:`~lightning_streaming.tools.runs.state_counts`, which imports torch."""
-    found: Callable[..., Any] = getattr(import_module("lightning_streaming.tools.runs.state_counts"), name)
+    """A function of :mod:`~lightning_streaming.tools.runs.stream_counts`, which imports torch."""
+    found: Callable[..., Any] = getattr(import_module("lightning_streaming.tools.runs.stream_counts"), name)
     return found
 
 
@@ -345,7 +344,7 @@ def _set_place(args: Namespace) -> int:
     """
     edited = _Edited(args)
     name = edited.before.choose(args.loader)
-    return edited.move({name: state_moves.placed(edited.before.loaders[name], Cursor(args.epoch, args.sample))})
+    return edited.move({name: positions.placed(edited.before.loaders[name], Cursor(args.epoch, args.sample))})
 
 
 def skip(args: Namespace) -> int:
@@ -358,9 +357,9 @@ def skip(args: Namespace) -> int:
     before = edited.before
     if args.samples is not None:
         name = before.choose(args.loader)
-        return edited.move({name: state_moves.samples_later(before.loaders[name], args.samples)})
+        return edited.move({name: positions.samples_later(before.loaders[name], args.samples)})
     names = tuple(before.loaders) if args.loader is None else (before.choose(args.loader),)
-    return edited.move(state_moves.batches_later(before, names, args.batches))
+    return edited.move(positions.batches_later(before, names, args.batches))
 
 
 def _import_state(args: Namespace) -> int:
@@ -405,7 +404,7 @@ class _Edited:
 
     def move(self, moved: Mapping[str, Cursor]) -> int:
         """Move these loaders, and the trainer with them; then write."""
-        trainer = state_moves.trainer_at(self.before, moved)
+        trainer = positions.trainer_at(self.before, moved)
         for name, cursor in moved.items():
             checkpoints.move(checkpoints.at(self._content, self.before.loaders[name].keys), cursor)
         if trainer is not None:
@@ -417,7 +416,7 @@ class _Edited:
         before = self.before if checkpoints.holds_places(self._content) else None
         if name is None:
             name = "train" if before is None else before.choose(None)
-        position = state_moves.imported(position, before, name)
+        position = positions.imported(position, before, name)
         trained = lightning_checkpoint.batches_of_epoch_trained(self._content)
         checkpoints.add_place(self._content, name, position)
         after = find_places(self._content, self._args.checkpoint)

@@ -64,4 +64,4 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the samples of a step, or the reads of a sample."""
-    return of_run("runs.trace_run")(args)
+    return of_run("runs.trace_run.trace_run")(args)

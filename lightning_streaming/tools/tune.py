@@ -57,7 +57,7 @@ def run(args: Namespace) -> int:
         raise ConfigError(
             "--json and --yaml are two ways to print the result", hint="ask for one of them", option="--yaml"
         )
-    return of_run("tuning.tune_run")(args)
+    return of_run("tuning.tune_run.tune_run")(args)
 
 
 def _parse_candidates(text: str) -> list[int]:

@@ -73,7 +73,7 @@ def run(args: Namespace) -> int:
             raise ConfigError(
                 "--loader names a train loader of a checkpoint", hint="give --ckpt with it", option="--loader"
             )
-        return of_run("viewing.view_run")(args)
+        return of_run("viewing.view_run.view_run")(args)
     check_set_is_of_a_run(args)
     for option in ("checkpoint", "loader", "nodes", "ranks_per_node", "accumulate"):
         if getattr(args, option) is not None:

@@ -18,8 +18,7 @@ from benchmarks.scale_node import Cluster, Order, bytes_of_shards, node_epoch
 from benchmarks.scale_store import Store, storm
 from lightning_streaming import StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.storage import retries
-from lightning_streaming.tools.planning.node_cache import NodeCache, read_epoch
-from lightning_streaming.tools.planning.node_reads import asked_for
+from lightning_streaming.tools.planning.node import NodeCache, asked_for, read_epoch
 from tests.helpers import write_shards
 from tests.servers import http_server
 

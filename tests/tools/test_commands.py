@@ -32,7 +32,7 @@ from lightning_streaming.tools.commands import (
     positive,
     usable_cpus,
 )
-from lightning_streaming.tools.planning.plan_page import check_page
+from lightning_streaming.tools.planning.show_plan import check_page
 from lightning_streaming.writing.writers import MDSWriter
 from tests.tools.running import flip_byte, run, run_process, write_texts
 
@@ -301,5 +301,5 @@ def test_pages_without_their_extra_are_refused_with_the_line_that_installs_it(
 
 
 def test_tools_start_without_the_packages_of_pages() -> None:
-    code = "import sys; sys.modules['markupsafe'] = None; import lightning_streaming.tools.planning.plan_page"
+    code = "import sys; sys.modules['markupsafe'] = None; import lightning_streaming.tools.planning.show_plan"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -29,7 +29,7 @@ from lightning_streaming import (
     World,
 )
 from lightning_streaming.tools.runs.trace_run import reads_of_key, reads_of_sample, reads_of_step
-from lightning_streaming.tools.runs.traced_run import TracedRun, run_on
+from lightning_streaming.tools.runs.training_run import TracedRun, run_on
 from tests.phased_data import PHASES, phased_train, write_streams
 from tests.tiers import examples
 from tests.tools.running import run

@@ -13,7 +13,7 @@ import pytest
 from lightning_streaming import StreamingDataModule, World
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.runs.trace_run import Read, reads_of_key, reads_of_sample, reads_of_step
-from lightning_streaming.tools.runs.traced_run import TracedRun, run_on
+from lightning_streaming.tools.runs.training_run import TracedRun, run_on
 from lightning_streaming.trainer.config import config_of
 from tests.helpers import raises
 from tests.packed_data import CAPACITY, Piece, packed_loader, packed_train, pieces, write_documents

@@ -1,1 +1,1 @@
-"""A run before it runs: what it reads (planned_reads), what nodes fetch for it (fetches), and how that is told."""
+"""Planned runs: what they read (planned_reads), what nodes fetch for them (node, resources), and the report."""

@@ -1,1 +1,1 @@
-"""A configured run: its order and steps, its checkpoints, and what tools tell of them."""
+"""A configured run: its order and steps, its checkpoints, and what it needs before it starts."""

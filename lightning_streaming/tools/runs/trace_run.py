@@ -35,7 +35,7 @@ from lightning_streaming.tools.console import (
     printable_name,
     render,
 )
-from lightning_streaming.tools.runs.traced_run import TracedRun, traced_run
+from lightning_streaming.tools.runs.training_run import TracedRun, traced_run
 from lightning_streaming.tools.stored.named_sample import named_sample
 
 

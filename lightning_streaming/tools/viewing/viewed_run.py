@@ -26,12 +26,12 @@ from lightning_streaming.selection.id_index import are_ids_known
 from lightning_streaming.selection.joins import JoinedDataset
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import printable_name
-from lightning_streaming.tools.runs import state_counts
+from lightning_streaming.tools.runs import stream_counts
 from lightning_streaming.tools.runs.checkpoints import Places, find_places, find_state_file
-from lightning_streaming.tools.runs.inspect_run import inspected, packs_in_words
-from lightning_streaming.tools.runs.state_moves import StreamSeen, seen_by_fingerprint
+from lightning_streaming.tools.runs.positions import StreamSeen, seen_by_fingerprint
+from lightning_streaming.tools.runs.stages import inspected, packs_in_words
 from lightning_streaming.tools.runs.trace_run import Read, positions_before, reads_of_sample, reads_of_step
-from lightning_streaming.tools.runs.traced_run import TracedRun, run_on
+from lightning_streaming.tools.runs.training_run import TracedRun, run_on
 from lightning_streaming.tools.stored.sample_reader import TooMuch
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset
 
@@ -276,7 +276,7 @@ class ViewedRun:
         with self.lock:
             traced = self.traced()
             begins, skipped = traced.begins, self.places.loaders[loader].skipped(traced.begins.epoch)
-            counts = state_counts.count_in_run(traced.order, begins, skipped)
+            counts = stream_counts.count_in_run(traced.order, begins, skipped)
         return [replace(one, this_epoch=counts.get(one.name, 0)) for one in seen]
 
     def next_steps(self, step: int | None, steps: int, rank: int | None) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools.planning import fetches, planned_reads
+from lightning_streaming.tools.planning import planned_reads, resources
 from lightning_streaming.tools.planning.fail_if import NAMES, AtLeast, parse_condition
-from lightning_streaming.tools.planning.fetches import Link, first_batch
-from lightning_streaming.tools.planning.node_reads import NodeReads, ShardBytes, asked_for
-from lightning_streaming.tools.planning.tables import facts_told
+from lightning_streaming.tools.planning.node import NodeReads, ShardBytes, asked_for
+from lightning_streaming.tools.planning.resources import Link, first_batch
+from lightning_streaming.tools.planning.show_plan import facts_told
 from lightning_streaming.trainer.config import config_of
 from lightning_streaming.units import format_bytes
 from tests.helpers import raises
@@ -163,7 +163,7 @@ def test_simulations_that_are_too_long_are_cut_short_and_said_to_be(
     train = {"streams": streams, "cache_limit": limit_of(data, 3000)}
     whole = plan(tmp_path, train, "--json", max_epochs=3, batch_size=1).json["caches"][0]
     monkeypatch.setattr("lightning_streaming.tools.planning.plan_run.MOST_SAMPLES", 60)
-    monkeypatch.setattr(fetches, "MOST_SAMPLES", 60)
+    monkeypatch.setattr(resources, "MOST_SAMPLES", 60)
     cut = plan(tmp_path, train, "--json", max_epochs=3, batch_size=1).json
     assert whole["simulated"] == 1
     assert 0 < cut["caches"][0]["simulated"] < 1

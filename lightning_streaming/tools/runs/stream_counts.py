@@ -1,4 +1,4 @@
-"""What this epoch has read of each stream before a position, counted by its order, which takes torch to make."""
+"""Samples that an epoch has read of each stream, counted by its order; and where the files of streams are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_streaming.cache import CacheConfig
 from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
@@ -152,3 +153,13 @@ def _count(sequence: Skipped, cursor: Cursor, starts: NDArray[np.int64], begin: 
     for first in range(begin, read, _AT_A_TIME):
         counts += np.histogram(sequence.ids(np.arange(first, min(first + _AT_A_TIME, read))), starts)[0]
     return [int(count) for count in counts]
+
+
+def cache_configs(dataset: StreamingDataset) -> dict[str, CacheConfig]:
+    """Where each stream's files are and go, by stream name."""
+    return {name: stream.cache_config() for name, stream in dataset.streams.items()}
+
+
+def is_in_place(cache: CacheConfig) -> bool:
+    """Whether a stream's own directory is read, so that nothing has to be fetched."""
+    return cache.source_directory() is not None
