@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from benchmarks.selecting import own_mib, status_mib
 from lightning_streaming import MDSWriter, Stream
 from lightning_streaming.cache import ShardCache
-from lightning_streaming.dataset.stream import StreamDefaults
+from lightning_streaming.dataset.stream import StreamDefaults, cache_config_of
 from lightning_streaming.formats.mds.shard import head_bytes
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.selection.bitmap import Selection, packed_bytes
@@ -116,7 +116,7 @@ def count(way: str, scratch: Path) -> dict[str, float]:
     watching.start()
     name, asked = WAYS[way]
     before, began, busy = status_mib("VmHWM"), time.perf_counter(), time.process_time()
-    cache = ShardCache(Stream(remote=str(scratch / name)).cache_config("documents", StreamDefaults()))
+    cache = ShardCache(cache_config_of(Stream(remote=str(scratch / name)), "documents", StreamDefaults()))
     index = cache.read_index()
     lengths = document_lengths(asked, index, cache)
     seconds, processor, peak = time.perf_counter() - began, time.process_time() - busy, status_mib("VmHWM")
@@ -143,7 +143,7 @@ def count(way: str, scratch: Path) -> dict[str, float]:
 
 def look_up(scratch: Path) -> dict[str, float]:
     """Look up as many random ids as there are documents; seconds for each kind of dataset."""
-    cache = ShardCache(Stream(remote=str(scratch / "alone")).cache_config("documents", StreamDefaults()))
+    cache = ShardCache(cache_config_of(Stream(remote=str(scratch / "alone")), "documents", StreamDefaults()))
     index = cache.read_index()
     lengths = document_lengths(WAYS["offsets"][1], index, cache)
     assert lengths.kept_at is not None

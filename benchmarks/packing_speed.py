@@ -94,8 +94,7 @@ def read_ours(root: Path, name: str, workers: int) -> Callable[[], Batches]:
     else:
         how = {"column": "tokens", "capacity": CAPACITY, **pack}
         dataset = StreamingDataset(remote=str(root / "documents"), shuffle=True, packing=how)
-    kept = {"persistent_workers": True} if workers else {}
-    loader = StreamingDataLoader(dataset, ROWS, num_workers=workers, **kept)
+    loader = StreamingDataLoader(dataset, ROWS, num_workers=workers, persistent_workers=workers > 0)
     column = "tokens" if pack is None else "input_ids"
     return lambda: (batch[column].numel() for batch in loader)
 

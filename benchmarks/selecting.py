@@ -38,7 +38,7 @@ import numpy as np
 from lightning_streaming import MDSWriter, Stream
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.selection_files import map_bits
-from lightning_streaming.dataset.stream import StreamDefaults
+from lightning_streaming.dataset.stream import StreamDefaults, cache_config_of, selection_of
 from lightning_streaming.formats.mds.shard import head_bytes
 from lightning_streaming.selection.bitmap import Selection, packed_bytes
 from lightning_streaming.selection.evaluate import select_samples
@@ -95,8 +95,8 @@ def evaluate(way: str, root: str) -> dict[str, float]:
     """Evaluate a selection; seconds, processor seconds, and the most memory in MiB, before it began and in all."""
     before, began, busy = status_mib("VmHWM"), time.perf_counter(), time.process_time()
     stream = Stream(remote=root, selection=WAYS[way])
-    cache = ShardCache(stream.cache_config("records", StreamDefaults()))
-    selection = select_samples(stream.selection_with(StreamDefaults()), cache.read_index(), cache)
+    cache = ShardCache(cache_config_of(stream, "records", StreamDefaults()))
+    selection = select_samples(selection_of(stream, StreamDefaults()), cache.read_index(), cache)
     seconds, processor = time.perf_counter() - began, time.process_time() - busy
     peak = status_mib("VmHWM")
     return {"selected": len(selection), "seconds": seconds, "cpu": processor, "before_mib": before, "peak_mib": peak}
@@ -113,7 +113,7 @@ def index(root: str, _: str) -> dict[str, float]:
     watching = threading.Thread(target=look)
     watching.start()
     before, began, busy = status_mib("VmHWM"), time.perf_counter(), time.process_time()
-    cache = ShardCache(Stream(remote=root).cache_config("records", StreamDefaults()))
+    cache = ShardCache(cache_config_of(Stream(remote=root), "records", StreamDefaults()))
     ids = index_ids("id", cache.read_index(), cache)
     seconds, processor = time.perf_counter() - began, time.process_time() - busy
     peak = status_mib("VmHWM")

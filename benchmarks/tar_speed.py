@@ -76,8 +76,7 @@ def read_ours(root: Path, name: str, workers: int) -> Callable[[], Batches]:
     if name == "tar text":
         how["columns"] = ["txt"]
     dataset = StreamingDataset(remote=str(root / ("mds" if name == "mds" else "tar")), shuffle=True, **how)
-    kept = {"persistent_workers": True} if workers else {}
-    loader = StreamingDataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, **kept)
+    loader = StreamingDataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, persistent_workers=workers > 0)
     return lambda: loader
 
 

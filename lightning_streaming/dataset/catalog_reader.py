@@ -12,6 +12,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import check_wanted
 from lightning_streaming.formats.shard_table import check_selection
+from lightning_streaming.options.groups import fields_of
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.selection.catalog import Catalog
@@ -184,7 +185,8 @@ class CatalogReader:
     def _index_ids(self, catalog: Catalog, room: CacheQuota, watched: Watched) -> None:
         for one in catalog.joins or ():
             if one.asked.key is not None and one.names:
-                with watched(one.cache.label, one.asked.in_words(), one.index.num_samples) as tell:
+                described = one.asked.in_words()
+                with fields_of(f"join.{one.name}"), watched(one.cache.label, described, one.index.num_samples) as tell:
                     one.ids = index_ids(one.asked.key, one.index, one.cache, room, tell)
 
     def _count_tokens(
@@ -208,15 +210,18 @@ class CatalogReader:
             self._check_wanted(cache, info, columns, more)
         for one in catalog.joins or ():
             for _, info in one.index.shards.examples() if one.names else ():
-                self._check_wanted(one.cache, info, one.columns)
+                self._check_wanted(one.cache, info, one.columns, join=one.name)
 
-    def _check_wanted(self, cache: ShardCache, info: ShardInfo, columns: Sequence[str] | None, more: str = "") -> None:
+    def _check_wanted(
+        self, cache: ShardCache, info: ShardInfo, columns: Sequence[str] | None, more: str = "", join: str | None = None
+    ) -> None:
         try:
             check_wanted(info, allow_unsafe_types=self.allow_unsafe_types, columns=columns)
         except ConfigError as error:
-            raise ConfigError(
-                f"{cache.label}: {error.args[0]}{more}", **{**error.fields, "stream": cache.stream}
-            ) from None
+            known = {**error.fields, "stream": cache.stream}
+            if join is not None and error.option == "columns":
+                known["option"] = f"join.{join}.columns"
+            raise ConfigError(f"{cache.label}: {error.args[0]}{more}", **known) from None
 
     def _check_limit(self, catalog: Catalog, room: CacheQuota) -> None:
         # Whoever reads a sample needs its shard and those that are joined with it.

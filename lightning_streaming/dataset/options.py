@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lightning_streaming.dataset.stream import Asked, Stream, StreamDefaults, named_streams
+from lightning_streaming.dataset.stream import Asked, Stream, StreamDefaults, joins_of, named_streams, weight_of
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.debug import DebugConfig
@@ -27,7 +27,7 @@ from lightning_streaming.options.groups import (
 )
 from lightning_streaming.options.join import JoinConfig, Joins
 from lightning_streaming.options.packing import Packing, PackingConfig
-from lightning_streaming.options.schedule import Schedule, check_all_streams_are_read, named_phases, settled_phases
+from lightning_streaming.options.schedule import Schedule, check_mixes, named_phases, settled_phases
 from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.sequence.phases import SettledPhase
@@ -225,7 +225,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
                 option="streams",
             )
         weighted = [
-            name for name, one in self.streams.items() if isinstance(one, Stream) and not one.weight().is_unsaid
+            name for name, one in self.streams.items() if isinstance(one, Stream) and not weight_of(one).is_unsaid
         ]
         if weighted:
             raise ConfigError(
@@ -235,7 +235,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
                 option="schedule",
                 stream=weighted[0],
             )
-        check_all_streams_are_read(phases, self.streams)
+        check_mixes(phases, self.streams)
         size = self.samples_per_epoch()
         if size is None and self.epoch_size is not None:
             raise ConfigError(
@@ -366,7 +366,7 @@ def _describe_stream(stream: Stream) -> dict[str, Any]:
         **said,
         "remote": None if stream.remote is None else mask_url(str(stream.remote)),  # a Path is taken too
         "local": None if stream.local is None else str(stream.local),
-        "join": stream.joined() or None,
+        "join": joins_of(stream) or None,
     }
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.dataset.sample_key import SampleKey
 from lightning_streaming.dataset.samples import SampleSource
-from lightning_streaming.dataset.stream import Stream, StreamDefaults
+from lightning_streaming.dataset.stream import Stream, StreamDefaults, cache_config_of
 from lightning_streaming.dataset.transform import Making, SampleTransform, global_generators_kept
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import ShardInfo
@@ -333,7 +333,7 @@ class LocalDataset(ShardAccess, Dataset[Any]):
         self.local = local
         self.split = split or ""
         stream = Stream(local=str(local), split=split)
-        cache = ShardCache(stream.cache_config("0", StreamDefaults()))
+        cache = ShardCache(cache_config_of(stream, "0", StreamDefaults()))
         decoding = as_group(DecodeConfig, decode) or DecodeConfig()
         if decoding.threads:
             raise ConfigError(

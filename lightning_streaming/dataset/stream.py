@@ -103,70 +103,11 @@ class Stream(StoredOptions):
         store_group(self, StorageConfig)
         StorageConfig.check_has_options_only(self.storage, "a stream")
         object.__setattr__(self, "join", named_groups(JoinConfig, self.join))
-        self.weight()
+        weight_of(self)
 
     def __repr__(self) -> str:
         remote = None if self.remote is None else mask_url(self.remote)
-        return f"Stream(remote={remote!r}, local={self.local!r}, {self.weight()})"
-
-    def weight(self) -> StreamWeight:
-        """This stream's share of an epoch, checked.
-
-        Raises:
-            ConfigError: More than one of proportion, repeat and choose is given, or one is negative.
-        """
-        return StreamWeight(proportion=self.proportion, repeat=self.repeat, choose=self.choose)
-
-    def cache_config(self, name: str, defaults: StreamDefaults) -> CacheConfig:
-        """Where and how this stream's files are fetched; what it leaves open is taken from ``defaults``."""
-        told = self._with(defaults)
-        return CacheConfig(
-            name=name,
-            remote=_with_subdirectory(self.remote, told.split),
-            local=_with_subdirectory(self.local, told.split),
-            storage_options=StorageConfig.options_of(told.storage),
-            download_retry=told.download_retry,
-            download_timeout=told.download_timeout,
-            validate_hash=told.validate_hash,
-            keep_zip=told.keep_zip,
-            format=told.format,
-            block_length=told.block_length,
-        )
-
-    def joined(self) -> Mapping[str, JoinConfig]:
-        """Return the datasets whose columns are added to its samples."""
-        return named_groups(JoinConfig, self.join) or {}
-
-    def join_sources(self, name: str, defaults: StreamDefaults) -> dict[str, JoinSource]:
-        """Where and how the files of joined datasets are fetched: as the stream's own, but from elsewhere."""
-        own = self.cache_config(name, defaults)
-        made = {}
-        for join, asked in self.joined().items():
-            config = replace(
-                own,
-                name=f"{name}.join.{join}",
-                remote=asked.remote,
-                local=asked.local,
-                storage_options=StorageConfig.options_of(asked.storage),
-                format=None,
-                block_length=None,
-            )
-            made[join] = JoinSource(asked, ShardCache(config))
-            made[join].cache.label, made[join].cache.stream = joined_label(f"stream {name!r}", join), name
-        return made
-
-    def selection_with(self, defaults: StreamDefaults) -> SelectionConfig:
-        """Return which of its samples are read, with fields that are None taken from ``defaults``."""
-        return group_of(self._with(defaults), SelectionConfig).settled()
-
-    def is_followed(self, defaults: StreamDefaults) -> bool:
-        """Whether epochs that have not begun read what was appended to it meanwhile."""
-        return self._with(defaults).follow_appends
-
-    def _with(self, defaults: StreamDefaults) -> StreamDefaults:
-        own = {one.name: getattr(self, one.name) for one in fields(StreamDefaults)}
-        known = {name: _over(value, getattr(defaults, name)) for name, value in own.items() if value is not None}
-        return replace(defaults, **known)
+        return f"Stream(remote={remote!r}, local={self.local!r}, {weight_of(self)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +150,68 @@ class StreamDefaults:
         store_group(self, StorageConfig)
 
 
+def weight_of(stream: Stream) -> StreamWeight:
+    """Return a stream's share of an epoch.
+
+    Raises:
+        ConfigError: More than one of proportion, repeat and choose is given, or one is negative.
+    """
+    return StreamWeight(proportion=stream.proportion, repeat=stream.repeat, choose=stream.choose)
+
+
+def options_of(stream: Stream, defaults: StreamDefaults) -> StreamDefaults:
+    """Return the options of a stream, with fields that are None taken from ``defaults``."""
+    own = {item.name: getattr(stream, item.name) for item in fields(StreamDefaults)}
+    known = {name: _over(value, getattr(defaults, name)) for name, value in own.items() if value is not None}
+    return replace(defaults, **known)
+
+
+def cache_config_of(stream: Stream, name: str, defaults: StreamDefaults) -> CacheConfig:
+    """Return where and how a stream's files are fetched."""
+    options = options_of(stream, defaults)
+    return CacheConfig(
+        name=name,
+        remote=_with_subdirectory(stream.remote, options.split),
+        local=_with_subdirectory(stream.local, options.split),
+        storage_options=StorageConfig.options_of(options.storage),
+        download_retry=options.download_retry,
+        download_timeout=options.download_timeout,
+        validate_hash=options.validate_hash,
+        keep_zip=options.keep_zip,
+        format=options.format,
+        block_length=options.block_length,
+    )
+
+
+def joins_of(stream: Stream) -> Mapping[str, JoinConfig]:
+    """Return the datasets whose columns are added to a stream's samples, by name."""
+    return named_groups(JoinConfig, stream.join) or {}
+
+
+def join_sources_of(stream: Stream, name: str, defaults: StreamDefaults) -> dict[str, JoinSource]:
+    """Return where and how the files of joined datasets are fetched: as the stream's own, from other locations."""
+    own = cache_config_of(stream, name, defaults)
+    sources = {}
+    for join, config in joins_of(stream).items():
+        joined = replace(
+            own,
+            name=f"{name}.join.{join}",
+            remote=config.remote,
+            local=config.local,
+            storage_options=StorageConfig.options_of(config.storage),
+            format=None,
+            block_length=None,
+        )
+        sources[join] = JoinSource(config, ShardCache(joined))
+        sources[join].cache.label, sources[join].cache.stream = joined_label(f"stream {name!r}", join), name
+    return sources
+
+
+def selection_of(stream: Stream, defaults: StreamDefaults) -> SelectionConfig:
+    """Return which of a stream's samples are read."""
+    return group_of(options_of(stream, defaults), SelectionConfig).settled()
+
+
 def named_streams(
     streams: Asked | None,
     only: Mapping[str, Any],
@@ -240,7 +243,8 @@ def named_streams(
         try:
             return {"0": Stream(**{**(stream_config or {}), **own})}
         except ConfigError as error:
-            if stream_config and (error.option or "").partition(".")[0] in stream_config:
+            option = error.option or ""
+            if any(option == name or option.startswith(f"{name}.") for name in stream_config or {}):
                 error.option = f"stream_config.{error.option}"
             raise
     for name, value in (("stream_config", stream_config), ("join", only["join"])):
@@ -274,7 +278,7 @@ def selections_of(streams: Mapping[str, Stream], defaults: StreamDefaults) -> di
     Raises:
         ConfigError: ``group_by`` is given without a ``fraction``.
     """
-    selections = {name: stream.selection_with(defaults) for name, stream in streams.items()}
+    selections = {name: selection_of(stream, defaults) for name, stream in streams.items()}
     aimless = [name for name, of_stream in selections.items() if of_stream.group_by and of_stream.fraction is None]
     own = [name for name in aimless if group_of(streams[name], SelectionConfig).group_by is not None]
     if own or (aimless and len(aimless) == len(selections)):
@@ -390,7 +394,7 @@ class DatasetStream:
     @property
     def selection(self) -> SelectionConfig:
         """Which of its samples are read."""
-        return self.asked.selection_with(self._defaults)
+        return selection_of(self.asked, self._defaults)
 
     @property
     def joined(self) -> Sequence[JoinedDataset]:
@@ -400,7 +404,7 @@ class DatasetStream:
 
     def join_sources(self) -> Mapping[str, JoinSource]:
         """Where the files of joined datasets are, by the names of joins; nothing is read."""
-        return self.asked.join_sources(self.name, self._defaults)
+        return join_sources_of(self.asked, self.name, self._defaults)
 
     @property
     def num_stored(self) -> int:
@@ -440,7 +444,7 @@ class DatasetStream:
     @property
     def follow_appends(self) -> bool:
         """Whether epochs that have not begun read what was appended to it meanwhile."""
-        return self.asked.is_followed(self._defaults)
+        return options_of(self.asked, self._defaults).follow_appends
 
     @property
     def proportion(self) -> float:
@@ -479,7 +483,7 @@ class DatasetStream:
 
     def cache_config(self) -> CacheConfig:
         """Where and how its files are fetched."""
-        return self.asked.cache_config(self.name, self._defaults)
+        return cache_config_of(self.asked, self.name, self._defaults)
 
 
 class DatasetStreams(Mapping[str, DatasetStream]):

@@ -114,14 +114,15 @@ def store_group(options: object, kind: type[OptionGroup]) -> None:
 
 
 @contextmanager
-def fields_of(option: str) -> Iterator[None]:
-    """Have errors of checks that know no groups name the field with its group."""
+def fields_of(group: str | None) -> Iterator[None]:
+    """Make errors of checks that know no groups name the field with its group; None changes nothing."""
     try:
         yield
     except ConfigError as error:
-        if str(error.args[0]).startswith(str(error.option)):
-            error.args = (f"{option}.{error.args[0]}",)
-        error.option = f"{option}.{error.option}"
+        if group is not None and error.option is not None and not error.option.startswith(f"{group}."):
+            if str(error.args[0]).startswith(error.option):
+                error.args = (f"{group}.{error.args[0]}",)
+            error.option = f"{group}.{error.option}"
         raise
 
 

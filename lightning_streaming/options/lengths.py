@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
@@ -28,6 +28,7 @@ class LengthsRequest:
             which is called for each sample and returns its length.
         version: The user's name of what such a function depends on, such as a tokenizer: lengths are counted again
             where it is another one. With it anything that can be called may be ``lengths``.
+        group: Option whose fields the others are, like "packing", for errors.
 
     Raises:
         ConfigError: Neither or both are given, or one cannot be what it must be.
@@ -37,6 +38,7 @@ class LengthsRequest:
     dtype: str | None = None
     lengths: str | Callable[..., Any] | None = None
     version: str | None = None
+    group: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if (self.column is None) == (self.lengths is None):

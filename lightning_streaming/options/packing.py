@@ -81,9 +81,9 @@ class Packing(OptionGroup):
     def request(self) -> LengthsRequest:
         """Where lengths are known from."""
         if self.lengths is not None:
-            return LengthsRequest(lengths=self.lengths, version=self.lengths_version)
+            return LengthsRequest(lengths=self.lengths, version=self.lengths_version, group=self.option)
         dtype = None if self.column is None else self.dtype_of(self.column)
-        return LengthsRequest(column=self.column, dtype=dtype, version=self.lengths_version)
+        return LengthsRequest(column=self.column, dtype=dtype, version=self.lengths_version, group=self.option)
 
     def pad_of(self, column: str) -> Any:
         """What a column is filled up with."""

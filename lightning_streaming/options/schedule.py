@@ -246,8 +246,14 @@ def settled_phases(phases: Mapping[str, MixturePhase], epoch_size: int | None) -
     return tuple(settled)
 
 
-def check_all_streams_are_read(phases: Mapping[str, MixturePhase], streams: Collection[str]) -> None:
-    """Raise ConfigError for a stream that no phase reads, with what may be its name misspelt."""
+def check_mixes(phases: Mapping[str, MixturePhase], streams: Collection[str]) -> None:
+    """Check that each stream is in a mix, and that the mix of the last phase names streams of the dataset alone.
+
+    Earlier phases may name a stream that has been removed since they ended, which a resumed run decides.
+
+    Raises:
+        ConfigError: A stream is in no mix, or the last mix has an unknown stream; suggests the misspelt name.
+    """
     phase_of = {stream: name for name, phase in phases.items() for stream in phase.mix}
     for stream in streams:
         if stream not in phase_of:
@@ -257,5 +263,14 @@ def check_all_streams_are_read(phases: Mapping[str, MixturePhase], streams: Coll
                 f"stream {stream!r} is in the mix of no phase",
                 hint=f"put it into one, or leave the stream out{misspelt}",
                 option="schedule",
+                stream=stream,
+            )
+    last = list(phases)[-1]
+    for stream in phases[last].mix:
+        if stream not in streams:
+            raise ConfigError(
+                f"schedule.{last}.mix reads stream {stream!r}, and the streams are {', '.join(map(repr, streams))}",
+                hint="add it to streams, or leave it out of the mix",
+                option=f"schedule.{last}.mix",
                 stream=stream,
             )

@@ -15,7 +15,16 @@ from torch.utils.data import get_worker_info
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.dataset.options import DatasetOptions
 from lightning_streaming.dataset.samples import SampleSource
-from lightning_streaming.dataset.stream import Asked, DatasetStreams, Stream, selections_of
+from lightning_streaming.dataset.stream import (
+    Asked,
+    DatasetStreams,
+    Stream,
+    cache_config_of,
+    join_sources_of,
+    options_of,
+    selections_of,
+    weight_of,
+)
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.debug import DebugConfig
@@ -123,9 +132,9 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         self.predownload = options.predownload
         self.replication = options.replication
         self.world = options.world
-        caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in named.items()}
+        caches = {name: ShardCache(cache_config_of(stream, name, defaults)) for name, stream in named.items()}
         selections = selections_of(named, defaults)
-        joins = {name: stream.join_sources(name, defaults) for name, stream in named.items()}
+        joins = {name: join_sources_of(stream, name, defaults) for name, stream in named.items()}
         unsafe, limit = options.allow_unsafe_types, options.cache_bytes()
         pack = options.documents()
         lengths = None if pack is None else pack.request()
@@ -136,13 +145,15 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         misses = {name: cache.misses for name, cache in caches.items()}
         asked = RunRequest(
             settings=settings,
-            weights=tuple(stream.weight() for stream in named.values()),
+            weights=tuple(weight_of(stream) for stream in named.values()),
             epoch_size=options.samples_per_epoch(),
             skip=parse_batch_ranges(options.skip, "skip"),
             batch_size=options.batch_size,
             phases=options.settled_phases(),
             pack=pack,
-            followed=frozenset(place for place, one in enumerate(named.values()) if one.is_followed(defaults)),
+            followed=frozenset(
+                place for place, one in enumerate(named.values()) if options_of(one, defaults).follow_appends
+            ),
         )
         run = CurrentRun(asked, source)
         read = PassSettings(options.predownload, group_of(options, DebugConfig), bad, decode.threads)

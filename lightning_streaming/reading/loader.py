@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
+from multiprocessing.context import BaseContext
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -86,6 +87,9 @@ class StreamingDataLoader(AcceleratedLoader):
     ``next`` decides where it begins: a state loaded between ``iter`` and ``next`` takes effect, and an iterator that is
     never used consumes nothing.
 
+    The parameters after ``return_valid_mask`` are those of :class:`torch.utils.data.DataLoader`. Those that choose
+    samples are refused, as the dataset does that; they exist because frameworks pass them on.
+
     On a rank that does not read samples (:attr:`World.is_reader` is False) each batch is an empty dict, whatever
     ``collate_fn`` returns elsewhere. Such a rank yields, counts and saves as many batches as the others and fetches no
     shard.
@@ -96,14 +100,28 @@ class StreamingDataLoader(AcceleratedLoader):
         fixed_epoch: Read epoch 0 from its beginning in every pass, for evaluation.
         return_keys: Yield each batch as a :class:`KeyedBatch`: the batch and the keys of its samples.
         return_valid_mask: Add a mask ``valid`` to each batch, which must be a dict: False for samples that are read
-            again so that every rank has the same number of batches; with ``pack``, one entry for each pack. Only with
+            again so that every rank has the same number of batches; with ``packing``, one entry per pack. Only with
             ``batching_method="random"``.
-        **kwargs: Passed to ``torch.utils.data.DataLoader``: ``num_workers``, ``persistent_workers``, ``drop_last``,
-            ``collate_fn``, ``pin_memory``, ``prefetch_factor``, ``multiprocessing_context``, ...
+        num_workers: Processes that read. 0: the training process reads.
+        collate_fn: Makes a batch of a list of samples. None: torch's default, which stacks arrays.
+        drop_last: Leave out the last batch of an epoch if it is smaller than the others.
+        pin_memory: Copy batches into pinned memory, from which a GPU copies faster.
+        prefetch_factor: Batches that each worker prepares ahead. None: 2 if there are workers.
+        persistent_workers: Keep the workers from epoch to epoch.
+        multiprocessing_context: How workers start: "fork", "spawn", "forkserver" or a context of ``multiprocessing``.
+            None: Python's default.
+        timeout: Seconds to wait for a batch of a worker. 0: no limit.
+        worker_init_fn: Called in each worker with its number, before it reads.
+        generator: Seeds torch's random numbers in workers; the order of samples does not depend on it.
+        pin_memory_device: Device of pinned memory. Empty: the current accelerator.
+        shuffle: Only None or False; pass it to the dataset.
+        sampler: Only None.
+        batch_sampler: Only None.
+        in_order: Only True: batches must come in order to have a position that can be saved.
 
     Raises:
-        ConfigError: Dataset and loader have different batch sizes; ``shuffle`` is passed to the loader; or
-            ``return_valid_mask`` cannot work with these options.
+        ConfigError: Dataset and loader have different batch sizes; ``shuffle``, a sampler or ``in_order=False`` is
+            passed; or ``return_valid_mask`` cannot work with these options.
     """
 
     dataset: StreamingDataset
@@ -116,7 +134,21 @@ class StreamingDataLoader(AcceleratedLoader):
         fixed_epoch: bool = False,
         return_keys: bool = False,
         return_valid_mask: bool = False,
-        **kwargs: Any,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: str | BaseContext | None = None,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        generator: torch.Generator | None = None,
+        pin_memory_device: str = "",
+        shuffle: bool | None = None,
+        sampler: None = None,
+        batch_sampler: None = None,
+        in_order: bool = True,
     ) -> None:
         if batch_size is None:
             batch_size = dataset.batch_size
@@ -132,11 +164,18 @@ class StreamingDataLoader(AcceleratedLoader):
                 hint="pass it to one of them",
                 option="batch_size",
             )
-        if kwargs.pop("shuffle", None):
+        if shuffle:
             raise ConfigError("the order belongs to the dataset", hint="pass shuffle=True there", option="shuffle")
-        if not kwargs.get("in_order", True):
+        for option, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+            if value is not None:
+                raise ConfigError(
+                    f"{option} must be None, as the dataset decides which samples are read in which order",
+                    hint="use shuffle=, selection= or streams= of the dataset",
+                    option=option,
+                )
+        if not in_order:
             raise ConfigError(
-                "batches must come in order, or no place in the data could be saved",
+                "batches must come in order to have a position that can be saved",
                 hint="drop in_order=False",
                 option="in_order",
             )
@@ -154,9 +193,23 @@ class StreamingDataLoader(AcceleratedLoader):
                 hint="use batching_method='random'",
                 option="return_valid_mask",
             )
-        if kwargs.get("collate_fn") is not None:
-            check_accepts(kwargs["collate_fn"], "collate_fn", "(samples)", [])
-        super().__init__(dataset, batch_size=batch_size, **kwargs)
+        if collate_fn is not None:
+            check_accepts(collate_fn, "collate_fn", "(samples)", [])
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+        )
         if isinstance(packing, TokenBudget) and packing.column is None and self.collate_fn is default_collate:
             raise ConfigError(
                 "token_budget has no column=, so nothing says what of the documents to pad",

@@ -26,6 +26,7 @@ from lightning_streaming.formats.arrays.array_lengths import column_lengths
 from lightning_streaming.formats.columns import WHOLE_NUMBERS, ColumnValues, check_columns_tell, encodings_of
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.options.column_functions import LENGTHS
+from lightning_streaming.options.groups import fields_of
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.selection.document_lengths import (
     MOST_TOKENS,
@@ -82,7 +83,11 @@ def document_lengths(
         StorageError: A shard could not be fetched or read.
     """
     words, failed = asked.in_words(), f"the lengths by {asked.in_words()} cannot be counted or kept"
-    with errors_name(cache, failed), watched(cache.label, words, index.num_samples) as progress:
+    with (
+        errors_name(cache, failed),
+        fields_of(asked.group),
+        watched(cache.label, words, index.num_samples) as progress,
+    ):
         known = map_lengths(selection_path(cache.directory.path, key), index.num_samples) if key else None
         if known is not None:
             return known
@@ -155,7 +160,7 @@ class _Counting:
             if self.asked.column is not None:
                 column_lengths(info, self.asked.column, self.asked.dtype)
                 continue
-            check_columns_tell(info, self.looked_at, self.asked.in_words())
+            check_columns_tell(info, self.looked_at, self.asked.in_words(), option="lengths")
             known = encodings_of(info)
             if isinstance(self.asked.lengths, str) and known[self.asked.lengths] not in WHOLE_NUMBERS:
                 raise ConfigError(

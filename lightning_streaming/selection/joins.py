@@ -23,6 +23,7 @@ from lightning_streaming.formats.columns import ColumnValues
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard_table import column_names
+from lightning_streaming.options.groups import fields_of
 from lightning_streaming.options.join import JoinConfig
 from lightning_streaming.selection.id_index import IdIndex, check_ids
 from lightning_streaming.selection.saved_join import SavedJoin
@@ -68,7 +69,8 @@ class JoinedDataset:
         self.ids: IdIndex | None = None
         """Finds samples by id, where these are joined so; to be set before one is looked for."""
         kept = None if wanted is None else set(wanted)
-        self.all_names = _final_names(self.asked, index, self.cache.label)
+        with fields_of(f"join.{name}"):
+            self.all_names = _final_names(self.asked, index, self.cache)
         self.names = {column: final for column, final in self.all_names.items() if kept is None or final in kept}
         """What its columns are called in samples, by their names here."""
         self._runs = RunLookup(np.cumsum(index.samples_per_shard()))
@@ -166,13 +168,15 @@ class JoinedDataset:
             )
 
 
-def _final_names(asked: JoinConfig, index: DatasetIndex, label: str) -> dict[str, str]:
+def _final_names(asked: JoinConfig, index: DatasetIndex, cache: ShardCache) -> dict[str, str]:
     """What a joined dataset's columns are called in samples, by their names there."""
     there = dict.fromkeys(name for _, info in index.shards.examples() for name in column_names(info))
     missing = [name for name in asked.columns or () if name not in there]
     if missing:
         raise ConfigError(
-            f"{label}: columns names {missing[0]!r}, but there are {', '.join(map(repr, there))}", option="columns"
+            f"{cache.label}: columns names {missing[0]!r}, but there are {', '.join(map(repr, there))}",
+            option="columns",
+            stream=cache.stream,
         )
     taken = asked.columns or [name for name in there if name != asked.key]
     return {name: f"{asked.prefix}{name}" for name in taken}
@@ -206,7 +210,11 @@ class StreamJoins:
         _check_counts(label, index, joined)
         for one in joined:
             if one.asked.key is not None:
-                check_ids(one.asked.key, (label, index), (one.cache.label, one.index))
+                try:
+                    with fields_of(f"join.{one.name}"):
+                        check_ids(one.asked.key, (label, index), (one.cache.label, one.index))
+                except ConfigError as error:
+                    raise error.with_context(stream=one.cache.stream) from None
         _check_names(label, own, joined)
         theirs = {final for one in joined for final in one.all_names.values()}
         self.read = tuple(one for one in joined if one.names)
@@ -256,7 +264,8 @@ def _check_counts(label: str, index: DatasetIndex, joined: Sequence[JoinedDatase
                 f"{label} has {index.num_samples} samples, but join {one.name!r} has {one.index.num_samples}",
                 hint="samples are joined by position, so both must have as many: write one for each, or give a column "
                 "that both have as key=",
-                option="key",
+                option=f"join.{one.name}.key",
+                stream=one.cache.stream,
             )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from lightning_streaming.cache.made_index import KnownIndex, made_index
 from lightning_streaming.cache.shared_files import make_cache_directory
-from lightning_streaming.dataset.stream import Stream, StreamDefaults
+from lightning_streaming.dataset.stream import Stream, StreamDefaults, cache_config_of
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
@@ -51,7 +51,7 @@ def run(args: Namespace) -> int:
         format=args.format,
         block_length=args.block_length,
     )
-    config = stream.cache_config("0", StreamDefaults())
+    config = cache_config_of(stream, "0", StreamDefaults())
     if config.pattern is not None:
         raise ConfigError(
             f"an index is of all files of a directory, so give {config.location}",

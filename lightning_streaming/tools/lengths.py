@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
-from lightning_streaming.dataset.stream import Stream, StreamDefaults
+from lightning_streaming.dataset.stream import Stream, StreamDefaults, cache_config_of
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.options.lengths import LengthsRequest
@@ -82,7 +82,7 @@ def run(args: Namespace) -> int:
     place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
     how = {"format": args.format, "block_length": args.block_length}
     stream = Stream(remote=place.location, local=args.local, storage={"options": place.options}, **how)
-    cache = ShardCache(stream.cache_config(place.shown, StreamDefaults()))
+    cache = ShardCache(cache_config_of(stream, place.shown, StreamDefaults()))
     index, began = cache.read_index(), time.monotonic()
     if not index.num_samples:
         raise ConfigError(f"{place.shown} has no documents", path=place.shown)

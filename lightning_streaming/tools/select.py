@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.dataset.bad_log import BadSample, read_bad_samples
-from lightning_streaming.dataset.stream import Stream, StreamDefaults
+from lightning_streaming.dataset.stream import Stream, StreamDefaults, cache_config_of, selection_of
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import appears_whole
 from lightning_streaming.formats.index import DatasetIndex
@@ -109,10 +109,10 @@ def _select_of_dataset(args: Namespace) -> dict[str, Any]:
     settings = {name: value for name in _KINDS if (value := getattr(args, name)) is not None}
     settings |= {"selection": selection_options} if selection_options else {}
     stream = Stream(remote=place.location, local=args.local, storage={"options": place.options}, **settings)
-    request = stream.selection_with(StreamDefaults())
+    request = selection_of(stream, StreamDefaults())
     _check(args, is_all=request.is_all)
     bad = _bad_samples(args.bad_logs, args.stream) if args.bad_logs else []
-    cache = ShardCache(stream.cache_config(place.shown, StreamDefaults()))
+    cache = ShardCache(cache_config_of(stream, place.shown, StreamDefaults()))
     index = cache.read_index()
     began = time.monotonic()
     selection, was_kept = _select(request, index, cache)

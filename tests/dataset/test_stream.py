@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from lightning_streaming import Stream, StreamingDataset, World
-from lightning_streaming.dataset.stream import StreamDefaults, named_streams
+from lightning_streaming.dataset.stream import StreamDefaults, cache_config_of, named_streams
 from lightning_streaming.errors import ConfigError, DownloadError, ObjectNotFoundError, StreamingError
 from tests.helpers import assert_error, ids, make_dataset, make_loader, write_dataset
 from tests.reading.processes import wait_until
@@ -26,7 +26,7 @@ DEFAULTS = StreamDefaults(split="train", download_retry=5, download_timeout=7.0,
 
 
 def test_what_a_stream_leaves_open_is_the_datasets() -> None:
-    config = Stream(remote="s3://bucket/a", local="/cache").cache_config("code", DEFAULTS)
+    config = cache_config_of(Stream(remote="s3://bucket/a", local="/cache"), "code", DEFAULTS)
     assert (config.name, config.remote, config.local) == ("code", "s3://bucket/a/train", "/cache/train")
     assert (config.download_retry, config.download_timeout) == (5, 7.0)
     assert (config.validate_hash, config.keep_zip) == ("sha1", True)
@@ -36,7 +36,7 @@ def test_what_a_stream_says_itself_wins() -> None:
     stream = Stream(
         remote="s3://bucket/a", split="", download_retry=1, download_timeout=2.0, validate_hash="", keep_zip=False
     )
-    config = stream.cache_config("code", DEFAULTS)
+    config = cache_config_of(stream, "code", DEFAULTS)
     assert (config.remote, config.download_retry, config.download_timeout) == ("s3://bucket/a", 1, 2.0)
     assert (config.validate_hash, config.keep_zip) == ("", False)
 

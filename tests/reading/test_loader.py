@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from lightning_streaming import StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, SampleError
 from lightning_streaming.reading.position import position_of, run_of
 from lightning_streaming.resume.state import Cursor
-from tests.helpers import ids, make_dataset, make_loader, raises, read_epochs, write_dataset
+from tests.helpers import assert_error, ids, make_dataset, make_loader, raises, read_epochs, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -371,3 +372,33 @@ def test_a_dataset_forgets_its_loader_when_workers_of_another_begin(root: Path) 
     assert dataset.state_dict()["sample_in_epoch"] == 4
     next(iter(DataLoader(dataset, batch_size=4, num_workers=1)))
     assert (dataset.state_dict()["epoch"], dataset.state_dict()["sample_in_epoch"]) == (1, 0)
+
+
+@pytest.mark.parametrize("option", ["sampler", "batch_sampler"])
+def test_samplers_are_refused(root: Path, option: str) -> None:
+    arguments: Any = {option: [0, 1]}
+    with assert_error(ConfigError, option=option):
+        StreamingDataLoader(make_dataset(root), **arguments)
+
+
+def test_a_loader_takes_each_argument_of_the_loader_of_torch(root: Path) -> None:
+    own = inspect.signature(StreamingDataLoader).parameters
+    assert own.keys() >= inspect.signature(DataLoader).parameters.keys()
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
+    generator = torch.Generator()
+    loader = StreamingDataLoader(
+        make_dataset(root, batch_size=None),
+        4,
+        num_workers=2,
+        drop_last=True,
+        prefetch_factor=3,
+        persistent_workers=True,
+        multiprocessing_context="spawn",
+        timeout=5,
+        worker_init_fn=print,
+        generator=generator,
+    )
+    passed = (loader.num_workers, loader.drop_last, loader.prefetch_factor, loader.timeout)
+    assert passed == (2, True, 3, 5)
+    assert (loader.persistent_workers, loader.worker_init_fn, loader.generator) == (True, print, generator)
+    assert loader.multiprocessing_context.get_start_method() == "spawn"

@@ -200,6 +200,12 @@ def test_a_stream_that_no_phase_reads_is_refused(root: Path) -> None:
         make_dataset(streams=streams(root), schedule=schedule([phase(mix={"web": 1, "cod": 1})]), epoch_size=160)
 
 
+def test_the_last_phase_reads_streams_of_the_dataset_alone(root: Path) -> None:
+    phases = schedule([phase(end=40, mix={"gone": 1}), phase("two", mix={"web": 1, "cod": 1, "code": 1})])
+    with assert_error(ConfigError, option="schedule.two.mix", stream="cod"):
+        make_dataset(streams=streams(root), schedule=phases, epoch_size=160)
+
+
 @pytest.mark.parametrize("epoch_size", [0, ""])
 def test_an_epoch_of_all_samples_goes_with_no_phases(root: Path, epoch_size: Any) -> None:
     with raises(ConfigError, f"epoch_size={epoch_size!r} means all samples", "give the last phase an end"):
@@ -208,7 +214,7 @@ def test_an_epoch_of_all_samples_goes_with_no_phases(root: Path, epoch_size: Any
 
 LATE: dict[str, tuple[list[Phase], dict[str, Any], list[str]]] = {
     "a stream that is not there": (
-        [phase(mix={"web": 1, "cod": 1, "code": 1})],
+        [phase(mix={"web": 1, "cod": 1}, end=40), phase("two", mix=BOTH)],
         {},
         ["schedule.one.mix reads stream 'cod'", "'web', 'code'", "add it to streams"],
     ),

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_streaming.dataset.stream import Stream, StreamDefaults
+from lightning_streaming.dataset.stream import Stream, StreamDefaults, cache_config_of
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.options import selection as selection_config
 from lightning_streaming.options.column_functions import WHERE
@@ -105,7 +105,7 @@ def test_what_is_no_fraction_is_refused(fraction: Any) -> None:
 
 @pytest.mark.parametrize("split", ["train", "a/b", "train[:98%]", "98%:", "2024-05-01T10:20", "100%/train"])
 def test_a_split_is_a_directory_whatever_its_signs(split: str) -> None:
-    assert Stream(local="data", split=split).cache_config("0", StreamDefaults()).local == f"data/{split}"
+    assert cache_config_of(Stream(local="data", split=split), "0", StreamDefaults()).local == f"data/{split}"
 
 
 @pytest.mark.parametrize("split", [5, True, ["train"], b"train", "\ud800", "a\0b"])

@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -256,8 +257,11 @@ def test_what_the_data_cannot_tell_is_refused_before_a_shard_is_asked_for(
     columns = {"tokens": "ndarray:uint16", "text": "str", "raw": "bytes", "score": "float32"}
     sample = {"tokens": np.zeros(3, np.uint16), "text": "", "raw": b"", "score": np.float32(3)}
     http_store.put_all(write_shards(tmp_path / "x", [2], columns, lambda _: sample))
-    with pytest.raises(ConfigError, match=rf"stream 'x': .*{told}"):
-        afar(http_store, tmp_path / "local", asked)
+    with pytest.raises(ConfigError, match=rf"stream 'x': .*{told}") as refused:
+        afar(http_store, tmp_path / "local", replace(asked, group="token_budget"))
+    group, _, field = (refused.value.option or "").partition(".")
+    assert group == "token_budget"
+    assert getattr(asked, field) is not None or field == "dtype"
     assert not shard_requests(http_store)
 
 
@@ -278,9 +282,10 @@ def test_what_is_no_length_is_told_with_its_sample(
 ) -> None:
     root = write_shards(tmp_path / "x", [3, 3], {"n": encoding}, lambda number: {"n": value if number == 4 else 7})
     with pytest.raises(ConfigError) as refused:
-        counted(root, LengthsRequest(lengths=asked))
+        counted(root, LengthsRequest(lengths=asked, group="packing"))
     assert str(refused.value).startswith("stream 'x': ")
     assert told in str(refused.value)
+    assert refused.value.option == "packing.lengths"
 
 
 def test_the_largest_length_fits(tmp_path: Path) -> None:

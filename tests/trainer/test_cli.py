@@ -608,7 +608,7 @@ def test_a_schedule_must_be_a_mapping(phased_yaml: str, capsys: pytest.CaptureFi
 def test_phases_that_read_what_is_not_there_end_the_run_with_a_line(
     phased_yaml: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    phases = '{"x": {"mix": {"a": 1, "b": 1, "c": 1}}}'
+    phases = '{"x": {"end": "50%", "mix": {"a": 1, "b": 1, "c": 1}}, "y": {"mix": {"a": 1}}}'
     ended = main(["fit", "--config", phased_yaml, f"--data.train.schedule={phases}"])
     assert ended is not None
     assert "schedule.x.mix reads stream 'c', and the streams are 'a', 'b'" in ended.words
