@@ -468,8 +468,8 @@ def refused(told: str, root: Path, *, option: str, stream: str | None = "0", **a
 
 def test_counts_that_differ_are_refused(data: Path) -> None:
     join = {"captions": {"remote": str(data / "captions"), "prefix": "c_"}}
-    told = rf"stream '0' has {SAMPLES} samples, but join 'captions' has {SAMPLES + MORE}.*key="
-    refused(told, data / "images", option="join.captions.key", join=join)
+    words = rf"stream '0' has {SAMPLES} samples, but join 'captions' has {SAMPLES + MORE}.*key="
+    refused(words, data / "images", option="join.captions.key", join=join)
 
 
 def test_columns_of_one_name_are_refused(data: Path) -> None:
