@@ -28,8 +28,8 @@ from lightning_streaming.formats.index import (
     parse_shard,
     shard_to_json,
 )
-from lightning_streaming.formats.other_formats import described
 from lightning_streaming.formats.shard import other_format
+from lightning_streaming.formats.shard_format import described
 from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.file_patterns import is_one_name, matching

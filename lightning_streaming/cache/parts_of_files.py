@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from lightning_streaming.errors import FormatError
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.other_formats import RangedFile
 from lightning_streaming.formats.shard import parts_format
+from lightning_streaming.formats.shard_format import RangedFile
 from lightning_streaming.storage.sinks import disk_errors
 
 _MOST_KNOWN = 64
@@ -68,7 +68,7 @@ class PartsOfFiles:
                 with suppress(FormatError):
                     num_bytes = parts.unpack(shard, known, watched, destination)
                     return Unpacked(num_bytes, watched.read_until)
-            known = parts.look(watched)
+            known = parts.read_metadata(watched)
             num_bytes = parts.unpack(shard, known, watched, destination)
             self._keep(key, known)
             return Unpacked(num_bytes, watched.read_until)

@@ -32,11 +32,11 @@ from lightning_streaming.errors import (
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.images.decode import DecodePictures, decoded_columns
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import (
-    LoneSamples,
+    SingleSampleReader,
     check_shard,
-    has_lone_samples,
+    has_single_samples,
     may_be_flat,
     name_in_index,
     narrowed,
@@ -109,7 +109,7 @@ class SampleSource:
         self._open = OpenShards(self._stamp_used)
         self._checks_at = 0.0
         self._ahead = ShardsAhead()
-        self._offsets: OrderedDict[int, LoneSamples] = OrderedDict()
+        self._offsets: OrderedDict[int, SingleSampleReader] = OrderedDict()
 
     @property
     def allow_unsafe_types(self) -> bool:
@@ -550,7 +550,7 @@ class SampleSource:
     def _read_alone(self, shard: int, index: int) -> dict[str, Any] | None:
         """One sample by its bytes alone; None where its shard is here, or cannot be read like that."""
         cache, info = self._checked(shard)
-        if not has_lone_samples(info) or cache.has(info):
+        if not has_single_samples(info) or cache.has(info):
             return None
         columns = self._columns_of(shard)
         try:
@@ -558,7 +558,7 @@ class SampleSource:
             if samples is None:
                 table = cache.read_bytes(*table_part(info))
                 unsafe, as_files = self.allow_unsafe_types, self._as_files(shard)
-                samples = LoneSamples(info, table, allow_unsafe_types=unsafe, columns=columns, as_files=as_files)
+                samples = SingleSampleReader(info, table, allow_unsafe_types=unsafe, columns=columns, as_files=as_files)
                 self._offsets[shard] = samples
                 if len(self._offsets) > _MOST_TABLES:
                     self._offsets.popitem(last=False)

@@ -1,15 +1,15 @@
 """Bytes to samples and back.
 
     index          index.json: read, written, and kept in a parsed form
-    shard_table    what an index says of a shard, and a table of a million of them
-    shard          a shard of any format: whole files, single samples, raw forms
-    split          json, csv, tsv and xsv shards, of a data and a meta file
-    plain_rows     many samples at once: what readers must support for that
+    shard_table    the entry of a shard in an index, and a table of a million of them
+    shard          shards of any format: whole files, single samples, raw forms
+    split          json, csv, tsv and xsv shards, each with a data and a meta file
+    readers        protocols of readers: single samples, many samples at once
     columns        whole columns of a shard
     encodings      the values of one column, by name, and those that users register; values has the built-in ones
     compression    whole files, compressed
     hashing        hashes of whole files
-    other_formats  data of other libraries, each in a file of its own; in_order looks at many files at once
+    shard_format   the interface of formats of other libraries, and what these share
 
     mds            the MDS shard file and its samples
     arrow          Parquet files; rows, types, values and arrays of Arrow record batches

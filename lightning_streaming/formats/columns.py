@@ -17,8 +17,7 @@ from lightning_streaming.formats.arrow.rows import ArrowRows
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds.shard import MDSReader
-from lightning_streaming.formats.other_formats import ShardReader
-from lightning_streaming.formats.plain_rows import FlatColumn, FlatReader
+from lightning_streaming.formats.readers import FlatColumn, FlatReader, ShardReader
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.formats.shard_table import check_columns
 from lightning_streaming.formats.values import NUMBERS, BytesEncoding, NdarrayEncoding, flat_layouts

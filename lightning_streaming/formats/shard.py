@@ -27,8 +27,8 @@ from lightning_streaming.formats.litdata.directory import LitDataFormat, litdata
 from lightning_streaming.formats.litdata.samples import PlainLeaves
 from lightning_streaming.formats.mds.samples import PlainSchema, check_safe, plain_schema, read_decoder
 from lightning_streaming.formats.mds.shard import Decoder, MDSReader, read_places, table_bytes
-from lightning_streaming.formats.other_formats import OtherFormat, PartsFormat, ShardReader
-from lightning_streaming.formats.plain_rows import PlainRows
+from lightning_streaming.formats.readers import PlainRows, ShardReader
+from lightning_streaming.formats.shard_format import RangeReadableFormat, ShardFormat
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, check_columns
 from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
 from lightning_streaming.formats.tar.webdataset import WebDatasetFormat, unsafe_members
@@ -172,7 +172,7 @@ def unsafe_columns(info: ShardInfo) -> list[str]:
 
 def other_format(
     name: str, block_length: int | None = None, *, allow_unsafe_types: bool = False, as_files: Collection[str] = ()
-) -> OtherFormat:
+) -> ShardFormat:
     """The format of this name.
 
     Args:
@@ -199,7 +199,7 @@ def other_format(
     return WebDatasetFormat(allow_unsafe_types, frozenset(as_files)) if name == "webdataset" else ParquetFormat()
 
 
-def parts_format(info: ShardInfo) -> PartsFormat | None:
+def parts_format(info: ShardInfo) -> RangeReadableFormat | None:
     """The format of a shard that is a part of a file; None of other shards.
 
     Raises:
@@ -212,7 +212,7 @@ def parts_format(info: ShardInfo) -> PartsFormat | None:
             f"the index entry of {info.raw_data.basename} is of a part of a {info.format} file",
             path=info.raw_data.basename,
         )
-    return cast("PartsFormat", other_format(info.format))
+    return cast("RangeReadableFormat", other_format(info.format))
 
 
 def narrowed(info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
@@ -260,12 +260,12 @@ def table_part(info: ShardInfo) -> FilePart:
     return FilePart(file, 0, stop)
 
 
-def has_lone_samples(info: ShardInfo) -> bool:
+def has_single_samples(info: ShardInfo) -> bool:
     """Whether single samples of a shard can be read by their bytes alone."""
     return info.compression is None and info.format not in OTHER_FORMATS
 
 
-class LoneSamples:
+class SingleSampleReader:
     """Single samples of one shard.
 
     Args:

@@ -142,6 +142,12 @@ class ShardInfo:
         return tuple(compressed or raw for raw, compressed in self.files)
 
 
+def entry_error(info: ShardInfo, problem: str, hint: str | None = None) -> IndexFormatError:
+    """Return the error of an index entry that cannot be used."""
+    file = info.raw_data.basename
+    return IndexFormatError(f"the index entry of {file} {problem}", hint=hint, path=file)
+
+
 def shared_entry(
     schema: Mapping[str, Any], shard_format: str, compression: str | None, hashes: Sequence[str], size_limit: int | None
 ) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.dataset.collation import collated, stacked
 from lightning_streaming.errors import StreamingError
-from lightning_streaming.formats.other_formats import ShardReader
-from lightning_streaming.formats.plain_rows import ColumnReader, PlainReader, PlainRows
+from lightning_streaming.formats.readers import ColumnReader, PlainReader, PlainRows, ShardReader
 from lightning_streaming.reading.plan import Reading, WorkerPass, by_shard, decoded
 
 GATHERED_BYTES = 1 << 20

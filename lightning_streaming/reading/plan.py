@@ -25,7 +25,7 @@ from lightning_streaming.dataset.sample_key import Row, SampleKey
 from lightning_streaming.dataset.samples import SampleSource
 from lightning_streaming.dataset.transform import Making, failed_sample
 from lightning_streaming.errors import FormatError, StreamingError
-from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.options.packing import Packing
 from lightning_streaming.reading.measures import BatchMeter
 from lightning_streaming.reading.packs.types import ColumnTypes

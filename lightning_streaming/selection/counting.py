@@ -241,16 +241,16 @@ class _Counting:
         lengths = column_lengths(self.index.shards[shard], column, self.asked.dtype)
         is_afar = self._may_be_read_afar(lengths.info) and not self.cache.reads_in_place
         if lengths.constant is not None or (is_afar and not self.cache.has(lengths.info)):
-            found = lengths.read_afar(self.cache.read_bytes)
+            found = lengths.read_remote(self.cache.read_bytes)
             if found is not None:
                 return found
-        return scan.look(shard, lambda _, directory: lengths.read_here(directory), [column])
+        return scan.look(shard, lambda _, directory: lengths.read_local(directory), [column])
 
     def _may_be_read_afar(self, info: ShardInfo) -> bool:
         return (
             self.asked.column is not None
             and info.compression is None
-            and column_lengths(info, self.asked.column, self.asked.dtype).told_by_offsets
+            and column_lengths(info, self.asked.column, self.asked.dtype).is_in_offsets
         )
 
     def _checked(self, values: ColumnValues, info: ShardInfo) -> NDArray[np.uint32]:

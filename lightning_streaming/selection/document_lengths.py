@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache.selection_files import map_bits
 from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError
-from lightning_streaming.formats.arrays.npy_header import header_of
+from lightning_streaming.formats.arrays.npy import header_of
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.waits import IN_LOG, Shown
 

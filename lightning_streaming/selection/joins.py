@@ -21,7 +21,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.formats.columns import ColumnValues
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.options.groups import fields_of
 from lightning_streaming.options.join import JoinConfig

@@ -19,8 +19,8 @@ from lightning_streaming.formats.index import (
     dump_merged_index,
     parse_index,
 )
-from lightning_streaming.formats.other_formats import described
 from lightning_streaming.formats.shard import raw_forms, was_written_for
+from lightning_streaming.formats.shard_format import described
 from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.storage import Location, StorageOptions, local_path
 from lightning_streaming.writing.destination import WRITING, parse_out

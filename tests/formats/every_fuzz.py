@@ -41,7 +41,7 @@ from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.columns import flat_column
 from lightning_streaming.formats.index import ShardInfo, parse_index
-from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import check_shard, may_be_flat, open_shard
 from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage import Location

@@ -58,8 +58,8 @@ def written(values: list[Any], columns: dict[str, str], **others: Any) -> Iterat
 def both(lengths: ArrayLengths, root: Path) -> tuple[list[int], list[int] | None, int]:
     """The lengths by the file, those by parts of it, and how many parts these took."""
     afar = Afar(root)
-    found = lengths.read_afar(afar)
-    return lengths.read_here(root).tolist(), None if found is None else found.tolist(), len(afar.parts)
+    found = lengths.read_remote(afar)
+    return lengths.read_local(root).tolist(), None if found is None else found.tolist(), len(afar.parts)
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -79,8 +79,8 @@ def test_arrays_have_the_lengths_that_samples_have(lengths: list[int], dtype: st
         told = array_lengths(info, "tokens", None)
         here, afar, parts = both(told, root)
         assert here == lengths
-        assert told.told_by_offsets == (is_named and others < 2)
-        assert (afar, parts) == ((lengths, 1) if told.told_by_offsets else (None, 0))
+        assert told.is_in_offsets == (is_named and others < 2)
+        assert (afar, parts) == ((lengths, 1) if told.is_in_offsets else (None, 0))
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -152,10 +152,10 @@ def test_arrays_of_several_dimensions_are_refused() -> None:
                 written(values, columns) as root,
                 assert_error(ConfigError, option="column", path="shard.00000.mds") as caught,
             ):
-                array_lengths(shard_of(root), "tokens", None).read_here(root)
+                array_lengths(shard_of(root), "tokens", None).read_local(root)
             assert "301" in str(caught.value)
     with written([deep, flat], {"tokens": "ndarray:uint16"}) as root:
-        assert array_lengths(shard_of(root), "tokens", None).read_afar(Afar(root)) is None
+        assert array_lengths(shard_of(root), "tokens", None).read_remote(Afar(root)) is None
 
 
 @pytest.mark.parametrize("column", ["ndarray:uint16", "ndarray"])
@@ -169,7 +169,7 @@ def test_damage_is_told_or_changes_nothing(column: str, data: st.DataObject) -> 
         at = data.draw(st.integers(0, file.stat().st_size - 1))
         changed(root, at, bytes([file.read_bytes()[at] ^ data.draw(st.integers(1, 255))]))
         told = array_lengths(info, "tokens")
-        for read in (partial(told.read_here, root), partial(told.read_afar, Afar(root))):
+        for read in (partial(told.read_local, root), partial(told.read_remote, Afar(root))):
             refused, found = said_of(read)
             assert not refused or info.raw_data.basename in refused
             assert found is None or len(found) == len(lengths)
@@ -191,28 +191,28 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
         for size in (0, 3, 20, len(whole) - 1):
             path.write_bytes(whole[:size])
             with assert_error(ShardCorruptError, path="shard.00000.mds"):
-                array_lengths(info, "tokens").read_here(root)
+                array_lengths(info, "tokens").read_local(root)
         path.write_bytes(whole[:8])
         with assert_error(ShardCorruptError, path="shard.00000.mds") as caught:
-            array_lengths(info, "tokens").read_afar(Afar(root))
+            array_lengths(info, "tokens").read_remote(Afar(root))
         assert "alone" in str(caught.value)
 
 
 def test_bytes_that_are_no_elements_are_told_with_their_sample() -> None:
     with written([b"1234", b"123"], {"tokens": "bytes"}) as root:
         told = array_lengths(shard_of(root), "tokens", "uint16")
-        assert told.read_afar(Afar(root)) is None
+        assert told.read_remote(Afar(root)) is None
         with assert_error(EncodingError, path="shard.00000.mds", sample=1) as caught:
-            told.read_here(root)
+            told.read_local(root)
         assert "'tokens'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("encoding", "value", "column", "dtype", "told"),
     [
-        ("bytes", b"", "tokens", None, "is of bytes; say of which elements with dtype"),
-        ("str", "", "tokens", None, "is 'str', whose tokens cannot be counted"),
-        ("json", {}, "tokens", None, "name a column of whole numbers that holds the length"),
+        ("bytes", b"", "tokens", None, "has encoding 'bytes'; pass their dtype"),
+        ("str", "", "tokens", None, "has encoding 'str', whose tokens cannot be counted"),
+        ("json", {}, "tokens", None, "name a column of integers that holds the length"),
         ("int", 3, "tokens", None, "or pass a function of columns, like lengths=lambda text"),
         ("ndarray:int32:2,2", np.zeros((2, 2), np.int32), "tokens", None, "'ndarray:int32:2,2'"),
         ("ndarray:int32", np.zeros(2, np.int32), "tokens", "uint16", "but dtype='uint16'; leave dtype out"),
@@ -241,7 +241,7 @@ def test_an_index_that_is_wrong_is_told() -> None:
         path = root / "index.json"
         path.write_text(path.read_text().replace('"column_sizes": [null]', '"column_sizes": [12]'))
         with pytest.raises(IndexFormatError):
-            array_lengths(shard_of(root), "tokens").read_here(root)
+            array_lengths(shard_of(root), "tokens").read_local(root)
 
 
 @pytest.mark.parametrize("dtype", ["", "uint15", "str", "O", "complex64", 3, None])

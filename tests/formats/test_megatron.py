@@ -159,7 +159,7 @@ def test_tokens_of_different_kinds_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"magic": b"TNTIDX\x00\x00\x00"}, "does not begin as an .idx file"),
+        ({"magic": b"TNTIDX\x00\x00\x00"}, "does not begin like an .idx file"),
         ({"version": struct.pack("<Q", 2)}, "version 2"),
         ({"code": b"\x09"}, "dtype code 9"),
         ({"borders": struct.pack("<Q", 0)}, "0 document borders"),
@@ -191,13 +191,13 @@ def test_an_index_file_that_is_cut_is_refused(tmp_path: Path, stop: int) -> None
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"code": b"\x04"}, "sequence 1: expected to begin at byte 12"),
-        ({"lengths": np.array([2, 2, 0, 2, 4, 0], "<i4").tobytes()}, "sequence 1: expected to begin at byte 4"),
+        ({"code": b"\x04"}, "sequence 1: must begin at byte 12"),
+        ({"lengths": np.array([2, 2, 0, 2, 4, 0], "<i4").tobytes()}, "sequence 1: must begin at byte 4"),
         ({"lengths": np.array([3, -1, 2, 2, 4, 0], "<i4").tobytes()}, "sequence 1"),
-        ({"pointers": np.array([0, 6, 8, 8, 11, 20], "<i8").tobytes()}, "sequence 4: expected to begin at byte 12"),
-        ({"documents": np.array([0, 1, 5, 4, 5, 6], "<i8").tobytes()}, "go back"),
+        ({"pointers": np.array([0, 6, 8, 8, 11, 20], "<i8").tobytes()}, "sequence 4: must begin at byte 12"),
+        ({"documents": np.array([0, 1, 5, 4, 5, 6], "<i8").tobytes()}, "decrease"),
         ({"documents": np.array([1, 1, 4, 4, 5, 6], "<i8").tobytes()}, "begin with 0"),
-        ({"documents": np.array([0, -1, 4, 4, 5, 6], "<i8").tobytes()}, "go back"),
+        ({"documents": np.array([0, -1, 4, 4, 5, 6], "<i8").tobytes()}, "decrease"),
     ],
 )
 def test_every_number_is_checked_when_documents_are_read(tmp_path: Path, wrong: Parts, said: str) -> None:
@@ -206,7 +206,7 @@ def test_every_number_is_checked_when_documents_are_read(tmp_path: Path, wrong: 
         opened(info, tmp_path)
     assert said in str(caught.value)
     with assert_error(ShardCorruptError, path="x.idx") as caught:
-        column_lengths(info, "tokens").read_here(tmp_path)
+        column_lengths(info, "tokens").read_local(tmp_path)
     assert said in str(caught.value)
 
 
@@ -217,7 +217,7 @@ def test_borders_are_checked_across_what_is_looked_at_together(tmp_path: Path, m
         (tmp_path / "x.idx").write_bytes(index_bytes([3, 1, 0, 2, 4, 0], wrong))
         with assert_error(ShardCorruptError, path="x.idx") as caught:
             opened(describe(tmp_path, "megatron")[0], tmp_path)
-        assert "go back" in str(caught.value)
+        assert "decrease" in str(caught.value)
 
 
 def test_files_that_were_changed_since_the_index_are_refused(tmp_path: Path) -> None:
@@ -315,8 +315,8 @@ def test_lengths_are_told_by_the_index_file(tmp_path: Path) -> None:
         asked.append(file.basename)
         return (tmp_path / file.basename).read_bytes()[start:stop]
 
-    assert (told.constant, told.told_by_offsets, told.info) == (None, True, info)
-    for found in (told.read_afar(read), told.read_here(tmp_path)):
+    assert (told.constant, told.is_in_offsets, told.info) == (None, True, info)
+    for found in (told.read_remote(read), told.read_local(tmp_path)):
         assert found is not None
         assert found.tolist() == [3, 3, 0, 4, 0]
     assert asked == ["x.idx"]

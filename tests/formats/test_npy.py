@@ -228,25 +228,25 @@ HEADER = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }\n"
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "does not begin as a .npy file"),
-        (b"\x93NUMPX\x01\x00", "does not begin as a .npy file"),
+        (b"", "does not begin like a .npy file"),
+        (b"\x93NUMPX\x01\x00", "does not begin like a .npy file"),
         (b"\x93NUMPY\x04\x00" + HEADER, "version"),
         (b"\x93NUMPY", "version"),
-        (b"\x93NUMPY\x01\x00\xff", "the file is cut"),
-        (b"\x93NUMPY\x01\x00\xff\xff" + HEADER, "the file is cut"),
-        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + HEADER, "the file is cut"),
+        (b"\x93NUMPY\x01\x00\xff", "the file is truncated"),
+        (b"\x93NUMPY\x01\x00\xff\xff" + HEADER, "the file is truncated"),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + HEADER, "the file is truncated"),
         *(
             (b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(24), said)
             for text, said in (
-                (b"[" * 5000, "cannot be read"),
-                (b"1", "cannot be read"),
-                (b"{'descr': '<f4', 'shape': (2, 3)}", "cannot be read"),
-                (HEADER.replace(b"<f4", b"<f\xff"), "cannot be read"),
-                (HEADER.replace(b"'<f4'", b"open"), "cannot be read"),
-                (HEADER.replace(b"(2, 3)", b"[2, 3]"), "header of shape"),
-                (HEADER.replace(b"(2, 3)", b"(2, -3)"), "header of shape"),
-                (HEADER.replace(b"(2, 3)", b"(2, True)"), "header of shape"),
-                (HEADER.replace(b"}", b"'more': 1}"), "header of shape"),
+                (b"[" * 5000, "invalid header"),
+                (b"1", "invalid header"),
+                (b"{'descr': '<f4', 'shape': (2, 3)}", "invalid header"),
+                (HEADER.replace(b"<f4", b"<f\xff"), "invalid header"),
+                (HEADER.replace(b"'<f4'", b"open"), "invalid header"),
+                (HEADER.replace(b"(2, 3)", b"[2, 3]"), "invalid header"),
+                (HEADER.replace(b"(2, 3)", b"(2, -3)"), "invalid header"),
+                (HEADER.replace(b"(2, 3)", b"(2, True)"), "invalid header"),
+                (HEADER.replace(b"}", b"'more': 1}"), "invalid header"),
                 (HEADER.replace(b"(2, 3)", b"(9" + b"9" * 100 + b", 3)"), "must have"),
                 (HEADER.replace(b"(2, 3)", b"(2, 4)"), "must have"),
             )
@@ -273,9 +273,9 @@ def test_a_file_of_another_size_than_it_says_is_refused(tmp_path: Path, change: 
     ("array", "said"),
     [
         (NUMBERS[:3], "must have"),
-        (NUMBERS.view(np.int32), "was changed since"),
-        (NUMBERS.reshape(2, 6, 2), "was changed since"),
-        (NUMBERS.reshape(4, 2, 3), "was changed since"),
+        (NUMBERS.view(np.int32), "has changed since"),
+        (NUMBERS.reshape(2, 6, 2), "has changed since"),
+        (NUMBERS.reshape(4, 2, 3), "has changed since"),
         (np.asfortranarray(NUMBERS), "Fortran order"),
     ],
 )
@@ -437,8 +437,8 @@ def test_rows_of_one_dimension_are_flat_and_equally_long(tmp_path: Path) -> None
     save(tmp_path / "a.npy", tokens)
     info = describe(tmp_path, "npy")[0]
     told = column_lengths(info, "values")
-    assert (told.constant, told.told_by_offsets) == (3, False)
-    assert told.read_here(tmp_path).tolist() == [3, 3, 3, 3]
+    assert (told.constant, told.is_in_offsets) == (3, False)
+    assert told.read_local(tmp_path).tolist() == [3, 3, 3, 3]
     reader = opened(info, tmp_path)
     assert arrays_in(flat_column(reader, info, "values")) == tokens.tolist()
     reader.close()

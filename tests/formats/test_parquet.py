@@ -33,8 +33,9 @@ from lightning_streaming.formats.arrow.parquet import ParquetFormat
 from lightning_streaming.formats.arrow.parquet_footers import Footer
 from lightning_streaming.formats.columns import encodings_of, flat_column, read_columns
 from lightning_streaming.formats.index import dump_index, parse_index
-from lightning_streaming.formats.other_formats import RangedFile, ShardReader
+from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import check_shard, may_be_flat, narrowed, open_shard, other_format, plain_kind
+from lightning_streaming.formats.shard_format import RangedFile
 from lightning_streaming.formats.shard_table import PART, ShardInfo, column_names
 from tests.formats.stored import Folder, arrays_in, describe
 from tests.helpers import assert_error
@@ -168,7 +169,7 @@ def test_lists_are_counted_and_found_for_packs(tmp_path: Path) -> None:
     info = describe(write(tmp_path), "parquet")[1]
     assert may_be_flat(info)
     _, cache = unpacked(info, tmp_path, ["tokens"])
-    lengths = column_lengths(info, "tokens").read_here(cache)
+    lengths = column_lengths(info, "tokens").read_local(cache)
     assert lengths.tolist() == [number % 7 for number in range(20, 40)]
     reader = opened(info, tmp_path, ["tokens"])
     assert arrays_in(flat_column(reader, info, "tokens")) == [list(range(number % 7)) for number in range(20, 40)]

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError, SampleIndexError, ShardCorruptError
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.shard import FilePart, LoneSamples, check_shard, open_shard, table_part
+from lightning_streaming.formats.shard import FilePart, SingleSampleReader, check_shard, open_shard, table_part
 from lightning_streaming.formats.shard_table import check_columns, check_selection, column_names
 from tests.formats.golden_datasets import SERVED, expectations, read_index, unpack
 from tests.formats.small_shards import SAMPLES, put_shard, shard_info
@@ -95,8 +95,8 @@ def _shown(sample: dict[str, Any]) -> str:
     return re.sub(" at 0x[0-9A-F]+", "", repr(sample))
 
 
-def _lone_samples(directory: Path, info: ShardInfo) -> LoneSamples:
-    return LoneSamples(info, _bytes_of(directory, table_part(info)), allow_unsafe_types=True)
+def _lone_samples(directory: Path, info: ShardInfo) -> SingleSampleReader:
+    return SingleSampleReader(info, _bytes_of(directory, table_part(info)), allow_unsafe_types=True)
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -112,14 +112,14 @@ def test_every_sample_of_every_golden_dataset_is_read_from_its_own_bytes(name: s
 
 def test_only_wanted_columns_are_decoded(tmp_path: Path) -> None:
     info = put_shard(tmp_path)
-    lone = LoneSamples(info, _bytes_of(tmp_path, table_part(info)), columns=["text"])
+    lone = SingleSampleReader(info, _bytes_of(tmp_path, table_part(info)), columns=["text"])
     assert lone.decode(2, _bytes_of(tmp_path, lone.part(2))) == {"text": SAMPLES[2]["text"]}
 
 
 def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
     info = put_shard(tmp_path)
     with assert_error(ConfigError, option="columns", path="shard.mds") as caught:
-        LoneSamples(info, _bytes_of(tmp_path, table_part(info)), columns=["label"])
+        SingleSampleReader(info, _bytes_of(tmp_path, table_part(info)), columns=["label"])
     assert "'label'" in str(caught.value)
 
 
@@ -136,7 +136,7 @@ def test_offsets_outside_the_file_are_refused_before_anything_is_fetched(place: 
     table = np.frombuffer(_bytes_of(tmp_path, table_part(info)), "<u4").copy()
     table[place] = 0 if place == 1 else info.raw_data.bytes + 1
     with assert_error(ShardCorruptError, path="shard.mds") as caught:
-        LoneSamples(info, table.tobytes())
+        SingleSampleReader(info, table.tobytes())
     assert "20" in str(caught.value)
 
 

@@ -243,8 +243,8 @@ def test_a_damaged_shard_is_fetched_again_and_then_told(tmp_path: Path, http_sto
     ("asked", "told"),
     [
         (LengthsRequest(column="token"), r"did you mean 'tokens'\?"),
-        (LengthsRequest(column="text"), "is 'str', whose tokens cannot be counted"),
-        (LengthsRequest(column="raw"), "is of bytes; say of which elements with dtype"),
+        (LengthsRequest(column="text"), "has encoding 'str', whose tokens cannot be counted"),
+        (LengthsRequest(column="raw"), "has encoding 'bytes'; pass their dtype"),
         (LengthsRequest(column="tokens", dtype="uint8"), "leave dtype out"),
         (LengthsRequest(lengths="score"), "is a column of float32, which says no length"),
         (LengthsRequest(lengths="numtokens"), "which is not there"),
@@ -300,13 +300,13 @@ def test_the_largest_length_fits(tmp_path: Path) -> None:
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shards whose lengths are read."""
     names: list[str] = []
-    whole = ArrayLengths.read_afar
+    whole = ArrayLengths.read_remote
 
     def noted(self: ArrayLengths, *of: Any) -> Any:
         names.append(self.info.raw_data.basename)
         return whole(self, *of)
 
-    monkeypatch.setattr(ArrayLengths, "read_afar", noted)
+    monkeypatch.setattr(ArrayLengths, "read_remote", noted)
     monkeypatch.setattr(scanning, "SHARDS_AT_ONCE", 1)
     return names
 
@@ -389,7 +389,7 @@ def test_lengths_of_other_data_are_not_taken_for_those_of_its_head(tmp_path: Pat
 
 def _killed_after(root: Path, shards: int) -> None:
     """Begin to count, in a process that kills itself."""
-    read, whole = 0, ArrayLengths.read_afar
+    read, whole = 0, ArrayLengths.read_remote
 
     def deadly(self: ArrayLengths, *of: Any) -> Any:
         nonlocal read
@@ -399,7 +399,7 @@ def _killed_after(root: Path, shards: int) -> None:
         return whole(self, *of)
 
     vars(counting)["_HEADS_AT_ONCE"] = 1
-    type.__setattr__(ArrayLengths, "read_afar", deadly)
+    type.__setattr__(ArrayLengths, "read_remote", deadly)
     counted(root)
 
 

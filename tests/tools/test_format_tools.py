@@ -208,7 +208,7 @@ def test_text_of_another_format_is_tokenized(tmp_path: Path) -> None:
         (["--from", "csv"], "--from csv and --format npy both say what SOURCE is"),
         (["--separator", ";"], "--separator is for CSV"),
         (["--columns", "x"], "there is no column 'x'; the columns of the npy files are values"),
-        (["--block-length", 3], "block_length cuts arrays of one dimension"),
+        (["--block-length", 3], "block_length requires arrays of one dimension"),
         (["--eot", "0"], "--eot is for --tokenize"),
     ],
 )

@@ -132,7 +132,7 @@ def test_data_that_was_appended_is_all_that_is_counted(tmp_path: Path) -> None:
         (("--column", "tokens", "--lengths", "num_tokens"), "either --column TOKENS or --lengths NUM_TOKENS"),
         (("--lengths", "num_tokens", "--dtype", "uint16"), "name that with --column"),
         (("--column", "token"), "did you mean 'tokens'?"),
-        (("--column", "raw"), "is of bytes; say of which elements with dtype"),
+        (("--column", "raw"), "has encoding 'bytes'; pass their dtype"),
         (("--column", "raw", "--dtype", "uint15"), "dtype must be one of numbers"),
         (("--column", "text"), "whose tokens cannot be counted"),
         (("--lengths", "text"), "is a column of str, which says no length"),

@@ -1,12 +1,12 @@
-"""How many elements the arrays of a column have, told without decoding them.
+"""Lengths of the arrays of a column, without decoding them.
 
-Where the column is the only one whose size varies, the offsets at the head of a shard tell the bytes of its payloads::
+If the column is the only one whose size varies, the sizes of its payloads follow from the offsets at a shard's head::
 
     bytes of sample k  =  4  +  fixed sizes of the other columns  +  bytes of the payload
     bytes of a payload =  dtype code?  +  shape header (1 + width of the length)  +  length * bytes of an element
 
-A writer takes the least width that holds the length, so more bytes are more elements, and one number follows from the
-other. Some samples are looked at, whether that is so. Else each sample's own head says what it has.
+A writer takes the least width that holds the length, so the length follows from the number of bytes. The heads of some
+samples are compared with that. In other shards the head of each sample is read.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from lightning_streaming.formats.columns import AT_ONCE, encodings_of, no_such_c
 from lightning_streaming.formats.encodings import encoding
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.mds.shard import MDSReader, read_places, table_bytes
-from lightning_streaming.formats.plain_rows import FlatReader
+from lightning_streaming.formats.readers import FlatReader
 from lightning_streaming.formats.shard import may_be_flat, open_shard
 from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.formats.values import BYTES_OF_CODE, NdarrayEncoding
 
 ReadPart = Callable[[FileInfo, int, int], bytes]
-"""Gives some bytes of a file: those from one place on, up to before another."""
+"""Returns the bytes of a file from one position up to before another."""
 
-_LONGEST_HEAD = 10
+_MAX_HEAD_BYTES = 10
 """Bytes before the elements of an array of one dimension: dtype code, shape header, length."""
-_MORE = 4096
-"""Bytes after the offsets that are read with them: the first sample's head is mostly among them."""
-_LOOKED_AT = 16
-"""Samples of a shard on this node of which the heads are compared with the offsets."""
+_EXTRA_BYTES = 4096
+"""Bytes after the offsets that are read with them: they usually include the first sample's head."""
+_PROBES = 16
+"""Samples of a local shard whose heads are compared with the offsets."""
 _WIDTHS = (1, 2, 4, 8)
 """Bytes of an element, and of a length in a shape header."""
 _WIDTH_MASKS = np.array([2 ** (8 * width) - 1 for width in _WIDTHS], np.uint64)
 
 
 def check_dtype(dtype: str) -> int:
-    """Bytes of an element.
+    """Return the bytes of an element.
 
     Args:
-        dtype: Name of a dtype of whole numbers or floats, like "uint16".
+        dtype: Name of a dtype of integers or floats, like "uint16".
 
     Raises:
-        ConfigError: There is no such dtype.
+        ConfigError: It is another dtype, or unknown.
     """
     try:
-        found = np.dtype(dtype)
+        known = np.dtype(dtype)
     except TypeError:
-        found = np.dtype(object)
-    if not isinstance(dtype, str) or found.kind not in "iuf" or found.itemsize not in _WIDTHS:
+        known = np.dtype(object)
+    if not isinstance(dtype, str) or known.kind not in "iuf" or known.itemsize not in _WIDTHS:
         raise ConfigError(f"dtype must be one of numbers, like 'uint16' or 'int32', but is {dtype!r}", option="dtype")
-    return found.itemsize
+    return known.itemsize
 
 
 class ColumnLengths(Protocol):
-    """How the elements of a column are counted in one shard; made by :func:`column_lengths`."""
+    """The lengths of a column's values in one shard; created by :func:`column_lengths`."""
 
     @property
     def info(self) -> ShardInfo:
@@ -73,97 +73,101 @@ class ColumnLengths(Protocol):
 
     @property
     def constant(self) -> int | None:
-        """Of each sample, where all are equally long by the index; then no file need be read."""
+        """The length of each sample, if the index fixes it; then no file has to be read."""
         ...
 
     @property
-    def told_by_offsets(self) -> bool:
-        """Whether small parts of the shard's files tell, as a rule."""
+    def is_in_offsets(self) -> bool:
+        """Whether small parts of the shard's files usually suffice."""
         ...
 
-    def read_afar(self, read: ReadPart) -> NDArray[np.int64] | None:
-        """The lengths by small parts of an uncompressed shard that is elsewhere; see :class:`ArrayLengths`."""
+    def read_remote(self, read: ReadPart) -> NDArray[np.int64] | None:
+        """Read the lengths from small parts of an uncompressed remote shard; see :class:`ArrayLengths`."""
         ...
 
-    def read_here(self, directory: Path) -> NDArray[np.int64]:
-        """The lengths by the raw files of the shard; see :class:`ArrayLengths`."""
+    def read_local(self, directory: Path) -> NDArray[np.int64]:
+        """Read the lengths from the raw files of the shard; see :class:`ArrayLengths`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayLengths:
-    """The same of MDS shards, and of others where all samples are equally long."""
+    """The lengths of arrays in an MDS shard, or in another shard in which all have the same length."""
 
     info: ShardInfo
     column: str
     constant: int | None
-    """Of each sample, where the encoding fixes the shape; then no file need be read."""
+    """The length of each sample, if the encoding fixes the shape; then no file has to be read."""
     element_bytes: int | None
-    """Bytes of an element; None where each payload says its own dtype."""
+    """Bytes of an element; None if each payload states its dtype."""
     array: NdarrayEncoding | None
     """The encoding; None for bytes."""
 
     @cached_property
-    def told_by_offsets(self) -> bool:
-        """Whether the shard's offsets tell, as no other column varies and all elements have as many bytes."""
+    def is_in_offsets(self) -> bool:
+        """Whether the offsets suffice: no other column varies, and all elements have the same number of bytes."""
         if self.constant is not None:
             return False
         names, sizes = self.info.schema["column_names"], self.info.schema["column_sizes"]
         varying = [name for name, size in zip(names, sizes, strict=False) if size is None]
         return self.element_bytes is not None and varying == [self.column]
 
-    def read_afar(self, read: ReadPart) -> NDArray[np.int64] | None:
-        """The lengths by one or two small parts of an uncompressed shard that is elsewhere.
+    def read_remote(self, read: ReadPart) -> NDArray[np.int64] | None:
+        """Read the lengths from one or two small parts of an uncompressed remote shard.
 
         Args:
             read: Reads a part of it.
 
         Returns:
-            Of shape (samples,); None where only the whole shard tells.
+            Lengths of shape (samples,); None if the whole shard is needed.
 
         Raises:
             ShardCorruptError: The offsets contradict the index.
             StorageError: As ``read`` does.
         """
         if self.constant is not None:
-            return self._same()
-        if not self.told_by_offsets:
+            return np.full(self.info.samples, self.constant, np.int64)
+        if not self.is_in_offsets:
             return None
         file, table = self.info.raw_data, table_bytes(self.info.samples)
-        head = read(file, 0, min(file.bytes, table + _MORE))
-        offsets = self._offsets(memoryview(head))
-        found = self._by_offsets(offsets)
-        if found is None or self.array is None or not len(found):
-            return found
-        start, stop = self._payload(offsets, 0)
-        end = min(stop, start + _LONGEST_HEAD)
+        head = read(file, 0, min(file.bytes, table + _EXTRA_BYTES))
+        shown, smallest = file.basename, 4 + self._fixed_bytes(len(self.info.schema["column_sizes"]))
+        offsets, _ = read_places(memoryview(head), self.info, shown, table, smallest)
+        lengths = self._by_offsets(offsets)
+        if lengths is None or self.array is None or not len(lengths):
+            return lengths
+        sizes = self.info.schema["column_sizes"]
+        place = sizes.index(None)
+        start = int(offsets[0]) + 4 + self._fixed_bytes(place)
+        stop = int(offsets[1]) - (self._fixed_bytes(len(sizes)) - self._fixed_bytes(place))
+        end = min(stop, start + _MAX_HEAD_BYTES)
         first = head[start:end] if end <= len(head) else read(file, start, end)
-        padded = np.frombuffer(first.ljust(_LONGEST_HEAD, b"\0"), np.uint8)
-        return found if self._said(padded[None], np.array([stop - start]))[0] == found[0] else None
+        padded = np.frombuffer(first.ljust(_MAX_HEAD_BYTES, b"\0"), np.uint8)
+        return lengths if self._stated(padded[None], np.array([stop - start]))[0] == lengths[0] else None
 
-    def read_here(self, directory: Path) -> NDArray[np.int64]:
-        """The lengths by the raw file of the shard.
+    def read_local(self, directory: Path) -> NDArray[np.int64]:
+        """Read the lengths from the raw file of the shard.
 
         Args:
-            directory: Where it is.
+            directory: Its directory.
 
         Returns:
-            Of shape (samples,).
+            Lengths of shape (samples,).
 
         Raises:
-            ShardCorruptError: It is not what the index describes, or a sample has other bytes than it says.
-            EncodingError: A sample does not hold what its encoding says, or bytes that are no elements.
+            ShardCorruptError: The file is not what the index describes, or a sample's size contradicts its head.
+            EncodingError: A payload is not one of its encoding, or not a whole number of elements.
             ConfigError: An array has several dimensions.
             StorageError: It cannot be opened.
         """
         if self.constant is not None:
-            return self._same()
+            return np.full(self.info.samples, self.constant, np.int64)
         reader = MDSReader(self.info, directory, columns=[self.column])
         try:
             data, offsets = reader.bytes_and_offsets()
-            found = self._by_offsets(offsets) if self.told_by_offsets else None
-            if found is not None and self._holds(found, data, offsets):
-                return found
+            lengths = self._by_offsets(offsets) if self.is_in_offsets else None
+            if lengths is not None and self._agrees(lengths, data, offsets):
+                return lengths
             parts = [
                 self._exact(data, offsets[first : first + AT_ONCE + 1], first)
                 for first in range(0, self.info.samples, AT_ONCE)
@@ -172,31 +176,17 @@ class ArrayLengths:
             reader.close()
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def _same(self) -> NDArray[np.int64]:
-        return np.full(self.info.samples, self.constant, np.int64)
-
-    def _offsets(self, head: memoryview) -> NDArray[np.int64]:
-        shown, fewest = self.info.raw_data.basename, 4 + self._fixed_bytes(len(self.info.schema["column_sizes"]))
-        return read_places(head, self.info, shown, table_bytes(self.info.samples), fewest)[0]
-
     def _fixed_bytes(self, columns: int) -> int:
-        """Of the first so many columns."""
+        """Return the bytes of those of the first columns that do not vary."""
         return sum(size for size in self.info.schema["column_sizes"][:columns] if size is not None)
 
-    def _payload(self, offsets: NDArray[np.int64], sample: int) -> tuple[int, int]:
-        """Where a payload starts and stops in the file, where it is the only one that varies."""
-        sizes = self.info.schema["column_sizes"]
-        place = sizes.index(None)
-        start = int(offsets[sample]) + 4 + self._fixed_bytes(place)
-        return start, int(offsets[sample + 1]) - (self._fixed_bytes(len(sizes)) - self._fixed_bytes(place))
-
     def _by_offsets(self, offsets: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """The lengths that payloads of so many bytes have, as a writer writes them; None where one has no such."""
-        assert self.element_bytes is not None, "told_by_offsets"
+        """Return the lengths of payloads of such sizes, as a writer writes them; None if a size has no such length."""
+        assert self.element_bytes is not None, "is_in_offsets"
         payload_bytes = np.diff(offsets) - (4 + self._fixed_bytes(len(self.info.schema["column_sizes"])))
         least: Any = 0
         if self.array is not None:
-            # A length that one byte, or two, cannot hold has more.
+            # A length that does not fit into one byte, or two, takes more.
             is_wider, is_widest = (
                 payload_bytes > 1 + width + ((1 << 8 * width) - 1) * self.element_bytes for width in (1, 2)
             )
@@ -207,57 +197,61 @@ class ArrayLengths:
         is_whole = (payload_bytes & (self.element_bytes - 1)) == 0
         return lengths if bool((is_whole & (lengths >= least)).all()) else None
 
-    def _holds(self, found: NDArray[np.int64], data: memoryview, offsets: NDArray[np.int64]) -> bool:
-        """Whether some samples say themselves what their offsets tell of them."""
-        if self.array is None or not len(found):
+    def _agrees(self, lengths: NDArray[np.int64], data: memoryview, offsets: NDArray[np.int64]) -> bool:
+        """Return whether the heads of some samples state the same lengths."""
+        if self.array is None or not len(lengths):
             return True
-        samples = np.unique(np.linspace(0, len(found) - 1, _LOOKED_AT).astype(np.int64))
-        for sample in samples.tolist():
-            try:
-                said = self._exact(data, offsets[sample : sample + 2], sample)
-            except (EncodingError, ConfigError, ShardCorruptError):
-                return False  # whoever looks at all of them says what is wrong
-            if said[0] != found[sample]:
-                return False
-        return True
+        samples = np.unique(np.linspace(0, len(lengths) - 1, _PROBES).astype(np.int64))
+        try:
+            return all(
+                self._exact(data, offsets[sample : sample + 2], sample)[0] == lengths[sample]
+                for sample in samples.tolist()
+            )
+        except (EncodingError, ConfigError, ShardCorruptError):
+            return False  # reading all heads raises the error
 
     def _exact(self, data: memoryview, offsets: NDArray[np.int64], first: int) -> NDArray[np.int64]:
-        """The lengths that samples say themselves.
+        """Return the lengths that samples state in their heads.
 
         Args:
             data: The file.
-            offsets: Of these samples, and of what follows.
+            offsets: Offsets of these samples, and the end of the last.
             first: Number of the first of them in the shard.
         """
         sizes = self.info.schema["column_sizes"]
         place = self.info.schema["column_names"].index(self.column)
         starts, stops = payloads(data, offsets, sizes, place, self.info)
         if self.array is None:
-            assert self.element_bytes is not None, "check_dtype gave it"
-            lengths, left = np.divmod(stops - starts, self.element_bytes)
-            if left.any():
-                worst = int(left.argmax())
+            assert self.element_bytes is not None, "set by check_dtype"
+            lengths, rest = np.divmod(stops - starts, self.element_bytes)
+            if rest.any():
+                worst = int(rest.argmax())
                 raise EncodingError(
-                    f"{self._shown(first + worst)} has {stops[worst] - starts[worst]} bytes, which are no whole number "
-                    f"of elements of {self.element_bytes} bytes",
-                    hint="is dtype another one?",
+                    f"{_shown(self.info, self.column, first + worst)} has {stops[worst] - starts[worst]} bytes, not a "
+                    f"multiple of {self.element_bytes} bytes",
+                    hint="check dtype",
                     path=self.info.raw_data.basename,
                     sample=first + worst,
                 )
             return lengths
-        places = np.minimum(starts[:, None] + np.arange(_LONGEST_HEAD), len(data) - 1)
-        lengths = self._said(np.frombuffer(data, np.uint8)[places], stops - starts)
+        places = np.minimum(starts[:, None] + np.arange(_MAX_HEAD_BYTES), len(data) - 1)
+        lengths = self._stated(np.frombuffer(data, np.uint8)[places], stops - starts)
         if (lengths < 0).any():
             worst = int((lengths < 0).argmax())
-            self._refuse(data[int(starts[worst]) : int(stops[worst])], first + worst)
+            try:
+                shape, _, _ = self.array.read_layout(bytes(data[int(starts[worst]) : int(stops[worst])]))
+            except EncodingError as error:
+                shown, file = _shown(self.info, self.column, first + worst), self.info.raw_data.basename
+                raise error.with_context(shown, path=file, sample=first + worst) from error
+            raise _several_dimensions(self.info, self.column, first + worst, shape)
         return lengths
 
-    def _said(self, heads: NDArray[np.uint8], payload_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The lengths that arrays say at their heads; -1 where that is not an array of one dimension.
+    def _stated(self, heads: NDArray[np.uint8], payload_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the lengths that arrays state in their heads; -1 if that is not an array of one dimension.
 
         Args:
-            heads: The first bytes of payloads, filled up with anything; of shape (payloads, 10).
-            payload_bytes: All bytes of each.
+            heads: The first bytes of payloads, with any padding; of shape (payloads, 10).
+            payload_bytes: Size of each.
         """
         has_code = self.array is not None and self.array.dtype is None
         element: Any = BYTES_OF_CODE[heads[:, 0]] if has_code else self.element_bytes
@@ -269,47 +263,35 @@ class ArrayLengths:
         is_sound &= (element > 0) & (at + 1 + (1 << widths.astype(np.int64)) + lengths * element == payload_bytes)
         return np.where(is_sound, lengths, -1)
 
-    def _refuse(self, payload: memoryview, sample: int) -> None:
-        assert self.array is not None, "bytes have no head"
-        try:
-            shape, _, _ = self.array.read_layout(bytes(payload))
-        except EncodingError as error:
-            file = self.info.raw_data.basename
-            raise error.with_context(self._shown(sample), path=file, sample=sample) from error
-        raise _several_dimensions(self.info, self.column, sample, shape)
-
-    def _shown(self, sample: int) -> str:
-        return _shown(self.info, self.column, sample)
-
 
 @dataclass(frozen=True)
 class StoredLengths:
-    """The same of a shard that other libraries wrote: by where its reader says that arrays lie; else by each array."""
+    """The lengths of arrays in a shard of another library: from their positions, or else from each array."""
 
     info: ShardInfo
     column: str
     constant: int | None = None
-    told_by_offsets: bool = False
+    is_in_offsets: bool = False
 
-    def read_afar(self, read: ReadPart) -> None:  # noqa: ARG002
-        """Nothing: only a whole shard tells; see :class:`ArrayLengths`."""
+    def read_remote(self, read: ReadPart) -> None:  # noqa: ARG002
+        """Return None: the whole shard is needed; see :class:`ArrayLengths`."""
         return
 
-    def read_here(self, directory: Path) -> NDArray[np.int64]:
-        """The lengths by the raw file; see :class:`ArrayLengths`."""
+    def read_local(self, directory: Path) -> NDArray[np.int64]:
+        """Read the lengths from the raw file; see :class:`ArrayLengths`."""
         reader = open_shard(self.info, directory, columns=[self.column])
         try:
             if may_be_flat(self.info):
                 return cast("FlatReader", reader).flat_column(self.column).counts
-            lengths = (self._length(reader[sample][self.column], sample) for sample in range(len(reader)))
-            return np.fromiter(lengths, np.int64, len(reader))
+            lengths = np.empty(len(reader), np.int64)
+            for sample in range(len(reader)):
+                value = reader[sample][self.column]
+                if value.ndim != 1:
+                    raise _several_dimensions(self.info, self.column, sample, value.shape)
+                lengths[sample] = len(value)
+            return lengths
         finally:
             reader.close()
-
-    def _length(self, value: Any, sample: int) -> int:
-        if value.ndim != 1:
-            raise _several_dimensions(self.info, self.column, sample, value.shape)
-        return len(value)
 
 
 def _shown(info: ShardInfo, column: str, sample: int) -> str:
@@ -318,9 +300,9 @@ def _shown(info: ShardInfo, column: str, sample: int) -> str:
 
 def _several_dimensions(info: ShardInfo, column: str, sample: int, shape: Sequence[int]) -> ConfigError:
     return ConfigError(
-        f"{_shown(info, column, sample)} is an array of shape {tuple(shape)}, but the tokens of a document are of one "
+        f"{_shown(info, column, sample)} is an array of shape {tuple(shape)}, but the tokens of a document have one "
         "dimension",
-        hint="write the length to a column of whole numbers, and name that with lengths=",
+        hint="write the length to a column of integers, and pass its name as lengths=",
         option="column",
         path=info.raw_data.basename,
         sample=sample,
@@ -328,26 +310,28 @@ def _several_dimensions(info: ShardInfo, column: str, sample: int, shape: Sequen
 
 
 def array_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> ArrayLengths:
-    """How the elements of a column are counted in one shard.
+    """Return the lengths of a column's values in one shard.
 
     Args:
         info: The shard, as its index describes it.
         column: A column of arrays of one dimension, or of bytes that hold elements.
-        dtype: What elements are in bytes; arrays say so themselves.
+        dtype: The dtype of elements in bytes; arrays state theirs.
 
     Raises:
         ConfigError: The shard lacks the column; it holds something else, or arrays of another number of dimensions; or
             the dtype is missing, or another than that of the arrays.
     """
     known = encodings_of(info)
-    asked = f"column={column!r}"
+    shown = f"column={column!r}"
     if column not in known:
-        raise no_such_column(asked, column, known, option="column")
+        raise no_such_column(shown, column, known, option="column")
     name = known[column]
     if name == "bytes" and info.format == "mds":
         if dtype is None:
             raise ConfigError(
-                f"{asked} is of bytes", hint="say of which elements with dtype, like dtype='uint16'", option="dtype"
+                f"{shown} has encoding 'bytes'",
+                hint="pass their dtype, like dtype='uint16'",
+                option="dtype",
             )
         return ArrayLengths(info=info, column=column, constant=None, element_bytes=check_dtype(dtype), array=None)
     try:
@@ -356,16 +340,16 @@ def array_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> Arr
         array = None
     if not isinstance(array, NdarrayEncoding) or (array.shape is not None and len(array.shape) != 1):
         raise ConfigError(
-            f"{asked} is {name!r}, whose tokens cannot be counted; that takes bytes, 'ndarray', 'ndarray:DTYPE' or "
-            "'ndarray:DTYPE:LENGTH'",
-            hint="name a column of whole numbers that holds the length, like lengths='num_tokens', or pass a function "
-            "of columns, like lengths=lambda text: len(text) // 4",
+            f"{shown} has encoding {name!r}, whose tokens cannot be counted; supported are bytes, 'ndarray', "
+            "'ndarray:DTYPE' and 'ndarray:DTYPE:LENGTH'",
+            hint="name a column of integers that holds the length, like lengths='num_tokens', or pass a function of "
+            "columns, like lengths=lambda text: len(text) // 4",
             option="column",
         )
     if dtype is not None and array.dtype is not None and np.dtype(dtype).name != array.dtype:
         raise ConfigError(
-            f"{asked} is {name!r}, but dtype={dtype!r}",
-            hint="leave dtype out: these arrays say their own",
+            f"{shown} has encoding {name!r}, but dtype={dtype!r}",
+            hint="leave dtype out: these arrays state theirs",
             option="dtype",
         )
     return ArrayLengths(
@@ -378,8 +362,8 @@ def array_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> Arr
 
 
 def column_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> ColumnLengths:
-    """The same of a shard of any format."""
-    found = array_lengths(info, column, dtype)
-    if found.constant is not None or info.format not in OTHER_FORMATS:
-        return found
+    """Return the lengths of a column's values in a shard of any format; see :func:`array_lengths`."""
+    lengths = array_lengths(info, column, dtype)
+    if lengths.constant is not None or info.format not in OTHER_FORMATS:
+        return lengths
     return DocumentLengths(info) if info.format == "megatron" else StoredLengths(info, column)

@@ -46,9 +46,9 @@ from lightning_streaming.formats.arrow.parquet_rows import FileOfRanges, unpacke
 from lightning_streaming.formats.arrow.rows import ArrowRows, PlainArrow, plain_arrow, sound_arrow
 from lightning_streaming.formats.arrow.types import arrow_columns
 from lightning_streaming.formats.arrow.values import require_pyarrow
-from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds.shard import map_file
-from lightning_streaming.formats.other_formats import RangedFile, ShardReader, StoredFiles, by_file, other_shard
+from lightning_streaming.formats.readers import ShardReader
+from lightning_streaming.formats.shard_format import RangedFile, StoredFiles, by_file, map_unknown, other_shard
 from lightning_streaming.formats.shard_table import (
     FILE_SUFFIXES,
     PART,
@@ -76,20 +76,20 @@ class ParquetFormat:
     is_read_in_place: ClassVar[bool] = False
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
-        """The row groups of every file, in the order of names; see :class:`OtherFormat`. Only footers are read."""
+        """The row groups of every file, in the order of names; see :class:`ShardFormat`. Only footers are read."""
         require_pyarrow()
         names = [name for name in files.sizes() if name.endswith(_SUFFIXES) and not _is_of_a_writer(name)]
         if not names:
             raise _no_files(files)
         before, encodings = by_file(known, files.sizes()), dict[str, tuple[str, str]]()
-        with closing(known_or_found(_row_groups, files, ((name, before.get(name)) for name in names))) as found:
+        with closing(map_unknown(_row_groups, files, ((name, before.get(name)) for name in names))) as found:
             for name, shards in zip(names, found, strict=True):
                 for shard in shards:
                     _check_alike(shard, name, encodings)
                 yield from shards
 
     def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:
-        """Refuse a shard that could not be read; see :class:`OtherFormat`."""
+        """Refuse a shard that could not be read; see :class:`ShardFormat`."""
         require_pyarrow()
         check_columns(info, columns)
         _check_told(info)
@@ -104,12 +104,12 @@ class ParquetFormat:
                 )
 
     def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> ShardReader:
-        """Open the unpacked rows of a row group; see :class:`OtherFormat`."""
+        """Open the unpacked rows of a row group; see :class:`ShardFormat`."""
         self.check(info, columns)
         return ParquetRows(self.narrowed(info, columns), directory)
 
     def narrowed(self, info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
-        """The shard of the same row group that has some columns alone; see :class:`PartsFormat`."""
+        """The shard of the same row group that has some columns alone; see :class:`RangeReadableFormat`."""
         names = column_names(info)
         if columns is None or set(columns) == set(names):
             return info
@@ -121,19 +121,19 @@ class ParquetFormat:
         raw = FileInfo(basename=basename, bytes=_stream_bytes(sizes), hashes={})
         return replace(info, raw_data=raw, schema=schema, column_bytes=",".join(map(str, sizes)))
 
-    def look(self, stored: RangedFile) -> Footer:
-        """The footer of a file; see :class:`PartsFormat`."""
+    def read_metadata(self, stored: RangedFile) -> Footer:
+        """The footer of a file; see :class:`RangeReadableFormat`."""
         return read_footer(stored)
 
-    def unpack(self, info: ShardInfo, known: Footer, stored: RangedFile, destination: Path) -> int:
-        """Unpack the columns of a row group; see :class:`PartsFormat`."""
+    def unpack(self, info: ShardInfo, metadata: Footer, stored: RangedFile, destination: Path) -> int:
+        """Unpack the columns of a row group; see :class:`RangeReadableFormat`."""
         group, columns = _group_of(info), column_names(info)
-        _check_unchanged(info, known, group, stored)
-        chunks = [known.metadata.row_group(group).column(place) for place in known.leaves(columns)]
-        ranges = ranges_of(chunks, known, stored)
+        _check_unchanged(info, metadata, group, stored)
+        chunks = [metadata.metadata.row_group(group).column(place) for place in metadata.leaves(columns)]
+        ranges = ranges_of(chunks, metadata, stored)
         pieces = FileOfRanges(ranges, stored.read(ranges), stored.size)
         with sound_arrow(f"row group {group} of {stored.shown}", "sound", DAMAGED, stored.shown):
-            rows = unpacked_rows(known, group, columns, pieces, info.raw_data.bytes - _FRAME_BYTES)
+            rows = unpacked_rows(metadata, group, columns, pieces, info.raw_data.bytes - _FRAME_BYTES)
         if rows.num_rows != info.samples:
             raise ShardCorruptError(
                 f"row group {group} of {stored.shown} must have {info.samples} rows, but has {rows.num_rows}",

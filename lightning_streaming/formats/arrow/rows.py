@@ -50,7 +50,7 @@ from lightning_streaming.formats.arrow.values import (
     require_pyarrow,
     stored,
 )
-from lightning_streaming.formats.plain_rows import ColumnReader, FlatColumn, PlainRows, plain_rows
+from lightning_streaming.formats.readers import ColumnReader, FlatColumn, PlainRows, plain_rows
 from lightning_streaming.formats.values import shortened
 
 _UNSUPPORTED = re.compile(

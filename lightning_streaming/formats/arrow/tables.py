@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import EncodingError
 from lightning_streaming.formats.arrow.arrays import DenseKind, Numbers
 from lightning_streaming.formats.arrow.values import Binary, Coded, Text, numbers_of, reader_of
-from lightning_streaming.formats.plain_rows import FlatColumn
+from lightning_streaming.formats.readers import FlatColumn
 
 _SMALL = 1 << 20
 """Bytes of a batch's column below which all are copied into one: to go from batch to batch takes longer than that."""

@@ -40,7 +40,7 @@ from lightning_streaming.formats.compression import declared_zstd_bytes, decompr
 from lightning_streaming.formats.litdata.leaves import leaf_decoder
 from lightning_streaming.formats.litdata.samples import ONLY_COLUMN, LitDataDecoder, PlainLeaves
 from lightning_streaming.formats.mds.shard import check_lengths, map_file, read_offsets, table_bytes
-from lightning_streaming.formats.plain_rows import PlainRows
+from lightning_streaming.formats.readers import PlainRows
 from lightning_streaming.formats.shard_table import ShardInfo
 
 _OFFSET_PAIR = struct.Struct("<II")

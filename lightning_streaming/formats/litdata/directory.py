@@ -47,8 +47,8 @@ from lightning_streaming.formats.litdata.samples import (
     unsafe_leaves,
 )
 from lightning_streaming.formats.mds.shard import table_bytes
-from lightning_streaming.formats.other_formats import ShardReader, StoredFiles, described, other_shard
-from lightning_streaming.formats.plain_rows import PlainRows
+from lightning_streaming.formats.readers import PlainRows, ShardReader
+from lightning_streaming.formats.shard_format import StoredFiles, described, other_shard
 from lightning_streaming.formats.shard_table import INDEX_BASENAME, FileInfo, ShardInfo, check_columns
 from lightning_streaming.formats.values import brief, shortened
 
@@ -69,7 +69,7 @@ class LitDataFormat:
     """Columns whose image files are given as bytes."""
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:  # noqa: ARG002
-        """The shards that litData's index names, in its order; see :class:`OtherFormat`. No chunk is looked at."""
+        """The shards that litData's index names, in its order; see :class:`ShardFormat`. No chunk is looked at."""
         index = files.read_if_there(INDEX_BASENAME)
         if index is None:
             raise ConfigError(
@@ -87,7 +87,7 @@ class LitDataFormat:
             raise ShardCorruptError(f"{files.shown}: {words}", path=files.shown_file(error.path or "")) from None
 
     def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:
-        """Refuse a shard that could not be read; see :class:`OtherFormat`. ConfigError where a leaf is not read."""
+        """Refuse a shard that could not be read; see :class:`ShardFormat`. ConfigError where a leaf is not read."""
         how = _how(info)
         check_columns(info, columns)
         try:
@@ -108,7 +108,7 @@ class LitDataFormat:
             check_algorithm("zstd")
 
     def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> ShardReader:
-        """Open a chunk; see :class:`OtherFormat`."""
+        """Open a chunk; see :class:`ShardFormat`."""
         self.check(info, columns)
         how = _how(info)
         if "block_length" in how:

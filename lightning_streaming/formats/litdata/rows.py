@@ -43,7 +43,7 @@ from lightning_streaming.formats.arrow.values import (
 )
 from lightning_streaming.formats.litdata.chunks import LitDataChunk
 from lightning_streaming.formats.mds.shard import map_file, read_offsets, table_bytes
-from lightning_streaming.formats.plain_rows import ColumnReader, PlainRows
+from lightning_streaming.formats.readers import ColumnReader, PlainRows
 from lightning_streaming.formats.shard_table import ShardInfo, column_names
 
 _FOOTER = struct.Struct("<I8s")

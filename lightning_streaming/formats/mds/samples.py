@@ -32,7 +32,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.formats.encodings import Encoding, encode_value, encoding, is_unsafe
 from lightning_streaming.formats.index import MAX_RAW_BYTES, ShardInfo
-from lightning_streaming.formats.plain_rows import PlainRows, plain_rows
+from lightning_streaming.formats.readers import PlainRows, plain_rows
 from lightning_streaming.formats.values import NUMBERS, IntEncoding, NdarrayEncoding, shortened
 
 if TYPE_CHECKING:

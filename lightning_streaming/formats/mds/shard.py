@@ -36,7 +36,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.files import join_under, open_regular
 from lightning_streaming.formats.mds.samples import plain_schema, read_decoder
-from lightning_streaming.formats.plain_rows import PlainRows
+from lightning_streaming.formats.readers import PlainRows
 from lightning_streaming.formats.shard_table import MAX_RAW_BYTES, ShardInfo, check_columns, shared_entry
 
 _COUNT = struct.Struct("<I")

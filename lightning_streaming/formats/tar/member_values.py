@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import EncodingError, FormatError
-from lightning_streaming.formats.arrays.npy_header import NpyHeader, read_header
+from lightning_streaming.formats.arrays.npy import NpyHeader, read_header
 from lightning_streaming.formats.images.encodings import IMAGE_FORMATS, open_image_file
 from lightning_streaming.formats.values import BytesEncoding, JsonEncoding, PickleEncoding, StrEncoding, brief
 

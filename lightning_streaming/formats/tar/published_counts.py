@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from lightning_streaming.formats.other_formats import StoredFiles
+from lightning_streaming.formats.shard_format import StoredFiles
 from lightning_streaming.formats.tar.members import BLOCK
 
 _ENERGON = ".nv-meta/.info"

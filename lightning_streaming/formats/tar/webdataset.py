@@ -35,9 +35,8 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.images.encodings import require_pillow
-from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds.shard import map_file
-from lightning_streaming.formats.other_formats import StoredFiles, other_shard
+from lightning_streaming.formats.shard_format import StoredFiles, map_unknown, other_shard
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, check_columns, column_names
 from lightning_streaming.formats.tar.member_values import decoder, is_image, is_never_read, is_unsafe_member, kind_of
 from lightning_streaming.formats.tar.members import Members, read_members
@@ -66,17 +65,17 @@ class WebDatasetFormat:
     """Columns whose image files are given as bytes."""
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
-        """See :meth:`OtherFormat.describe`."""
+        """See :meth:`ShardFormat.describe`."""
         tars = _tar_files(files)
         before = [known.get(tar.raw_name) for tar in tars]
         same = [one if one is not None and tar.is_that_of(one) else None for tar, one in zip(tars, before, strict=True)]
         counts = published_counts(files) if None in same else {}
-        yield from known_or_found(
+        yield from map_unknown(
             lambda watched, tar: _described(watched, tar, counts.get(tar.name)), files, zip(tars, same, strict=True)
         )
 
     def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:
-        """See :meth:`OtherFormat.check`.
+        """See :meth:`ShardFormat.check`.
 
         Raises:
             ConfigError: A wanted column can run code of whoever wrote it.
@@ -111,7 +110,7 @@ class WebDatasetFormat:
                 raise error.with_context(f"{file} cannot be read", path=file) from None
 
     def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> TarSamples:
-        """See :meth:`OtherFormat.open`.
+        """See :meth:`ShardFormat.open`.
 
         Raises:
             ConfigError: The shard lacks a wanted column, or one can run code of whoever wrote it.
@@ -310,7 +309,7 @@ class TarSamples:
     def __init__(
         self, info: ShardInfo, directory: Path, columns: Sequence[str] | None, as_files: frozenset[str]
     ) -> None:
-        """Map the raw file, and walk through its headers; arguments and errors are those of ``OtherFormat.open``."""
+        """Map the raw file, and walk through its headers; arguments and errors are those of ``ShardFormat.open``."""
         self._path = join_under(directory, info.raw_data.basename)
         self._data = map_file(self._path, info.raw_data.bytes)
         found = Samples.of(read_members(lambda start, _: self._data[start:], str(self._path)), str(self._path))

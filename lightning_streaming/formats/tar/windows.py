@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 
 from lightning_streaming.errors import ShardCorruptError
-from lightning_streaming.formats.other_formats import StoredFiles
+from lightning_streaming.formats.shard_format import StoredFiles
 
 _SHORT, _LONG = 2**16, 2**23
 """Bytes of a window: after a jump, and at most."""

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, FormatError, SampleError
 from lightning_streaming.formats.columns import flat_column
-from lightning_streaming.formats.other_formats import ShardReader
-from lightning_streaming.formats.plain_rows import FlatColumn
+from lightning_streaming.formats.readers import FlatColumn, ShardReader
 from lightning_streaming.options.packing import PackingConfig
 from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.reading.batches import GATHERED_BYTES

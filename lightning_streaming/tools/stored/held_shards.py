@@ -10,11 +10,11 @@ from typing import Any
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import (
     FilePart,
-    LoneSamples,
-    has_lone_samples,
+    SingleSampleReader,
+    has_single_samples,
     narrowed,
     open_shard,
     table_part,
@@ -61,19 +61,19 @@ def opened(
             cache.evict(held)
 
 
-def lone_samples(shard: ShardInfo, at: Location, **how: Any) -> LoneSamples:
+def lone_samples(shard: ShardInfo, at: Location, **how: Any) -> SingleSampleReader:
     """What finds the samples of a shard and decodes each by its bytes alone; of the shard only its offsets are read.
 
     Args:
         shard: One that has lone samples, and lies uncompressed.
         at: The directory.
-        how: As for :class:`LoneSamples`.
+        how: As for :class:`SingleSampleReader`.
 
     Raises:
         StreamingError: They cannot be read, or are not those of the shard.
     """
     file, start, stop = table_part(shard)
-    return LoneSamples(shard, (at / file.basename).read_range(start, stop), **how)
+    return SingleSampleReader(shard, (at / file.basename).read_range(start, stop), **how)
 
 
 def parts_of(data: Location, parts: Sequence[FilePart]) -> list[bytes]:
@@ -102,7 +102,7 @@ def samples_of(
         is_all = len(names) == len(column_names(shard))
         with opened(cache, shard, None if is_all else names, allow_unsafe_types=allow_unsafe_types) as reader:
             yield from map(reader.__getitem__, range(number))
-    elif place.directory is None and has_lone_samples(shard):
+    elif place.directory is None and has_single_samples(shard):
         samples = lone_samples(shard, place.at, **wanted)
         parts = [samples.part(sample) for sample in range(number)]
         read = parts_of(place.at / shard.raw_data.basename, parts)

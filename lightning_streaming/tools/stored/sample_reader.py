@@ -19,8 +19,8 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.sources import takes_room_in_place
 from lightning_streaming.errors import DownloadError, FormatError, SampleIndexError, StreamingError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.other_formats import ShardReader
-from lightning_streaming.formats.shard import FilePart, LoneSamples, check_shard, table_part, unsafe_columns
+from lightning_streaming.formats.readers import ShardReader
+from lightning_streaming.formats.shard import FilePart, SingleSampleReader, check_shard, table_part, unsafe_columns
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, column_names
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.retries import is_of_store
@@ -89,7 +89,7 @@ class SampleReader:
         self._cache, self._allows_unsafe = cache, allow_unsafe_types
         self._stops = np.cumsum(index.samples_per_shard())
         self._lock = threading.RLock()
-        self._tables: OrderedDict[int, LoneSamples] = OrderedDict()
+        self._tables: OrderedDict[int, SingleSampleReader] = OrderedDict()
         self._kept: OrderedDict[int, tuple[Sample, int]] = OrderedDict()
         self._open: tuple[int, Any] | None = None
         self._opened = ExitStack()
@@ -249,7 +249,7 @@ class SampleReader:
         shut = [] if self._allows_unsafe else unsafe_columns(info)
         return [name for name in column_names(info) if name not in shut] if shut else None
 
-    def _table(self, shard: int, info: ShardInfo, at: Location) -> LoneSamples:
+    def _table(self, shard: int, info: ShardInfo, at: Location) -> SingleSampleReader:
         if shard not in self._tables:
             pictures = [one.name for one in columns_of(info.schema) if one.encoding in ("jpeg", "png")]
             self._tables[shard] = lone_samples(

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import FormatError, ShardCorruptError
-from lightning_streaming.formats.in_order import in_order, known_or_found
-from lightning_streaming.formats.other_formats import StoredFiles
 from lightning_streaming.formats.shard import other_format
+from lightning_streaming.formats.shard_format import StoredFiles, map_unknown, ordered_map
 from tests.formats.stored import Folder
 from tests.tiers import examples
 
@@ -52,7 +51,7 @@ def read(files: StoredFiles, item: int) -> int:
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     yield
-    assert not [thread for thread in threading.enumerate() if thread.name == "look-at-files"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "ordered-map"]
 
 
 @given(pauses=st.lists(st.sampled_from([0, 0, 0.002, 0.005]), max_size=60))
@@ -62,7 +61,7 @@ def test_results_come_in_the_order_of_the_items_whichever_is_ready_first(pauses:
         Event().wait(pauses[item])
         return read(files, item)
 
-    assert list(in_order(slowly, Numbers(), range(len(pauses)))) == list(range(len(pauses)))
+    assert list(ordered_map(slowly, Numbers(), range(len(pauses)))) == list(range(len(pauses)))
 
 
 def test_looks_happen_at_the_same_time() -> None:
@@ -72,7 +71,7 @@ def test_looks_happen_at_the_same_time() -> None:
         together.wait()
         return read(files, item)
 
-    assert list(in_order(meet, Numbers(), range(2 * THREADS))) == list(range(2 * THREADS))
+    assert list(ordered_map(meet, Numbers(), range(2 * THREADS))) == list(range(2 * THREADS))
 
 
 def test_of_several_errors_the_one_of_the_first_item_is_raised_after_the_results_before_it() -> None:
@@ -87,7 +86,7 @@ def test_of_several_errors_the_one_of_the_first_item_is_raised_after_the_results
             raise FormatError("item 5")
         return read(files, item)
 
-    found = in_order(fail, Numbers(), range(50))
+    found = ordered_map(fail, Numbers(), range(50))
     assert [next(found) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(FormatError, match="item 5"):
         next(found)
@@ -106,7 +105,7 @@ def test_no_more_items_are_taken_than_a_slow_one_may_hold_up() -> None:
             assert go_on.wait(30)
         return read(files, item)
 
-    found = in_order(look, Numbers(1000), items())
+    found = ordered_map(look, Numbers(1000), items())
     assert next(found) == 0
     assert len(taken) == AHEAD
     go_on.set()
@@ -132,7 +131,7 @@ def test_once_it_is_closed_reads_end_and_nothing_more_is_begun() -> None:
             ended.append(type(error))
             raise
 
-    found = in_order(look, Numbers(), range(100))
+    found = ordered_map(look, Numbers(), range(100))
     assert next(found) == 0
     assert reading.wait(30)
     found.close()
@@ -148,7 +147,7 @@ def test_an_interrupt_while_it_waits_ends_the_threads() -> None:
             Event().wait(0.001)
 
     with pytest.raises(KeyboardInterrupt):
-        list(in_order(look, Numbers(), range(3)))
+        list(ordered_map(look, Numbers(), range(3)))
 
 
 def test_what_is_known_is_not_looked_at() -> None:
@@ -159,9 +158,9 @@ def test_what_is_known_is_not_looked_at() -> None:
         return f"read {read(files, item)}"
 
     asked = [(number, f"known {number}" if number % 3 else None) for number in range(20)]
-    assert list(known_or_found(look, Numbers(), asked)) == [known or f"read {number}" for number, known in asked]
+    assert list(map_unknown(look, Numbers(), asked)) == [known or f"read {number}" for number, known in asked]
     assert sorted(looked) == list(range(0, 20, 3))
-    assert list(known_or_found(look, Numbers(), [(1, "known")])) == ["known"]
+    assert list(map_unknown(look, Numbers(), [(1, "known")])) == ["known"]
 
 
 def _spoil_npy(path: Path) -> None:

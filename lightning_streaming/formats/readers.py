@@ -1,7 +1,7 @@
-"""Many samples at once, without a look at each: rows of a table, and arrays that follow each other in a file.
+"""Readers of shards: single samples, and many samples at once without decoding each.
 
 Samples of nothing but numbers, and arrays of one shape, are :class:`PlainRows`: their bytes, one below the other, are a
-table, of which nothing need be decoded one by one::
+table, of which nothing has to be decoded one by one::
 
     sample 0 | label int64 | pixels 2 x 3 x float32 |         columns: label    int64    (samples,)
     sample 1 | label int64 | pixels 2 x 3 x float32 |                  pixels   float32  (samples, 2, 3)
@@ -12,42 +12,79 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_streaming.errors import SampleIndexError
+
+
+class ShardReader(Protocol):
+    """The samples of one shard, read from its raw files."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return the sample at ``index`` in [0, len), as column name to value. It shares no memory with the shard.
+
+        Raises:
+            SampleIndexError: The index is out of range.
+            FormatError: The sample's bytes are not what the format says.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the files; nothing can be read afterwards."""
+        ...
+
+
+def no_such_sample(path: Path | str, count: int, index: int) -> SampleIndexError:
+    """Return the error of an index that is out of range.
+
+    Args:
+        path: The file.
+        count: Number of its samples.
+        index: The index.
+    """
+    return SampleIndexError(
+        f"{path} has {count} samples, but sample {index} was requested", path=str(path), sample=index
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class PlainRows:
-    """How such samples lie in their bytes. There is but one of each kind, so that kinds compare by identity."""
+    """Layout of such samples in their bytes. Equal layouts are one object, so that they compare by identity."""
 
     row: np.dtype[np.void]
     """A sample's bytes, as something that numpy copies whole."""
     columns: np.dtype[np.void]
-    """The same bytes by wanted column."""
+    """The same bytes by requested column."""
     heads: tuple[tuple[int, bytes], ...]
-    """What every sample has to say of its sizes and shapes, and where."""
+    """The sizes and shapes that every sample must state, each with its position."""
 
     def are(self, rows: NDArray[np.void]) -> bool:
-        """Whether samples lie like that.
+        """Return whether samples have this layout.
 
         Args:
             rows: Their bytes, of shape (samples,) and dtype :attr:`row`.
         """
         table = rows.view(np.uint8).reshape(len(rows), self.row.itemsize)
-        found = ((table[:, start : start + len(head)], head) for start, head in self.heads)
-        return all(bool((said == np.frombuffer(head, np.uint8)).all()) for said, head in found)
+        heads = ((table[:, start : start + len(head)], head) for start, head in self.heads)
+        return all(bool((actual == np.frombuffer(head, np.uint8)).all()) for actual, head in heads)
 
     def columns_of(self, rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
-        """The columns of some samples, by name, each of shape (samples, ...); a copy unless a column is all there is.
+        """Return the columns of some samples, by name, each of shape (samples, ...); a copy unless it is the only one.
 
         Args:
             rows: The samples' bytes, of shape (samples,) and dtype :attr:`row`.
         """
         table = rows.view(self.columns)
         columns = {name: table[name] for name in self.columns.names or ()}
-        # Even of a single sample, which is contiguous as it is: it may lie at any address.
+        # Even of a single sample, which is contiguous already: it may be at any address.
         return {name: one if one.nbytes == table.nbytes else one.copy() for name, one in columns.items()}
 
 
@@ -55,11 +92,11 @@ class PlainRows:
 def plain_rows(
     size: int, fields: tuple[tuple[str, int, np.dtype[Any]], ...], heads: tuple[tuple[int, bytes], ...] = ()
 ) -> PlainRows:
-    """The one of its kind.
+    """Return the only object of this layout.
 
     Args:
         size: Bytes of a sample.
-        fields: The wanted columns: name, first byte, and dtype, which is one with a shape where a value is an array.
+        fields: The requested columns: name, first byte, and dtype, which has a shape if a value is an array.
         heads: See :attr:`PlainRows.heads`.
     """
     names, offsets, formats = zip(*fields, strict=True)
@@ -71,7 +108,7 @@ class PlainReader(Protocol):
     """A shard whose samples may be plain."""
 
     def plain_rows(self) -> PlainRows | None:
-        """How the first sample lies in its bytes, if it may be plain and all samples have as many; else None."""
+        """Return the layout of the first sample, if it may be plain and all samples have the same size; else None."""
         ...
 
     def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
@@ -79,45 +116,45 @@ class PlainReader(Protocol):
 
         Args:
             indexes: Which samples, each in [0, len); of shape (samples,).
-            rows: Where to; of shape (samples,), and the dtype of the plain rows.
+            rows: The destination; of shape (samples,), and the dtype of the plain rows.
         """
         ...
 
 
 class ColumnReader(ABC):
-    """A shard of which batches can be made column by column."""
+    """A shard that can build batches column by column."""
 
     @abstractmethod
     def take(self, indexes: NDArray[np.int64]) -> dict[str, NDArray[Any] | list[Any]] | None:
-        """The values of some samples, by column: an array of shape (samples, ...), or a list of texts or of bytes.
+        """Return the values of some samples, by column: arrays of shape (samples, ...), or lists of texts or of bytes.
 
         Args:
             indexes: Which samples, each in [0, len); of shape (samples,), at least one.
 
         Returns:
-            Values that share no memory with the shard; None where these samples need a look at each.
+            Values that share no memory with the shard; None if these samples have to be decoded one by one.
         """
 
 
 class FlatColumn(NamedTuple):
-    """A column of one-dimensional arrays, by where their values lie in the shard's file."""
+    """A column of one-dimensional arrays, by the positions of their values in the shard's file."""
 
     data: memoryview
-    """The file, as long as its reader is open."""
+    """The file, valid while its reader is open."""
     dtype: np.dtype[Any]
     starts: NDArray[np.int64]
     """Byte at which the values of each sample start."""
     counts: NDArray[np.int64]
-    """How many there are."""
+    """Number of values of each sample."""
 
 
 class FlatReader(Protocol):
     """A shard with columns of one-dimensional arrays."""
 
     def flat_column(self, name: str) -> FlatColumn:
-        """Where the values of such a column lie.
+        """Return the positions of the values of such a column.
 
         Raises:
-            EncodingError: It is not one.
+            EncodingError: The column is not one of one-dimensional arrays.
         """
         ...
