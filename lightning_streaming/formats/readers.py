@@ -85,7 +85,7 @@ class PlainRows:
         table = rows.view(self.columns)
         columns = {name: table[name] for name in self.columns.names or ()}
         # Even of a single sample, which is contiguous already: it may be at any address.
-        return {name: one if one.nbytes == table.nbytes else one.copy() for name, one in columns.items()}
+        return {name: part if part.nbytes == table.nbytes else part.copy() for name, part in columns.items()}
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""Looks at many files by several threads: results and errors in order, and nothing that goes on afterwards."""
+"""Many files at once in threads: results and errors in order, and no thread that outlives them."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def test_of_several_errors_the_one_of_the_first_item_is_raised_after_the_results
             raise FormatError("item 5")
         return read(files, item)
 
-    found = ordered_map(fail, Numbers(), range(50))
-    assert [next(found) for _ in range(5)] == [0, 1, 2, 3, 4]
+    results = ordered_map(fail, Numbers(), range(50))
+    assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(FormatError, match="item 5"):
-        next(found)
+        next(results)
 
 
 def test_no_more_items_are_taken_than_a_slow_one_may_hold_up() -> None:
-    taken, go_on = list[int](), Event()
+    taken, released = list[int](), Event()
 
     def items() -> Iterator[int]:
         for item in range(1000):
@@ -102,16 +102,16 @@ def test_no_more_items_are_taken_than_a_slow_one_may_hold_up() -> None:
 
     def look(files: StoredFiles, item: int) -> int:
         if item == 1:
-            assert go_on.wait(30)
+            assert released.wait(30)
         return read(files, item)
 
-    found = ordered_map(look, Numbers(1000), items())
-    assert next(found) == 0
+    results = ordered_map(look, Numbers(1000), items())
+    assert next(results) == 0
     assert len(taken) == AHEAD
-    go_on.set()
-    assert next(found) == 1
+    released.set()
+    assert next(results) == 1
     assert len(taken) == AHEAD + 1
-    found.close()
+    results.close()
 
 
 def test_once_it_is_closed_reads_end_and_nothing_more_is_begun() -> None:
@@ -131,10 +131,10 @@ def test_once_it_is_closed_reads_end_and_nothing_more_is_begun() -> None:
             ended.append(type(error))
             raise
 
-    found = ordered_map(look, Numbers(), range(100))
-    assert next(found) == 0
+    results = ordered_map(look, Numbers(), range(100))
+    assert next(results) == 0
     assert reading.wait(30)
-    found.close()
+    results.close()
     assert ended == [CancelledError] * (len(begun) - 1)
     assert len(begun) <= THREADS + 1
 
@@ -150,16 +150,16 @@ def test_an_interrupt_while_it_waits_ends_the_threads() -> None:
         list(ordered_map(look, Numbers(), range(3)))
 
 
-def test_what_is_known_is_not_looked_at() -> None:
-    looked = list[int]()
+def test_known_results_are_not_computed_again() -> None:
+    computed = list[int]()
 
     def look(files: StoredFiles, item: int) -> str:
-        looked.append(item)
+        computed.append(item)
         return f"read {read(files, item)}"
 
-    asked = [(number, f"known {number}" if number % 3 else None) for number in range(20)]
-    assert list(map_unknown(look, Numbers(), asked)) == [known or f"read {number}" for number, known in asked]
-    assert sorted(looked) == list(range(0, 20, 3))
+    items = [(number, f"known {number}" if number % 3 else None) for number in range(20)]
+    assert list(map_unknown(look, Numbers(), items)) == [known or f"read {number}" for number, known in items]
+    assert sorted(computed) == list(range(0, 20, 3))
     assert list(map_unknown(look, Numbers(), [(1, "known")])) == ["known"]
 
 

@@ -406,13 +406,13 @@ def test_what_is_known_of_a_file_is_not_used_for_another_version_of_it(
     info, footers = describe(write(tmp_path), "parquet")[0], list[str]()
     assert info.zip_data is not None
     stored, parts = StoredInPlace(tmp_path / "a.parquet", info.zip_data.bytes), PartsOfFiles()
-    look = ParquetFormat.look
+    look = ParquetFormat.read_metadata
 
     def noted(self: ParquetFormat, stored: RangedFile) -> Footer:
         footers.append(stored.shown)
         return look(self, stored)
 
-    monkeypatch.setattr(ParquetFormat, "look", noted)
+    monkeypatch.setattr(ParquetFormat, "read_metadata", noted)
     for version, read_before in (("a", 1), ("a", 1), ("b", 2), ("a", 2)):
         parts.unpack(info, stored, tmp_path / "raw", version=version)
         assert len(footers) == read_before
