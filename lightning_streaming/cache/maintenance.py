@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
-from lightning_streaming.cache import index_files, selection_files, usage
+from lightning_streaming.cache import eviction, index_files, selection_files, usage
 from lightning_streaming.cache.config import MANIFEST_BASENAME, NOTE_BASENAMES, STAGING_BASENAME
 from lightning_streaming.cache.file_states import CacheDirectory, is_written, staging_path
 from lightning_streaming.cache.manifest import OwnTags, read_manifest
@@ -138,7 +138,7 @@ def _described(directory: Path, entry: usage.CacheEntry, kind: FileKind) -> Cach
         name=str(path.relative_to(directory)),
         kind=kind,
         bytes=entry.size,
-        last_used=usage.last_used(entry.accessed) / 1e9 if is_used else None,
+        last_used=eviction.last_used(entry.accessed) / 1e9 if is_used else None,
         in_use=_is_in_use(path, kind),
     )
 
@@ -323,7 +323,7 @@ class _Cleaner:
     def _was_used(self, path: Path) -> bool:
         """Whether somebody has used a file since it was planned to remove it for being cold."""
         entry, since = usage.find_entry(path), self._plan.unused_since
-        return entry is not None and since is not None and usage.last_used(entry.accessed) >= since * 1e9
+        return entry is not None and since is not None and eviction.last_used(entry.accessed) >= since * 1e9
 
     def why_it_stays(self, file: CacheFile) -> Reason:
         """Why a file could not be removed."""
@@ -332,7 +332,7 @@ class _Cleaner:
         if file.kind is FileKind.OURS and entry is not None:
             if not self._cache.own.include(entry.modified):
                 return Reason.NOT_OURS
-            if usage.last_used(entry.accessed) / 1e9 != file.last_used:
+            if eviction.last_used(entry.accessed) / 1e9 != file.last_used:
                 return Reason.IN_USE
         return Reason.IN_USE if _is_in_use(path, file.kind) else Reason.REFUSED
 

@@ -10,20 +10,20 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from math import ceil
 from pathlib import Path
 
 import numpy as np
 
 from lightning_streaming.cache import shared_files
 from lightning_streaming.cache.config import QUEUE_BASENAME
+from lightning_streaming.cache.eviction import bytes_to_free, coldest_first, evict
 from lightning_streaming.cache.file_states import CacheDirectory, StagingFile
 from lightning_streaming.cache.usage import CacheEntry, UsageCount, read_number, write_number
 from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.formats.shard import narrowed
 from lightning_streaming.formats.shard_table import PART, ShardTable
-from lightning_streaming.units import format_bytes, unit_as_written
+from lightning_streaming.units import format_bytes
 
 _logger = package_logger(__name__)
 
@@ -35,9 +35,6 @@ _QUEUE_PAUSE = 0.004
 """Seconds between two looks whether it is our turn."""
 _IN_VAIN_NANOSECONDS = 600 * 10**9
 """For so long after somebody waited in vain nobody waits: workers of the next epoch would, each for itself."""
-
-_SPARE_PART = 10
-"""When something has to go, a tenth of the limit goes at once, so that not every shard costs a look at all others."""
 
 Demand = tuple[StagingFile, int]
 """A staging file, and the bytes it will have."""
@@ -340,13 +337,11 @@ def _count_again(held: _Held) -> _Owners:
 
 
 def _evict(held: _Held, owners: _Owners, enough: int, spare_since: int | None, why: str) -> int:
-    freed = 0
-    for file in coldest_first(owners, spare_since):
-        if freed >= enough:
-            break
+    def remove(file: CacheEntry) -> int:
         directory, count = held[owners[file]]
-        freed += file.size if directory.remove_unused(count, [file], why) else 0
-    return freed
+        return file.size if directory.remove_unused(count, [file], why) else 0
+
+    return evict(iter(coldest_first(owners, spare_since)), enough, remove)
 
 
 def _wanted(demands: Sequence[Demand]) -> int:
@@ -407,30 +402,6 @@ def _was_in_vain(root: Path) -> bool:
     return noted is not None and 0 <= time.time_ns() - noted < _IN_VAIN_NANOSECONDS
 
 
-def coldest_first(files: Iterable[CacheEntry], spare_since: int | None) -> list[CacheEntry]:
-    """The files that may go, in the order in which they should.
-
-    Args:
-        files: Files that are ours.
-        spare_since: Files used at this time or later stay, in nanoseconds; None for none.
-    """
-    allowed = (file for file in files if spare_since is None or file.accessed < spare_since)
-    return sorted(allowed, key=lambda file: (file.accessed, file.path))
-
-
-def bytes_to_free(used: int, wanted: int, limit: int) -> int:
-    """How many bytes to remove so that ``wanted`` more fit; 0 if they do.
-
-    For example with 995 of 1000 bytes used, 10 more need 5 bytes to go, and 95 go.
-
-    Args:
-        used: Bytes used now.
-        wanted: Bytes to be added.
-        limit: Most bytes there may be.
-    """
-    return 0 if used + wanted <= limit else used + max(wanted, limit // _SPARE_PART) - limit
-
-
 def largest_shard_bytes(shards: ShardTable, columns: Sequence[str] | None = None) -> int:
     """Bytes that the largest shard takes while it is made: its files, compressed and raw; 0 where there is none.
 
@@ -449,50 +420,3 @@ def largest_shard_bytes(shards: ShardTable, columns: Sequence[str] | None = None
     part_sizes = shards.data_bytes() if columns is None else shards.wanted_bytes(columns)
     largest = shards[int(np.where(is_part, part_sizes, -1).argmax())]
     return max(narrowed(largest, columns).raw_data.bytes, int(sizes[~is_part].max(initial=0)))
-
-
-def least_limit(fixed_bytes: int, shard_bytes: int) -> int:
-    """The smallest limit that can work: one shard in use, and the next one on its way.
-
-    Args:
-        fixed_bytes: Size of the indexes and selections, which always stay.
-        shard_bytes: See :func:`largest_shard_bytes`.
-    """
-    return fixed_bytes + 2 * shard_bytes
-
-
-def check_limit(limit: int | None, fixed_bytes: int, shard_bytes: int, name: str = "cache_limit") -> None:
-    """Refuse a limit that cannot work.
-
-    Args:
-        limit: Most bytes that caches may hold; None for no limit.
-        fixed_bytes: See :func:`least_limit`.
-        shard_bytes: The same.
-        name: What the limit is called where it was asked for.
-
-    Raises:
-        ConfigError: It is too small; the message has the smallest that is not.
-    """
-    least = least_limit(fixed_bytes, shard_bytes)
-    if limit is None or limit >= least:
-        return
-    unit, written = unit_as_written(least)
-    fixed, shard = ceil(fixed_bytes / unit), ceil(shard_bytes / unit)
-    given = next(f"{limit // size}{of}" for size, of in ((2**20, "mb"), (2**10, "kb"), (1, "b")) if not limit % size)
-    raise ConfigError(
-        f"{name} is {given}; at least "
-        f"{fixed + 2 * shard}{written} is needed: {fixed}{written} for index and selections, and twice "
-        f"{shard}{written}, which is the largest shard, raw and compressed. Selections of other runs count too: "
-        "`lightning-streaming cache gc --older-than 7d` removes those that were long unused",
-        option="cache_limit",
-    )
-
-
-def reader_share(limit: int, readers: int) -> int:
-    """Bytes of shards that one reader may keep open, and may fetch ahead: half of the limit is for each.
-
-    Args:
-        limit: Most bytes of all shards.
-        readers: Processes that read the same dataset on this node.
-    """
-    return limit // (2 * readers)

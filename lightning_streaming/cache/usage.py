@@ -4,9 +4,8 @@ The count is a number in the file ``.usage``, changed under that file's lock. It
 kept: a staging file grows, and a file of ours is removed, only by who holds the lock, and the number changes with it. A
 kill in between leaves it too big, until somebody who needs room counts.
 
-When a file was last used is its access time, which we set ourselves, since filesystems do so seldom or never. A shard
-that the plan needs no more this epoch gets one of before the year 2000, the later the smaller. So sorting by it puts
-first what was finished last, which is needed again last; then what was used longest ago.
+When a file was last used is its access time, which we set ourselves, since filesystems do so seldom or never; see
+``eviction.py`` for what it means.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_streaming.cache import config, shared_files
+from lightning_streaming.cache.eviction import finished_time
 from lightning_streaming.cache.manifest import OwnTags
 from lightning_streaming.errors import LockTimeoutError, StorageError
 from lightning_streaming.files import PARTIAL_SUFFIX
@@ -34,13 +34,6 @@ _LOCK_SECONDS = 120.0
 """For the usage lock: holders are quick, except when they remove thousands of files."""
 _DIGITS = 20
 
-FINISHED_BEFORE = 946_684_800 * 10**9
-"""Access times from the year 2000 on, in nanoseconds, are of shards that may be needed again this epoch."""
-_FAR = 4_102_444_800 * 10**9
-"""The year 2100 begins, in nanoseconds."""
-_SLOWER = 5
-"""The earlier ones go back by a second in five: of what was finished in 2026 they are of the year 1984."""
-
 
 class CacheEntry(NamedTuple):
     """A file of a cache directory."""
@@ -50,7 +43,7 @@ class CacheEntry(NamedTuple):
     size: int
     """Its bytes."""
     accessed: int
-    """Its access time, in nanoseconds: see :func:`last_used`."""
+    """Its access time, in nanoseconds: see ``eviction.py``."""
     modified: int
     """Its modification time, in nanoseconds."""
 
@@ -261,16 +254,6 @@ def read_number(path: Path) -> int | None:
 
 def _parse_number(text: bytes) -> int | None:
     return int(text) if text.strip().isdigit() else None
-
-
-def finished_time(now: int) -> int:
-    """The access time of a shard finished at ``now``; both in nanoseconds since 1970."""
-    return max(0, (_FAR - now) // _SLOWER)
-
-
-def last_used(accessed: int) -> int:
-    """When a file with this access time was last used, finished or not; both in nanoseconds since 1970."""
-    return accessed if accessed >= FINISHED_BEFORE else _FAR - _SLOWER * accessed
 
 
 def set_used(file: int | Path) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from lightning_streaming.cache import ShardCache
+from lightning_streaming.cache.eviction import check_limit
 from lightning_streaming.cache.index_cache import IndexCache
-from lightning_streaming.cache.quota import CacheQuota, check_limit, largest_shard_bytes
+from lightning_streaming.cache.quota import CacheQuota, largest_shard_bytes
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import check_wanted

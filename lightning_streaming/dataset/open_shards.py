@@ -1,7 +1,7 @@
 """What one reader has open, has fetched ahead, and knows of the room for it.
 
 OpenShards      readers of mapped shards, the one used longest ago goes first
-ShardsAhead     what was fetched ahead and is not opened yet
+ShardsAhead     shards that were prefetched and are not opened yet
 RoomWatch       whether room is scarce
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from multiprocessing.util import register_after_fork
 from typing import Any
 
+from lightning_streaming.cache.eviction import prefetch_spares_since
 from lightning_streaming.cache.quota import CacheQuota
-from lightning_streaming.cache.usage import FINISHED_BEFORE
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.readers import ShardReader
 
@@ -108,47 +108,55 @@ class OpenShards:
 
 
 class ShardsAhead:
-    """What one reader's threads have fetched and it has not begun to read. May be used by several threads."""
+    """Shards that one reader has prefetched and not opened yet. May be used by several threads.
 
-    def __init__(self) -> None:
-        self.most_bytes: int | None = None
-        """Bytes that may be fetched ahead at the cost of other shards; None for no limit."""
+    Args:
+        most_bytes: Bytes that may be prefetched at the cost of other shards; None for no limit.
+    """
+
+    def __init__(self, most_bytes: int | None = None) -> None:
+        self.most_bytes = most_bytes
         self._lock = threading.Lock()
         self._fetched: dict[int, tuple[int, int]] = {}
+        """Start of its download and bytes of each shard, the earliest first."""
+        self._num_bytes = 0
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"most_bytes": self.most_bytes}
+    def __getstate__(self) -> tuple[int | None]:
+        return (self.most_bytes,)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
-        self.most_bytes = state["most_bytes"]
+    def __setstate__(self, state: tuple[int | None]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
 
     def spare_since(self, size: int) -> int | None:
-        """What one more shard of so many bytes must not push out: what was used since then; None if anything may go.
+        """Return the access time from which files stay when one more shard of ``size`` bytes is prefetched.
 
-        Beyond this reader's part of the room, only what nobody needs any more this epoch may go.
+        See :func:`~lightning_streaming.cache.eviction.prefetch_spares_since`.
         """
         with self._lock:
-            since = min((time for time, _ in self._fetched.values()), default=None)
-            ahead = sum(size for _, size in self._fetched.values())
-        if self.most_bytes is not None and ahead + size > self.most_bytes:
-            return FINISHED_BEFORE
-        return since
+            oldest = next(iter(self._fetched.values()))[0] if self._fetched else None
+            return prefetch_spares_since(self._num_bytes, oldest, size, self.most_bytes)
 
-    def begin(self, shard: int, size: int) -> None:
-        """Say that a shard is being fetched."""
+    def begin(self, shard: int, size: int, now: int | None = None) -> None:
+        """Note that a shard of ``size`` bytes is being fetched, at ``now`` in nanoseconds."""
         with self._lock:
-            self._fetched[shard] = (time.time_ns(), size)
+            self._drop(shard)
+            self._fetched[shard] = (time.time_ns() if now is None else now, size)
+            self._num_bytes += size
 
     def end(self, shard: int) -> None:
-        """Say that a shard has found its reader, or could not be fetched."""
+        """Note that a shard was opened, or could not be fetched."""
         with self._lock:
-            self._fetched.pop(shard, None)
+            self._drop(shard)
 
     def clear(self) -> None:
-        """Say that nobody will read what was fetched."""
+        """Note that nothing of what was fetched will be read."""
         with self._lock:
             self._fetched.clear()
+            self._num_bytes = 0
+
+    def _drop(self, shard: int) -> None:
+        _, size = self._fetched.pop(shard, (0, 0))
+        self._num_bytes -= size
 
 
 class RoomWatch:

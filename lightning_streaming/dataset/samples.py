@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
+from lightning_streaming.cache.eviction import coldest_first, reader_share
 from lightning_streaming.cache.index_cache import IndexCache
-from lightning_streaming.cache.quota import CacheQuota, coldest_first, reader_share
+from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.shard_cache import Absence, Miss
 from lightning_streaming.cache.usage import CacheEntry
 from lightning_streaming.dataset.catalog_reader import RANDOM_READERS, CatalogReader

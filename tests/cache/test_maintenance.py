@@ -16,6 +16,7 @@ import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.config import MANIFEST_BASENAME, STAGING_BASENAME, default_cache_directory
+from lightning_streaming.cache.eviction import finished_time
 from lightning_streaming.cache.file_states import claim, staging_path
 from lightning_streaming.cache.index_files import form_name, locked_index
 from lightning_streaming.cache.maintenance import (
@@ -31,7 +32,7 @@ from lightning_streaming.cache.maintenance import (
     plan_garbage,
 )
 from lightning_streaming.cache.manifest import make_tag
-from lightning_streaming.cache.usage import finished_time, locked_usage, read_usage, set_finished, set_used
+from lightning_streaming.cache.usage import locked_usage, read_usage, set_finished, set_used
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, dump_index, parse_index
 from lightning_streaming.formats.mds.shard import map_file

@@ -26,7 +26,8 @@ import pytest
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.cache.quota import largest_shard_bytes, least_limit
+from lightning_streaming.cache.eviction import least_limit
+from lightning_streaming.cache.quota import largest_shard_bytes
 from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
 from lightning_streaming.storage import prepare
 from tests.cache.helpers import Watcher, cached, fetch_shard, measured, parts, raw_data, write_dataset

@@ -18,30 +18,21 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.config import MANIFEST_BASENAME, QUEUE_BASENAME
+from lightning_streaming.cache.eviction import FINISHED_BEFORE
 from lightning_streaming.cache.file_states import claim
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.quota import (
     CacheQuota,
     WaitQueue,
-    bytes_to_free,
-    check_limit,
-    coldest_first,
     largest_shard_bytes,
-    least_limit,
-    reader_share,
 )
 from lightning_streaming.cache.selection_files import map_bits, selection_path
 from lightning_streaming.cache.shard_cache import Absence
 from lightning_streaming.cache.shared_files import pauses
 from lightning_streaming.cache.usage import (
-    FINISHED_BEFORE,
-    CacheEntry,
-    finished_time,
     read_usage,
     shard_files,
     write_number,
@@ -50,7 +41,6 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds.shard import map_file
 from lightning_streaming.formats.shard import narrowed
-from lightning_streaming.units import parse_bytes
 from tests.cache.helpers import cached, fetch_shard, parts, raw_data, write_dataset
 from tests.formats.small_shards import put_dataset
 from tests.helpers import assert_error
@@ -483,41 +473,6 @@ def test_files_of_a_cache_within_a_cache_are_not_counted(six: Cached) -> None:
     assert names == {"shard.00000.mds", "subdirectory/shard.00000.mds", "subdirectory/notes.txt"}
 
 
-NOW = 1_800_000_000 * 10**9
-
-
-def entry(name: str, stamp: int) -> CacheEntry:
-    return CacheEntry(name, 10, stamp, 0)
-
-
-def test_what_was_finished_last_goes_first_then_what_was_used_longest_ago() -> None:
-    files = [
-        entry("used now", NOW),
-        entry("used before", NOW - 10),
-        entry("finished in the last epoch", finished_time(NOW - 3600 * 10**9)),
-        entry("finished now", finished_time(NOW)),
-    ]
-    wanted = ["finished now", "finished in the last epoch", "used before", "used now"]
-    assert [file.path for file in coldest_first(files, None)] == wanted
-    assert [file.path for file in coldest_first(files, NOW)] == wanted[:3]
-    assert [file.path for file in coldest_first(files, FINISHED_BEFORE)] == wanted[:2]
-
-
-@given(st.integers(0, 2000), st.integers(0, 500), st.integers(500, 2000))
-def test_what_is_wanted_fits_afterwards_and_a_tenth_of_the_limit_goes_at_most(
-    used: int, wanted: int, limit: int
-) -> None:
-    free = bytes_to_free(used, wanted, limit)
-    assert (free == 0) == (used + wanted <= limit)
-    assert used - free + wanted <= limit
-    assert free == 0 or free <= max(used - limit, 0) + max(wanted, limit // 10)
-
-
-def test_a_few_go_together() -> None:
-    assert bytes_to_free(995, 10, 1000) == 95
-    assert bytes_to_free(6, 1, 6) == 1
-
-
 def test_the_largest_shard_counts_with_all_its_files(tmp_path: Path) -> None:
     for index in (
         write_dataset(tmp_path / "mds", shards=3, compression="zstd"),
@@ -536,40 +491,3 @@ def test_the_largest_shard_is_that_of_the_wanted_columns(tmp_path: Path) -> None
     for columns in (["text"], ["numbers"], ["é"], ["text", "numbers"], None):
         sizes = [narrowed(shard, columns).raw_data.bytes for shard in shards]
         assert largest_shard_bytes(shards, columns) == max(sizes)
-
-
-def test_a_limit_that_cannot_work_is_refused_with_the_one_that_would() -> None:
-    least = least_limit(100, 1000)
-    assert least == 2100
-    check_limit(None, 100, 1000)
-    check_limit(least, 100, 1000)
-    with pytest.raises(
-        ConfigError, match=r"^cache_limit is 2099b; at least 2100b is needed: 100b for .* 1000b"
-    ) as caught:
-        check_limit(least - 1, 100, 1000)
-    assert caught.value.option == "cache_limit"
-
-
-@pytest.mark.parametrize(
-    ("limit", "fixed", "shard", "told"),
-    [
-        (
-            500,
-            100,
-            1000,
-            "x.cache_limit is 500b; at least 2100b is needed: 100b for index and selections, and twice 1000b,",
-        ),
-        (100 * 2**10, 2**10, 2**26, "x.cache_limit is 100kb; at least 129mb is needed: 1mb for index and selections"),
-        (2**30, 2**10, 2**30, "x.cache_limit is 1024mb; at least 2049mb is needed: 1mb for "),
-    ],
-)
-def test_a_limit_is_told_in_units_in_which_it_is_written(limit: int, fixed: int, shard: int, told: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        check_limit(limit, fixed, shard, "x.cache_limit")
-    assert str(raised.value).startswith(told)
-    enough = parse_bytes(str(raised.value).partition("at least ")[2].split()[0])
-    check_limit(enough, fixed, shard)
-
-
-def test_readers_share_half_of_the_room() -> None:
-    assert reader_share(1000, 5) == 100

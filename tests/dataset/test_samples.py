@@ -20,8 +20,8 @@ import pytest
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.cache.quota import WaitQueue, largest_shard_bytes, least_limit
-from lightning_streaming.cache.usage import FINISHED_BEFORE
+from lightning_streaming.cache.eviction import FINISHED_BEFORE, least_limit
+from lightning_streaming.cache.quota import WaitQueue, largest_shard_bytes
 from lightning_streaming.dataset import open_shards
 from lightning_streaming.dataset.open_shards import OpenShards, ShardsAhead, raw_bytes
 from lightning_streaming.dataset.samples import SampleSource

@@ -22,7 +22,8 @@ from tqdm import tqdm
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE
-from lightning_streaming.cache.quota import largest_shard_bytes, least_limit
+from lightning_streaming.cache.eviction import least_limit
+from lightning_streaming.cache.quota import largest_shard_bytes
 from lightning_streaming.errors import DownloadError, EncodingError, IntegrityError
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.logs import read_bad_samples

@@ -26,7 +26,7 @@ from lightning_streaming import (
     StreamingDataLoader,
     StreamingDataset,
 )
-from lightning_streaming.cache.usage import FINISHED_BEFORE
+from lightning_streaming.cache.eviction import FINISHED_BEFORE
 from lightning_streaming.errors import (
     ConfigError,
     EncodingError,

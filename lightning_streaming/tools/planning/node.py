@@ -1,25 +1,32 @@
 """One node of a planned run, simulated: what its workers read, and which shards its cache directory fetches for them.
 
 The order, the partition, what each worker needs and how far it prefetches are those of the run itself; what is evicted
-follows the rules of ``cache/quota.py``. What is left to simulate is time: all workers take their batches in turn, and a
+is decided by ``cache/eviction.py``. What is left to simulate is time: all workers take their batches in turn, and a
 shard that is fetched is there at once.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from heapq import heapify, heappop, heappush
 from itertools import count, pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.cache.quota import bytes_to_free, reader_share
-from lightning_streaming.cache.usage import FINISHED_BEFORE
-from lightning_streaming.dataset.open_shards import OpenShards
+from lightning_streaming.cache.eviction import (
+    FINISHED_BEFORE,
+    bytes_to_free,
+    evict,
+    finished_time,
+    is_spared,
+    reader_share,
+)
+from lightning_streaming.dataset.open_shards import OpenShards, ShardsAhead
 from lightning_streaming.formats.shard_table import PART, ShardTable
 from lightning_streaming.reading.batches import GATHERED_BYTES
 from lightning_streaming.reading.plan import Window, WorkerPartition, located, lookahead_of, shard_needs
@@ -219,74 +226,73 @@ _NOW = 1_800_000_000 * 10**9
 
 
 class CachedShards:
-    """The shards that are in a cache directory, in the order in which they would go."""
+    """Shards in a cache directory with their access times, which decide what is evicted first.
+
+    The cache sorts its files at each eviction; here a heap does the same for very many shards.
+    """
 
     def __init__(self) -> None:
         self._clock = count(_NOW, 1000)
-        self._here = set[int]()
-        self._unused = OrderedDict[int, int]()
-        """When each was last used that nobody has open; that of long ago first."""
-        self._finished = dict[int, None]()
-        """Those of them that the epoch needs no more, the last one finished last."""
+        self._accessed = dict[int, int]()
+        """Access time of each shard, in nanoseconds."""
+        self._coldest = list[tuple[int, int]]()
+        """A heap of access times and shards; entries of shards that were used again, or are open, are ignored."""
         self._holders = Counter[int]()
-        """How many have each shard open."""
+        """Readers that have each shard open."""
 
     def __contains__(self, shard: int) -> bool:
-        return shard in self._here
+        return shard in self._accessed
 
     def now(self) -> int:
-        """A moment later than all before."""
+        """Return a time later than all before."""
         return next(self._clock)
 
     def add(self, shard: int) -> None:
-        """Note that a shard is here now."""
-        self._here.add(shard)
-        self._unused[shard] = self.now()
-
-    def use(self, shard: int) -> None:
-        """Note that a shard is used."""
-        self._finished.pop(shard, None)
-        self._unused.pop(shard, None)
-        if not self._holders[shard]:
-            self._unused[shard] = self.now()
+        """Note that a shard was written, or is used."""
+        self._set_accessed(shard, self.now())
 
     def hold(self, shard: int) -> None:
-        """Note that one more has a shard open."""
+        """Note that one more reader has a shard open."""
         self._holders[shard] += 1
-        self._unused.pop(shard, None)
-        self._finished.pop(shard, None)
 
-    def let_go(self, shard: int) -> None:
-        """Note that one has closed a shard."""
+    def release(self, shard: int) -> None:
+        """Note that a reader has closed a shard."""
         self._holders[shard] -= 1
-        self.use(shard)
+        if shard in self._accessed:
+            self.add(shard)
 
     def finish(self, shard: int) -> None:
-        """Note that the epoch needs a shard no more, unless somebody has it open."""
-        if self._unused.pop(shard, None) is not None:
-            self._finished[shard] = None
+        """Note that the epoch does not need a shard again, unless a reader has it open."""
+        if self._accessed.get(shard, 0) >= FINISHED_BEFORE and not self._holders[shard]:
+            self._set_accessed(shard, finished_time(self.now()))
 
-    def take_coldest(self, spare_since: int | None) -> int | None:
-        """Remove the shard that goes first; None where none may go.
+    def take_coldest(self, spare_since: int | None) -> Iterator[int]:
+        """Remove and yield the shards that may be evicted, the first to go first.
 
         Args:
-            spare_since: What was used at this time or later stays.
+            spare_since: As for :func:`~lightning_streaming.cache.eviction.is_spared`.
         """
-        if self._finished:
-            shard, _ = self._finished.popitem()
-        elif self._unused:
-            shard, used = next(iter(self._unused.items()))
-            if spare_since is not None and used >= spare_since:
-                return None
-            del self._unused[shard]
+        while self._coldest:
+            accessed, shard = self._coldest[0]
+            is_stale = self._accessed.get(shard) != accessed or self._holders[shard]
+            if not is_stale and is_spared(accessed, spare_since):
+                return
+            heappop(self._coldest)
+            if not is_stale:
+                del self._accessed[shard]
+                yield shard
+
+    def _set_accessed(self, shard: int, accessed: int) -> None:
+        self._accessed[shard] = accessed
+        if len(self._coldest) > 2 * len(self._accessed) + 1000:  # most of it is stale
+            self._coldest = [(time, one) for one, time in self._accessed.items()]
+            heapify(self._coldest)
         else:
-            return None
-        self._here.discard(shard)
-        return shard
+            heappush(self._coldest, (accessed, shard))
 
 
 class NodeCache:
-    """What a node's cache directory holds, by the rules of ``cache/quota.py``.
+    """What a node's cache directory holds, by the rules of ``cache/eviction.py``.
 
     Args:
         sizes: Bytes of each shard.
@@ -326,7 +332,7 @@ class NodeCache:
     def touch(self, shard: int) -> bool:
         """Note that a shard is used, if it is here; says whether it is."""
         if shard in self.shards:
-            self.shards.use(shard)
+            self.shards.add(shard)
             return True
         return not self._making[shard]  # it is read in place
 
@@ -335,9 +341,7 @@ class NodeCache:
         size = self._making[shard]
         if self._limit is not None:
             enough = bytes_to_free(self.used, size, self._limit)
-            while enough > 0 and (coldest := self.shards.take_coldest(spare_since)) is not None:
-                enough -= self._kept[coldest]
-                self.used -= self._kept[coldest]
+            self.used -= evict(self.shards.take_coldest(spare_since), enough, self._kept.__getitem__)
             if self.used + size > self._limit:
                 if not must:
                     return False
@@ -356,37 +360,6 @@ class _Opened:
 
     def close(self) -> None:
         """Nothing is mapped."""
-
-
-class _Ahead:
-    """What a worker has fetched and not begun to read: as ``dataset/open_shards.py`` has it, but for very many shards.
-
-    Args:
-        share: Bytes that may be fetched ahead at the cost of other shards; None for no limit.
-    """
-
-    def __init__(self, share: int | None) -> None:
-        self._share, self._bytes = share, 0
-        self._fetched = dict[int, tuple[int, int]]()
-        """When each was fetched, and its bytes; the first one first."""
-
-    def spare_since(self, size: int) -> int | None:
-        """What one more shard of so many bytes must not push out; see there."""
-        if self._share is not None and self._bytes + size > self._share:
-            return FINISHED_BEFORE
-        return next(iter(self._fetched.values()))[0] if self._fetched else None
-
-    def begin(self, shard: int, size: int, now: int) -> None:
-        """Note that a shard is fetched."""
-        self.end(shard)
-        self._fetched[shard] = now, size
-        self._bytes += size
-
-    def end(self, shard: int) -> None:
-        """Note that a shard has found its reader."""
-        known = self._fetched.pop(shard, None)
-        if known is not None:
-            self._bytes -= known[1]
 
 
 class _Uses(NamedTuple):
@@ -452,7 +425,7 @@ class _SimulatedWorker:
         # What is joined by ids is not known by its place, and left out.
         self._needs = (need for need in shard_needs(partition, reads.catalog) if need.indexes is None)
         self._need = next(self._needs, None)
-        self._ahead, self._open = _Ahead(share), OpenShards(cache.shards.let_go, share)
+        self._ahead, self._open = ShardsAhead(share), OpenShards(cache.shards.release, share)
         self._lookahead = reads.lookahead(partition)
         self._groups = _groups(located(partition, reads.catalog), reads.batch_bytes)
         self._done = _Done()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.cache.quota import check_limit, least_limit
+from lightning_streaming.cache.eviction import check_limit, least_limit
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.reading.dataset import StreamingDataset
 from lightning_streaming.reading.passes import passes_of

@@ -10,7 +10,7 @@ from math import ceil, floor, log10
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.cache.quota import least_limit
+from lightning_streaming.cache.eviction import least_limit
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.passes import drawn_sequence, passes_of
