@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, locks that die with their owner, paths under a root, and identities."""
+"""Atomic writes of files, locks that the kernel releases, paths under a root, typed errors of the disk, identities."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ import socket
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from lightning_streaming.errors import IndexFormatError, LockTimeoutError, StorageError
+from lightning_streaming.errors import DiskFullError, IndexFormatError, LockTimeoutError, StorageError, StreamingError
 
 PARTIAL_SUFFIX = ".part"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LOCK_POLL_SECONDS = 0.01
 SECOND = 10**9
 """In nanoseconds."""
 FIRST_TAG = 978_307_200
-"""The year 2001 begins. Whole seconds differ on every filesystem, and no program writes files in the past."""
+"""Start of the year 2001. Whole seconds differ on every filesystem, and no program writes files in the past."""
 TAGS_SPAN = 283_996_800
-"""Seconds until the year 2010 begins."""
+"""Seconds until the start of the year 2010."""
 
 
 def partial_path(path: Path) -> Path:
-    """Where this thread writes ``path`` before it is whole: beside it, under a name nobody else uses.
+    """Return the path at which this thread writes ``path`` until it is whole: in its directory, under a unique name.
 
     For example ``shard.00000.mds`` becomes ``shard.00000.mds.node7-4711-140032.part``: machine, process and thread.
     """
@@ -38,7 +39,7 @@ def partial_path(path: Path) -> Path:
 
 @contextmanager
 def appears_whole(path: Path) -> Iterator[Path]:
-    """Give a path to write to; rename it to ``path`` if the block ends well, remove it if it does not.
+    """Yield a path to write to; rename it to ``path`` if the block succeeds, remove it if the block raises.
 
     No fsync: after a crash of the machine a file may be short, which is why readers check sizes.
     """
@@ -48,7 +49,7 @@ def appears_whole(path: Path) -> Iterator[Path]:
     try:
         yield partial
         os.replace(partial, path)
-    except BaseException:  # whatever it was, Ctrl-C too: nothing half-written stays
+    except BaseException:  # Ctrl-C too: nothing half-written stays
         partial.unlink(missing_ok=True)
         raise
 
@@ -72,10 +73,10 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
 
 
 def remove_partials(path: Path) -> None:
-    """Remove what killed writers of ``path`` on this machine left.
+    """Remove the partial files that killed writers of ``path`` on this machine left.
 
-    The directory may be shared with other machines and users, whose locks are not ours: a writer that is alive, or may
-    be, keeps its file.
+    The directory may be shared with other machines and users, whose locks are invisible here: a writer that is alive,
+    or may be, keeps its file.
     """
     for leftover in path.parent.glob(f"{escape(path.name)}.{escape(socket.gethostname())}-*{PARTIAL_SUFFIX}"):
         process = leftover.name.removesuffix(PARTIAL_SUFFIX).split("-")[-2]
@@ -94,12 +95,12 @@ def _is_alive(process: int) -> bool:
         status = Path(f"/proc/{process}/stat").read_text()
     except OSError:  # not Linux, or gone just now
         return True
-    # One that was killed keeps its number, as a zombie "Z", until its parent asks for it.
+    # One that was killed keeps its number, as a zombie "Z", until its parent waits for it.
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def join_under(root: Path, basename: str) -> Path:
-    """Join a name found in an index to the directory it belongs in.
+    """Join a file name of an index to the directory of its dataset.
 
     Raises:
         IndexFormatError: The name is absolute, empty, or climbs out of ``root``.
@@ -118,12 +119,12 @@ def join_under(root: Path, basename: str) -> Path:
 
 @contextmanager
 def hold_lock(path: Path, timeout: float, purpose: str) -> Iterator[None]:
-    """Hold the lock file ``path`` exclusively; the kernel gives it back when this process dies.
+    """Hold the lock file ``path`` exclusively; the kernel releases it when this process dies.
 
     Args:
-        path: The lock file; it and its directory are made when missing.
+        path: The lock file; it and its directory are created if missing.
         timeout: Seconds to wait; 0 tries once, -1 waits for ever.
-        purpose: What for, as shown to whoever waits in vain.
+        purpose: What the lock is for, as the error of a process that waits in vain says.
 
     Raises:
         LockTimeoutError: Another process kept the lock; its name is in the message.
@@ -155,8 +156,41 @@ def file_named_by(error: OSError) -> str | None:
     return os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes, os.PathLike)) else None
 
 
+@contextmanager
+def system_errors(
+    doing: str, hint: str = "change that, or choose another place", path: Path | None = None
+) -> Iterator[None]:
+    """Raise typed errors for those of this machine's system in the block, or in the function that this decorates.
+
+    Args:
+        doing: The action for the message, for example ``"list a directory"``; the system names the path.
+        hint: How to fix it.
+        path: The file or directory. None: the one that the system names.
+
+    Raises:
+        DiskFullError: There is no room.
+        StorageError: The system refused for another reason.
+    """
+    try:
+        yield
+    except StreamingError:  # some are an OSError too
+        raise
+    except OSError as error:
+        shown = file_named_by(error) if path is None else str(path)
+        if error.errno in DISK_FULL:
+            raise DiskFullError(
+                f"no room left to {doing}: {error}", hint="make room there, or choose another directory", path=shown
+            ) from error
+        raise StorageError(f"could not {doing}: {error}", hint=hint, path=shown) from error
+
+
+def disk_errors(path: Path, doing: str = "write") -> AbstractContextManager[None]:
+    """Return :func:`system_errors` for writing a file."""
+    return system_errors(f"{doing} {path}", "make it writable, or choose another directory", path)
+
+
 class Identity(NamedTuple):
-    """What tells a file from its other versions, as long as nobody conceals that it changed."""
+    """Attributes in which versions of a file differ, unless its modification time was set back."""
 
     size: int
     """Bytes."""
@@ -166,9 +200,9 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, file: int | Path | os.stat_result) -> Identity:
-        """The identity of a file, by its descriptor, its path, or what ``stat`` gave."""
-        found = file if isinstance(file, os.stat_result) else os.stat(file)  # noqa: PTH116  a descriptor has no Path
-        return cls(*(number & 2**63 - 1 for number in (found.st_size, found.st_mtime_ns, found.st_ino)))
+        """Return the identity of a file, by its descriptor, its path, or the result of ``stat``."""
+        status = file if isinstance(file, os.stat_result) else os.stat(file)  # noqa: PTH116  a descriptor has no Path
+        return cls(*(number & 2**63 - 1 for number in (status.st_size, status.st_mtime_ns, status.st_ino)))
 
 
 def is_tag(modified: int) -> bool:

@@ -20,7 +20,7 @@ from lightning_streaming.formats.hashing import hash_names
 from lightning_streaming.formats.images.encodings import IMAGE_SUFFIXES
 from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS, format_told_by
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
-from lightning_streaming.storage.file_patterns import is_one_name, split_location, without_query
+from lightning_streaming.storage.urls import is_plain_name, split_location, without_query
 from lightning_streaming.units import is_one_of, plain_number, store_whole
 
 CACHE_VARIABLE = "LIGHTNING_STREAMING_CACHE"
@@ -170,7 +170,7 @@ class CacheConfig:
 
     @property
     def pattern(self) -> str | None:
-        """Which files of that directory are read, as :mod:`~lightning_streaming.storage.file_patterns` has it; None for
+        """Which files of that directory are read, as :mod:`~lightning_streaming.storage.urls` matches them; None for
         all."""
         return self._place[1]
 
@@ -193,7 +193,7 @@ class CacheConfig:
         if self.format is None:
             return source, None
         place, pattern = split_location(source, FILE_SUFFIXES.get(self.format, ()))
-        if self.format == "megatron" and pattern is not None and is_one_name(pattern):
+        if self.format == "megatron" and pattern is not None and is_plain_name(pattern):
             pattern = f"{pattern[:-4]}.{{bin,idx}}"
         return place, pattern
 

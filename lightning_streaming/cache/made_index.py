@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from lightning_streaming.cache.config import MANIFEST_BASENAME, CacheConfig
 from lightning_streaming.errors import AccessDeniedError, ConfigError, FormatError, ObjectNotFoundError, StreamingError
 from lightning_streaming.escaping import package_logger
+from lightning_streaming.files import system_errors
 from lightning_streaming.formats.index import (
     INDEX_BASENAME,
     FileInfo,
@@ -32,10 +33,8 @@ from lightning_streaming.formats.shard import other_format
 from lightning_streaming.formats.shard_format import described
 from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage import Location
-from lightning_streaming.storage.file_patterns import is_one_name, matching
 from lightning_streaming.storage.location import ListedFile
-from lightning_streaming.storage.sinks import system_errors
-from lightning_streaming.storage.urls import HTTP_SCHEMES, scheme_of
+from lightning_streaming.storage.urls import HTTP_SCHEMES, is_plain_name, match_names, scheme_of
 from lightning_streaming.storage.versions import Pin
 from lightning_streaming.waits import Tell, progress
 
@@ -97,10 +96,10 @@ class FilesAt:
     def _files(self) -> Mapping[str, ListedFile]:
         if self._pattern is None:
             return _data_below(self._location)
-        if is_one_name(self._pattern):
+        if is_plain_name(self._pattern):
             return self._of_one_name(self._pattern)
         listed = _data_below(self._location)
-        return {name: listed[name] for name in matching(self._pattern, list(listed))}
+        return {name: listed[name] for name in match_names(self._pattern, list(listed))}
 
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
@@ -313,7 +312,7 @@ def _left_beside(config: CacheConfig) -> bytes | None:
     try:
         return (config.location / INDEX_BASENAME).read_if_there()
     except AccessDeniedError:
-        if config.pattern is None or not is_one_name(config.pattern):
+        if config.pattern is None or not is_plain_name(config.pattern):
             raise
         return None  # a signed URL is for one file alone; whether that may be read is told when it is
 
@@ -381,7 +380,7 @@ def _of_files(shards: Sequence[ShardInfo], pattern: str, location: Location) -> 
         ConfigError: There is none.
     """
     stored = {(shard.zip_data or shard.raw_data).basename for shard in shards}
-    named = set(matching(pattern, list(stored)))
+    named = set(match_names(pattern, list(stored)))
     found = [shard for shard in shards if (shard.zip_data or shard.raw_data).basename in named]
     if not found:
         raise ConfigError(

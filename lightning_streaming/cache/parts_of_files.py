@@ -11,10 +11,10 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from lightning_streaming.errors import FormatError
+from lightning_streaming.files import disk_errors
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.shard import parts_format
 from lightning_streaming.formats.shard_format import RangedFile
-from lightning_streaming.storage.sinks import disk_errors
 
 _MOST_KNOWN = 64
 """Files of which is kept what is to be known: of Parquet the footer, of a megabyte at most as a rule."""

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.errors import DiskFullError, LockTimeoutError, StorageError
-from lightning_streaming.files import Identity, open_regular
-from lightning_streaming.storage.sinks import DISK_FULL
+from lightning_streaming.files import DISK_FULL, Identity, open_regular
 
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 _FIRST_PAUSE = 0.001

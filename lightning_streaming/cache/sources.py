@@ -21,14 +21,13 @@ from lightning_streaming.errors import (
     ShardCorruptError,
 )
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.files import join_under
+from lightning_streaming.files import disk_errors, join_under, system_errors
 from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.hashing import CHEAPEST_FIRST, hash_bytes, hash_file
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
 from lightning_streaming.formats.shard import parts_format, was_written_for
 from lightning_streaming.formats.values import shortened
 from lightning_streaming.storage import Location
-from lightning_streaming.storage.sinks import disk_errors, system_errors
 from lightning_streaming.storage.versions import NO_PIN, Pin, check_local
 
 _logger = package_logger(__name__)

@@ -27,6 +27,7 @@ from lightning_streaming.errors import (
     ConfigError,
 )
 from lightning_streaming.escaping import package_logger
+from lightning_streaming.files import system_errors
 from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, encodings_of
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.options.selection import Indices, SelectionConfig, as_numbers
@@ -51,7 +52,6 @@ from lightning_streaming.selection.scanning import (
     write_part,
 )
 from lightning_streaming.storage import Location
-from lightning_streaming.storage.sinks import system_errors
 from lightning_streaming.waits import Tell
 
 _logger = package_logger(__name__)

@@ -1,4 +1,4 @@
-"""A file, or a directory of files, on this machine or on any store: how it is read, written, listed and removed."""
+"""A file, or a directory of files, on this machine or on any store: reading, writing, listing and removing it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,32 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from lightning_streaming.errors import ConfigError, DownloadError, IntegrityError, ObjectNotFoundError, StorageError
-from lightning_streaming.files import appears_whole
+from lightning_streaming.files import appears_whole, disk_errors, system_errors
 from lightning_streaming.storage import urls
-from lightning_streaming.storage.downloads import CONNECTIONS, Download, next_ticket
-from lightning_streaming.storage.filesystems import account_of, call, endpoint_of, kind_of, open_filesystem, prepare
-from lightning_streaming.storage.hub import refuse_to_write
+from lightning_streaming.storage.downloads import CONNECTIONS, Download, FileSink, MemorySink, Sink, next_ticket
+from lightning_streaming.storage.filesystems import (
+    account_of,
+    call,
+    check_writable,
+    endpoint_of,
+    kind_of,
+    open_filesystem,
+    prepare,
+)
 from lightning_streaming.storage.retries import Attempts, Deadline, Series, is_more_missing, longest_series
 from lightning_streaming.storage.secrets import StorageOptions, secrets_of
-from lightning_streaming.storage.sinks import FileSink, MemorySink, Sink, disk_errors, system_errors
-from lightning_streaming.storage.versions import NO_PIN, Pin, listed_version
+from lightning_streaming.storage.versions import MODIFIED_KEYS, NO_PIN, Pin, listed_version
 
 _Result = TypeVar("_Result")
 
 _ATTEMPTS = 5
 _READ_SECONDS = 600.0
-"""For one file, which may have 4 GiB."""
+"""Timeout for one file, which may have 4 GiB."""
 _LIST_SECONDS = 600.0
 _STAT_SECONDS = 30.0
 _REMOVE_SECONDS = 60.0
-_LOOKS = 16
-"""Files of which the sizes are asked at once, where a list does not tell them."""
+_STAT_THREADS = 16
+"""Concurrent requests for the sizes of files, where a listing does not report them."""
 _SLOWEST_UPLOAD = 32 << 10
 _UPLOAD_SECONDS = 120.0
 _UNKNOWN_BYTES = 64 << 20
@@ -46,59 +52,59 @@ _VERSION_KEYS = {
     "blobid",  # of the hub, a digest of the object
     "timemodified",
 }
-"""Keys by which filesystems tell versions of an object apart, but for case, "-" and "_"."""
+"""Keys of filesystems that differ between versions of an object; case, "-" and "_" are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectStat:
-    """What a store says of an object without sending it."""
+    """Metadata of an object."""
 
     size: int | None
-    """Bytes; None if the store does not tell."""
+    """Bytes; None if the store does not report it."""
     version: Mapping[str, str]
-    """Whatever tells versions of the object apart, by the store's own names."""
+    """Values that differ between versions of the object, by the store's names."""
     is_directory: bool = False
-    """Whether there is a directory instead, or what the store shows as one."""
+    """Whether it is a directory, or what the store shows as one."""
 
 
 class ListedFile(NamedTuple):
-    """What a listing tells of a file."""
+    """The entry of a file in a listing."""
 
     size: int
     """Bytes."""
     modified: float | None
-    """When it was written, in seconds since the epoch by the store's clock; None if the store does not tell."""
+    """Modification time in seconds since the epoch by the store's clock; None if the store does not report it."""
     version: str = ""
-    """Its version, see :func:`~lightning_streaming.storage.versions.listed_version`; "" if the store tells none."""
+    """Its version, see :func:`~lightning_streaming.storage.versions.listed_version`; "" if the store reports none."""
     inode: str = ""
-    """Of a local file."""
+    """Inode of a local file."""
+
+    @classmethod
+    def of(cls, size: int, entry: Mapping[str, Any]) -> ListedFile:
+        """Return the entry of a file from fsspec's dict of it."""
+        return cls(size, _modified(entry), listed_version(entry), str(entry.get("ino", "")))
 
 
-def _listed(size: int, told: Mapping[str, Any]) -> ListedFile:
-    return ListedFile(size, _modified(told), listed_version(told), str(told.get("ino", "")))
-
-
-def _modified(told: Mapping[str, Any]) -> float | None:
-    """When a file was written, by what its filesystem says of it."""
-    for key in ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "timeModified", "modified"):
-        found = told.get(key)
-        if isinstance(found, (int, float)):
-            return float(found)
-        if isinstance(found, datetime):
-            return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
-        if isinstance(found, str):
+def _modified(entry: Mapping[str, Any]) -> float | None:
+    for key in ("mtime", *MODIFIED_KEYS):
+        value = entry.get(key)
+        if isinstance(value, (int, float)):
+            return float(value)
+        if isinstance(value, datetime):
+            return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+        if isinstance(value, str):
             with suppress(ValueError):
-                return datetime.fromisoformat(found.replace("Z", "+00:00")).timestamp()
+                return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
             with suppress(ValueError):
-                return parsedate_to_datetime(found).timestamp()
+                return parsedate_to_datetime(value).timestamp()
     return None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Location:
-    """A URL or local path, with all that it takes to reach it. Nothing is asked before a method is called.
+    """A URL or local path, with the options to access it. There is no request before a method is called.
 
-    Every method but those of local files makes several attempts, and raises, with secrets masked:
+    Every method makes several attempts, except on local files, and raises, with secrets masked:
 
     * ObjectNotFoundError: There is no such object or bucket.
     * AccessDeniedError: No credentials, or not the right ones.
@@ -114,10 +120,10 @@ class Location:
     attempts: int = _ATTEMPTS
     """Attempts in total for each transfer, at least 1."""
     timeout: float | None = None
-    """Seconds that an attempt is given; of a read, in which something must arrive. None for one that suits what is
-    done; for an upload it grows with the size."""
+    """Seconds per attempt; of a read, without progress. None for the default of the method, which for an upload grows
+    with the size."""
     spent: bool = False
-    """Whether all attempts but the last were made just now, for another caller that wanted the same."""
+    """Whether all attempts but the last were made just now, for another caller with the same request."""
 
     def __str__(self) -> str:
         return urls.mask_url(self.url)
@@ -130,16 +136,16 @@ class Location:
 
     @property
     def path(self) -> Path | None:
-        """Where it is on this machine; None on a store."""
+        """Its path on this machine; None on a store."""
         return urls.local_path(self.url)
 
     @property
     def key(self) -> str:
-        """A text that differs where data may differ: for telling locations apart, never for showing.
+        """A text that differs where data may differ: to compare locations, never to show.
 
-        User and password are left out. The query stays in, because it may select the data; but over HTTP without what
-        signs it, which is another one each time that it is renewed. The endpoint, the account and the region stay in,
-        because ``s3://data`` is another bucket on another endpoint, and so does the revision of a repository.
+        User and password are excluded. The query is included, because it may select the data; but over HTTP without its
+        signature, which changes each time that it is renewed. Endpoint, account and region are included, because
+        ``s3://data`` is another bucket on another endpoint, and so is the revision of a repository.
         """
         if self.path is not None:
             return os.path.normpath(self.path.absolute())
@@ -156,16 +162,16 @@ class Location:
         prepare(self.url)
 
     def prepare_to_write(self) -> None:
-        """The same, for a place that is to be written to.
+        """Like :meth:`prepare`, for a location to write to.
 
         Raises:
             UnsupportedError: The store can be read only.
         """
-        refuse_to_write(self.url)
+        check_writable(self.url)
         prepare(self.url)
 
     def read(self) -> bytes:
-        """The whole object; a small one."""
+        """Read a whole object; for small ones."""
         path = self.path
         if path is None:
             sink = MemorySink()
@@ -178,16 +184,16 @@ class Location:
                 raise ObjectNotFoundError(f"{path} does not exist", path=str(path)) from None
 
     def read_if_there(self) -> bytes | None:
-        """Like :meth:`read`; None if there is no such object."""
+        """Like :meth:`read`; return None if there is no such object."""
         try:
             return self.read()
         except ObjectNotFoundError:
             return None
 
     def read_range(self, start: int, stop: int, pin: Pin = NO_PIN) -> bytes:
-        """The bytes from ``start`` up to, not including, ``stop``; it does not wait for downloads that are under way.
+        """Read the bytes from ``start`` up to, not including, ``stop``, without waiting for downloads in progress.
 
-        From a store that ignores ranges the object is fetched up to their end, and thrown away.
+        From a store that ignores ranges the object is fetched up to ``stop``, and the rest discarded.
 
         Raises:
             IntegrityError: The object ends before ``stop``, or is not the version of ``pin``.
@@ -199,10 +205,10 @@ class Location:
         return bytes(sink.data)
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]], pin: Pin = NO_PIN) -> list[memoryview]:
-        """The bytes of some ranges, as much as a whole object may be: in chunks like :meth:`download`, several at once.
+        """Read some ranges, also large ones: in chunks like :meth:`download`, several at once.
 
         Args:
-            ranges: Of each the first byte, and the one after the last; none is empty.
+            ranges: First byte of each, and the one after its last; none is empty.
             pin: The version of the object that they must come from.
 
         Raises:
@@ -227,25 +233,24 @@ class Location:
     ) -> str:
         """Fetch the object into a file.
 
-        A file that exists is written to where it is: it keeps its inode and locks, and is neither replaced nor removed.
-        One that does not is made, and removed if this raises. Large objects come in chunks, several at once, each with
-        attempts of its own.
+        An existing file is written in place: it keeps its inode and locks, and is neither replaced nor removed.
+        Otherwise the file is created, and removed if this raises. Large objects are fetched in chunks, several at once,
+        with separate attempts.
 
         Args:
-            destination: File to write; in an existing directory, under a name that nobody reads yet.
-            size: Bytes the object must have; None if that is not known, and then it comes in one stream.
-            check: Looks at what arrived and raises IntegrityError if it is not as promised; then all of it is fetched
-                again.
-            connections: Chunks in flight at once, at least 1, counted over all downloads of this process; the download
-                that began first goes first.
-            pin: The version of the object that is wanted.
+            destination: File to write; in an existing directory, under a name that no process reads yet.
+            size: Bytes the object must have; None if unknown, and then it is fetched in one stream.
+            check: Function that raises IntegrityError if the file is not as expected; then all of it is fetched again.
+            connections: Chunks in flight, at least 1, counted over all downloads of this process; the download that
+                began first has priority.
+            pin: The version that the object must have.
 
         Returns:
-            The version that the store reported with it; "" if none, or if the pin has those of first answers.
+            The version that the store reported with it; "" if none, or if the pin has those of first responses.
 
         Raises:
-            IntegrityError: What arrives has another size than expected, is not the version of ``pin``, or fails the
-                check, time after time.
+            IntegrityError: In each attempt the object has another size than expected, is not the version of ``pin``, or
+                fails the check.
             DiskFullError: There is no room for it.
             StorageError: Also where ``destination`` cannot be written.
         """
@@ -269,142 +274,134 @@ class Location:
                 Event().wait(pause)
 
     def stat(self) -> ObjectStat:
-        """Size and version of the object, as they are now."""
-        found = self._info()
-        told = {key: str(value) for key, value in found.items() if value is not None}
-        version = {key: told[key] for key in told if re.sub("[-_]", "", key.lower()) in _VERSION_KEYS}
-        return ObjectStat(found.get("size"), version, found.get("type") == "directory")
+        """Return size and version of the object, as they are now."""
+        info = self._info()
+        texts = {key: str(value) for key, value in info.items() if value is not None}
+        version = {key: text for key, text in texts.items() if re.sub("[-_]", "", key.lower()) in _VERSION_KEYS}
+        return ObjectStat(info.get("size"), version, info.get("type") == "directory")
 
     def _info(self) -> Mapping[str, Any]:
-        """What the filesystem says of the object."""
+        """Return fsspec's dict of the object."""
 
-        def look(filesystem: Any, path: str) -> Mapping[str, Any]:
+        def info(filesystem: Any, path: str) -> Mapping[str, Any]:
             try:
                 # The hub's filesystem lists the whole directory otherwise.
-                how = {"expand_info": True} if urls.store_of(self.url) == "hf" else {}
+                options = {"expand_info": True} if urls.store_of(self.url) == "hf" else {}
                 seconds = min(self._seconds(_STAT_SECONDS), _STAT_SECONDS)
-                found: Mapping[str, Any] = call(filesystem, "info", path, timeout=seconds, **how)
+                entry: Mapping[str, Any] = call(filesystem, "info", path, timeout=seconds, **options)
             except FileNotFoundError as error:
-                # Over HTTP every failure is one of these, and only its cause tells which.
+                # Over HTTP every failure is one of these, and only the cause is specific.
                 if kind_of(filesystem, self.url) == "http" and isinstance(error.__cause__, Exception):
                     raise error.__cause__ from None
                 raise
-            return found
+            return entry
 
-        return self._attempt("look at", look)
+        return self._attempt("read the metadata of", info)
 
     def listed(self) -> ListedFile | None:
-        """What a listing would tell of the object, as it is now; None if there is none."""
+        """Return the entry of the object in a listing, as it is now; None if there is none."""
         try:
-            found = self._info()
+            info = self._info()
         except ObjectNotFoundError:
             return None
-        is_file = found.get("type") != "directory" and found.get("size") is not None
-        return _listed(found["size"], found) if is_file else None
+        is_file = info.get("type") != "directory" and info.get("size") is not None
+        return ListedFile.of(info["size"], info) if is_file else None
 
     def size(self) -> int | None:
-        """Bytes of the object, as it is now; None if there is none, or a directory."""
+        """Return the bytes of the object, as it is now; None if there is none, or a directory."""
         try:
-            found = self.stat()
+            stat = self.stat()
         except ObjectNotFoundError:
             return None
-        return None if found.is_directory else found.size
+        return None if stat.is_directory else stat.size
 
     def sizes(self) -> dict[str, int]:
-        """Name to bytes of the files directly in this directory, which need not exist."""
+        """Return name to bytes of the files directly in this directory, which may be missing."""
         path = self.path
         if path is not None:
             with system_errors("list a directory"):
                 files = sorted(path.iterdir()) if path.is_dir() else []
                 return {file.name: file.stat().st_size for file in files if file.is_file()}
-
-        found = self._entries()
-        return {name: told["size"] for name, told in found.items()}
+        return {name: entry["size"] for name, entry in self._entries().items()}
 
     def files(self) -> dict[str, ListedFile]:
-        """Return the entries of the files directly in this directory of a store, which need not exist."""
-        found = self._entries()
-        return {name: _listed(told["size"], told) for name, told in found.items() if told.get("size") is not None}
+        """Return the entries of the files directly in this directory of a store, which may be missing."""
+        entries = self._entries().items()
+        return {name: ListedFile.of(entry["size"], entry) for name, entry in entries if entry.get("size") is not None}
 
     def _entries(self) -> dict[str, Mapping[str, Any]]:
-        """Return what the filesystem reports of the files directly in this directory."""
+        """Return fsspec's dicts of the files directly in this directory."""
 
-        def look(filesystem: Any, path: str) -> dict[str, Mapping[str, Any]]:
+        def ls(filesystem: Any, path: str) -> dict[str, Mapping[str, Any]]:
             try:
-                found = call(filesystem, "ls", path, True, timeout=self._seconds(_LIST_SECONDS))
+                entries = call(filesystem, "ls", path, True, timeout=self._seconds(_LIST_SECONDS))
             except FileNotFoundError as error:
                 if is_more_missing(error):
                     raise
                 return {}
-            return {entry["name"].rpartition("/")[2]: entry for entry in found if entry["type"] == "file"}
+            return {entry["name"].rpartition("/")[2]: entry for entry in entries if entry["type"] == "file"}
 
-        return self._attempt("list", look)
+        return self._attempt("list", ls)
 
     def walk(self) -> list[str]:
-        """Sorted paths, with forward slashes and relative to this directory, of the files at any depth below it.
+        """Return sorted paths, with forward slashes and relative to this directory, of all files below it.
 
-        It need not exist. Links to directories are not followed.
+        The directory may be missing. Links to directories are not followed.
         """
 
-        def look(filesystem: Any, path: str) -> list[str]:
+        def find(filesystem: Any, path: str) -> list[str]:
             root = path.rstrip("/") + "/"
-            found = self._find(filesystem, root, detail=False)
-            return sorted(one[len(root) :] for one in found if one.startswith(root) and one != root)
+            paths = self._find(filesystem, root, detail=False)
+            return sorted(path[len(root) :] for path in paths if path.startswith(root) and path != root)
 
-        return self._attempt("list", look)
-
-    def walk_sizes(self) -> dict[str, int]:
-        """The same, with the bytes of each file; but for files and directories whose names begin with a dot.
-
-        It need not exist.
-        """
-        return {name: found.size for name, found in self.walk_files().items()}
+        return self._attempt("list", find)
 
     def walk_files(self) -> dict[str, ListedFile]:
-        """The same, with all that a listing tells of each.
+        """Return the files of :meth:`walk` with their entries, except files and directories that begin with a dot.
 
         Raises:
-            StorageError: Also where a file's size is not told.
+            StorageError: Also where the size of a file is not reported.
         """
 
-        def look(filesystem: Any, path: str) -> dict[str, Mapping[str, Any]]:
+        def find(filesystem: Any, path: str) -> dict[str, Mapping[str, Any]]:
             root = path.rstrip("/") + "/"
-            found = self._find(filesystem, root, detail=True)
-            below = {one[len(root) :]: told for one, told in found.items() if one.startswith(root)}
+            entries = self._find(filesystem, root, detail=True)
+            below = {path[len(root) :]: entry for path, entry in entries.items() if path.startswith(root)}
             if kind_of(filesystem, self.url) == "http":  # whose listings are pages of links, some of which sort them
-                below = {unquote(name): told for name, told in below.items() if "?" not in name}
+                below = {unquote(name): entry for name, entry in below.items() if "?" not in name}
             names = (name for name in sorted(below) if name and "/." not in f"/{name}")
             return {name: below[name] for name in names}
 
-        found = self._attempt("list", look)
-        sizes = {name: told.get("size") for name, told in found.items()}
-        files = {name: None if size is None else _listed(size, found[name]) for name, size in sizes.items()}
-        files |= self.listed_below([name for name, size in sizes.items() if size is None])
-        listed = {name: one for name, one in files.items() if one is not None}
-        if len(listed) < len(found):
-            name = next(name for name in found if name not in listed)
-            raise StorageError(
-                f"{self / name} is listed, but its server does not tell its size",
-                hint="name files of others",
-                path=str(self / name),
-            )
-        return listed
+        entries = self._attempt("list", find)
+        files: dict[str, ListedFile | None] = {
+            name: None if entry.get("size") is None else ListedFile.of(entry["size"], entry)
+            for name, entry in entries.items()
+        }
+        files |= self.listed_below([name for name, file in files.items() if file is None])
+        for name, file in files.items():
+            if file is None:
+                raise StorageError(
+                    f"{self / name} is listed, but its server does not report its size",
+                    hint="name other files",
+                    path=str(self / name),
+                )
+        return {name: file for name, file in files.items() if file is not None}
 
     def listed_below(self, names: Sequence[str]) -> dict[str, ListedFile | None]:
-        """Return :meth:`listed` of each of some files below this directory, several at once."""
+        """Return :meth:`listed` for each of some files below this directory, several at once."""
         if not names:
             return {}
-        with ThreadPoolExecutor(_LOOKS) as pool:
+        with ThreadPoolExecutor(_STAT_THREADS) as pool:
             return dict(zip(names, pool.map(lambda name: (self / name).listed(), names), strict=True))
 
     def put(self, *pieces: bytes | memoryview) -> None:
-        """Store an object, whole or not at all, in place of one that is there."""
+        """Store an object, whole or not at all; replace an existing one."""
         path = self.path
         if path is not None:
             with written_whole(path) as partial, partial.open("wb") as file:
                 file.writelines(pieces)
             return
-        refuse_to_write(self.url)
+        check_writable(self.url)
         data = b"".join(pieces)  # one piece that is bytes is not copied
 
         def send(filesystem: Any, path: str) -> None:
@@ -419,7 +416,7 @@ class Location:
             with written_whole(path) as partial:
                 shutil.copyfile(file, partial)
             return
-        refuse_to_write(self.url)
+        check_writable(self.url)
         seconds = self._seconds(upload_seconds(file.stat().st_size if file.exists() else 0))
 
         def send(filesystem: Any, path: str) -> None:
@@ -434,15 +431,15 @@ class Location:
             with system_errors("remove a file"):
                 path.unlink(missing_ok=True)
             return
-        refuse_to_write(self.url)
+        check_writable(self.url)
 
-        def send(filesystem: Any, path: str) -> None:
+        def remove(filesystem: Any, path: str) -> None:
             with suppress(FileNotFoundError):
                 # Oracle's filesystem has no other.
                 method = "rm" if urls.store_of(self.url) == "oci" else "rm_file"
                 call(filesystem, method, path, timeout=self._seconds(_REMOVE_SECONDS))
 
-        self._attempt("remove", send)
+        self._attempt("remove", remove)
 
     def _find(self, filesystem: Any, root: str, *, detail: bool) -> Any:
         try:
@@ -452,13 +449,13 @@ class Location:
                 raise
             return {}
 
-    def _seconds(self, usual: float) -> float:
-        return usual if self.timeout is None else self.timeout
+    def _seconds(self, default: float) -> float:
+        return default if self.timeout is None else self.timeout
 
     def _attempt(self, verb: str, action: Callable[[Any, str], _Result]) -> _Result:
-        """Call ``action`` with the filesystem and the path in it, as often as it takes.
+        """Call ``action`` with the filesystem and the path in it, until an attempt succeeds.
 
-        Nothing that was listed is remembered: s3fs would not even find an object to read it that was written since.
+        Caches of listings are cleared: s3fs would not even find an object that was written since.
         """
 
         def attempt() -> _Result:
@@ -495,18 +492,18 @@ class Location:
 
 
 def upload_seconds(size: int) -> float:
-    """Seconds that an attempt to upload ``size`` bytes is given: two minutes, and the time it takes at 32 KiB/s."""
+    """Return the seconds per attempt to upload ``size`` bytes: two minutes, and the time it takes at 32 KiB/s."""
     return _UPLOAD_SECONDS + size / _SLOWEST_UPLOAD
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Give a path to write to; it becomes ``path``, whose directory is made, once the block ends well.
+    """Yield a path to write to; it is renamed to ``path``, whose directory is created, once the block succeeds.
 
     Raises:
         StorageError: It cannot be written.
     """
-    with system_errors(f"write {path}", "make room there, or choose another place", path):
+    with system_errors(f"write {path}", "make room there, or choose another location", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with appears_whole(path) as partial:
             yield partial

@@ -20,13 +20,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError
-from lightning_streaming.files import PARTIAL_SUFFIX, remove_partials
+from lightning_streaming.files import PARTIAL_SUFFIX, remove_partials, system_errors
 from lightning_streaming.formats.hashing import hash_file
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
 from lightning_streaming.formats.shard import raw_forms
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
 from lightning_streaming.storage.location import written_whole
-from lightning_streaming.storage.sinks import system_errors
 from lightning_streaming.waits import bar
 from lightning_streaming.writing.writer_options import WriterOptions
 

@@ -20,12 +20,11 @@ from typing import Any, Generic, Literal, Protocol
 import numpy as np
 
 from lightning_streaming.errors import ConfigError, IndexFormatError
-from lightning_streaming.files import remove_partials
+from lightning_streaming.files import remove_partials, system_errors
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import Location, StorageOptions, join_url
-from lightning_streaming.storage.sinks import system_errors
 from lightning_streaming.writing import destination
 from lightning_streaming.writing.merging import join, publish
 from lightning_streaming.writing.shard_encoders import ShardSettings, columns_of, make_mds_encoder

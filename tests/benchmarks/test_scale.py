@@ -127,7 +127,7 @@ def test_a_store_that_puts_requests_off_is_outlasted(monkeypatch: pytest.MonkeyP
     found = storm(STORE, nodes=50, each=20, size=1, attempts=1)
     assert found.gave_up == 0
     assert found.seconds > 1000 / STORE.per_second - 1
-    monkeypatch.setattr(retries, "_MOST_PUT_OFF", 0)
+    monkeypatch.setattr(retries, "_MAX_POSTPONED", 0)
     counted = storm(STORE, nodes=50, each=20, size=1, attempts=3)
     assert counted.gave_up > 500
 

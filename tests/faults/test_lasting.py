@@ -84,7 +84,7 @@ def test_the_reader_and_the_threads_ahead_of_it_share_the_attempts(
     monkeypatch.setattr(retries, "_LONGEST_WAIT", 0.02)
     store.fail("shard.00003", "status", status=429, retry_after=0.001)
     with fails_at_shard(loader_over(store, tmp_path, download_retry=2), 3, DownloadError, "429"):
-        ahead = retries._MOST_PUT_OFF + 3
+        ahead = retries._MAX_POSTPONED + 3
         assert store.requests().count("shard.00003.mds") == ahead + 1  # and once more for the reader, as it may be well
 
 

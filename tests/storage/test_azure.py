@@ -81,7 +81,7 @@ def test_what_passes_is_tried_again(azure_container: AzureContainer, tmp_path: P
 def test_each_attempt_is_one_request(
     azure_container: AzureContainer, status: int, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "_MOST_PUT_OFF", 0)  # so that all count
+    monkeypatch.setattr(retries, "_MAX_POSTPONED", 0)  # so that all count
     azure_container.put("x", DATA)
     azure_container.fail("x", "status", status=status, method=method)
     one = at(azure_container, "x")
@@ -121,13 +121,15 @@ def test_a_container_is_reached_by_every_scheme(azure: AzureStore, scheme: str) 
     url = azure.make_bucket().replace("az://", f"{scheme}://")
     Location(f"{url}/a/x", azure.options).put(DATA)
     assert Location(f"{url}/a/x", azure.options).read() == DATA
-    assert Location(url, azure.options).walk_sizes() == {"a/x": len(DATA)}
+    assert {name: file.size for name, file in Location(url, azure.options).walk_files().items()} == {"a/x": len(DATA)}
 
 
 def test_the_account_may_be_in_the_url(azure: AzureStore) -> None:
     url = azure.make_bucket().replace("az://", "abfs://") + f"@{azure.ACCOUNT}.dfs.core.windows.net"
     Location(f"{url}/a/x", azure.options).put(DATA)
-    assert Location(f"{url}/a", azure.options).walk_sizes() == {"x": len(DATA)}
+    assert {name: file.size for name, file in Location(f"{url}/a", azure.options).walk_files().items()} == {
+        "x": len(DATA)
+    }
     assert Location(f"{url}/a/x", azure.options).read_range(1, 5) == DATA[1:5]
 
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import DiskFullError, IntegrityError, StorageError
+from lightning_streaming.files import disk_errors
 from lightning_streaming.storage import Location, downloads, requests
-from lightning_streaming.storage.downloads import next_ticket, share_connections
-from lightning_streaming.storage.sinks import FileSink, Gate, MemorySink, disk_errors
+from lightning_streaming.storage.downloads import FileSink, Gate, MemorySink, next_ticket, share_connections
 from tests.helpers import assert_error
 from tests.tiers import examples
 
@@ -79,7 +79,7 @@ def test_the_first_byte_of_an_answer_is_read(header: str | None, byte: int | Non
 
 
 async def _hold(slots: downloads._ConnectionSlots, turn: int, most: int, order: list[int], peak: list[int]) -> None:
-    async with slots.one(turn, most):
+    async with slots.acquire(turn, most):
         order.append(turn)
         peak.append(slots.in_flight)
         await asyncio.sleep(0)
@@ -101,7 +101,7 @@ def test_lanes_are_never_more_than_allowed_and_all_get_one(turns: list[int], mos
 def test_the_download_that_began_first_goes_first() -> None:
     async def run() -> list[int]:
         slots, order = downloads._ConnectionSlots(), list[int]()
-        async with slots.one(0, 1):
+        async with slots.acquire(0, 1):
             waiting = [asyncio.ensure_future(_hold(slots, turn, 1, order, [])) for turn in (3, 1, 2, 1)]
             await asyncio.sleep(0)
         await asyncio.gather(*waiting)
@@ -114,7 +114,7 @@ def test_the_download_that_began_first_goes_first() -> None:
 def test_one_that_is_cancelled_leaves_its_lane_to_others(granted: bool) -> None:
     async def run() -> None:
         slots, order = downloads._ConnectionSlots(), list[int]()
-        async with slots.one(0, 1):
+        async with slots.acquire(0, 1):
             gone = asyncio.ensure_future(_hold(slots, 1, 1, order, []))
             stays = asyncio.ensure_future(_hold(slots, 2, 1, order, []))
             await asyncio.sleep(0)

@@ -21,7 +21,7 @@ from lightning_streaming.errors import (
     UnsupportedError,
 )
 from lightning_streaming.storage import Location
-from lightning_streaming.storage.hub import HubFile, parse_hub_url
+from lightning_streaming.storage.filesystems import HubFile, parse_hub_url
 from tests.helpers import assert_error
 from tests.servers import HubDataset, change_link
 from tests.servers.hub import LARGE, TOKEN
@@ -93,7 +93,7 @@ def test_a_revision_is_read_and_listed(hub: HubDataset, revision: str) -> None:
     root = Location(hub.at(revision), hub.options)
     assert (root / "a/x").read() == b"converted"
     assert (root / "a/x").stat().size == 9
-    assert root.walk_sizes() == {"a/x": 9}
+    assert {name: file.size for name, file in root.walk_files().items()} == {"a/x": 9}
     assert (root / "a").sizes() == {"x": 9}
     assert at(hub, "a/x").read() == b"main"
 
@@ -102,7 +102,7 @@ def test_a_directory_of_many_pages_is_listed(hub: HubDataset) -> None:
     names = {f"a/{number:03}" for number in range(130)}
     for name in names:
         hub.put(name, b"12")
-    assert at(hub, "").walk_sizes() == dict.fromkeys(sorted(names), 2)
+    assert {name: file.size for name, file in at(hub, "").walk_files().items()} == dict.fromkeys(sorted(names), 2)
     assert at(hub, "").walk() == sorted(names)
     assert at(hub, "nothing").walk() == []
 

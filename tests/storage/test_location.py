@@ -192,7 +192,7 @@ def test_a_size_that_a_store_does_not_tell_is_an_error_without_secrets() -> None
         options = {"key": "k", "secret": "hush-hush", "endpoint_url": f"http://127.0.0.1:{port}"}
         with assert_error(StorageError, path="/x") as caught:
             Location("s3://bucket/x", options, attempts=1, timeout=5).size()
-        assert "look" in str(caught.value)
+        assert "read the metadata" in str(caught.value)
     assert "hush" not in str(caught.value)
 
 
@@ -209,7 +209,7 @@ def test_the_size_over_http_tells_none_from_a_server_that_fails(http_store: Http
         Location(f"{http_store.url}/y", attempts=1, timeout=10).size()
     with refused_port() as port, assert_error(StorageError, path="/x") as caught:
         Location(f"http://127.0.0.1:{port}/x", attempts=1, timeout=10).size()
-    assert "look" in str(caught.value)
+    assert "read the metadata" in str(caught.value)
 
 
 def test_an_object_goes_to_a_directory_that_is_made(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_an_upload_is_given_time_by_its_size() -> None:
 def test_each_attempt_to_list_gcs_is_one_request(
     gcs_bucket: GcsBucket, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "_MOST_PUT_OFF", 0)  # so that all count
+    monkeypatch.setattr(retries, "_MAX_POSTPONED", 0)  # so that all count
     # A listing is not under the prefix of the bucket's objects.
     bucket = gcs_bucket.url.removeprefix("gs://")
     listed = GcsBucket(
@@ -279,7 +279,7 @@ def test_a_store_that_does_not_answer_is_named() -> None:
     with refused_port() as port:
         options = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "k", "secret": "s"}
         location = Location("s3://bucket/x", options, attempts=1)
-        for call, what in ((location.remove, "remove"), (location.sizes, "list"), (location.stat, "look at")):
+        for call, what in ((location.remove, "remove"), (location.sizes, "list"), (location.stat, "read the metadata of")):
             with assert_error(StorageError, path="s3://bucket/x") as caught:
                 call()
             assert what in str(caught.value)

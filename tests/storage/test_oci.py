@@ -73,7 +73,7 @@ def test_objects_are_stored_read_listed_and_removed(bucket: FaultyStore, tmp_pat
     at(bucket, "d").upload(tmp_path / "x")
     assert one.stat().size == 5
     assert one.stat().version
-    assert at(bucket, "").walk_sizes() == {"a/b c.mds": 5, "d": 5}
+    assert {name: file.size for name, file in at(bucket, "").walk_files().items()} == {"a/b c.mds": 5, "d": 5}
     assert at(bucket, "a").sizes() == {"b c.mds": 5}
     assert at(bucket, "nothing").sizes() == {}
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_objects_are_stored_read_listed_and_removed(bucket: FaultyStore, tmp_pat
 
 def test_what_is_not_there_or_has_another_size_is_told(bucket: FaultyStore, tmp_path: Path) -> None:
     assert at(bucket, "x").read_if_there() is None
-    with pytest.raises(ObjectNotFoundError, match="could not look at"):
+    with pytest.raises(ObjectNotFoundError, match="could not read the metadata of"):
         at(bucket, "x").stat()
     with pytest.raises(ObjectNotFoundError, match="the bucket does not exist"):
         Location("oci://missing@namespace/x", bucket.options).read()
@@ -124,7 +124,7 @@ def test_an_upload_that_fails_leaves_what_was_there(bucket: FaultyStore, tmp_pat
 
 @pytest.mark.parametrize("status", [503, 429])
 def test_each_attempt_is_one_request(bucket: FaultyStore, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_MOST_PUT_OFF", 0)  # so that all count
+    monkeypatch.setattr(retries, "_MAX_POSTPONED", 0)  # so that all count
     at(bucket, "x").put(b"12345")
     bucket.fail("x", "status", status=status, times=1)
     assert at(bucket, "x").read() == b"12345"

@@ -19,7 +19,7 @@ from multidict import CIMultiDict
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.storage import Location
-from lightning_streaming.storage.redirects import guarded
+from lightning_streaming.storage.filesystems import guard_redirects
 from tests.helpers import assert_error
 
 DATA = bytes(range(256)) * 4
@@ -101,7 +101,7 @@ WAYS: dict[str, Callable[[Location, Path], object]] = {
     "range": lambda place, _: place.read_range(5, 9),
     "ranges": lambda place, _: place.read_ranges([(0, 4), (100, 200)]),
     "size": lambda place, _: place.size(),
-    "list": lambda place, _: Location(f"{place.url.removesuffix('x')}dir", place.options).walk_sizes(),
+    "list": lambda place, _: Location(f"{place.url.removesuffix('x')}dir", place.options).walk_files(),
 }
 
 
@@ -147,17 +147,20 @@ def test_secrets_follow_a_redirect_to_the_same_origin(options: str, origins: tup
     ],
 )
 def test_cookies_of_every_form_become_a_header(cookies: Any, header: str | None) -> None:
-    for found in (guarded({"cookies": cookies}), guarded({"client_kwargs": {"cookies": cookies}})["client_kwargs"]):
+    for found in (
+        guard_redirects({"cookies": cookies}),
+        guard_redirects({"client_kwargs": {"cookies": cookies}})["client_kwargs"],
+    ):
         assert "cookies" not in found
         assert found.get("headers", {}).get("Cookie") == header
-    beside = guarded({"headers": {"cookie": "c=3"}, "cookies": cookies})["headers"]
+    beside = guard_redirects({"headers": {"cookie": "c=3"}, "cookies": cookies})["headers"]
     assert beside == {"cookie": "c=3" if header is None else f"c=3; {header}"}
 
 
 @pytest.mark.parametrize("options", [{"auth": ["user", SECRET]}, {"auth": SECRET}, {"cookies": SECRET}, {"cookies": 5}])
 def test_a_login_or_cookies_of_another_type_are_refused(options: dict[str, Any]) -> None:
     with assert_error(ConfigError, option="storage_options") as caught:
-        guarded({"client_kwargs": options})
+        guard_redirects({"client_kwargs": options})
     assert SECRET not in str(caught.value)
 
 
@@ -175,7 +178,7 @@ def test_a_login_or_cookies_of_another_type_are_refused(options: dict[str, Any])
     ],
 )
 def test_an_origin_is_scheme_host_and_port(where: str, is_same: bool) -> None:
-    (guard,) = guarded({})["client_kwargs"]["trace_configs"]
+    (guard,) = guard_redirects({})["client_kwargs"]["trace_configs"]
     answer = SimpleNamespace(headers={"Location": where})
     sent = CIMultiDict({"X-Key": SECRET, "Range": "bytes=0-4"})
     params = SimpleNamespace(url=yarl.URL("https://host/x"), headers=sent, response=answer)

@@ -86,7 +86,7 @@ def _truncated_body() -> Exception:
     ids=repr,
 )  # fmt: skip
 def test_what_may_pass_is_tried_again(error: Exception) -> None:
-    assert retries._final_class(error) is None
+    assert retries._permanent_class(error) is None
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_what_may_pass_is_tried_again(error: Exception) -> None:
     ],
 )
 def test_what_cannot_heal_is_told_at_once(error: Exception, kind: type[StreamingError]) -> None:
-    assert retries._final_class(error) is kind
+    assert retries._permanent_class(error) is kind
 
 
 @given(st.integers(1, 200), st.floats(0, 1, exclude_max=True))
@@ -127,9 +127,9 @@ def test_waits_double_up_to_a_limit_and_vary_by_half(failed: int, jitter: float)
     ("attempts", "size", "seconds"),
     [
         (1, 0, 10.0),
-        (2, 0, 20.5 + retries._LONGEST_ASKED_WAIT),
-        (3, 0, 31.5 + 2 * retries._LONGEST_ASKED_WAIT),
-        (2, SLOWEST_RATE * 100, 220.5 + retries._LONGEST_ASKED_WAIT),
+        (2, 0, 20.5 + retries._LONGEST_REQUESTED_WAIT),
+        (3, 0, 31.5 + 2 * retries._LONGEST_REQUESTED_WAIT),
+        (2, SLOWEST_RATE * 100, 220.5 + retries._LONGEST_REQUESTED_WAIT),
     ],
 )
 def test_the_longest_series_counts_attempts_waits_and_bytes(attempts: int, size: int, seconds: float) -> None:
@@ -163,10 +163,10 @@ NOW = 1_700_000_000.0
         ("0", 0),
         (" 7 ", 7),
         ("0.5", 0.5),
-        ("86400", retries._LONGEST_ASKED_WAIT),
+        ("86400", retries._LONGEST_REQUESTED_WAIT),
         (formatdate(NOW + 20, usegmt=True), 20),
         (formatdate(NOW - 20, usegmt=True), 0),
-        (formatdate(NOW + 86400, usegmt=True), retries._LONGEST_ASKED_WAIT),
+        (formatdate(NOW + 86400, usegmt=True), retries._LONGEST_REQUESTED_WAIT),
         ("Tue, 14 Nov 2023 22:13:30 -0000", 10),  # no zone is UTC
         ("-5", None),
         ("soon", None),
@@ -183,7 +183,7 @@ def test_seconds_and_dates_are_understood(value: str, seconds: float | None) -> 
 @given(st.text(max_size=40))
 def test_any_value_gives_a_wait_that_can_be_waited_or_none(value: str) -> None:
     seconds = retries._parse_retry_after(value, NOW)
-    assert seconds is None or 0 <= seconds <= retries._LONGEST_ASKED_WAIT
+    assert seconds is None or 0 <= seconds <= retries._LONGEST_REQUESTED_WAIT
 
 
 def _aiohttp(headers: dict[str, str]) -> Exception:
@@ -201,13 +201,13 @@ def _s3_asking(headers: dict[str, str]) -> Exception:
 
 @pytest.mark.parametrize("make", [_aiohttp, _s3_asking, lambda headers: RefusedError(429, headers, "")])
 def test_the_wait_is_found_in_the_errors_of_every_store(make: type[Exception]) -> None:
-    assert retries._asked_wait(make({"Retry-After": "9"})) == 9
-    assert retries._asked_wait(make({"Retry-After": "whenever"})) == 0
-    assert retries._asked_wait(make({"Other": "9"})) == 0
+    assert retries._requested_wait(make({"Retry-After": "9"})) == 9
+    assert retries._requested_wait(make({"Retry-After": "whenever"})) == 0
+    assert retries._requested_wait(make({"Other": "9"})) == 0
 
 
 def test_other_errors_ask_for_no_wait() -> None:
-    assert retries._asked_wait(OSError()) == 0
+    assert retries._requested_wait(OSError()) == 0
 
 
 S3 = """<?xml version="1.0"?><Error><Code>SignatureDoesNotMatch</Code><Message>It does not match</Message>
@@ -233,7 +233,7 @@ S3 = """<?xml version="1.0"?><Error><Code>SignatureDoesNotMatch</Code><Message>I
     ],
 )
 def test_only_words_for_people_are_taken_from_an_answer(text: str, words: str) -> None:
-    assert requests._words_of(text, "the reason") == words
+    assert requests._message_in(text, "the reason") == words
 
 
 def test_a_refusal_tells_status_and_words() -> None:
@@ -317,11 +317,11 @@ def test_the_store_is_given_the_time_it_asked_for() -> None:
 )
 def test_a_store_that_is_asked_too_often_fails_no_attempt(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(retries, "_asked_wait", lambda _: 0.001)
-    put_off = [error] * retries._MOST_PUT_OFF
+    monkeypatch.setattr(retries, "_requested_wait", lambda _: 0.001)
+    put_off = [error] * retries._MAX_POSTPONED
     assert attempts(total=1).run(failing(*put_off)) == "done"
     assert attempts(total=2).run(failing(*put_off[1:], OSError(), error)) == "done"
-    with pytest.raises(DownloadError, match=r"9 attempts .* failed, .*; check who else asks the store as often"):
+    with pytest.raises(DownloadError, match=r"9 attempts .* failed, .*; check which other programs send requests"):
         attempts(total=1).run(failing(*put_off, error))
     with pytest.raises(DownloadError, match=r"3 attempts .* failed, .*; check the network and the store"):
         attempts(total=2).run(failing(error, OSError(), OSError()))
@@ -519,4 +519,4 @@ def test_a_thread_that_is_slow_is_waited_for() -> None:
     [('"api";r=0;t=55', 55.0), ('"api";r=0;t=5000', 60.0), ('"api";r=489;t=55', 0.0), ("odd", 0.0), ("", 0.0)],
 )
 def test_a_quota_that_is_used_up_says_when_it_is_renewed(header: str, seconds: float) -> None:
-    assert retries._asked_wait(RefusedError(429, {"RateLimit": header}, "x")) == seconds
+    assert retries._requested_wait(RefusedError(429, {"RateLimit": header}, "x")) == seconds

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.storage.file_patterns import is_one_name, matching, split_location
+from lightning_streaming.storage.urls import is_plain_name, match_names, split_location
 from tests.helpers import assert_error
 
 SUFFIXES = (".parquet", ".tar")
@@ -59,19 +59,19 @@ def test_a_location_is_a_directory_and_its_files(location: str, directory: str, 
     ],
 )
 def test_a_pattern_names_files(pattern: str, found: list[str]) -> None:
-    assert matching(pattern, NAMES) == found
+    assert match_names(pattern, NAMES) == found
 
 
 @pytest.mark.parametrize("pattern", ["{0..1000000}.tar", "{0..9999}{0..9999}.tar", "[z-a].tar", "[!9-0].tar"])
 def test_what_names_no_files_is_refused(pattern: str) -> None:
     with assert_error(ConfigError, option="remote") as caught:
-        matching(pattern, NAMES)
+        match_names(pattern, NAMES)
     assert re.search(r"names|is no pattern", str(caught.value))
 
 
 def test_a_name_without_wildcards_is_one_file() -> None:
-    assert is_one_name("web/a.tar")
-    assert not any(map(is_one_name, ["*.tar", "{a,b}.tar", "?.tar", "[ab].tar"]))
+    assert is_plain_name("web/a.tar")
+    assert not any(map(is_plain_name, ["*.tar", "{a,b}.tar", "?.tar", "[ab].tar"]))
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_odd_locations_are_split_too(location: str, directory: str, pattern: str
 )
 def test_odd_patterns_are_of_some_names(pattern: str, expected: list[str]) -> None:
     names = ["a.tar", "b.tar", "sub/a.tar", "sub/deep/a.tar", "x-1.tar", "[!].tar", "a.tar.d/b.tar"]
-    assert matching(pattern, names) == expected
+    assert match_names(pattern, names) == expected
