@@ -279,7 +279,7 @@ def test_a_store_that_does_not_answer_is_named() -> None:
     with refused_port() as port:
         options = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "k", "secret": "s"}
         location = Location("s3://bucket/x", options, attempts=1)
-        for call, what in ((location.remove, "remove"), (location.sizes, "list"), (location.stat, "read the metadata of")):
+        for call, what in ((location.remove, "remove"), (location.sizes, "list"), (location.stat, "metadata")):
             with assert_error(StorageError, path="s3://bucket/x") as caught:
                 call()
             assert what in str(caught.value)
