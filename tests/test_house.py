@@ -50,7 +50,7 @@ FLOORS_OF_TOOLS = {
     "converting": 3,
     "runs": 2,
     "stored": 1,
-    "drawing": 1,
+    "report": 1,
     "commands": 0,
     "console": 0,
 }

@@ -15,9 +15,9 @@ packages below. Packages of one level do not import each other:
                  (checkpoints, positions), and what trace, inspect, select and lengths show of one
 
     stored       a dataset in place: its files downloaded and checked (stored_dataset), in numbers (summary), its
-                 shards opened (held_shards), single samples by byte ranges (sample_reader), and how a command line
-                 names one (named_sample)
-    drawing      charts as SVG, pixels as PNG, templates and style of all pages
+                 shards opened (held_shards), single samples by byte ranges, as a command line names them
+                 (sample_reader)
+    report       charts as SVG, image and audio files, and the templates of all pages
 
 Modules that import torch, which takes seconds, are imported on demand.
 """

@@ -26,13 +26,13 @@ from lightning_streaming.tools.commands import (
     positive,
 )
 from lightning_streaming.tools.console import FINE
-from lightning_streaming.tools.drawing.markup import import_jinja
+from lightning_streaming.tools.report.pages import import_jinja
 from lightning_streaming.tools.stored.own_caches import own_caches
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 from lightning_streaming.tools.viewing.server import serve
 from lightning_streaming.tools.viewing.viewed import Viewed, ViewedStream
 
-_LAST_PORT = 65535
+_MAX_PORT = 65535
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -57,17 +57,19 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Show the pages until told to end."""
+    """Serve the pages until a signal ends the process."""
     import_jinja()
     if bool(args.config) == bool(args.dataset):
         raise ConfigError(
-            "say what to look at: either DATASET, a directory or URL, or --config run.yaml", option="DATASET"
+            "give either DATASET, a directory or URL, or the configuration of a run, as --config run.yaml",
+            option="DATASET",
         )
     if args.config:
         if args.storage_options or args.format or args.block_length is not None:
-            words = "--storage-options, --format and --block-length"
             raise ConfigError(
-                "--config says itself how data is read", hint=f"give it without {words}", option="--config"
+                "a run configuration already defines how data is read",
+                hint="omit --storage-options, --format and --block-length",
+                option="--config",
             )
         if args.loader is not None and args.checkpoint is None:
             raise ConfigError(
@@ -79,22 +81,22 @@ def run(args: Namespace) -> int:
         if getattr(args, option) is not None:
             name = "ckpt" if option == "checkpoint" else option.replace("_", "-")
             raise ConfigError(
-                f"--{name} is of a run",
+                f"--{name} needs a run",
                 hint="give the run's configuration with it, as --config run.yaml",
                 option=f"--{name}",
             )
-    place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
+    dataset = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
     with own_caches():
-        viewed = Viewed(shown=place.shown, streams=[ViewedStream(place, place.shown, args.allow_unsafe_types)])
+        viewed = Viewed(shown=dataset.shown, streams=[ViewedStream(dataset, dataset.shown, args.allow_unsafe_types)])
         try:
-            _ = viewed.streams[0].reader.index  # what is no dataset is told here
-            serve(viewed, args.port, opens_browser=args.open)
+            _ = viewed.streams[0].reader.index  # raises here if it is no dataset
+            serve(viewed, args.port, open_browser=args.open)
         finally:
             viewed.close()
     return FINE
 
 
 def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > _LAST_PORT:
-        raise ArgumentTypeError(f"must be a port, 0 to {_LAST_PORT}, but got {text!r}")
+    if not text.isdecimal() or int(text) > _MAX_PORT:
+        raise ArgumentTypeError(f"must be a port, 0 to {_MAX_PORT}, but got {text!r}")
     return int(text)

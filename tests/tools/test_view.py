@@ -18,8 +18,8 @@ from PIL import Image
 from lightning_streaming.tools.stored import sample_reader
 from lightning_streaming.tools.stored.own_caches import own_caches
 from lightning_streaming.tools.viewing import shown_values
+from lightning_streaming.tools.viewing.server import Pages
 from lightning_streaming.tools.viewing.shown_values import TEXT_PAGE
-from lightning_streaming.tools.viewing.view_pages import Pages
 from lightning_streaming.writing.writers import JSONWriter, MDSWriter
 from tests.tools.running import run, write_texts
 from tests.tools.viewing.asking import HOSTILE, Elements, answer, html, pages_of, snapshot, write_rich
@@ -86,7 +86,7 @@ def test_pictures_and_sounds_are_given_as_what_they_are_and_nothing_else_is(page
     names = ["caption", "drawn", "picture", "pixels", "raw", "score", "sound", "tree", "wave"]
     kinds = {}
     for column, name in enumerate(names):
-        found = pages.answer(_asked(f"s/0/file/7/{column}/0"))
+        found = pages.respond(_asked(f"s/0/file/7/{column}/0"))
         kinds[name] = None if found is None else (found.content_type, found.data[:4])
     assert kinds == {
         **dict.fromkeys(names),
@@ -95,12 +95,12 @@ def test_pictures_and_sounds_are_given_as_what_they_are_and_nothing_else_is(page
         "pixels": ("image/png", b"\x89PNG"),
         "sound": ("audio/wav", b"RIFF"),
     }
-    assert pages.answer(_asked("s/0/file/7/2/1")) is None
-    assert pages.answer(_asked("s/0/file/7/99/0")) is None
+    assert pages.respond(_asked("s/0/file/7/2/1")) is None
+    assert pages.respond(_asked("s/0/file/7/99/0")) is None
 
 
 def _asked(path: str) -> Any:
-    from lightning_streaming.tools.viewing.page import Request
+    from lightning_streaming.tools.viewing.pages import Request
 
     return Request(root="/token/", path=path, query={})
 
@@ -169,13 +169,13 @@ def test_what_is_not_there_is_not_found(pages: Pages, path: str) -> None:
     "path", ["s/0", "s/x/", "s/0/sample/-1", "../s/0/", "s/0/../0/", "order", "checkpoint", "s/٣/"]
 )
 def test_other_paths_are_no_pages(pages: Pages, path: str) -> None:
-    assert pages.answer(_asked(path)) is None
+    assert pages.respond(_asked(path)) is None
 
 
 def test_columns_are_told_from_samples_of_all_shards(pages: Pages) -> None:
     found = Elements.of(html(pages, "s/0/columns"))
     shards = pages.viewed.streams[0].reader.index.shards
-    assert "Told from all 30 samples." in found.text
+    assert "From all 30 samples." in found.text
     assert len(shards) > 1
     assert "image/jpeg" in found.text
     assert found.text.count("Values of score") >= 1
@@ -220,16 +220,16 @@ def test_a_deep_and_a_wide_tree_are_cut(tmp_path: Path) -> None:
 
 
 def test_a_huge_sample_is_read_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_reader, "_MOST_SAMPLE_BYTES", 5000)
+    monkeypatch.setattr(sample_reader, "_MAX_SAMPLE_BYTES", 5000)
     with MDSWriter(out=str(tmp_path), columns={"values": "ndarray:int64", "id": "int"}) as writer:
         for number in range(4):
             writer.write({"values": np.arange(10 if number % 2 else 2000), "id": number})
     pages = pages_of(tmp_path)
     found = Elements.of(html(pages, "s/0/samples"))
     assert found.text.count("this sample takes") == 2
-    assert "/token/s/0/sample/2?asked=1" in found.values("a", "href")
+    assert "/token/s/0/sample/2?force=1" in found.values("a", "href")
     assert "2,000" not in Elements.of(html(pages, "s/0/sample/2")).text
-    assert "2,000" in Elements.of(html(pages, "s/0/sample/2", asked="1")).text
+    assert "2,000" in Elements.of(html(pages, "s/0/sample/2", force="1")).text
     assert "left out: this sample takes" in Elements.of(html(pages_of(tmp_path), "s/0/columns")).text
 
 
@@ -271,7 +271,7 @@ def test_of_a_value_whose_own_code_fails_that_is_told_and_the_others_are_shown(t
         text = Elements.of(html(pages, path)).text
         assert "AttributeError: 'Broken' object has no attribute '_size'" in text
         assert "id 2" in text or path != "s/0/samples"
-    assert pages.answer(_asked("s/0/file/2/0/0")) is None
+    assert pages.respond(_asked("s/0/file/2/0/0")) is None
 
 
 def test_a_dataset_of_nothing_but_shut_columns_is_shown(tmp_path: Path) -> None:
@@ -313,11 +313,11 @@ def test_compressed_shards_are_unpacked_elsewhere(tmp_path: Path, how: dict[str,
 def test_a_shard_that_takes_much_to_unpack_is_unpacked_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_reader, "_MOST_UNPACKED", 100)
+    monkeypatch.setattr(sample_reader, "_MAX_UNPACKED", 100)
     write_texts(tmp_path, compression="zstd")
     pages = pages_of(tmp_path)
     assert "must be unpacked" in html(pages, "s/0/sample/3")
-    assert "text 003" in html(pages, "s/0/sample/3", asked="1")
+    assert "text 003" in html(pages, "s/0/sample/3", force="1")
     assert "text 004" in html(pages, "s/0/sample/4")  # of the shard that is open now
     pages.viewed.close()
 
@@ -341,8 +341,8 @@ def test_parts_of_a_page_are_escaped_by_nothing_but_the_templates() -> None:
         ([], "either DATASET"),
         (["data", "--config", "run.yaml"], "either DATASET"),
         (["missing"], "not a directory"),
-        (["data", "--ckpt", "x"], "--ckpt is of a run"),
-        (["data", "--nodes", "2"], "--nodes is of a run"),
+        (["data", "--ckpt", "x"], "--ckpt needs a run"),
+        (["data", "--nodes", "2"], "--nodes needs a run"),
         (["data", "--set", "a=1"], "--set changes the data of a run"),
         (["--config", "run.yaml", "--loader", "x"], "give --ckpt"),
         (["--config", "run.yaml", "--block-length", "8"], "--block-length"),

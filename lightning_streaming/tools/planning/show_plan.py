@@ -11,9 +11,19 @@ from typing import Any
 
 from lightning_streaming.files import appears_whole, partial_path
 from lightning_streaming.tools.console import counted, print_table, printable_name
-from lightning_streaming.tools.drawing.charts import Axis, Bar, Curve, Mark, areas, bars, histogram, in_short, lines
-from lightning_streaming.tools.drawing.markup import Markup, import_jinja
-from lightning_streaming.tools.drawing.pages import fill
+from lightning_streaming.tools.report.charts import (
+    Axis,
+    Bar,
+    Curve,
+    Mark,
+    Markup,
+    areas,
+    bars,
+    histogram,
+    lines,
+    short_number,
+)
+from lightning_streaming.tools.report.pages import fill, import_jinja
 from lightning_streaming.units import format_bytes
 
 
@@ -197,7 +207,7 @@ def page_of(report: Mapping[str, Any], planned_from: str) -> str:
             "charts": list(_charts(report)),
             "made_by": f"Made by lightning-streaming plan on {day}, from {planned_from} and the indexes of its data.",
         },
-        is_one_file=True,
+        single_file=True,
     )
 
 
@@ -218,9 +228,9 @@ def _with_printable_names(report: Mapping[str, Any]) -> dict[str, Any]:
 def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     run, cache, streams = report["run"], report["caches"][0], report["streams"]
     tokens = [one["tokens"] for one in streams]
-    figures = [("samples", in_short(sum(one["samples"] for one in streams)))]
-    figures += [] if None in tokens else [("tokens", in_short(sum(tokens)))]
-    figures.append(("steps", in_short(run["steps"])))
+    figures = [("samples", short_number(sum(one["samples"] for one in streams)))]
+    figures += [] if None in tokens else [("tokens", short_number(sum(tokens)))]
+    figures.append(("steps", short_number(run["steps"])))
     most = max(streams, key=lambda one: one["passes"])
     figures.append((f"passes over {most['stream']}", f"{most['passes']:.3g}"))
     if cache["bytes"]:
@@ -307,12 +317,12 @@ def _peaks(report: Mapping[str, Any]) -> Markup:
         Bar(
             name=f"{_limit(one)}{', as configured' if one['is_configured'] else ''}",
             value=one["bytes"],
-            told=f"{'' if one['was_full'] else '≥ '}{format_bytes(one['bytes'])}, × {one['refetched']:.2f}",
+            label=f"{'' if one['was_full'] else '≥ '}{format_bytes(one['bytes'])}, × {one['refetched']:.2f}",
             colour=place,
         )
         for place, one in enumerate(report["caches"])
     ]
-    told = "; ".join(f"{bar.name}: {bar.told}" for bar in of)
+    told = "; ".join(f"{bar.name}: {bar.label}" for bar in of)
     return bars("Fetched in all, and × what is needed", told, Axis(label="bytes"), of)
 
 
@@ -327,14 +337,14 @@ def _waits(report: Mapping[str, Any]) -> Markup:
         Bar(
             name=f"{name}{f', {format_bytes(size)}' if size else ''}",
             value=seconds,
-            told=f"{seconds:.2f} s",
+            label=f"{seconds:.2f} s",
             colour=place,
         )
         for place, (name, seconds, size) in enumerate(parts)
     ]
     told = f"{first['seconds']:.2f} s at {first['link_bytes_per_second'] * 8 / 1e9:.3g} Gbit/s"
     return bars(
-        f"Before the first batch: {told}", "; ".join(f"{bar.name}: {bar.told}" for bar in of), Axis(label="s"), of
+        f"Before the first batch: {told}", "; ".join(f"{bar.name}: {bar.label}" for bar in of), Axis(label="s"), of
     )
 
 

@@ -36,7 +36,7 @@ from lightning_streaming.tools.console import (
     render,
 )
 from lightning_streaming.tools.runs.training_run import TracedRun, traced_run
-from lightning_streaming.tools.stored.named_sample import named_sample
+from lightning_streaming.tools.stored.sample_reader import named_sample
 
 
 def trace_run(args: Namespace) -> int:

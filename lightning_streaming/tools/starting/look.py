@@ -17,7 +17,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.formats.shard import unsafe_columns
 from lightning_streaming.tools.console import counted, is_image, printable_name
-from lightning_streaming.tools.drawing.media import picture_type
+from lightning_streaming.tools.report.media import image_type
 from lightning_streaming.tools.stored.held_shards import opened, samples_of
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset, add_up, columns_of
 
@@ -189,7 +189,7 @@ def _of_pictures(
 
 
 def _is_picture(value: Any) -> bool:
-    return is_image(value) or (isinstance(value, bytes) and picture_type(value) is not None)
+    return is_image(value) or (isinstance(value, bytes) and image_type(value) is not None)
 
 
 def _is_pixels(value: Any) -> bool:

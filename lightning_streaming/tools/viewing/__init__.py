@@ -1,1 +1,1 @@
-"""Looking at a dataset or a run in the browser: what is looked at, pages made of it, and who may see them."""
+"""The browser pages of datasets and runs, and the server that shows them to one user."""

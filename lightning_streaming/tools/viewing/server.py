@@ -1,8 +1,10 @@
-"""The server of pages for one person: on this machine alone, behind a secret, with nothing to run and nothing to write.
+"""The HTTP server of the pages: for one user on this machine, behind a secret, without anything to run or to write.
 
-Whoever asks must name this server as the host and begin every path with the secret. So neither another user nor a page
-of another site gets at the data: it knows no secret, and where it points a name of its own at this machine, the host is
-wrong.
+Each request must name this server as its host, and its path must start with the secret. So neither other users nor
+pages of other sites can read the data: they do not know the secret, and a foreign domain that resolves to this machine
+is not an accepted host.
+
+A page is found by its path, see :data:`_ROUTES`; errors are shown in the page.
 """
 
 from __future__ import annotations
@@ -27,22 +29,22 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, SampleIndexError, StreamingError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.tools.commands import ENDING_SIGNALS
 from lightning_streaming.tools.console import print_note
-from lightning_streaming.tools.viewing.page import Answer, Request
-from lightning_streaming.tools.viewing.view_pages import Pages
+from lightning_streaming.tools.report.pages import icon, style
+from lightning_streaming.tools.viewing import pages, sample_pages
+from lightning_streaming.tools.viewing.pages import Frame, Request, Response
 from lightning_streaming.tools.viewing.viewed import Viewed
 
 _HOST = "127.0.0.1"
-_AT_ONCE = 8
-"""Pages that are made of a stream at a time; so many more of all streams, and of none."""
-_OF_STREAM = re.compile(r"s/([0-9]{1,18})/.*")
-_OF_ALL_STREAMS = ("batches",)
-"""Pages that read samples of any stream."""
+_CONCURRENT_PAGES = 8
+"""Number of pages of one stream that are created at a time, and of those of no stream."""
+_STREAM_PATH = re.compile(r"s/([0-9]{1,18})/.*")
+_PATHS_OF_ALL_STREAMS = ("batches",)
 _GRACE = 1.0
-"""Seconds for pages under way when the server ends."""
+"""Seconds that pages in progress have when the server ends."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self'; media-src 'self'; style-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -57,27 +59,65 @@ _HEADERS = {
 _Result = TypeVar("_Result")
 _logger = package_logger(__name__)
 
+_ROUTES: list[tuple[re.Pattern[str], Callable[..., Response | None]]] = [
+    (re.compile(path.replace("#", r"([0-9]{1,18})")), page)
+    for path, page in (
+        ("", pages.front),
+        (r"style\.css", lambda _, __: Response(data=style().encode(), content_type="text/css")),
+        (r"icon\.svg", lambda _, __: Response(data=icon(), content_type="image/svg+xml")),
+        ("s/#/", pages.overview),
+        ("s/#/samples", sample_pages.samples),
+        ("s/#/sample/#", sample_pages.sample),
+        ("s/#/file/#/#/#", sample_pages.file),
+        ("s/#/columns", pages.columns),
+        ("s/#/shards", pages.shards),
+        ("find", sample_pages.find),
+        ("order", pages.order),
+        ("batches", sample_pages.batches),
+        ("checkpoint", pages.checkpoint),
+    )
+]
+"""Page of each path; ``#`` is a number that the page receives."""
 
-def serve(viewed: Viewed, port: int, *, opens_browser: bool) -> None:
-    """Give out pages until this process is told to end; their address is printed.
+
+class Pages(Frame):
+    """All pages of a dataset or run."""
+
+    def respond(self, request: Request) -> Response | None:
+        """Return a page or a file; None if the path has none."""
+        for pattern, page in _ROUTES:
+            match = pattern.fullmatch(request.path)
+            if match is None:
+                continue
+            try:
+                return page(self, request, *map(int, match.groups()))
+            except SampleIndexError as error:
+                return self.show_error(request, error, 404)
+            except (StreamingError, OSError) as error:
+                return self.show_error(request, error)
+        return None
+
+
+def serve(viewed: Viewed, port: int, *, open_browser: bool) -> None:
+    """Serve pages until a signal ends this process; their address is printed.
 
     Args:
-        viewed: What they show.
-        port: Of this machine; 0 for one that is free.
-        opens_browser: Whether to open the page.
+        viewed: The dataset or run that they show.
+        port: Port of this machine; 0 for any free one.
+        open_browser: Whether to open the page in a browser.
 
     Raises:
-        ConfigError: The port is taken.
+        ConfigError: The port is not available.
         KeyboardInterrupt: Ctrl-C was pressed.
-        SystemExit: The process was told to end.
+        SystemExit: A signal ended the process.
     """
-    asyncio.run(_serve(Pages(viewed), port, opens_browser))
+    asyncio.run(_serve(Pages(viewed), port, open_browser))
 
 
-async def _serve(pages: Pages, port: int, opens_browser: bool) -> None:
+async def _serve(pages: Pages, port: int, open_browser: bool) -> None:
     ended = _ending_signal()
-    door = _Door(pages, secrets.token_urlsafe(24))
-    runner = web.ServerRunner(_Server(door.answer), shutdown_timeout=_GRACE)
+    handler = _RequestHandler(pages, secrets.token_urlsafe(24))
+    runner = web.ServerRunner(_Server(handler.respond), shutdown_timeout=_GRACE)
     await runner.setup()
     try:
         site = web.TCPSite(runner, _HOST, port)
@@ -85,14 +125,16 @@ async def _serve(pages: Pages, port: int, opens_browser: bool) -> None:
             await site.start()
         except OSError as error:
             raise ConfigError(
-                f"port {port} of {_HOST} cannot be had: {error.strerror}", hint="leave --port out", option="--port"
+                f"port {port} of {_HOST} is not available: {error.strerror}",
+                hint="choose another --port, or omit it",
+                option="--port",
             ) from error
-        door.port = int(runner.addresses[0][1])
-        url = f"http://{_HOST}:{door.port}/{door.token}/"
+        handler.port = int(runner.addresses[0][1])
+        url = f"http://{_HOST}:{handler.port}/{handler.token}/"
         print(url, flush=True)
-        print_note("view", "Ctrl-C ends it; whoever has the address can look at the data, on this machine only")
+        print_note("view", "press Ctrl-C to end; every user of this machine who knows the address can see the data")
         with TemporaryDirectory(prefix="lightning_streaming_", ignore_cleanup_errors=True) as private:
-            if opens_browser and not await _in_thread(lambda: _open(url, Path(private))):
+            if open_browser and not await _in_thread(lambda: _open(url, Path(private))):
                 print_note("view", "no browser could be opened; open the address in one")
             sys.exit(128 + await ended)
     finally:
@@ -120,11 +162,11 @@ def _ending_signal() -> asyncio.Future[int]:
 
 
 def _open(url: str, private: Path) -> bool:
-    """Open a page by way of a file that only this user can read: all users see the arguments of a browser.
+    """Open a page in a browser by a file that only this user can read: all users see the arguments of processes.
 
     Args:
-        url: The page's address.
-        private: An empty directory of this user's, which stays as long as the browser may read there.
+        url: Address of the page.
+        private: An empty directory that exists as long as the browser may read it.
 
     Returns:
         Whether there is a browser.
@@ -139,16 +181,16 @@ def _open(url: str, private: Path) -> bool:
 
 
 class _Server(web.Server):
-    """Makes a connection of ours for each who comes."""
+    """Creates a :class:`_Connection` for each client."""
 
     def __call__(self) -> web.RequestHandler:
         """See :class:`web.Server`."""
-        quiet = logging.Logger("lightning_streaming.requests", logging.CRITICAL)  # what is wrong is told the sender
-        return _Connection(self, loop=asyncio.get_running_loop(), access_log=quiet, logger=quiet)
+        silent = logging.Logger("lightning_streaming.requests", logging.CRITICAL)  # the response contains the error
+        return _Connection(self, loop=asyncio.get_running_loop(), access_log=silent, logger=silent)
 
 
 class _Connection(web.RequestHandler):
-    """Refuses what is no request as the door refuses requests: without versions, or what was sent."""
+    """Refuses invalid HTTP like other requests: without versions, and without repeating what was sent."""
 
     __slots__ = ()
 
@@ -161,85 +203,81 @@ class _Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """See :class:`web.RequestHandler`."""
         super().handle_error(request, status, exc, message)
-        refused = _refused(status, HTTPStatus(status).phrase.lower())
+        refused = _refuse(status, HTTPStatus(status).phrase.lower())
         refused.force_close()
         return refused
 
 
-class _Door:
-    """Who may come in, and what they are given.
+class _RequestHandler:
+    """Checks requests and answers them with pages.
 
     Args:
-        pages: What there is.
-        token: What every path must begin with.
+        pages: The pages.
+        token: The secret with which every path must start.
     """
 
     def __init__(self, pages: Pages, token: str) -> None:
         self._pages = pages
-        # A store that does not answer holds up the pages of its own stream alone.
-        self._rooms: dict[int | str | None, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
+        # A store that does not respond blocks only the pages of that stream.
+        self._semaphores: dict[int | str | None, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(_CONCURRENT_PAGES)
+        )
         self.token = token
         self.port = 0
 
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request."""
+    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Return the response to a request."""
         if request.host not in (f"{_HOST}:{self.port}", f"localhost:{self.port}"):
-            return _refused(403, "this server answers to its own address only")
-        given, slash, path = request.path.removeprefix("/").partition("/")
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode()):
-            return _refused(404, "there is nothing here")
+            return _refuse(403, "this server answers to its own address only")
+        token, slash, path = request.path.removeprefix("/").partition("/")
+        if not hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode()):
+            return _refuse(404, "there is nothing here")
         if request.method not in ("GET", "HEAD"):
-            return _refused(405, "pages can be looked at only", Allow="GET, HEAD")
-        asked = Request(root=f"/{self.token}/", path=path, query=dict(request.query))
+            return _refuse(405, "pages are read-only", Allow="GET, HEAD")
+        parsed = Request(root=f"/{self.token}/", path=path, query=dict(request.query))
         if not slash:
-            return _redirect(asked.root)
+            return _redirect(parsed.root)
         if path in ("style.css", "icon.svg"):
-            found = self._made(asked)
+            response = self._render(parsed)
         else:
-            async with self._rooms[self._stream(path)]:
-                found = await _in_thread(lambda: self._made(asked))
-        if found.location is not None:
-            return _redirect(found.location)
-        if found.content_type.startswith("text/"):
-            headers = {**_HEADERS, "Content-Type": f"{found.content_type}; charset=utf-8"}
-            return web.Response(body=found.data, status=found.status, headers=headers)
-        return _file(request, found)
+            match = _STREAM_PATH.fullmatch(path)
+            key = int(match[1]) if match and int(match[1]) < len(self._pages.viewed.streams) else None
+            async with self._semaphores[path if path in _PATHS_OF_ALL_STREAMS else key]:
+                response = await _in_thread(lambda: self._render(parsed))
+        if response.location is not None:
+            return _redirect(response.location)
+        headers = {**_HEADERS, "Content-Type": response.content_type}
+        if response.content_type.startswith("text/"):
+            headers["Content-Type"] += "; charset=utf-8"
+            return web.Response(body=response.data, status=response.status, headers=headers)
+        # An image or audio file, or the requested part of it: players that can seek request parts.
+        headers["Accept-Ranges"] = "bytes"
+        part = slice(None)
+        if request.method == "GET" and "If-Range" not in request.headers:  # we send no version to compare with
+            with suppress(ValueError):  # several parts: send the whole file
+                part = request.http_range
+        if part.start is None and part.stop is None:
+            return web.Response(body=response.data, status=response.status, headers=headers)
+        size = len(response.data)
+        start, stop, _ = part.indices(size)
+        if start >= stop:
+            return _refuse(416, "there is no such part", **{"Content-Range": f"bytes */{size}"})
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+        return web.Response(body=response.data[start:stop], status=206, headers=headers)
 
-    def _stream(self, path: str) -> int | str | None:
-        """The stream that a page is of, or its path where it is of all; None of other pages."""
-        if path in _OF_ALL_STREAMS:
-            return path
-        match = _OF_STREAM.fullmatch(path)
-        return int(match[1]) if match and int(match[1]) < len(self._pages.viewed.streams) else None
-
-    def _made(self, asked: Request) -> Answer:
+    def _render(self, request: Request) -> Response:
         try:
-            return self._pages.answer(asked) or self._pages.missing(asked)
-        except Exception:
-            # A page that we cannot make ends neither the server nor tells the browser where our code is.
-            _logger.exception("the page %s could not be made", asked.path)
-            return Answer(
-                data=b"This page could not be made; the terminal says why.", content_type="text/plain", status=500
+            return self._pages.respond(request) or self._pages.show_error(
+                request, "No page has this address.", 404, title="There is no such page"
             )
+        except Exception:
+            # A page that fails neither ends the server nor shows our code in the browser.
+            _logger.exception("the page %s could not be created", request.path)
+            text = b"This page could not be created; the terminal shows the error."
+            return Response(data=text, content_type="text/plain", status=500)
 
 
-def _file(request: web.BaseRequest, found: Answer) -> web.Response:
-    """A picture or a sound, or the part of it that was asked for: a player that may jump asks for parts."""
-    headers, size = {**_HEADERS, "Content-Type": found.content_type, "Accept-Ranges": "bytes"}, len(found.data)
-    asked = slice(None)
-    if request.method == "GET" and "If-Range" not in request.headers:  # we name no version that it could be of
-        with suppress(ValueError):  # who asks for several parts is given the whole
-            asked = request.http_range
-    if asked.start is None and asked.stop is None:
-        return web.Response(body=found.data, status=found.status, headers=headers)
-    start, stop, _ = asked.indices(size)
-    if start >= stop:
-        return _refused(416, "there is no such part", **{"Content-Range": f"bytes */{size}"})
-    told = {"Content-Range": f"bytes {start}-{stop - 1}/{size}"}
-    return web.Response(body=found.data[start:stop], status=206, headers={**headers, **told})
-
-
-def _refused(status: int, words: str, **headers: str) -> web.Response:
+def _refuse(status: int, words: str, **headers: str) -> web.Response:
     return web.Response(status=status, text=f"{status}: {words}\n", headers={**_HEADERS, **headers})
 
 
@@ -248,11 +286,11 @@ def _redirect(location: str) -> web.Response:
 
 
 async def _in_thread(work: Callable[[], _Result]) -> _Result:
-    """Do work in a thread that nobody waits for when the process ends: a store may take minutes to fail."""
+    """Return the result of a daemon thread: the process ends without waiting for a store that may take minutes."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Result] = loop.create_future()
 
-    def tell(result: _Result | None, error: BaseException | None) -> None:
+    def resolve(result: _Result | None, error: BaseException | None) -> None:
         if done.cancelled():
             return
         if error is None:
@@ -265,10 +303,10 @@ async def _in_thread(work: Callable[[], _Result]) -> _Result:
         failure: BaseException | None = None
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001  whoever waits is told
+        except Exception as error:  # noqa: BLE001  raised where the result is awaited
             failure = error
-        with suppress(RuntimeError):  # the server has ended meanwhile, and nobody waits
-            loop.call_soon_threadsafe(tell, result, failure)
+        with suppress(RuntimeError):  # the server has ended in the meantime
+            loop.call_soon_threadsafe(resolve, result, failure)
 
     threading.Thread(target=run, daemon=True, name="lightning_streaming-view").start()
     return await done

@@ -1,7 +1,7 @@
-"""Values as people look at them: pictures, text, trees, arrays, sound; no more than a page has room for.
+"""Values of samples prepared for a page: images, text, trees, arrays, audio, each limited to the room of a page.
 
-Nothing here is markup but charts; templates escape the rest. Files within a value are known by their first bytes alone,
-whatever a column is called, and only kinds that cannot run anything are given to a browser as what they are.
+Only charts are markup; templates escape the rest. Files within a value are detected by their first bytes, not by
+the name of the column, and only types that cannot run code are served under their own content type.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -21,44 +21,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.tools.console import counted, is_image, printable_name, render
-from lightning_streaming.tools.drawing.charts import LARGEST, Axis, Curve, binned, histogram, lines
-from lightning_streaming.tools.drawing.media import picture_size, picture_type, sound_type
-from lightning_streaming.tools.drawing.png import png
+from lightning_streaming.tools.report.charts import LARGEST, Axis, Curve, binned, histogram, lines
+from lightning_streaming.tools.report.media import audio_type, encode_png, image_size, image_type
 from lightning_streaming.units import format_bytes
 
 TEXT_PAGE = 20_000
 """Characters of a text that are shown at once."""
 _BRIEF_TEXT = 280
-_MOST_PICTURES = 24
-_DEEPEST, _MOST_ITEMS, _MOST_NODES, _MOST_LEAF = 8, 50, 1500, 500
-_MOST_POINTS, _MOST_BINS = 360, 32
-_FEWEST = 8
-"""Numbers of an array in a list that is drawn."""
+_MAX_IMAGES, _MAX_BRIEF_IMAGES = 24, 3
+_MAX_DEPTH, _MAX_ITEMS, _MAX_NODES, _MAX_LEAF = 8, 50, 1500, 500
+_MAX_POINTS, _MAX_BINS = 360, 32
+_MIN_SPARK = 8
+"""Fewest numbers of an array that are drawn as a line in a list."""
 _HUGE = 10**20
-"""From here on digits are left out."""
-_MOST_COUNTED = 1_000_000
-"""Numbers of an array of which a chart is made; of a longer one, so many of it evenly."""
-_MOST_HEX = 512
-_MOST_PIXELS = 4096
-"""Rows, and columns, of an array that is shown as a picture; of a larger one, so many of it evenly."""
+"""Integers from here on are rounded."""
+_MAX_COUNTED = 1_000_000
+"""Numbers of an array that a chart includes; a longer array is sampled evenly."""
+_MAX_HEX = 512
+_MAX_PIXELS = 4096
+"""Rows and columns of an array shown as an image; a larger one is sampled evenly."""
+_CHUNK = 1 << 20
 
-
-_SCALED = ("I", "I;16", "I;16B", "I;16L", "F")
-"""Modes of PIL images with more levels than a screen has."""
-_CONVERTED = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
-"""Other modes that a PNG file has not, and those that it has in their place; RGB for all else."""
-_AT_ONCE = 1 << 20
+_SCALED_MODES = ("I", "I;16", "I;16B", "I;16L", "F")
+"""Modes of PIL images with more levels than a screen shows."""
+_CONVERTED_MODES = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
+"""Modes that PNG does not have, and the modes they are converted to; all others are converted to RGB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A value in a tree: what it is called, and either what is in it or what it says."""
+    """A value in a tree: its name, and either its items or its text."""
 
     name: str | None
     words: str
     items: Sequence[Node] = ()
     more: int = 0
-    """Items that are not shown."""
+    """Number of items that are not shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,16 +64,16 @@ class ShownValue:
     """One value of a sample."""
 
     kind: str
-    """"text", "tree", "pictures", "audio", "array", "bytes", "plain", or "failed"."""
+    """"text", "tree", "images", "audio", "array", "bytes", "plain", or "failed"."""
     words: str
-    """What it is, in a line."""
+    """A description in one line."""
     text: str = ""
     start: int = 0
-    """Where in a long text the shown part begins."""
+    """Position in a long text at which the shown part starts."""
     length: int = 0
     tree: Node | None = None
-    pictures: Sequence[str] = ()
-    """Of each what it is."""
+    images: Sequence[str] = ()
+    """A description of each image."""
     facts: Sequence[tuple[str, str]] = ()
     charts: Sequence[Any] = field(default=(), repr=False)
     spark: str = ""
@@ -84,115 +82,115 @@ class ShownValue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaFile:
-    """Bytes for a browser, of a kind that runs nothing."""
+    """A file for a browser, of a type that runs no code."""
 
     content_type: str
     data: bytes
 
 
 def shown_value(value: Any, start: int = 0) -> ShownValue:
-    """All that a page shows of a value.
+    """Return all that the page of a sample shows of a value.
 
     Args:
-        value: What a column was decoded to.
-        start: Where in a long text to begin.
+        value: The decoded value of a column.
+        start: Position in a long text at which to start.
     """
-    pictures = _pictures(value)
+    images = _images_in(value)
+    described = [_describe_image(image) for image in images]
     if isinstance(value, np.ndarray):
-        return _shown_array(value, pictures)
-    if pictures:
-        return ShownValue(kind="pictures", words=_cut(render(value)), pictures=[_told(one) for one in pictures])
+        facts, charts = _describe_array(value, "pixels" if images else "values")
+        return ShownValue(kind="array", words=render(value), facts=facts, charts=charts, images=described)
+    if images:
+        return ShownValue(kind="images", words=_cut(render(value)), images=described)
     if isinstance(value, str):
         first = min(max(0, start), max(0, len(value) - 1)) // TEXT_PAGE * TEXT_PAGE
         part, words = value[first : first + TEXT_PAGE], counted(len(value), "character")
         return ShownValue(kind="text", words=words, text=part, start=first, length=len(value))
     if isinstance(value, bytes):
-        return _shown_bytes(value)
+        words = counted(len(value), "byte")
+        if audio_type(value) is not None:
+            return ShownValue(kind="audio", words=f"{_describe_audio(value)}, {words}")
+        return ShownValue(kind="bytes", words=words, text=_hex(value))
     if isinstance(value, (Mapping, list, tuple)):
-        tree = _tree(None, value, 0, _MOST_NODES)
+        tree = _tree(None, value, 0, _MAX_NODES)
         return ShownValue(kind="tree", words=tree.words, tree=tree)
     return ShownValue(kind="plain", words=_cut(render(value)))
 
 
-def foreign_value(show: Callable[[Any], ShownValue], value: Any) -> ShownValue:
-    """What is shown of a value that was unpickled: its class is anybody's, and may fail at whatever it is asked.
-
-    Args:
-        show: What makes it of values of known classes.
-        value: The value.
-    """
-    try:
-        return show(value)
-    except Exception as error:  # noqa: BLE001  it is told in the place of the value
-        told = traceback.format_exception_only(error)[-1].strip()  # also of an error that cannot say what it is
-        return ShownValue(kind="failed", words=f"Its own code failed when it was to be shown: {_cut(told)}")
-
-
 def brief_value(value: Any) -> ShownValue:
-    """What a list of samples shows of a value: less, and no chart."""
-    pictures = _pictures(value)[:3]
-    if pictures:
-        return ShownValue(kind="pictures", words=_cut(render(value)), pictures=[_told(one) for one in pictures])
+    """Return what a list of samples shows of a value: less, and no chart."""
+    images = _images_in(value)[:_MAX_BRIEF_IMAGES]
+    if images:
+        return ShownValue(kind="images", words=_cut(render(value)), images=[_describe_image(image) for image in images])
     if isinstance(value, str):
         return ShownValue(kind="text", words="", text=_cut(value), length=len(value))
-    if isinstance(value, bytes) and sound_type(value) is not None:
-        return ShownValue(kind="audio", words=_told_sound(value))
+    if isinstance(value, bytes) and audio_type(value) is not None:
+        return ShownValue(kind="audio", words=_describe_audio(value))
     return ShownValue(kind="plain", words=_cut(render(value)), spark=_spark(value))
 
 
-def _spark(value: Any) -> str:
-    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.size < _FEWEST or value.dtype.kind not in "iuf":
-        return ""
-    values = as_floats(value[:: math.ceil(value.size / 100)])
-    values = values[np.isfinite(values)]
-    if len(values) < _FEWEST:
-        return ""
-    span = float(values.max()) - float(values.min())
-    heights = (values - values.min()) / (span or 1) if math.isfinite(span) else np.zeros(len(values))
-    return " ".join(f"{100 * at / (len(values) - 1):.1f},{23 - 22 * height:.1f}" for at, height in enumerate(heights))
-
-
-def media_of(value: Any, place: int) -> MediaFile | None:
-    """The file of a value's picture or sound; None if it has none there.
+def show_unpickled(show: Callable[[Any], ShownValue], value: Any) -> ShownValue:
+    """Return ``show(value)`` for a value that was unpickled; a failure of the code of its class is shown instead.
 
     Args:
-        value: What a column was decoded to.
-        place: Which of its pictures; a sound is 0.
+        show: Returns what is shown of values of known classes.
+        value: The value, of any class.
     """
-    if isinstance(value, bytes) and place == 0:
-        sound = sound_type(value)
-        if sound is not None:
-            return MediaFile(content_type=sound, data=value)
-    pictures = _pictures(value)
-    if not 0 <= place < len(pictures):
+    try:
+        return show(value)
+    except Exception as error:  # noqa: BLE001  it is shown in the position of the value
+        message = traceback.format_exception_only(error)[-1].strip()  # also if str(error) fails
+        return ShownValue(kind="failed", words=f"The code of this value's class failed: {_cut(message)}")
+
+
+def media_of(value: Any, number: int) -> MediaFile | None:
+    """Return an image or audio file of a value; None if it has none of this number.
+
+    Args:
+        value: The decoded value of a column.
+        number: Number of the image in the value; audio is number 0.
+    """
+    if isinstance(value, bytes) and number == 0:
+        content_type = audio_type(value)
+        if content_type is not None:
+            return MediaFile(content_type=content_type, data=value)
+    images = _images_in(value)
+    if not 0 <= number < len(images):
         return None
-    one = pictures[place]
-    if isinstance(one, bytes):
-        return MediaFile(content_type=picture_type(one) or "application/octet-stream", data=one)
-    data = png(_pixels(one)) if isinstance(one, np.ndarray) else _as_png(one)
+    image = images[number]
+    if isinstance(image, bytes):
+        return MediaFile(content_type=image_type(image) or "application/octet-stream", data=image)
+    if isinstance(image, np.ndarray):
+        whole = _channels_last(image)
+        data = encode_png(whole[:: math.ceil(whole.shape[0] / _MAX_PIXELS), :: math.ceil(whole.shape[1] / _MAX_PIXELS)])
+    elif image.mode in _SCALED_MODES:  # scaled to grey, from its least to its greatest level
+        low, high = _levels(image)
+        levels = np.nan_to_num(as_floats(np.asarray(image)), nan=low, posinf=high, neginf=low)
+        data = encode_png((255 * ((levels - low) / ((high - low) or 1))).astype(np.uint8))
+    else:
+        file = io.BytesIO()
+        is_png_mode = image.mode in ("1", "L", "LA", "P", "RGB", "RGBA")
+        (image if is_png_mode else image.convert(_CONVERTED_MODES.get(image.mode, "RGB"))).save(file, "PNG")
+        data = file.getvalue()
     return MediaFile(content_type="image/png", data=data)
 
 
-def _pictures(value: Any) -> list[Any]:
-    """The pictures that a value is, or is a list of."""
+def _images_in(value: Any) -> list[Any]:
+    """Return the images that a value is, or is a list of."""
     if isinstance(value, (list, tuple)):
-        few = list(islice(value, _MOST_PICTURES))
-        return few if few and all(map(_is_picture, few)) else []
-    return [value] if _is_picture(value) else []
+        first = list(islice(value, _MAX_IMAGES))
+        return first if first and all(map(_is_shown_as_image, first)) else []
+    return [value] if _is_shown_as_image(value) else []
 
 
-def _is_picture(value: Any) -> bool:
+def _is_shown_as_image(value: Any) -> bool:
     if isinstance(value, bytes):
-        return picture_type(value) is not None
-    if isinstance(value, np.ndarray):
-        return _is_pixels(value)
-    return is_image(value)
-
-
-def _is_pixels(array: NDArray[Any]) -> bool:
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or 0 in array.shape:
+        return image_type(value) is not None
+    if not isinstance(value, np.ndarray):
+        return is_image(value)
+    if value.dtype != np.uint8 or value.ndim not in (2, 3) or 0 in value.shape:
         return False
-    height, width, *channels = _channels_last(array).shape
+    height, width, *channels = _channels_last(value).shape
     return min(height, width) >= 2 and (not channels or channels[0] in (1, 3, 4))
 
 
@@ -202,192 +200,168 @@ def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
-    whole = _channels_last(array)
-    return whole[:: math.ceil(whole.shape[0] / _MOST_PIXELS), :: math.ceil(whole.shape[1] / _MOST_PIXELS)]
-
-
-def _as_png(image: Any) -> bytes:
-    """A PIL image as a PNG file; of more levels than a screen has those from the least to the most, as grey."""
-    if image.mode in _SCALED:
-        low, high = _levels(image)
-        values = np.nan_to_num(as_floats(np.asarray(image)), nan=low, posinf=high, neginf=low)
-        return png((255 * ((values - low) / ((high - low) or 1))).astype(np.uint8))
-    drawn = io.BytesIO()
-    is_of_png = image.mode in ("1", "L", "LA", "P", "RGB", "RGBA")
-    (image if is_of_png else image.convert(_CONVERTED.get(image.mode, "RGB"))).save(drawn, "PNG")
-    return drawn.getvalue()
-
-
 def _levels(image: Any) -> tuple[float, float]:
-    """The least and the most of an image's levels."""
-    values = as_floats(np.asarray(image))
-    finite = values[np.isfinite(values)]
+    """Return the least and the greatest finite level of an image."""
+    levels = as_floats(np.asarray(image))
+    finite = levels[np.isfinite(levels)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
 
-def _told(picture: Any) -> str:
-    if is_image(picture) and picture.mode in _SCALED:
-        low, high = _levels(picture)
-        return f"{render(picture)}, black {low:.6g} to white {high:.6g}"
-    if isinstance(picture, bytes):
-        size = picture_size(picture)
+def _describe_image(image: Any) -> str:
+    if is_image(image) and image.mode in _SCALED_MODES:
+        low, high = _levels(image)
+        return f"{render(image)}, black {low:.6g} to white {high:.6g}"
+    if isinstance(image, bytes):
+        size = image_size(image)
         pixels = f", {size[0]:,} × {size[1]:,} pixels" if size else ""
-        return f"{(picture_type(picture) or '').removeprefix('image/').upper()}{pixels}, {format_bytes(len(picture))}"
-    return render(picture).partition(" ")[0] if isinstance(picture, np.ndarray) else render(picture)
+        return f"{(image_type(image) or '').removeprefix('image/').upper()}{pixels}, {format_bytes(len(image))}"
+    return render(image).partition(" ")[0] if isinstance(image, np.ndarray) else render(image)
 
 
-def _told_sound(data: bytes) -> str:
-    return f"{(sound_type(data) or '').removeprefix('audio/').upper()}, {format_bytes(len(data))}"
+def _describe_audio(data: bytes) -> str:
+    return f"{(audio_type(data) or '').removeprefix('audio/').upper()}, {format_bytes(len(data))}"
+
+
+def _describe_array(array: NDArray[Any], unit: str) -> tuple[list[tuple[str, str]], list[Any]]:
+    """Return facts and charts of an array."""
+    shape = " × ".join(f"{size:,}" for size in array.shape) or "scalar"
+    facts = [("dtype", str(array.dtype)), ("shape", shape), ("size", format_bytes(array.nbytes))]
+    spread = spread_of([array])
+    if spread is None:
+        facts += [("not finite", "all")] if array.dtype.kind == "f" and array.size else []
+        return facts, []
+    if spread.finite < array.size:
+        facts.append(("not finite", f"{array.size - spread.finite:,} of {array.size:,}"))
+    facts.append(("min, mean, max", str(spread)))
+    step = math.ceil(array.size / _MAX_COUNTED)
+    finite = as_floats(array.reshape(-1)[::step])
+    finite, charts = finite[np.isfinite(finite)], []
+    if not len(finite) or np.abs(finite).max() > LARGEST:
+        return facts, []
+    if array.ndim == 1 and array.size >= 2:
+        charts.append(_line_chart(array))
+    bins = binned(finite, _MAX_BINS)
+    if bins is not None:
+        charts.append(
+            histogram(
+                "How often each value occurs" + ("" if step == 1 else f", of one value in {step:,}"),
+                f"A histogram of {len(finite):,} {unit} from {finite.min():.6g} to {finite.max():.6g}.",
+                Axis(label="value", low=None),
+                Axis(label=unit),
+                *bins,
+            )
+        )
+    return facts, charts
+
+
+def _line_chart(array: NDArray[Any]) -> Any:
+    """Draw the values in order; of many, every n-th."""
+    step = math.ceil(array.size / _MAX_POINTS)
+    indices = np.arange(0, array.size, step)
+    values = as_floats(array[indices])
+    indices, values = indices[np.isfinite(values)], values[np.isfinite(values)]
+    low, high = (values.min(), values.max()) if len(values) else (0, 0)
+    return lines(
+        "Values in order" + ("" if step == 1 else f", one in {step:,}"),
+        f"A line through {len(values):,} of {array.size:,} values, from {low:.6g} to {high:.6g}.",
+        Axis(label="index"),
+        Axis(label="value", low=None),
+        [Curve(name="value", x=indices.tolist(), y=values.tolist())],
+    )
+
+
+def _spark(value: Any) -> str:
+    """Return the points of a small line through an array of numbers; empty for other values."""
+    is_row = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iuf"
+    if not is_row or value.size < _MIN_SPARK:
+        return ""
+    values = as_floats(value[:: math.ceil(value.size / 100)])
+    values = values[np.isfinite(values)]
+    if len(values) < _MIN_SPARK:
+        return ""
+    span = float(values.max()) - float(values.min())
+    heights = (values - values.min()) / (span or 1) if math.isfinite(span) else np.zeros(len(values))
+    return " ".join(f"{100 * at / (len(values) - 1):.1f},{23 - 22 * height:.1f}" for at, height in enumerate(heights))
+
+
+def _hex(data: bytes) -> str:
+    """Return the first bytes in hexadecimal, 16 in a row, with the ASCII characters."""
+    rows = [data[start : start + 16] for start in range(0, min(len(data), _MAX_HEX), 16)]
+    dump = [
+        f"{16 * number:08x}  {row.hex(' '):<47}  {''.join(chr(byte) if 32 <= byte < 127 else '.' for byte in row)}"
+        for number, row in enumerate(rows)
+    ]
+    more = [f"… {len(data) - _MAX_HEX:,} more bytes"] if len(data) > _MAX_HEX else []
+    return "\n".join(dump + more)
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= _BRIEF_TEXT else f"{text[:_BRIEF_TEXT]}…"
 
 
-def _shown_bytes(data: bytes) -> ShownValue:
-    words = counted(len(data), "byte")
-    if sound_type(data) is not None:
-        return ShownValue(kind="audio", words=f"{_told_sound(data)}, {words}")
-    rows = [data[start : start + 16] for start in range(0, min(len(data), _MOST_HEX), 16)]
-    told = [f"{16 * at:08x}  {row.hex(' '):<47}  {_printable(row)}" for at, row in enumerate(rows)]
-    more = [f"… {len(data) - _MOST_HEX:,} more bytes"] if len(data) > _MOST_HEX else []
-    return ShownValue(kind="bytes", words=words, text="\n".join(told + more))
-
-
-def _printable(row: bytes) -> str:
-    return "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-
-
-def _tree(name: str | None, value: Any, depth: int, room: int) -> Node:
-    """A value with what is in it, as deep and as much as there is room for: so many nodes below it."""
+def _tree(name: str | None, value: Any, depth: int, max_nodes: int) -> Node:
+    """Return a value with its items, to a limited depth and with at most ``max_nodes`` nodes below it."""
     if isinstance(value, Mapping):
-        pairs: Iterable[tuple[str, Any]] = (
-            (printable_name(str(key)[:_MOST_LEAF]), item) for key, item in value.items()
-        )
+        pairs: Iterable[tuple[str, Any]] = ((printable_name(str(key)[:_MAX_LEAF]), item) for key, item in value.items())
     elif isinstance(value, (list, tuple)):
-        pairs = ((str(place), item) for place, item in enumerate(value))
+        pairs = ((str(index), item) for index, item in enumerate(value))
+    elif isinstance(value, str):
+        more = f"… ({len(value):,} characters)" if len(value) > _MAX_LEAF else ""
+        return Node(name=name, words=f"“{value[:_MAX_LEAF]}”{more}")
+    elif value is None or isinstance(value, bool):
+        return Node(name=name, words="null" if value is None else str(value).lower())
     else:
-        return Node(name=name, words=_leaf(value))
-    shown = 0 if depth >= _DEEPEST else min(_MOST_ITEMS, room, len(value))
-    of_each = (room - shown) // max(1, shown)
-    items = [_tree(key, item, depth + 1, of_each) for key, item in islice(pairs, shown)]
+        return Node(name=name, words=_cut(render(value)))
+    shown = 0 if depth >= _MAX_DEPTH else min(_MAX_ITEMS, max_nodes, len(value))
+    nodes_each = (max_nodes - shown) // max(1, shown)
+    items = [_tree(key, item, depth + 1, nodes_each) for key, item in islice(pairs, shown)]
     words = counted(len(value), "field" if isinstance(value, Mapping) else "item")
     return Node(name=name, words=words, items=items, more=len(value) - len(items))
 
 
-def _leaf(value: Any) -> str:
-    if isinstance(value, str):
-        more = f"… ({len(value):,} characters)" if len(value) > _MOST_LEAF else ""
-        return f"“{value[:_MOST_LEAF]}”{more}"
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else _cut(render(value))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """Where the numbers of some arrays lie, of all that are finite."""
+    """Minimum, mean and maximum of all finite numbers of some arrays."""
 
-    least: int | float
+    min: int | float
     mean: float
-    most: int | float
+    max: int | float
     finite: int
-    """How many are."""
+    """Count of finite numbers."""
 
-    def in_words(self) -> str:
-        """The least, the mean and the most."""
-        return ", ".join(map(number_words, (self.least, self.mean, self.most)))
+    def __str__(self) -> str:
+        return ", ".join(map(format_number, (self.min, self.mean, self.max)))
 
 
 def spread_of(arrays: Iterable[NDArray[Any]]) -> Spread | None:
-    """Look at all numbers of some arrays; None where none is finite."""
-    least, most, count, mean = math.inf, -math.inf, 0, 0.0
-    for part in _parts(arrays):
-        finite = part[np.isfinite(part)]
+    """Read all numbers of some arrays, in chunks; return None if none is finite."""
+    least, greatest, count, mean = math.inf, -math.inf, 0, 0.0
+    flat = (
+        np.asarray(array).reshape(-1) for array in arrays if array.dtype.kind in "iufb" and array.dtype.itemsize <= 8
+    )
+    for chunk in (array[start : start + _CHUNK] for array in flat for start in range(0, len(array), _CHUNK)):
+        finite = chunk[np.isfinite(chunk)]
         if not len(finite):
             continue
-        least, most = min(least, finite.min().item()), max(most, finite.max().item())
+        least, greatest = min(least, finite.min().item()), max(greatest, finite.max().item())
         values = as_floats(finite)
-        largest = float(np.abs(values).max()) or 1.0  # so that no sum is beyond what a float can hold
+        largest = float(np.abs(values).max()) or 1.0  # dividing by it keeps sums within the range of floats
         count += len(values)
         share = len(values) / count
         mean = mean * (1 - share) + float((values / largest).mean()) * largest * share
-    return Spread(least=least, mean=mean, most=most, finite=count) if count else None
+    return Spread(min=least, mean=mean, max=greatest, finite=count) if count else None
 
 
 def as_floats(array: NDArray[Any]) -> NDArray[np.float64]:
-    """Numbers as floats; those that signal that they are none do so no more."""
+    """Return numbers as float64, without warnings about signalling NaNs."""
     with np.errstate(invalid="ignore"):
         return np.asarray(array, np.float64)
 
 
-def _parts(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """The numbers of arrays, some at a time."""
-    for array in arrays:
-        if array.dtype.kind in "iufb" and array.dtype.itemsize <= 8:
-            flat = np.asarray(array).reshape(-1)
-            yield from (flat[start : start + _AT_ONCE] for start in range(0, len(flat), _AT_ONCE))
-
-
-def number_words(value: int | float | Fraction) -> str:
-    """A number as people read it: whole ones exactly, unless they are huge."""
+def format_number(value: int | float | Fraction) -> str:
+    """Format a number for a page: integers exactly, unless they are huge."""
     if isinstance(value, int):
         return f"{value:,}" if abs(value) < _HUGE else f"{Decimal(value):.6g}"
     if isinstance(value, float) or abs(value) <= sys.float_info.max:
         return f"{float(value):,.6g}"
     return f"{Decimal(value.numerator) / value.denominator:.6g}"
-
-
-def _shown_array(array: NDArray[Any], pictures: Sequence[Any]) -> ShownValue:
-    shape = " × ".join(f"{size:,}" for size in array.shape) or "one number"
-    facts = [("dtype", str(array.dtype)), ("shape", shape), ("size", format_bytes(array.nbytes))]
-    charts, spread = [], spread_of([array])
-    if spread is not None:
-        if spread.finite < array.size:
-            facts.append(("not finite", f"{array.size - spread.finite:,} of {array.size:,}"))
-        facts.append(("min, mean, max", spread.in_words()))
-        charts = _charts(array, is_picture=bool(pictures))
-    elif array.dtype.kind == "f" and array.size:
-        facts.append(("not finite", "all"))
-    words = render(array)
-    return ShownValue(kind="array", words=words, facts=facts, charts=charts, pictures=[_told(one) for one in pictures])
-
-
-def _charts(array: NDArray[Any], *, is_picture: bool) -> list[Any]:
-    step = math.ceil(array.size / _MOST_COUNTED)
-    finite = as_floats(array.reshape(-1)[::step])
-    finite, found = finite[np.isfinite(finite)], []
-    if not len(finite) or np.abs(finite).max() > LARGEST:
-        return []
-    if array.ndim == 1 and array.size >= 2:
-        found.append(_line(array))
-    bins = binned(finite, _MOST_BINS)
-    if bins is not None:
-        what = "pixels" if is_picture else "values"
-        found.append(
-            histogram(
-                "How often each value occurs" + ("" if step == 1 else f", of one value in {step:,}"),
-                f"A histogram of {len(finite):,} {what} from {finite.min():.6g} to {finite.max():.6g}.",
-                Axis(label="value", low=None),
-                Axis(label=what),
-                *bins,
-            )
-        )
-    return found
-
-
-def _line(array: NDArray[Any]) -> Any:
-    """The values one after another; of many, those at even steps."""
-    step = math.ceil(array.size / _MOST_POINTS)
-    places = np.arange(0, array.size, step)
-    values = as_floats(array[places])
-    places, values = places[np.isfinite(values)], values[np.isfinite(values)]
-    low, high = (values.min(), values.max()) if len(values) else (0, 0)
-    return lines(
-        "Values in order" + ("" if step == 1 else f", one in {step:,}"),
-        f"A line through {len(values):,} of {array.size:,} values, from {low:.6g} to {high:.6g}.",
-        Axis(label="place"),
-        Axis(label="value", low=None),
-        [Curve(name="value", x=places.tolist(), y=values.tolist())],
-    )

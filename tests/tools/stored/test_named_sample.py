@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming.dataset.sample_key import SampleKey
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools.stored.named_sample import named_sample
+from lightning_streaming.tools.stored.sample_reader import named_sample
 
 _NUMBERS = st.integers(0, 10**18 - 1)
 

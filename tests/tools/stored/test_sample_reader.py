@@ -19,7 +19,7 @@ from lightning_streaming.tools.stored import sample_reader
 from lightning_streaming.tools.stored.own_caches import own_caches
 from lightning_streaming.tools.stored.sample_reader import SampleReader, TooMuch, Unreadable
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
-from lightning_streaming.tools.viewing.column_statistics import statistics_of
+from lightning_streaming.tools.viewing.viewed import statistics_of
 from lightning_streaming.writing.writers import MDSWriter
 from tests.servers import http_server
 from tests.servers.stores import HttpStore, S3Bucket
@@ -82,15 +82,15 @@ def test_samples_beside_each_other_are_one_request(s3_bucket: S3Bucket, tmp_path
 
 
 def test_only_what_is_asked_for_is_held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sample_reader, "_MOST_KEPT", 3000)
-    monkeypatch.setattr(sample_reader, "_MOST_TABLE_BYTES", 60)
+    monkeypatch.setattr(sample_reader, "_MAX_CACHED", 3000)
+    monkeypatch.setattr(sample_reader, "_MAX_TABLE_BYTES", 60)
     with MDSWriter(out=str(tmp_path), columns={"data": "bytes"}, size_limit=5000) as writer:
         for number in range(40):
             writer.write({"data": bytes([number]) * 900})
     with reading(tmp_path) as reader:
         for _ in range(2):
             assert [one["data"][0] for one in reader.read(range(40)) if isinstance(one, dict)] == list(range(40))
-        assert sum(size for _, size in reader._kept.values()) <= 3000
+        assert sum(size for _, size in reader._samples.values()) <= 3000
         assert sum(len(table._offsets) * 4 for table in reader._tables.values()) <= 60
 
 
@@ -98,7 +98,7 @@ def test_only_what_is_asked_for_is_held(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_shard_that_unpacks_to_much_is_unpacked_when_that_is_asked_for(
     s3_bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stored: bool
 ) -> None:
-    monkeypatch.setattr(sample_reader, "_MOST_UNPACKED", 100_000)
+    monkeypatch.setattr(sample_reader, "_MAX_UNPACKED", 100_000)
     with MDSWriter(out=str(tmp_path), columns={"data": "bytes"}, compression="zstd") as writer:
         for _ in range(20):
             writer.write({"data": bytes(10_000)})
@@ -106,23 +106,23 @@ def test_a_shard_that_unpacks_to_much_is_unpacked_when_that_is_asked_for(
     with reading(*((s3_bucket.url, s3_bucket.options) if is_stored else (tmp_path,))) as reader:
         (found,) = reader.read([3])
         assert isinstance(found, TooMuch)
-        assert "must be unpacked" in found.words
+        assert "must be unpacked" in found.reason
         assert not [name for name in s3_bucket.requests() if "shard" in name]
-        assert reader.read([3], is_asked=True) == [{"data": bytes(10_000)}]
+        assert reader.read([3], force=True) == [{"data": bytes(10_000)}]
 
 
 def test_offsets_that_are_much_are_fetched_when_that_is_asked_for(
     s3_bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_reader, "_MOST_FETCHED", 100)
+    monkeypatch.setattr(sample_reader, "_MAX_FETCHED", 100)
     write_texts(tmp_path, 50, size_limit=None)
     s3_bucket.put_all(tmp_path)
     with reading(s3_bucket.url, s3_bucket.options) as reader:
         (found,) = reader.read([3])
         assert isinstance(found, TooMuch)
-        assert "where the samples of its shard are" in found.words
+        assert "for the offsets of the samples" in found.reason
         assert not [name for name in s3_bucket.requests() if "shard" in name]
-        assert reader.read([3], is_asked=True) == [{"id": 3, "text": "text 003"}]
+        assert reader.read([3], force=True) == [{"id": 3, "text": "text 003"}]
         assert reader.read([4]) == [{"id": 4, "text": "text 004"}]
 
 
@@ -135,14 +135,14 @@ def test_shards_that_are_much_together_are_fetched_when_that_is_asked_for(
         stored = [shard.zip_data for shard in reader.index.shards]
         sizes = {file.basename: file.bytes for file in stored if file is not None}
         names = list(sizes)
-        monkeypatch.setattr(sample_reader, "_MOST_FETCHED", sum(sizes[name] for name in names[:2]))
+        monkeypatch.setattr(sample_reader, "_MAX_FETCHED", sum(sizes[name] for name in names[:2]))
         found = reader.read(firsts)
         assert [isinstance(one, TooMuch) for one in found] == [number >= 2 for number in range(len(firsts))]
         assert isinstance(found[2], TooMuch)
-        assert "besides what other samples here take" in found[2].words
+        assert "in addition to other samples" in found[2].reason
         assert set(s3_bucket.requests()) & set(names) == set(names[:2])
-        assert [one["id"] for one in reader.read(firsts, is_asked=True) if isinstance(one, dict)] == firsts
-        monkeypatch.setattr(sample_reader, "_MOST_FETCHED", 0)
+        assert [one["id"] for one in reader.read(firsts, force=True) if isinstance(one, dict)] == firsts
+        monkeypatch.setattr(sample_reader, "_MAX_FETCHED", 0)
         assert isinstance(reader.read([firsts[0] + 1])[0], TooMuch)  # it would be fetched again
         assert isinstance(reader.read([firsts[-1] + 1])[0], dict)  # it is here still
 
@@ -157,33 +157,33 @@ def _parquet(directory: Path, rows: int, size: int, in_group: int) -> None:
 def test_large_samples_of_another_format_are_read_when_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_reader, "_MOST_SAMPLE_BYTES", 2000)
+    monkeypatch.setattr(sample_reader, "_MAX_SAMPLE_BYTES", 2000)
     _parquet(tmp_path, 20, 5000, 5)
     with own_caches(), reading(tmp_path, shard_format="parquet") as reader:
         (found,) = reader.read([3])
         assert isinstance(found, TooMuch)
-        assert "on average" in found.words
-        assert reader.read([3], is_asked=True) == [{"data": b"\3" * 5000}]
+        assert "on average" in found.reason
+        assert reader.read([3], force=True) == [{"data": b"\3" * 5000}]
 
 
 def test_of_a_file_with_many_parts_one_counts_as_what_it_takes(
     s3_bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_reader, "_MOST_FETCHED", 50_000)
+    monkeypatch.setattr(sample_reader, "_MAX_FETCHED", 50_000)
     _parquet(tmp_path, 100, 5000, 5)
     s3_bucket.put_all(tmp_path)
     with own_caches(), reading(s3_bucket.url, s3_bucket.options, shard_format="parquet") as reader:
         assert reader.read([33]) == [{"data": b"\x21" * 5000}]
-        monkeypatch.setattr(sample_reader, "_MOST_FETCHED", 20_000)
+        monkeypatch.setattr(sample_reader, "_MAX_FETCHED", 20_000)
         assert isinstance(reader.read([3])[0], TooMuch)
 
 
 def test_what_decoded_samples_take_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_reader, "_MOST_KEPT", 30_000)
+    monkeypatch.setattr(sample_reader, "_MAX_CACHED", 30_000)
     _parquet(tmp_path, 20, 5000, 20)
     with own_caches(), reading(tmp_path, shard_format="parquet") as reader:
         reader.read(range(20))
-        assert 0 < len(reader._kept) <= 6
+        assert 0 < len(reader._samples) <= 6
 
 
 def test_a_shard_over_http_is_read_by_ranges(http_store: HttpStore, tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_statistics_of_every_kind(tmp_path: Path) -> None:
     kinds = {one.name: one.kind for one in told.columns}
     assert kinds == {
         "whole": "number",
-        "truth": "truth value",
+        "truth": "boolean",
         "mixed": "number, text",
         "nothing": "nothing but null",
         "sometimes": "number",
@@ -304,20 +304,20 @@ def test_what_is_damaged_is_not_offered_to_be_read_all_the_same(tmp_path: Path) 
     index = write_texts(tmp_path, 40)
     (tmp_path / index.shards[1].raw_data.basename).unlink()
     with reading(tmp_path) as reader:
-        assert not any(one.may_be_asked for one in statistics_of(reader, {"id": "int"}).left_out)
+        assert not any(one.can_force for one in statistics_of(reader, {"id": "int"}).skipped)
     assert "Read them all the same" not in html(pages_of(tmp_path), "s/0/columns")
 
 
 def test_statistics_say_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_reader, "_MOST_SAMPLE_BYTES", 30)
+    monkeypatch.setattr(sample_reader, "_MAX_SAMPLE_BYTES", 30)
     with MDSWriter(out=str(tmp_path), columns={"data": "bytes"}) as writer:
         for size in (5, 500):
             writer.write({"data": b"x" * size})
     with reading(tmp_path) as reader:
         told = statistics_of(reader, {"data": "bytes"})
-        assert (told.samples, [(one.samples, one.may_be_asked) for one in told.left_out]) == (1, [(1, True)])
+        assert (told.samples, [(one.samples, one.can_force) for one in told.skipped]) == (1, [(1, True)])
         assert isinstance(reader.read([1])[0], TooMuch)
-        assert statistics_of(reader, {"data": "bytes"}, is_asked=True).samples == 2
+        assert statistics_of(reader, {"data": "bytes"}, force=True).samples == 2
 
 
 def test_an_empty_dataset_has_no_statistics(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_statistics_reach_from_the_first_sample_of_a_shard_to_its_last(s3_bucket
         ((tmp_path,), "64 of 400 samples: in even steps over 1 shard"),
         (
             (s3_bucket.url, s3_bucket.options),
-            "64 of 400 samples: up to 4 beside each other, in even steps over 1 shard",
+            "64 of 400 samples: up to 4 adjacent ones, in even steps over 1 shard",
         ),
     ):
         with reading(*place) as reader:
@@ -357,7 +357,7 @@ def test_a_shard_that_fails_leaves_the_others_alone(s3_bucket: S3Bucket, tmp_pat
     firsts, names = _write_shards(tmp_path)
     s3_bucket.put_all(tmp_path)
     with reading(s3_bucket.url, s3_bucket.options) as reader:
-        reader.place = replace(reader.place, attempts=1)
+        reader.dataset = replace(reader.dataset, attempts=1)
         s3_bucket.fail(names[1], **fault)
         found = reader.read(firsts)
         assert [isinstance(one, Unreadable) for one in found] == [number == 1 for number in range(len(firsts))]
@@ -372,15 +372,15 @@ def test_a_store_that_sends_nothing_is_asked_once_for_all_shards_that_are_wanted
     s3_bucket.put_all(tmp_path)
     with reading(s3_bucket.url, s3_bucket.options) as reader:
         reader.read(firsts[:1])
-        patient, reader.place = reader.place, replace(reader.place, attempts=1, timeout=0.3)
+        patient, reader.dataset = reader.dataset, replace(reader.dataset, attempts=1, timeout=0.3)
         s3_bucket.fail("shard", "hang")
         found = reader.read(firsts)
         assert set(s3_bucket.requests()) & set(names) == set(names[:2])
         assert [isinstance(one, Unreadable) for one in found] == [False] + [True] * (len(firsts) - 1)
         assert isinstance(found[2], Unreadable)
-        assert "failed just before" in found[2].words
+        assert "just failed" in found[2].reason
         s3_bucket.heal()
-        reader.place = patient
+        reader.dataset = patient
         assert reader.read(firsts)[2] == {"id": firsts[2], "text": f"text {firsts[2]:03}"}
 
 
@@ -389,7 +389,7 @@ def test_a_store_that_is_gone_or_asked_too_often_is_asked_once(http_store: HttpS
     firsts, names = _write_shards(tmp_path)
     http_store.put_all(tmp_path)
     with reading(http_store.url, http_store.options) as reader:
-        reader.place = replace(reader.place, attempts=1, timeout=5.0)  # for less than the store asks for
+        reader.dataset = replace(reader.dataset, attempts=1, timeout=5.0)  # for less than the store asks for
         http_store.fail("shard", "status", status=429, retry_after=60)
         found = reader.read(firsts)
         assert set(http_store.requests()) & set(names) == set(names[:1])
@@ -397,8 +397,8 @@ def test_a_store_that_is_gone_or_asked_too_often_is_asked_once(http_store: HttpS
     with http_server(tmp_path) as url:
         place = find_dataset(url, {}, None)
         gone = SampleReader(place, place.cache(), place.read_index(), False)
-    told = [one.words for one in gone.read(firsts) if isinstance(one, Unreadable)]
-    assert ["failed just before" in words for words in told] == [False] + [True] * (len(firsts) - 1)
+    told = [one.reason for one in gone.read(firsts) if isinstance(one, Unreadable)]
+    assert ["just failed" in words for words in told] == [False] + [True] * (len(firsts) - 1)
 
 
 def test_statistics_that_lack_what_could_not_be_read_are_made_again(s3_bucket: S3Bucket, tmp_path: Path) -> None:

@@ -22,11 +22,10 @@ from PIL import Image
 
 from lightning_streaming.tools.stored.own_caches import own_caches
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
-from lightning_streaming.tools.viewing.page import Answer, Request
-from lightning_streaming.tools.viewing.view_pages import Pages
-from lightning_streaming.tools.viewing.view_run import viewed_of
+from lightning_streaming.tools.viewing.pages import Request, Response
+from lightning_streaming.tools.viewing.server import Pages
+from lightning_streaming.tools.viewing.view_run import ViewedRun, viewed_of
 from lightning_streaming.tools.viewing.viewed import Viewed, ViewedStream
-from lightning_streaming.tools.viewing.viewed_run import ViewedRun
 from lightning_streaming.writing.writers import MDSWriter
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">'\"&lt;"
@@ -97,9 +96,9 @@ def run_pages(**asked: Any) -> Iterator[Pages]:
         viewed.close()
 
 
-def answer(pages: Pages, path: str, **query: str) -> Answer:
+def answer(pages: Pages, path: str, **query: str) -> Response:
     """What these pages answer."""
-    found = pages.answer(Request(root="/token/", path=path, query=query))
+    found = pages.respond(Request(root="/token/", path=path, query=query))
     assert found is not None, f"there is no page {path}"
     return found
 

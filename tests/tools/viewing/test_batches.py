@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 import pytest
 
-from lightning_streaming.tools.viewing import batch_pages
-from lightning_streaming.tools.viewing.view_pages import Pages
+from lightning_streaming.tools.viewing import sample_pages
+from lightning_streaming.tools.viewing.server import Pages
 from lightning_streaming.writing.writers import MDSWriter
 from tests.servers.stores import S3Bucket
 from tests.tools.running import run, write_texts
@@ -106,7 +106,7 @@ def test_what_is_not_there_is_told_beside_what_was_typed(streams: Path, asked: d
 
 
 def test_all_samples_of_a_large_batch_are_shown_page_by_page(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_pages, "_ON_A_PAGE", 3)
+    monkeypatch.setattr(sample_pages, "_PER_BATCH_PAGE", 3)
     shown, asked = list[str](), {"step": "3"}
     with run_pages() as pages:
         for first in (0, 3, 6):
@@ -123,7 +123,7 @@ def test_all_samples_of_a_large_batch_are_shown_page_by_page(streams: Path, monk
 
 
 def test_of_very_many_samples_those_of_one_rank_are_shown(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_streaming.tools.viewing.viewed_run._MOST_READS", 7)
+    monkeypatch.setattr("lightning_streaming.tools.viewing.view_run._MAX_READS", 7)
     with run_pages() as pages:
         text, other = html(pages, "batches", step="3"), html(pages, "batches", step="3", rank="1")
     assert _keys(text) == [_key(read) for read in _traced(3, "--rank", 0)]
@@ -190,7 +190,7 @@ def test_documents_are_shown_pack_by_pack(temporary: Path, pack: dict[str, Any],
 def test_of_packs_of_very_many_documents_those_of_one_rank_are_shown(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr("lightning_streaming.tools.viewing.viewed_run._MOST_READS", 20)
+    monkeypatch.setattr("lightning_streaming.tools.viewing.view_run._MAX_READS", 20)
     with MDSWriter(out="tokens", columns={"tokens": "ndarray:uint16"}, size_limit="4kb") as writer:
         for _ in range(400):
             writer.write({"tokens": np.arange(10, dtype=np.uint16)})
@@ -232,7 +232,7 @@ def test_of_a_store_only_ranges_are_read_and_nothing_is_written(streams: Path, s
 def test_what_takes_much_is_read_for_the_whole_page_when_that_is_asked_for(
     streams: Path, s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_streaming.tools.stored.sample_reader._MOST_FETCHED", 100)
+    monkeypatch.setattr("lightning_streaming.tools.stored.sample_reader._MAX_FETCHED", 100)
     write_texts("packed", 60, compression="zstd")
     s3_bucket.put_all(Path("packed"))
     _config({"web": {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}}})
@@ -240,9 +240,9 @@ def test_what_takes_much_is_read_for_the_whole_page_when_that_is_asked_for(
         found = Elements.of(html(pages, "batches", step="3", rank="1"))
         assert found.text.count("must be fetched") == 4
         assert not [name for name in s3_bucket.requests() if "shard" in name]
-        (link,) = [one for one in found.values("a", "href") if "asked=samples" in one]
+        (link,) = [one for one in found.values("a", "href") if "force=samples" in one]
         asked = dict(parse_qsl(urlsplit(link).query))
-        assert asked == {"step": "3", "rank": "1", "from": "0", "asked": "samples"}
+        assert asked == {"step": "3", "rank": "1", "from": "0", "force": "samples"}
         text = Elements.of(html(pages, "batches", **asked)).text
         assert "must be fetched" not in text
         assert all(f"text {number:03}" in text for number in map(int, re.findall(r"Sample (\d+) place", text)))
@@ -259,13 +259,13 @@ def test_shards_of_all_streams_are_much_together(
             sizes[f"{name}/{path.name}"] = path.stat().st_size
     _config({one: {"remote": f"{s3_bucket.url}/{one}", "storage": {"options": s3_bucket.options}} for one in MIXED})
     largest = max(size for name, size in sizes.items() if "shard" in name)
-    monkeypatch.setattr("lightning_streaming.tools.stored.sample_reader._MOST_FETCHED", largest)
+    monkeypatch.setattr("lightning_streaming.tools.stored.sample_reader._MAX_FETCHED", largest)
     with run_pages() as pages:
         text = html(pages, "batches", step="3")
     assert {key.partition(":")[0] for key in _keys(text)} == {"web", "code"}
     fetched = {name for name in s3_bucket.requests() if "shard" in name}
     assert 0 < sum(sizes[name] for name in fetched) <= largest
-    assert "besides what other samples here take" in text
+    assert "in addition to other samples of this page" in text
 
 
 def test_a_bad_sample_is_told_and_so_is_a_stream_that_is_gone(streams: Path) -> None:

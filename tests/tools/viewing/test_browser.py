@@ -212,7 +212,7 @@ def test_a_sample_is_found_by_typing(of_dataset: Viewer, chromium: Browser) -> N
 def test_the_batches_are_one_step_from_the_first_page_and_turned_by_keys(of_run: Viewer, chromium: Browser) -> None:
     chromium.size(390, 844)
     chromium.open(of_run.url)
-    _go(chromium, "Look at the batches")
+    _go(chromium, "Show the batches")
     assert chromium.evaluate("document.querySelector('h1').textContent") == "The samples of step 0"
     pictures = "[...document.images].map(one => one.naturalWidth)"
     assert len(chromium.evaluate(pictures)) == 24  # three in each of 8 samples

@@ -38,7 +38,7 @@ def shown(rich: Path) -> Iterator[Viewer]:
 def test_the_address_leads_to_the_pages(shown: Viewer) -> None:
     found = shown.get()
     assert found.status == 200
-    assert "Look at the samples" in found.text
+    assert "Show the samples" in found.text
     assert shown.get(url=shown.url.removesuffix("/")).status == 200
     assert shown.url.startswith(f"http://127.0.0.1:{shown.port}/")
     assert len(shown.url.rstrip("/").rpartition("/")[2]) >= 32
@@ -234,7 +234,7 @@ def test_a_port_that_is_taken_is_told(rich: Path, shown: Viewer) -> None:
 
     found = run_process("view", rich, "--port", shown.port)
     assert found.code == 2
-    assert f"port {shown.port} of 127.0.0.1 cannot be had" in found.err
+    assert f"port {shown.port} of 127.0.0.1 is not available" in found.err
 
 
 @pytest.fixture(scope="module")
@@ -274,13 +274,13 @@ def test_a_compressed_shard_of_a_store_is_fetched_when_that_is_asked_for(
     from lightning_streaming.tools.stored import sample_reader
     from tests.tools.viewing.asking import html, pages_of
 
-    monkeypatch.setattr(sample_reader, "_MOST_FETCHED", 100)
+    monkeypatch.setattr(sample_reader, "_MAX_FETCHED", 100)
     write_texts(tmp_path, compression="zstd")
     s3_bucket.put_all(tmp_path)
     pages = pages_of(s3_bucket.url, s3_bucket.options)
     assert "must be fetched" in html(pages, "s/0/sample/3")
     assert not [name for name in s3_bucket.requests() if "shard" in name]
-    assert "text 003" in html(pages, "s/0/sample/3", asked="1")
+    assert "text 003" in html(pages, "s/0/sample/3", force="1")
     assert len([name for name in s3_bucket.requests() if "shard" in name]) == 1
     pages.viewed.close()
 

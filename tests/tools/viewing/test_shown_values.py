@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from lightning_streaming.tools.drawing.media import picture_type, sound_type
-from lightning_streaming.tools.drawing.png import png
+from lightning_streaming.tools.report.media import audio_type, encode_png, image_type
 from lightning_streaming.tools.viewing import shown_values
 from lightning_streaming.tools.viewing.shown_values import (
     TEXT_PAGE,
@@ -33,7 +32,7 @@ from lightning_streaming.tools.viewing.shown_values import (
     )
 )
 def test_a_png_has_the_pixels_it_was_made_of(pixels: Any) -> None:
-    with Image.open(io.BytesIO(png(pixels))) as image:
+    with Image.open(io.BytesIO(encode_png(pixels))) as image:
         image.load()
         found = np.asarray(image)
     assert np.array_equal(found, pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
@@ -48,11 +47,11 @@ def _file(kind: str) -> bytes:
 @pytest.mark.parametrize("kind", ["jpeg", "png", "gif", "webp"])
 def test_files_of_pictures_that_browsers_show_are_given_as_they_are(kind: str) -> None:
     data = _file(kind)
-    assert picture_type(data) == f"image/{kind}"
+    assert image_type(data) == f"image/{kind}"
     found = media_of(data, 0)
     assert found is not None
     assert (found.content_type, found.data) == (f"image/{kind}", data)
-    assert shown_value(data).kind == brief_value(data).kind == "pictures"
+    assert shown_value(data).kind == brief_value(data).kind == "images"
 
 
 @pytest.mark.parametrize(
@@ -73,8 +72,8 @@ def test_files_of_pictures_that_browsers_show_are_given_as_they_are(kind: str) -
     ],
 )
 def test_other_files_are_bytes(data: bytes) -> None:
-    assert picture_type(data) is None
-    assert sound_type(data) is None
+    assert image_type(data) is None
+    assert audio_type(data) is None
     assert media_of(data, 0) is None
     assert shown_value(data).kind == "bytes"
 
@@ -103,7 +102,7 @@ def test_sounds_are_known_by_their_first_bytes(data: bytes, kind: str) -> None:
 def test_images_of_any_mode_become_png(mode: str) -> None:
     found = media_of(Image.new(mode, (5, 4)), 0)
     assert found is not None
-    assert picture_type(found.data) == found.content_type == "image/png"
+    assert image_type(found.data) == found.content_type == "image/png"
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
@@ -116,7 +115,7 @@ def test_images_of_many_levels_are_shown_from_the_least_to_the_most(mode: str) -
     with Image.open(io.BytesIO(found.data)) as drawn:
         assert np.asarray(drawn).tolist() == [[0, 63, 255]]
     for shown in (shown_value(image), brief_value(image)):
-        assert shown.pictures[0].endswith("black 1000 to white 3000")
+        assert shown.images[0].endswith("black 1000 to white 3000")
 
 
 def test_images_of_what_is_no_level_are_shown() -> None:
@@ -128,9 +127,9 @@ def test_images_of_what_is_no_level_are_shown() -> None:
 def test_lists_of_pictures_are_shown_picture_by_picture() -> None:
     images = [Image.new("L", (2, 3), level) for level in range(40)]
     shown = shown_value(images)
-    assert shown.kind == "pictures"
-    assert len(shown.pictures) == 24
-    assert len(brief_value(images).pictures) == 3
+    assert shown.kind == "images"
+    assert len(shown.images) == 24
+    assert len(brief_value(images).images) == 3
     assert media_of(images, 23) is not None
     assert media_of(images, 24) is None
     assert media_of(images, -1) is None
@@ -185,8 +184,8 @@ def test_arrays_of_what_no_axis_has_are_shown(values: list[float]) -> None:
 
 
 def test_the_least_and_the_most_are_those_of_all_numbers_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown_values, "_MOST_COUNTED", 100)
-    monkeypatch.setattr(shown_values, "_AT_ONCE", 70)
+    monkeypatch.setattr(shown_values, "_MAX_COUNTED", 100)
+    monkeypatch.setattr(shown_values, "_CHUNK", 70)
     array = np.arange(1000) + 2**60
     array[500], array[501], array[777] = 0, -(2**62) - 1, 2**62 + 1
     shown = shown_value(array)
@@ -206,7 +205,7 @@ def test_a_spread_is_that_of_all_arrays_together(parts: list[Any]) -> None:
         assert found is None
         return
     assert found is not None
-    assert (found.least, found.most, found.finite) == (together.min(), together.max(), len(together))
+    assert (found.min, found.max, found.finite) == (together.min(), together.max(), len(together))
     assert found.mean == pytest.approx(together.mean(), abs=1e-6)
 
 

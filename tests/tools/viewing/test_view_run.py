@@ -76,7 +76,7 @@ def test_steps_end_where_the_run_ends(streams: Path) -> None:
 
 def test_steps_that_are_left_out_are_said_to_be(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _config(MIXED)
-    monkeypatch.setattr("lightning_streaming.tools.viewing.viewed_run._MOST_READS", 20)
+    monkeypatch.setattr("lightning_streaming.tools.viewing.view_run._MAX_READS", 20)
     with run_pages() as pages:
         cut = Elements.of(html(pages, "order", step="3", steps="8"))
         assert "Step 5" in cut.text  # 8 samples of each
@@ -211,14 +211,14 @@ def test_a_selection_of_a_store_is_evaluated_when_that_is_asked_for(streams: Pat
             assert "is not known yet" in html(pages, "s/0/samples", only=only)
         assert all(entry.range for entry in s3_bucket.log() if "shard" in entry.name)
         asked = _link_to_ask(html(pages, "s/0/samples", only="left-out", **{"from": "31"}))
-        assert asked == {"from": "31", "only": "left-out", "asked": "1"}
+        assert asked == {"from": "31", "only": "left-out", "force": "1"}
         assert "text 031" in html(pages, "s/0/samples", **asked)
         assert "60 30 50.0%" in Elements.of(html(pages, "")).text
 
 
 def _link_to_ask(text: str) -> dict[str, str]:
     """What the only link of a page that asks for much says."""
-    (link,) = [one for one in Elements.of(text).values("a", "href") if "asked=1" in one]
+    (link,) = [one for one in Elements.of(text).values("a", "href") if "force=1" in one]
     return dict(parse_qsl(urlsplit(link).query))
 
 
@@ -230,15 +230,15 @@ def test_of_what_is_not_known_one_stage_and_the_step_that_was_wanted_are_asked_f
     where = {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}, "selection": {"where": "id < 30"}}
     _config({"web": where}, val={**where, "selection": {"where": "id < 7"}})
     with run_pages() as pages:
-        links = [one for one in Elements.of(html(pages, "")).values("a", "href") if "asked=1" in one]
-        assert links == ["/token/?stage=train&asked=1", "/token/?stage=val&asked=1"]
-        text = Elements.of(html(pages, "", stage="val", asked="1")).text
+        links = [one for one in Elements.of(html(pages, "")).values("a", "href") if "force=1" in one]
+        assert links == ["/token/?stage=train&force=1", "/token/?stage=val&force=1"]
+        text = Elements.of(html(pages, "", stage="val", force="1")).text
         assert "60 7 " in text
         assert "60 30 " not in text
         wanted = {"step": "3", "steps": "2", "rank": "1"}
-        assert _link_to_ask(html(pages, "order", **wanted)) == {**wanted, "asked": "1"}
+        assert _link_to_ask(html(pages, "order", **wanted)) == {**wanted, "force": "1"}
         wanted = {"step": "3", "rank": "1"}
-        assert _link_to_ask(html(pages, "batches", **wanted)) == {**wanted, "asked": "1"}
+        assert _link_to_ask(html(pages, "batches", **wanted)) == {**wanted, "force": "1"}
 
 
 @pytest.mark.rotate(2)
@@ -286,7 +286,7 @@ def test_ids_of_a_store_are_asked_for_also_where_the_stream_is_here(streams: Pat
         for path in ("", "order"):
             assert "is not known yet" in html(pages, path)
         assert all(entry.range for entry in s3_bucket.log() if "shard" in entry.name)
-        assert "Step 0" in html(pages, "order", asked="1")
+        assert "Step 0" in html(pages, "order", force="1")
         assert "is not known yet" not in html(pages, "")
 
 
@@ -394,7 +394,7 @@ def test_where_a_checkpoint_stands_and_what_comes_next(streams: Path) -> None:
     assert sum(one or 0 for one in seen.values()) == 56
     assert "7 global step" in found.text or "global step 7" in found.text
     assert f"56 of {told['epoch_size']}" in found.text
-    assert "goes on with step 7" in order.text
+    assert "resumes with step 7" in order.text
     shown = [one.partition("key=")[2] for one in order.values("a", "href") if "/find?" in one]
     traced = run("trace", "--config", "run.yaml", "--ckpt", "run.ckpt", "--step", 7, "--json").json["reads"]
     assert shown[: len(traced)] == [f"{one['key']['shard']}:{one['key']['sample_index']}" for one in traced]
@@ -456,7 +456,7 @@ def test_a_checkpoint_of_another_run_is_told_in_its_pages(streams: Path) -> None
     with run_pages(checkpoint="run.ckpt") as pages:
         for path in ("checkpoint", "order"):
             found = answer(pages, path)
-            assert "What went wrong" in found.data.decode()
+            assert "<b>Error</b>" in found.data.decode()
         assert "would be refused" in html(pages, "")
         assert "text 003" in html(pages, "s/0/samples")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from lightning_streaming.tools.drawing.charts import Axis, Bar, Curve, Mark, areas, bars, histogram, in_short, lines
+from lightning_streaming.tools.report.charts import Axis, Bar, Curve, Mark, areas, bars, histogram, lines, short_number
 
 pytestmark = pytest.mark.fast
 HOSTILE = "</svg><script>alert('&\"')</script>"
@@ -47,7 +47,7 @@ def test_layers_bars_and_ranges_of_any_numbers_are_whole(xs: list[float], values
     xs.sort()
     layers = [Curve(name=f"layer {number}", x=xs, y=[value] * len(xs)) for number, value in enumerate(values)]
     assert len(read(areas("t", "d", Axis(label="x"), Axis(label="y"), layers)).findall(".//polygon")) == len(values)
-    of = [Bar(name=HOSTILE, value=value, told=in_short(value)) for value in values]
+    of = [Bar(name=HOSTILE, value=value, label=short_number(value)) for value in values]
     drawn = read(bars("t", "d", Axis(label="x"), of))
     widths = [float(one.attrib["width"]) for one in drawn.findall(".//rect")]
     assert len(widths) == len(values)
@@ -79,6 +79,6 @@ def test_more_series_than_colours_are_told_apart_by_dashes() -> None:
 
 
 def test_numbers_in_short() -> None:
-    assert [in_short(number) for number in (0, 0.25, 999, 1500, 2e7, 3e9, 4.5e12)] == [
+    assert [short_number(number) for number in (0, 0.25, 999, 1500, 2e7, 3e9, 4.5e12)] == [
         "0", "0.25", "999", "1.5k", "20M", "3B", "4.5T",
     ]  # fmt: skip

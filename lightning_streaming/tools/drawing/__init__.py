@@ -1,1 +1,0 @@
-"""What people see: charts, pixels, and the templates of pages."""

@@ -1,0 +1,1 @@
+"""Charts, image files and HTML pages that several tools show."""
