@@ -1,4 +1,4 @@
-"""Charts are sound SVG whatever they are given, and say what they show."""
+"""Charts are sound SVG for any numbers and names, and say what they show."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_lines_of_any_numbers_are_whole_and_named(points: list[tuple[float, floa
     drawing = figure.find("svg")
     assert drawing is not None
     assert drawing.attrib["role"] == "img"
-    named = {one.attrib["id"]: one.text or "" for one in drawing if one.tag in ("title", "desc")}
+    named = {element.attrib["id"]: element.text or "" for element in drawing if element.tag in ("title", "desc")}
     assert [named[word] for word in drawing.attrib["aria-labelledby"].split()] == ["What <is> shown", name]
     assert not list(figure.iter("script"))
     curve = figure.findall(".//polyline")[0]
@@ -49,7 +49,7 @@ def test_layers_bars_and_ranges_of_any_numbers_are_whole(xs: list[float], values
     assert len(read(areas("t", "d", Axis(label="x"), Axis(label="y"), layers)).findall(".//polygon")) == len(values)
     of = [Bar(name=HOSTILE, value=value, label=short_number(value)) for value in values]
     drawn = read(bars("t", "d", Axis(label="x"), of))
-    widths = [float(one.attrib["width"]) for one in drawn.findall(".//rect")]
+    widths = [float(element.attrib["width"]) for element in drawn.findall(".//rect")]
     assert len(widths) == len(values)
     assert max(widths) < 560
     assert sorted(widths) == [
@@ -60,22 +60,22 @@ def test_layers_bars_and_ranges_of_any_numbers_are_whole(xs: list[float], values
     assert len(ranges) == len(values)
 
 
-def test_a_tooltip_tells_the_exact_number() -> None:
+def test_a_tooltip_shows_the_exact_number() -> None:
     x, y = Axis(label="step"), Axis(label="bytes", base=1024, show=lambda number: f"{number:.0f} B")
-    told = texts(read(lines("t", "d", x, y, [Curve(name="web", x=[0, 10], y=[0, 3000])])))
-    assert "web: 3000 B at 10" in told
-    assert {"1024 B", "2048 B"} <= set(told)
-    told = texts(read(areas("t", "d", x, y, [Curve(name=name, x=[0], y=[100]) for name in "ab"])))
-    assert "b: 100 B at 0" in told  # its own, and not the height at which it ends
+    shown = texts(read(lines("t", "d", x, y, [Curve(name="web", x=[0, 10], y=[0, 3000])])))
+    assert "web: 3000 B at 10" in shown
+    assert {"1024 B", "2048 B"} <= set(shown)
+    shown = texts(read(areas("t", "d", x, y, [Curve(name=name, x=[0], y=[100]) for name in "ab"])))
+    assert "b: 100 B at 0" in shown  # its own, and not the height at which it ends
 
 
-def test_more_series_than_colours_are_told_apart_by_dashes() -> None:
+def test_more_series_than_colours_differ_by_dashes() -> None:
     series = [Curve(name=str(number), x=[0, 1], y=[0, number]) for number in range(10)]
-    found = [
-        one.attrib["class"]
-        for one in read(lines("t", "d", Axis(label="x"), Axis(label="y"), series)).findall(".//polyline")
+    classes = [
+        element.attrib["class"]
+        for element in read(lines("t", "d", Axis(label="x"), Axis(label="y"), series)).findall(".//polyline")
     ]
-    assert len(set(found)) == 10
+    assert len(set(classes)) == 10
 
 
 def test_numbers_in_short() -> None:
