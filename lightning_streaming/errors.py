@@ -27,7 +27,8 @@ Each has a message and, where they are known, fields for programs: ``option``, `
 ``hint``. All pickle, and an error of a DataLoader worker is raised again with its own class in the training process.
 
 Messages hold names and values of datasets, files and servers, which may be hostile. So ``str(error)`` escapes every
-character that is not printable, also line breaks. Only a message given as ``message=`` has several lines.
+character that is not printable, also line breaks, and leaves the middle of a very long message out. Only a message
+given as ``message=`` has several lines.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
-from lightning_streaming.escaping import Lines, in_lines, in_one_line
+from lightning_streaming.escaping import Lines, in_lines, in_one_line, shortened
 
 _Error = TypeVar("_Error", bound="StreamingError")
+_MOST_SHOWN = 4000
+"""Characters of a message in one line."""
 _FIELDS = ("hint", "option", "stream", "path", "sample")
 
 
@@ -78,7 +81,7 @@ class StreamingError(Exception):
         self.__dict__.update({name: value for name, value in fields.items() if value is not None})
 
     def __str__(self) -> str:
-        return self.words if self.hint is None else f"{self.words}; {in_one_line(self.hint)}"
+        return self.words if self.hint is None else f"{self.words}; {shortened(in_one_line(self.hint), _MOST_SHOWN)}"
 
     @property
     def message(self) -> str:
@@ -89,7 +92,9 @@ class StreamingError(Exception):
     def words(self) -> str:
         """The message without the hint, as it is shown."""
         text = super().__str__()
-        return in_lines(text) if self.args and isinstance(self.args[0], Lines) else in_one_line(text)
+        if self.args and isinstance(self.args[0], Lines):
+            return in_lines(text)
+        return shortened(in_one_line(text), _MOST_SHOWN)
 
     @property
     def fields(self) -> dict[str, Any]:

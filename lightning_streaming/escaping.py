@@ -9,7 +9,10 @@ from __future__ import annotations
 import logging
 import re
 import shlex
+from itertools import islice
 from pathlib import PurePath
+from reprlib import Repr
+from typing import Any
 
 _UNPRINTABLE_IN_LINES = re.compile(r"[^\n\t -~]+")
 
@@ -33,6 +36,52 @@ def in_lines(text: str) -> str:
 
 def _escaped(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+class _ShortRepr(Repr):
+    """``repr`` of the first items of a container, and of both ends of a long text or number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = self.maxdeque = 40
+        self.maxarray = 40
+        self.maxstring = self.maxlong = self.maxother = _MOST_SHOWN
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Return the number, or its size where it has more digits than Python writes."""
+        try:
+            return super().repr_int(x, level)
+        except ValueError:
+            return f"a number of {x.bit_length()} bits"
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """Return the items in their own order, which ``Repr`` sorts."""
+        if level <= 0 and x:
+            return "{...}"
+        first = [f"{self.repr1(key, level - 1)}: {self.repr1(of, level - 1)}" for key, of in islice(x.items(), 40)]
+        return f"{{{', '.join([*first, *(['...'] if len(x) > len(first) else [])])}}}"
+
+
+_MOST_SHOWN = 300
+"""Characters of a value in a message."""
+_SHORT = _ShortRepr()
+
+
+def short_repr(value: object) -> str:
+    """Return the ``repr`` of a value that a user passed, for a message: the middle of a long one is left out.
+
+    >>> short_repr({"b": [1, "two"], "a": None}), len(short_repr("x" * 10**6))
+    ("{'b': [1, 'two'], 'a': None}", 300)
+    """
+    return shortened(_SHORT.repr(value), _MOST_SHOWN)
+
+
+def shortened(text: str, most: int = 400) -> str:
+    """Return a text for a message, without its middle where it is longer than ``most`` characters."""
+    if len(text) <= most:
+        return text
+    end = most // 3
+    return f"{text[: most - end - 5]} ... {text[-end:]}"
 
 
 def shell_word(text: str) -> str:

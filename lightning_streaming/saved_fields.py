@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from reprlib import Repr
 from typing import Any
 
 from lightning_streaming.errors import StateError
+from lightning_streaming.escaping import short_repr
 
 LARGEST = 2**62 - 1
 """The largest number that processes can send to each other, and that has room for what is added to it."""
 DAMAGED = "the state was edited or damaged; resume from another checkpoint, or save it again"
 """The hint of every error about a value that no run has saved."""
-_SHORT = Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
 
 class Fields:
@@ -45,7 +43,7 @@ class Fields:
         """
         for key in self.values:
             if not isinstance(key, str):
-                raise StateError(f"the keys of {self.of} are texts, but one is {shown(key)}", hint=DAMAGED)
+                raise StateError(f"the keys of {self.of} are texts, but one is {short_repr(key)}", hint=DAMAGED)
             yield key
 
     def get(self, key: str) -> Any:
@@ -55,7 +53,7 @@ class Fields:
             StateError: The key is missing.
         """
         if key not in self.values:
-            keys = ", ".join(map(shown, list(self.values)[:12])) or "nothing"
+            keys = ", ".join(map(short_repr, list(self.values)[:12])) or "nothing"
             raise StateError(f"{self.of} needs {key!r}, but this one only has {keys}", hint=DAMAGED)
         return self.values[key]
 
@@ -119,17 +117,12 @@ class Fields:
 
     def wrong(self, key: str, wanted: str) -> StateError:
         """Return the error to raise where a value cannot be what it is."""
-        value = shown(self.values[key])
+        value = short_repr(self.values[key])
         return StateError(f"{key!r} of {self.of} must be {wanted}, but is {value}", hint=DAMAGED)
 
     def contradicts(self, words: str) -> StateError:
         """Return the error to raise where two values cannot both be right."""
         return StateError(f"{self.of} contradicts itself: {words}", hint=DAMAGED)
-
-
-def shown(value: object) -> str:
-    """Return a value as messages show it: short, however large it is."""
-    return _SHORT.repr(value)
 
 
 def _is_whole(value: object) -> bool:

@@ -10,6 +10,7 @@ from math import ceil, isfinite
 from numbers import Integral, Real
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 
 _BYTE_UNITS = {unit: 1024**power for power, unit in enumerate(["b", "kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb"])}
 _COUNT_UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -52,9 +53,9 @@ def parse_count(value: int | float | str, name: str = "count", option: str | Non
     option = option or name
     count = _parse(value, name, option, _COUNT_UNITS, example='"100k"')
     if count % 1:
-        raise ConfigError(f"{name} must be a whole number, but got {value!r}", option=option)
+        raise ConfigError(f"{name} must be a whole number, but got {short_repr(value)}", option=option)
     if count > LARGEST_COUNT:
-        raise ConfigError(f"{name} must be at most {LARGEST_COUNT}, but got {value!r}", option=option)
+        raise ConfigError(f"{name} must be at most {LARGEST_COUNT}, but got {short_repr(value)}", option=option)
     return int(count)
 
 
@@ -65,7 +66,8 @@ def _parse(
         plain = plain_number(value)
         if plain is None or plain < 0:
             raise ConfigError(
-                f"{name} must be a finite number that is not negative, or a text like {example}, but got {value!r}",
+                f"{name} must be a finite number that is not negative, or a text like {example}, "
+                f"but got {short_repr(value)}",
                 option=option,
             )
         return plain
@@ -73,12 +75,14 @@ def _parse(
     if match is None or (match[2] and match[2] not in units):
         raise ConfigError(
             f"{name} must be a number, or a number followed by one of {', '.join(units)} (like {example}), "
-            f"but got {value!r}",
+            f"but got {short_repr(value)}",
             option=option,
         )
     number, unit = match[1], units.get(match[2], 1)
     if unit == 1 and not number.isdigit():
-        raise ConfigError(f"{name} must be a whole number where its unit is 1, but got {value!r}", option=option)
+        raise ConfigError(
+            f"{name} must be a whole number where its unit is 1, but got {short_repr(value)}", option=option
+        )
     return Fraction(number) * unit
 
 
@@ -131,7 +135,9 @@ def check_whole(name: str, value: object, least: int, most: int | None = None, o
     number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
     if number is None or not least <= number <= (LARGEST_COUNT if most is None else most):
         allowed = f"of at least {least}" if most is None else f"in [{least}, {most}]"
-        raise ConfigError(f"{name} must be a whole number {allowed}, but got {value!r}", option=option or name)
+        raise ConfigError(
+            f"{name} must be a whole number {allowed}, but got {short_repr(value)}", option=option or name
+        )
     return number
 
 
@@ -172,7 +178,7 @@ def check_text(option: str, value: object, expected: str) -> None:
     except UnicodeEncodeError:  # a lone surrogate
         is_text = False
     if not is_text:
-        raise ConfigError(f"{option} must be {expected}, but got {value!r}", option=option)
+        raise ConfigError(f"{option} must be {expected}, but got {short_repr(value)}", option=option)
 
 
 def check_path(option: str, value: object, expected: str) -> str:
@@ -187,7 +193,7 @@ def check_path(option: str, value: object, expected: str) -> str:
         ConfigError: It is none, or holds characters that no file name can.
     """
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if path == "":
+    if isinstance(path, str) and not path:
         raise ConfigError(f"{option} must be {expected}, but is empty", option=option)
     check_text(option, path, expected)
     return str(path)
@@ -210,4 +216,4 @@ def check_truth(name: str, value: object) -> None:
     """
     is_truth = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")  # NumPy's, by both its names
     if value is not None and not is_truth and plain_number(value) not in (0, 1):
-        raise ConfigError(f"{name} must be True or False, but got {value!r}", option=name)
+        raise ConfigError(f"{name} must be True or False, but got {short_repr(value)}", option=name)

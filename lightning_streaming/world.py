@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 
 DATA_PARALLEL = ("dp_replicate", "dp_shard")
 """The dimensions of a device mesh whose ranks read different samples, as torch's own trainers name them."""
@@ -51,18 +52,23 @@ class World:
         counts = (self.num_nodes, self.ranks_per_node, self.rank)
         if not all(isinstance(one, Integral) and not isinstance(one, bool) for one in counts):
             raise ConfigError(
-                f"num_nodes, ranks_per_node and rank must be whole numbers, but got {counts}", option="world"
+                f"num_nodes, ranks_per_node and rank must be whole numbers, but got {short_repr(counts)}",
+                option="world",
             )
         if self.num_nodes < 1 or self.ranks_per_node < 1:
             raise ConfigError(
-                f"a world needs at least one node and one rank per node, but got {self.num_nodes} and "
-                f"{self.ranks_per_node}",
+                f"a world needs at least one node and one rank per node, but got "
+                f"{short_repr(self.num_nodes)} and {short_repr(self.ranks_per_node)}",
                 option="world",
             )
         if not 0 <= self.rank < self.num_ranks:
-            raise ConfigError(f"rank must be in [0, {self.num_ranks}), but got {self.rank}", option="rank")
+            raise ConfigError(
+                f"rank must be in [0, {short_repr(self.num_ranks)}), but got {short_repr(self.rank)}", option="rank"
+            )
         if not isinstance(self.is_reader, bool):
-            raise ConfigError(f"is_reader must be True or False, but got {self.is_reader!r}", option="is_reader")
+            raise ConfigError(
+                f"is_reader must be True or False, but got {short_repr(self.is_reader)}", option="is_reader"
+            )
 
     @property
     def num_ranks(self) -> int:
@@ -250,5 +256,5 @@ def _number(env: Mapping[str, str], name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(
-            f"the environment variable {name} must be a whole number, but is {text!r}", option=name
+            f"the environment variable {name} must be a whole number, but is {short_repr(text)}", option=name
         ) from None

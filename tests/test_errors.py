@@ -93,6 +93,15 @@ def test_the_message_of_each_is_one_printable_line_and_its_argument_stays(error:
 
 
 @pytest.mark.parametrize("error", ALL)
+def test_the_middle_of_a_very_long_message_is_left_out(error: type[errors.StreamingError]) -> None:
+    copied = pickle.loads(pickle.dumps(error(f"first {'x' * 10**6} last", hint=f"do {'y' * 10**6} this")))
+    words = str(copied)
+    assert len(words) < 9000
+    assert (words[:6], words[-5:]) == ("first ", " this")
+    assert " last; do " in words
+
+
+@pytest.mark.parametrize("error", ALL)
 def test_a_message_of_lines_has_its_lines_and_nothing_else(error: type[errors.StreamingError]) -> None:
     copied = pickle.loads(pickle.dumps(error(message="one\n\ttwo \x1b[2J")))
     assert str(copied) == "one\n\ttwo \\x1b[2J"

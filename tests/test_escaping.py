@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import AccessDeniedError, ConfigError, StreamingError
-from lightning_streaming.escaping import Lines, in_lines, in_one_line, package_logger, shell_word
+from lightning_streaming.escaping import Lines, in_lines, in_one_line, package_logger, shell_word, short_repr
 from lightning_streaming.storage import Location
 from lightning_streaming.writing.writers import MDSWriter
 from tests.tools.running import run, write_texts
@@ -33,6 +33,50 @@ def test_any_text_becomes_one_printable_line_and_a_printable_one_stays(text: str
     assert not text.isprintable() or in_one_line(text) == text
     assert in_lines(text).replace("\n", "").replace("\t", "").isprintable()
     assert in_lines(text).count("\n") == text.count("\n")
+
+
+class _WithoutRepr:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+@pytest.mark.parametrize(
+    "value", ["it's", "a" * 298, b"x", 3, 10**40, None, [1, ("a", {})], {"b": 1, "a": [2.5]}, Path("x")]
+)
+def test_short_values_are_shown_as_they_are(value: object) -> None:
+    assert short_repr(value) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a" * 10**6,
+        10**5000,
+        -(10**5000),
+        [*range(10**5)],
+        {str(key): key for key in range(10**4)},
+        ["a" * 10**5] * 9,
+        b"x" * 10**5,
+        {"a": {"b": "c" * 10**5}},
+        [10**5000],
+        {*range(10**4)},
+        _WithoutRepr(),
+        [_WithoutRepr()],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_middle_of_long_values_is_left_out(value: object) -> None:
+    assert len(short_repr(value)) <= 300
+
+
+def test_values_that_hold_many_others_are_shown_in_part() -> None:
+    nested: list[Any] = []
+    for _ in range(400):
+        nested = [nested]
+    assert short_repr(nested) == "[[[[[[[...]]]]]]]"
+    assert short_repr({"a": nested})[:9] == "{'a': [[["
+    assert short_repr([*range(50)]) == f"{[*range(40)]}"[:-1] + ", ...]"
+    assert short_repr(dict.fromkeys(range(50), 1)) == f"{dict.fromkeys(range(40), 1)}"[:-1] + ", ...}"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.hashing import hash_names
 from lightning_streaming.formats.images.encodings import IMAGE_SUFFIXES
 from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS, format_told_by
@@ -106,7 +107,7 @@ class CacheConfig:
         if (plain_number(self.download_timeout) or 0) <= 0:
             raise ConfigError(
                 f"download_timeout of stream {self.name!r} must be a positive number of seconds, "
-                f"but is {self.download_timeout!r}",
+                f"but is {short_repr(self.download_timeout)}",
                 option="download_timeout",
                 stream=self.name,
             )
@@ -114,7 +115,7 @@ class CacheConfig:
         if not is_one_of(self.validate_hash, (None, "", *hash_names())):
             raise ConfigError(
                 f"validate_hash of stream {self.name!r} must be one of {', '.join(hash_names())}, "
-                f"but is {self.validate_hash!r}",
+                f"but is {short_repr(self.validate_hash)}",
                 option="validate_hash",
                 stream=self.name,
             )
@@ -128,7 +129,7 @@ class CacheConfig:
             if not is_path:
                 raise ConfigError(
                     f"{option} of stream {self.name!r} has a character that no file name can have: "
-                    f"{mask_url(str(getattr(self, option)))!r}",
+                    f"{short_repr(mask_url(str(getattr(self, option))))}",
                     option=option,
                     stream=self.name,
                 )
@@ -136,7 +137,8 @@ class CacheConfig:
     def _check_format(self) -> None:
         if not is_one_of(self.format, (None, *OTHER_FORMATS)):
             raise ConfigError(
-                f"format of stream {self.name!r} must be one of {', '.join(OTHER_FORMATS)}, but is {self.format!r}",
+                f"format of stream {self.name!r} must be one of {', '.join(OTHER_FORMATS)}, "
+                f"but is {short_repr(self.format)}",
                 hint="leave it out for a dataset with an index.json",
                 option="format",
                 stream=self.name,

@@ -13,6 +13,7 @@ import numpy as np
 
 from lightning_streaming.dataset.stream import Asked, Stream, StreamDefaults, joins_of, named_streams, weight_of
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.debug import DebugConfig
 from lightning_streaming.options.decode import DecodeConfig
@@ -182,7 +183,8 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
             )
         if self.batching_method != "random":
             raise ConfigError(
-                f"{documents.option} mixes documents of all streams, and batching_method={self.batching_method!r} "
+                f"{documents.option} mixes documents of all streams, "
+                f"and batching_method={short_repr(self.batching_method)} "
                 "composes batches by stream",
                 hint="use batching_method='random'",
                 option="batching_method",
@@ -206,7 +208,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         samples = parse_count(self.epoch_size, "epoch_size")
         if samples == 0 and isinstance(self.epoch_size, str):
             raise ConfigError(
-                f"epoch_size must be at least one sample, but got {self.epoch_size!r}", option="epoch_size"
+                f"epoch_size must be at least one sample, but got {short_repr(self.epoch_size)}", option="epoch_size"
             )
         return samples or None
 
@@ -239,7 +241,8 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         size = self.samples_per_epoch()
         if size is None and self.epoch_size is not None:
             raise ConfigError(
-                f"epoch_size={self.epoch_size!r} means all samples of the streams, but with a schedule the weights "
+                f"epoch_size={short_repr(self.epoch_size)} means all samples of the streams, "
+                f"but with a schedule the weights "
                 "decide what an epoch reads",
                 hint="give its samples, like 800m, or leave epoch_size out and give the last phase an end",
                 option="epoch_size",
@@ -286,7 +289,7 @@ class DatasetOptions(DataOptions):
             )
         if not is_one_of(self.stream_name, ("stream",)):
             raise ConfigError(
-                f"stream_name={self.stream_name!r} would name a class in a registry, which is not supported",
+                f"stream_name={short_repr(self.stream_name)} would name a class in a registry, which is not supported",
                 hint="make the stream and give it as streams=[Stream(remote=..., storage=...)]",
                 option="stream_name",
             )

@@ -21,6 +21,7 @@ from lightning_streaming.options.decode import DecodeConfig
 from lightning_streaming.options.groups import as_group
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.units import check_path, check_truth
 
 SampleIndex = int | slice | Sequence[Any] | NDArray[np.integer[Any]]
 """What a dataset may be asked for in brackets: an id in ``[-size, size)``; or a slice, list or array of such."""
@@ -330,9 +331,10 @@ class LocalDataset(ShardAccess, Dataset[Any]):
         columns: Sequence[str] | None = None,
         decode: DecodeConfig | Mapping[str, Any] | None = None,
     ) -> None:
+        stream = Stream(local=check_path("local", local, "a directory"), split=split)
+        check_truth("allow_unsafe_types", allow_unsafe_types)
         self.local = local
         self.split = split or ""
-        stream = Stream(local=str(local), split=split)
         cache = ShardCache(cache_config_of(stream, "0", StreamDefaults()))
         decoding = as_group(DecodeConfig, decode) or DecodeConfig()
         if decoding.threads:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.options.groups import OptionGroup, group_of, named_groups, store_group, store_plain
 from lightning_streaming.options.join import JoinConfig, Joins
@@ -237,7 +238,8 @@ def named_streams(
     if not streams:
         if unnamed := [name for name in stream_config or {} if not isinstance(name, str)]:
             raise ConfigError(
-                f"stream_config must map arguments of Stream to values, but has {unnamed[0]!r}", option="stream_config"
+                f"stream_config must map arguments of Stream to values, but has {short_repr(unnamed[0])}",
+                option="stream_config",
             )
         own = {name: value for name, value in only.items() if value is not None}
         try:

@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 from lightning_streaming.dataset.collation import is_image
 from lightning_streaming.dataset.sample_key import SampleKey
 from lightning_streaming.errors import ConfigError, SampleError, StreamingError
-from lightning_streaming.escaping import in_one_line
+from lightning_streaming.escaping import in_one_line, short_repr
 from lightning_streaming.signatures import check_accepts, has_keyword
 
 _TRANSFORM_KEY = 0x7472616E  # keeps these streams apart from those that shuffle, which are keyed by seed + epoch
@@ -95,7 +95,9 @@ class SampleTransform:
 
     def __init__(self, function: Callable[..., Any] | None, seed_global_rng: bool) -> None:
         if function is not None and not callable(function):
-            raise ConfigError(f"transform must be a function of a sample, but got {function!r}", option="transform")
+            raise ConfigError(
+                f"transform must be a function of a sample, but got {short_repr(function)}", option="transform"
+            )
         self.function = function
         self._seeds = seed_global_rng
         self._wants_rng = function is not None and has_keyword(function, "rng")

@@ -47,6 +47,7 @@ def check_columns_tell(
     asked: str,
     hints: Mapping[str, str] = MappingProxyType({}),
     option: str | None = None,
+    other_hint: str | None = None,
 ) -> None:
     """Refuse columns that a condition cannot look at.
 
@@ -56,6 +57,7 @@ def check_columns_tell(
         asked: What looks at them, as an error calls it.
         hints: What may have been meant by a name, where no column has it.
         option: Name of the option that looks at them.
+        other_hint: The hint for a name that is like no column's.
 
     Raises:
         ConfigError: The shard lacks one, or it holds neither numbers nor text.
@@ -63,7 +65,7 @@ def check_columns_tell(
     known = encodings_of(info)
     for name in names:
         if name not in known:
-            raise no_such_column(asked, name, known, hints, option)
+            raise no_such_column(asked, name, known, hints, option, other_hint)
         if known[name] not in _LISTED and not isinstance(_number(known[name]), NUMBERS):
             raise ConfigError(
                 f"{asked} looks at column {name!r}, which is {known[name]!r}",
@@ -78,6 +80,7 @@ def no_such_column(
     known: Mapping[str, str],
     hints: Mapping[str, str] = MappingProxyType({}),
     option: str | None = None,
+    other_hint: str | None = None,
 ) -> ConfigError:
     """What to say of a column that a shard lacks.
 
@@ -87,9 +90,10 @@ def no_such_column(
         known: The shard's own, by name.
         hints: What else to say of some columns, by name.
         option: Name of the option that looks at it.
+        other_hint: The hint for a name that is like no column's.
     """
     close = get_close_matches(name, known, 1)
-    hint = hints.get(name) or (f"did you mean {close[0]!r}?" if close else None)
+    hint = hints.get(name) or (f"did you mean {close[0]!r}?" if close else other_hint)
     return ConfigError(
         f"{asked} looks at column {name!r}, which is not there; there are {', '.join(known)}", hint=hint, option=option
     )

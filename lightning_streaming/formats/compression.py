@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import Any, BinaryIO, Protocol
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError, ShardCorruptError
+from lightning_streaming.escaping import short_repr
 
 
 def check_algorithm(algorithm: str) -> None:
@@ -124,13 +125,15 @@ def _find(algorithm: str) -> tuple[str, _Codec, int]:
     codec = CODECS.get(family)
     if codec is None:
         raise ConfigError(
-            f"compression must be one of {', '.join(CODECS)}, but got {algorithm!r}", option="compression"
+            f"compression must be one of {', '.join(CODECS)}, but got {short_repr(algorithm)}", option="compression"
         )
     if not colon:
         return family, codec, codec.default_level
     if level not in map(str, codec.levels):
         levels = f"{codec.levels[0]} to {codec.levels[-1]}" if codec.levels else "none"
-        raise ConfigError(f"{family} compression has levels {levels}, but got {algorithm!r}", option="compression")
+        raise ConfigError(
+            f"{family} compression has levels {levels}, but got {short_repr(algorithm)}", option="compression"
+        )
     return family, codec, int(level)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, IndexFormatError
+from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.compression import extension
 from lightning_streaming.formats.shard_table import (
     INDEX_BASENAME,
@@ -36,7 +37,7 @@ from lightning_streaming.formats.shard_table import (
     shared_entry,
     table_of,
 )
-from lightning_streaming.formats.values import brief, shortened
+from lightning_streaming.formats.values import brief
 from lightning_streaming.units import parse_bytes
 
 __all__ = [

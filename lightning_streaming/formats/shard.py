@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, SampleIndexError, ShardCorruptError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.arrays.megatron import MegatronFormat
 from lightning_streaming.formats.arrays.npy import NpyFormat
@@ -191,7 +192,9 @@ def other_format(
     if name == "litdata":
         return LitDataFormat(block_length, allow_unsafe_types, frozenset(as_files))
     if name not in ("webdataset", "parquet"):
-        raise ConfigError(f"format must be one of {', '.join(OTHER_FORMATS)}, but is {name!r}", option="format")
+        raise ConfigError(
+            f"format must be one of {', '.join(OTHER_FORMATS)}, but is {short_repr(name)}", option="format"
+        )
     if block_length is not None:
         raise ConfigError(
             f"block_length cuts tokens into samples, but format={name!r} has samples of its own", option="block_length"

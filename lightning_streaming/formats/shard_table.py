@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, IndexFormatError
+from lightning_streaming.escaping import short_repr, shortened
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.values import brief, shortened
+from lightning_streaming.formats.values import brief
 
 INDEX_VERSION = 2
 INDEX_BASENAME = "index.json"
@@ -195,10 +196,13 @@ def check_selection(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     if columns is None:
         return None
     if isinstance(columns, (str, bytes)) or not isinstance(columns, Sequence):
-        raise ConfigError(f"columns must be a list of names, like ['text'], but got {columns!r}", option="columns")
+        raise ConfigError(
+            f"columns must be a list of names, like ['text'], but got {short_repr(columns)}", option="columns"
+        )
     if not columns or not all(isinstance(name, str) for name in columns):
         raise ConfigError(
-            f"columns must name at least one column, each by a text, but got {list(columns)!r}", option="columns"
+            f"columns must name at least one column, each by a text, but got {short_repr(list(columns))}",
+            option="columns",
         )
     return tuple(dict.fromkeys(columns))
 

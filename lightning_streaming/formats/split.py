@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, EncodingError, IndexFormatError, ShardCorruptError
+from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds.samples import check_names
@@ -33,7 +34,7 @@ from lightning_streaming.formats.mds.shard import (
     write_offsets,
 )
 from lightning_streaming.formats.shard_table import check_columns
-from lightning_streaming.formats.values import brief, check_type, shortened
+from lightning_streaming.formats.values import brief, check_type
 
 _FORMATS = ("json", "csv", "tsv", "xsv")
 _SEPARATORS = {"csv": ",", "tsv": "\t"}

@@ -52,14 +52,6 @@ def check_length(data: bytes | memoryview, expected: int) -> None:
         raise EncodingError(f"expected {expected} bytes, but found {len(data)}")
 
 
-def shortened(words: str, most: int = 400) -> str:
-    """An error's words without their middle, where damaged data made them long: the way out is at their end."""
-    if len(words) <= most:
-        return words
-    end = most // 3
-    return f"{words[: most - end - 5]} ... {words[-end:]}"
-
-
 def brief(value: object) -> str:
     """The start of a value's repr, short enough for an error."""
     if isinstance(value, memoryview):

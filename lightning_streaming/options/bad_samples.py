@@ -9,9 +9,10 @@ from fractions import Fraction
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, store_plain
 from lightning_streaming.replaced_names import tells_unknown_arguments
-from lightning_streaming.units import check_path, is_one_of
+from lightning_streaming.units import LARGEST_COUNT, check_path, is_one_of
 
 OnBadSample = Literal["error", "replace"]
 _LEAST_READ = 1000
@@ -47,7 +48,7 @@ def parse_limit(value: object) -> BadLimit:
     Raises:
         ConfigError: It is neither.
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT:
         return BadLimit(str(value), None, value)
     text = value.strip() if isinstance(value, str) and len(value) <= _LONGEST_TEXT else ""
     if _COUNT.fullmatch(text):
@@ -56,7 +57,7 @@ def parse_limit(value: object) -> BadLimit:
     if share is None or Fraction(share[1]) > 100:
         raise ConfigError(
             "bad_samples.max must be a share of the samples read, like '0.01%', or a whole number of them, but got "
-            f"{value!r}",
+            f"{short_repr(value)}",
             option="bad_samples.max",
         )
     return BadLimit(text, Fraction(share[1]) / 100)
@@ -92,7 +93,8 @@ class BadSamplesConfig(OptionGroup):
         if not is_one_of(self.action, get_args(OnBadSample)):
             known = ", ".join(map(repr, get_args(OnBadSample)))
             raise ConfigError(
-                f"bad_samples.action must be one of {known}, but got {self.action!r}", option="bad_samples.action"
+                f"bad_samples.action must be one of {known}, but got {short_repr(self.action)}",
+                option="bad_samples.action",
             )
         parse_limit(self.max)
         if self.log is not None:

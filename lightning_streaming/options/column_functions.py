@@ -46,6 +46,11 @@ class FunctionOption:
     returned: str
     """What it returns."""
 
+    @property
+    def unknown_column_hint(self) -> str:
+        """The hint where a parameter is like no column's name, as that of ``lambda sample: ...``."""
+        return f"the parameters of the function must be named like columns, as in {self.example}"
+
     def columns(self, function: Callable[..., Any]) -> tuple[str, ...]:
         """The columns that a function looks at: the names of its parameters.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, store_plain
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.units import check_path, plain_number
@@ -44,6 +45,7 @@ class DebugConfig(OptionGroup):
             object.__setattr__(self, "sample_log", path)
         if seconds is not None and not 0 < (plain_number(seconds) or 0) < _TOO_LONG:
             raise ConfigError(
-                f"debug.watchdog_seconds must be a number of seconds above 0 and below 10**6, but got {seconds!r}",
+                f"debug.watchdog_seconds must be a number of seconds above 0 and below 10**6, "
+                f"but got {short_repr(seconds)}",
                 option="debug.watchdog_seconds",
             )

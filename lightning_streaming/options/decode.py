@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.images.decode import KINDS
 from lightning_streaming.options.groups import OptionGroup, store_plain
 from lightning_streaming.replaced_names import tells_unknown_arguments
@@ -44,13 +45,13 @@ class DecodeConfig(OptionGroup):
         if not isinstance(self.columns, Mapping) or not all(isinstance(name, str) for name in self.columns):
             raise ConfigError(
                 "decode.columns must map names of columns to kinds, like {'image': 'array'}, but got "
-                f"{self.columns!r}",
+                f"{short_repr(self.columns)}",
                 option="decode.columns",
             )
         for name, kind in self.columns.items():
             if not is_one_of(kind, KINDS):
                 known = ", ".join(map(repr, KINDS))
                 raise ConfigError(
-                    f"decode.columns must make one of {known} of column {name!r}, but got {kind!r}",
+                    f"decode.columns must make one of {known} of column {name!r}, but got {short_repr(kind)}",
                     option=f"decode.columns.{name}",
                 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.shard_table import check_selection
 from lightning_streaming.options.groups import OptionGroup, fields_of, store_group, store_plain
 from lightning_streaming.options.storage import StorageConfig
@@ -54,10 +55,11 @@ class JoinConfig(OptionGroup):
             raise ConfigError("a join needs remote=, local=, or both", option="join.remote")
         if self.key is not None and (not isinstance(self.key, str) or not self.key):
             raise ConfigError(
-                f"join.key must be the name of a column of both datasets, but is {self.key!r}", option="join.key"
+                f"join.key must be the name of a column of both datasets, but is {short_repr(self.key)}",
+                option="join.key",
             )
         if not isinstance(self.prefix, str):
-            raise ConfigError(f"join.prefix must be a text, but is {self.prefix!r}", option="join.prefix")
+            raise ConfigError(f"join.prefix must be a text, but is {short_repr(self.prefix)}", option="join.prefix")
         with fields_of("join"):
             object.__setattr__(self, "columns", check_selection(self.columns))
             store_group(self, StorageConfig)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.arrays.array_lengths import check_dtype
 from lightning_streaming.options.column_functions import LENGTHS, function_name
 
@@ -49,23 +50,23 @@ class LengthsRequest:
                 option="lengths",
             )
         if self.column is not None and (not isinstance(self.column, str) or not self.column):
-            raise ConfigError(f"column must be the name of a column, but is {self.column!r}", option="column")
+            raise ConfigError(f"column must be the name of a column, but is {short_repr(self.column)}", option="column")
         is_column = isinstance(self.lengths, str) and self.lengths
         if self.lengths is not None and not callable(self.lengths) and not is_column:
             raise ConfigError(
-                f"lengths must be the name of a column, or a function of columns, but is {self.lengths!r}",
+                f"lengths must be the name of a column, or a function of columns, but is {short_repr(self.lengths)}",
                 option="lengths",
             )
         if self.version is not None and not callable(self.lengths):
             raise ConfigError(
-                f"lengths_version={self.version!r} is that of a function in lengths=, which is not given",
+                f"lengths_version={short_repr(self.version)} is that of a function in lengths=, which is not given",
                 hint="leave it out",
                 option="lengths_version",
             )
         if self.version is not None and (not isinstance(self.version, str) or not self.version):
             raise ConfigError(
                 "lengths_version must be a text, like 'gpt2' or a digest of the tokenizer's file, but is "
-                f"{self.version!r}",
+                f"{short_repr(self.version)}",
                 option="lengths_version",
             )
         if callable(self.lengths):
@@ -73,7 +74,7 @@ class LengthsRequest:
             LENGTHS.columns(self.lengths)
         if self.dtype is not None and self.column is None:
             raise ConfigError(
-                f"dtype={self.dtype!r} is that of the tokens in column=, which is not given", option="dtype"
+                f"dtype={short_repr(self.dtype)} is that of the tokens in column=, which is not given", option="dtype"
             )
         if self.dtype is not None:
             check_dtype(self.dtype)

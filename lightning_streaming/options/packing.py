@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NoReturn
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, as_plain, fields_of, store_plain
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.replaced_names import tells_unknown_arguments
@@ -57,7 +58,7 @@ class Packing(OptionGroup):
 
     def __post_init__(self) -> None:
         if self.column is not None and (not isinstance(self.column, str) or not self.column):
-            self._refuse("column", f"must be the name of the column of tokens, but is {self.column!r}")
+            self._refuse("column", f"must be the name of the column of tokens, but is {short_repr(self.column)}")
         with fields_of(self.option):
             self.settings()
         self._take_names("along")
@@ -114,7 +115,7 @@ class Packing(OptionGroup):
         is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes) and getattr(given, "ndim", 1) == 1
         names = tuple(map(as_plain, given)) if is_list else ()  # read once: it may be a generator
         if not is_list or not all(isinstance(one, str) for one in names):
-            self._refuse(name, f"must be a list of names, but is {given!r}")
+            self._refuse(name, f"must be a list of names, but is {short_repr(given)}")
         object.__setattr__(self, name, names)
 
     def _check_dtypes(self, name: str, given: object) -> None:
@@ -122,7 +123,7 @@ class Packing(OptionGroup):
             self._check_dtype(name, given)
             return
         if more := sorted({*given} - {*self.columns}):
-            self._refuse(name, f"may name {', '.join(self.columns)}, but names {more[0]!r}")
+            self._refuse(name, f"may name {', '.join(self.columns)}, but names {short_repr(more[0])}")
         for column, dtype in given.items():
             self._check_dtype(f"{name}.{column}", dtype)
 
@@ -135,14 +136,14 @@ class Packing(OptionGroup):
             known = None
         is_number = known is not None and known.kind in "iuf" and known.itemsize <= MOST_BYTES and known.isnative
         if not is_number:
-            self._refuse(name, f'must name a type of numbers, like "int64", but is {dtype!r}')
+            self._refuse(name, f'must name a type of numbers, like "int64", but is {short_repr(dtype)}')
 
     def _check_pad(self) -> None:
         if isinstance(self.pad, Mapping) and (more := sorted({*self.pad} - {*self.columns})):
-            self._refuse("pad", f"may name {', '.join(self.columns)}, but names {more[0]!r}")
+            self._refuse("pad", f"may name {', '.join(self.columns)}, but names {short_repr(more[0])}")
         for pad in self.pad.values() if isinstance(self.pad, Mapping) else (self.pad,):
             if plain_number(pad) is None and not isinstance(pad, float | np.floating):
-                self._refuse("pad", f"must be a number, or one for each column, but is {self.pad!r}")
+                self._refuse("pad", f"must be a number, or one for each column, but is {short_repr(self.pad)}")
 
 
 def fits(pad: Any, dtype: np.dtype[Any]) -> bool:
@@ -197,7 +198,7 @@ class PackingConfig(Packing):
         self._take_names("without")
         unknown = [one for one in self.without if one not in MADE]
         if unknown:
-            self._refuse("without", f"may name {', '.join(MADE)}, but names {unknown[0]!r}")
+            self._refuse("without", f"may name {', '.join(MADE)}, but names {short_repr(unknown[0])}")
 
     def settings(self) -> PackSettings:
         """How documents are brought together, for order."""

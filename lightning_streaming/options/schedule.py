@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Any, ClassVar
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, named_groups, store_plain
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.sequence.phases import Mix, SettledPhase
@@ -59,13 +60,15 @@ class MixturePhase(OptionGroup):
         store_plain(self)
         if not isinstance(self.mix, Mapping) or not self.mix:
             raise ConfigError(
-                f"schedule.mix must map names of streams to weights, like {{web: 0.9, code: 0.1}}, but is {self.mix!r}",
+                f"schedule.mix must map names of streams to weights, like {{web: 0.9, code: 0.1}}, "
+                f"but is {short_repr(self.mix)}",
                 option="schedule.mix",
             )
         for stream in self.mix:
             if not isinstance(stream, str):
                 raise ConfigError(
-                    f"schedule.mix must map names of streams to weights, but has {stream!r}", option="schedule.mix"
+                    f"schedule.mix must map names of streams to weights, but has {short_repr(stream)}",
+                    option="schedule.mix",
                 )
             self._weights(stream)
         for place, where in enumerate(("beginning", "end")):
@@ -84,7 +87,8 @@ class MixturePhase(OptionGroup):
                 )
         if self.end is not None and (isinstance(self.end, bool) or not isinstance(self.end, Real | str)):
             raise ConfigError(
-                f'schedule.end must be samples, like 800000 or "800m", or a part like "90%", but is {self.end!r}',
+                f'schedule.end must be samples, like 800000 or "800m", or a part like "90%", '
+                f"but is {short_repr(self.end)}",
                 option="schedule.end",
             )
         object.__setattr__(self, "steps", check_whole("schedule.steps", self.steps, 1))
@@ -93,7 +97,7 @@ class MixturePhase(OptionGroup):
         if not isinstance(self.max_repeats, Mapping):
             raise ConfigError(
                 f"schedule.max_repeats must map names of streams to numbers, like {{math: 4}}, but is "
-                f"{self.max_repeats!r}",
+                f"{short_repr(self.max_repeats)}",
                 option="schedule.max_repeats",
             )
         for stream, most in self.max_repeats.items():
@@ -103,7 +107,7 @@ class MixturePhase(OptionGroup):
                 )
             if (plain_number(most) or 0) <= 0:
                 raise ConfigError(
-                    f"schedule.max_repeats must be numbers above 0, but {stream!r} has {most!r}",
+                    f"schedule.max_repeats must be numbers above 0, but {stream!r} has {short_repr(most)}",
                     option="schedule.max_repeats",
                 )
 
@@ -131,12 +135,12 @@ class MixturePhase(OptionGroup):
         part = _PERCENT.fullmatch(self.end) if isinstance(self.end, str) else None
         if part is None and (number := plain_number(self.end)) is not None and number % 1:
             raise ConfigError(
-                f'{option} must be whole samples, or a part like "90%", but is {self.end!r}', option=option
+                f'{option} must be whole samples, or a part like "90%", but is {short_repr(self.end)}', option=option
             )
         if part is None and isinstance(self.end, str) and (words := _IN_WORDS.fullmatch(self.end)):
             raise ConfigError(
                 f'{option} must be samples, like 800000 or "800m", or a part of epoch_size, like "{words[1]}%", but is '
-                f"{self.end!r}",
+                f"{short_repr(self.end)}",
                 option=option,
             )
         if part is None:
@@ -148,7 +152,7 @@ class MixturePhase(OptionGroup):
                 option=option,
             )
         if float(part[1]) > 100:
-            raise ConfigError(f"{option} must be at most 100%, but got {self.end!r}", option=option)
+            raise ConfigError(f"{option} must be at most 100%, but got {short_repr(self.end)}", option=option)
         return round(float(part[1]) / 100 * epoch_size)
 
     def _weights(self, stream: str) -> tuple[float, float]:
@@ -160,7 +164,7 @@ class MixturePhase(OptionGroup):
         numbers = [plain_number(number) for number in pair]
         if len(numbers) != 2 or any(number is None or number < 0 for number in numbers):
             raise ConfigError(
-                f"{option} must be a weight above 0, or two for a ramp like [0.9, 0.5], but is {weight!r}",
+                f"{option} must be a weight above 0, or two for a ramp like [0.9, 0.5], but is {short_repr(weight)}",
                 option=option,
             )
         if not any(numbers):
@@ -228,7 +232,7 @@ def settled_phases(phases: Mapping[str, MixturePhase], epoch_size: int | None) -
                 option=option,
             )
         if stop < 1:
-            raise ConfigError(f"{option} must be at least one sample, but is {phase.end!r}", option=option)
+            raise ConfigError(f"{option} must be at least one sample, but is {short_repr(phase.end)}", option=option)
         settled.append(phase.settled(name, stop))
     last = settled[-1] if settled else None
     if epoch_size is not None and last is not None and last.cut is not None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.column_functions import WHERE, function_name
 from lightning_streaming.options.groups import OptionGroup, store_plain
 from lightning_streaming.replaced_names import tells_unknown_arguments
@@ -56,14 +57,15 @@ def parse_fraction(fraction: str) -> HashSlice:
     match = _FRACTION.fullmatch(fraction)
     if match is None or match["start"] is match["stop"] is None:
         raise ConfigError(
-            f"selection.fraction must be a range in percent, like '0%:98%', ':98%' or '98%:', but got {fraction!r}",
+            f"selection.fraction must be a range in percent, like '0%:98%', ':98%' or '98%:', "
+            f"but got {short_repr(fraction)}",
             hint="slices are drawn by hash, so they cannot be given in samples",
             option="selection.fraction",
         )
     start, stop = Fraction(match["start"] or 0) / 100, Fraction(match["stop"] or 100) / 100
     if not 0 <= start < stop <= 1:
         raise ConfigError(
-            f"selection.fraction={fraction!r} goes from {_percent(start)} to {_percent(stop)}",
+            f"selection.fraction={short_repr(fraction)} goes from {_percent(start)} to {_percent(stop)}",
             hint="a slice must begin before it ends, between 0% and 100%",
             option="selection.fraction",
         )
@@ -209,5 +211,9 @@ def as_numbers(indices: Indices) -> NDArray[np.bool_] | NDArray[np.int64]:
             "selection.indices must be a list of sample numbers, or a truth value for each sample, but has shape "
             f"{values.shape} and dtype {values.dtype}",
             option="selection.indices",
+        )
+    if values.dtype.kind == "u" and values.size and values.max() > np.iinfo(np.int64).max:
+        raise ConfigError(
+            f"selection.indices must be numbers of samples, but has {values.max()}", option="selection.indices"
         )
     return values.astype(np.int64)

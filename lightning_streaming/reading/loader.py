@@ -47,7 +47,7 @@ from lightning_streaming.resume.run import OnMismatch
 from lightning_streaming.resume.state import Cursor, PassStart
 from lightning_streaming.sequence.partition import Partition
 from lightning_streaming.signatures import check_accepts
-from lightning_streaming.units import check_whole
+from lightning_streaming.units import check_truth, check_whole
 
 _log = package_logger(__name__)
 _MOST_UNCLAIMED = 1024
@@ -150,6 +150,15 @@ class StreamingDataLoader(AcceleratedLoader):
         batch_sampler: None = None,
         in_order: bool = True,
     ) -> None:
+        for name, is_set in (
+            ("fixed_epoch", fixed_epoch),
+            ("return_keys", return_keys),
+            ("return_valid_mask", return_valid_mask),
+            ("drop_last", drop_last),
+            ("pin_memory", pin_memory),
+            ("persistent_workers", persistent_workers),
+        ):
+            check_truth(name, is_set)
         if batch_size is None:
             batch_size = dataset.batch_size
         if batch_size is None:

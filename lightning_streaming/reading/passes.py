@@ -20,7 +20,7 @@ from lightning_streaming.dataset.sample_key import keys_of_rows
 from lightning_streaming.dataset.samples import SampleSource
 from lightning_streaming.dataset.transform import Making
 from lightning_streaming.errors import ConfigError, StreamingError
-from lightning_streaming.escaping import package_logger
+from lightning_streaming.escaping import package_logger, short_repr
 from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.debug import DebugConfig
 from lightning_streaming.options.packing import Packing
@@ -53,6 +53,7 @@ from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.partition import BatchGeometry
 from lightning_streaming.sequence.settings import OrderSettings
 from lightning_streaming.sequence.weights import ResolvedWeights
+from lightning_streaming.units import is_one_of
 from lightning_streaming.waits import Shown
 from lightning_streaming.world import World
 
@@ -151,9 +152,9 @@ class CurrentRun:
 
     def load(self, saved: SavedPosition, on_mismatch: OnMismatch) -> None:
         """Go on from a saved position. Whether it is of this data is checked when the data is looked at."""
-        if on_mismatch not in get_args(OnMismatch):
+        if not is_one_of(on_mismatch, get_args(OnMismatch)):
             raise ConfigError(
-                f"on_mismatch must be one of {', '.join(get_args(OnMismatch))}, but got {on_mismatch!r}",
+                f"on_mismatch must be one of {', '.join(get_args(OnMismatch))}, but got {short_repr(on_mismatch)}",
                 option="on_mismatch",
             )
         asked = self.asked.settings.num_canonical_nodes

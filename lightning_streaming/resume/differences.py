@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lightning_streaming.escaping import in_one_line
+from lightning_streaming.escaping import in_one_line, short_repr, shortened
 
 _MOST_ROWS = 24
 """Differences that are shown one by one."""
@@ -54,7 +54,7 @@ def in_words(items: Sequence[Difference]) -> str:
 
 
 def escaped(items: Sequence[Difference]) -> list[Difference]:
-    return [Difference(*map(in_one_line, item)) for item in items]
+    return [Difference(*(shortened(in_one_line(text)) for text in item)) for item in items]
 
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -> Iterator[Difference]:
@@ -70,4 +70,4 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -
 def _brief(value: object) -> str:
     if isinstance(value, Mapping):
         return f"{value['samples']} samples" if "samples" in value else "there"
-    return repr(value)
+    return short_repr(value)

@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 
 import lightning_streaming
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.resume.appended_data import NO_GROWTH, Growth
 from lightning_streaming.resume.saved_fingerprint import SavedFingerprint
 from lightning_streaming.resume.state_upgrade import STATE_VERSION, upgraded, version_of
 from lightning_streaming.resume.stream_list import StreamList
-from lightning_streaming.saved_fields import Fields, shown
+from lightning_streaming.saved_fields import Fields
 from lightning_streaming.sequence.partition import LARGEST_BATCH, BatchGeometry
 from lightning_streaming.sequence.settings import LARGEST_SEED, MOST_CANONICAL_NODES
 from lightning_streaming.sequence.skips import NOTHING_SKIPPED, SkippedPositions, SkippedRange, parse_batch_ranges
@@ -164,7 +165,9 @@ def _skipped(fields: Fields) -> dict[str, SkippedRange]:
         try:
             (asked,) = parse_batch_ranges([name], "skipped")
         except ConfigError as error:
-            raise fields.contradicts(f"a range of batches is written like '12-20', but one is {shown(name)}") from error
+            raise fields.contradicts(
+                f"a range of batches is written like '12-20', but one is {short_repr(name)}"
+            ) from error
         batches += len(asked)
         first, start, last, stop = fields.whole_numbers(name, 4)
         read[name] = (first, start), (last, stop)

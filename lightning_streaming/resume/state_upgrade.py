@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning_streaming.errors import StateError
-from lightning_streaming.saved_fields import DAMAGED, Fields, shown
+from lightning_streaming.escaping import short_repr
+from lightning_streaming.saved_fields import DAMAGED, Fields
 from lightning_streaming.sequence.packing.settings import named_facts
 
 STATE_VERSION = 2
@@ -34,12 +35,12 @@ def version_of(fields: Fields) -> int:
     """
     version = fields.get("version")
     if type(version) is not int or version < 1:
-        raise StateError(f"{fields.of} has version {shown(version)}, and versions are whole numbers", hint=DAMAGED)
+        raise StateError(f"{fields.of} has version {short_repr(version)}, and versions are whole numbers", hint=DAMAGED)
     if version > STATE_VERSION:
         release = fields.get("library_version") if "library_version" in fields else None
         known = isinstance(release, str) and len(release) < 20 and _RELEASE.fullmatch(release)
         raise StateError(
-            f"{fields.of} has version {shown(version)}, and this release reads versions up to {STATE_VERSION}",
+            f"{fields.of} has version {short_repr(version)}, and this release reads versions up to {STATE_VERSION}",
             hint=f"install lightning-streaming {release} or a newer release"
             if known
             else "resume with the release that wrote it, or a newer one",

@@ -160,7 +160,8 @@ class _Counting:
             if self.asked.column is not None:
                 column_lengths(info, self.asked.column, self.asked.dtype)
                 continue
-            check_columns_tell(info, self.looked_at, self.asked.in_words(), option="lengths")
+            hint = LENGTHS.unknown_column_hint if callable(self.asked.lengths) else None
+            check_columns_tell(info, self.looked_at, self.asked.in_words(), option="lengths", other_hint=hint)
             known = encodings_of(info)
             if isinstance(self.asked.lengths, str) and known[self.asked.lengths] not in WHOLE_NUMBERS:
                 raise ConfigError(

@@ -26,10 +26,11 @@ from lightning_streaming.cache.selection_files import selection_path
 from lightning_streaming.errors import (
     ConfigError,
 )
-from lightning_streaming.escaping import package_logger
+from lightning_streaming.escaping import package_logger, short_repr
 from lightning_streaming.files import system_errors
 from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, encodings_of
 from lightning_streaming.formats.index import DatasetIndex
+from lightning_streaming.options.column_functions import WHERE
 from lightning_streaming.options.selection import Indices, SelectionConfig, as_numbers
 from lightning_streaming.selection.bitmap import Selection, packed_bytes
 from lightning_streaming.selection.conditions import (
@@ -364,8 +365,9 @@ def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionCo
         quoted = [name for name in condition.columns if f'"{name}"' in condition.expression and name not in hints]
         hints |= {name: f"text stands in single quotes in SQL: '{name}'" for name in quoted}
     option = "selection.group_by" if isinstance(condition, PartCondition) else "selection.where"
+    other_hint = WHERE.unknown_column_hint if isinstance(condition, FunctionCondition) else None
     for _, info in index.shards.examples():
-        check_columns_tell(info, condition.columns, asked.in_words(), hints, option)
+        check_columns_tell(info, condition.columns, asked.in_words(), hints, option, other_hint)
         if isinstance(condition, PartCondition):
             _check_equal_or_not(encodings_of(info), condition)
 
@@ -388,7 +390,7 @@ def _read_indices(indices: Indices) -> NDArray[np.bool_] | NDArray[np.int64]:
         values = _mapped(Location(indices))
     except (ValueError, EOFError) as error:
         raise ConfigError(
-            f"selection.indices={indices!r} must be a .npy file of numbers or truth values ({error})",
+            f"selection.indices={short_repr(indices)} must be a .npy file of numbers or truth values ({error})",
             option="selection.indices",
             path=indices,
         ) from None

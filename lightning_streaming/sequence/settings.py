@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.units import store_whole
 
 ShuffleAlgo = Literal["blockwise", "naive", "py1b", "py1br", "py1e", "py1s", "py2s"]
@@ -28,7 +29,7 @@ def require_known(setting: str, name: str, known: Iterable[str]) -> None:
     """
     known = sorted(known)
     if not isinstance(name, str) or name not in known:
-        raise ConfigError(f"{setting} must be one of {', '.join(known)}, but got {name!r}", option=setting)
+        raise ConfigError(f"{setting} must be one of {', '.join(known)}, but got {short_repr(name)}", option=setting)
 
 
 DEFAULT_SHUFFLE_SEED = 9176

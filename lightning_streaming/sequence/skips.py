@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.sequence.base import SampleSequence, digest_of
 from lightning_streaming.sequence.partition import Partition
 
@@ -174,7 +175,8 @@ def parse_batch_ranges(asked: Iterable[int | str], field: str) -> tuple[BatchRan
     """
     if isinstance(asked, str | bytes | bytearray | Mapping) or not isinstance(asked, Iterable):
         raise ConfigError(
-            f'{field} must be a list of global batches like ["12000-12100", "15000"], but got {asked!r}', option=field
+            f'{field} must be a list of global batches like ["12000-12100", "15000"], but got {short_repr(asked)}',
+            option=field,
         )
     ranges = sorted(_parse(one, field) for one in asked)
     for before, after in pairwise(ranges):
@@ -189,7 +191,8 @@ def _parse(one: int | str, field: str) -> BatchRange:
     form = _FORM.fullmatch(str(one)) if isinstance(one, int | str) and not isinstance(one, bool) else None
     if form is None:
         raise ConfigError(
-            f'{field} has ranges of global batches like "12000-12100" or "15000", but got {one!r}', option=field
+            f'{field} has ranges of global batches like "12000-12100" or "15000", but got {short_repr(one)}',
+            option=field,
         )
     found = BatchRange(int(form[1]), int(form[2] or form[1]))
     if found.last < found.first:

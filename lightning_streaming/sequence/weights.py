@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.sequence.base import SampleSequence, digest_of
 from lightning_streaming.sequence.stretches import StreamPasses, Stretch, StretchUnits, stretch_units
 from lightning_streaming.units import LARGEST_COUNT, plain_number, store_whole
@@ -44,7 +45,7 @@ class StreamWeight:
             number = plain_number(value)
             if number is None or number < 0:
                 raise ConfigError(
-                    f"{name} must be a finite number that is not negative, but got {value!r}", option=name
+                    f"{name} must be a finite number that is not negative, but got {short_repr(value)}", option=name
                 )
             object.__setattr__(self, name, number)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +13,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.groups import group_of
 from lightning_streaming.reading.dataset import StreamingDataset
@@ -23,7 +24,7 @@ from lightning_streaming.signatures import accepts_keyword, check_accepts, expla
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
 from lightning_streaming.trainer.first_download import first_download, shown_by
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
-from lightning_streaming.units import store_whole
+from lightning_streaming.units import check_truth, is_one_of, store_whole
 from lightning_streaming.world import DATA_PARALLEL, World, readers_of_mesh
 
 Stage = Literal["train", "val", "test", "predict"]
@@ -94,16 +95,23 @@ class ModuleOptions(LoaderOptions, StageOptions):
     """Options of a data module; stages first."""
 
     def __post_init__(self) -> None:
-        for name, stages in (("return_keys", self.return_keys), ("return_valid_mask", self.return_valid_mask)):
-            if isinstance(stages, str) or any(one not in STAGES for one in stages):
-                raise ConfigError(
-                    f"{name} must be a list of stages ({', '.join(STAGES)}), but got {stages!r}", option=name
-                )
-        self.return_keys, self.return_valid_mask = tuple(self.return_keys), tuple(self.return_valid_mask)
+        self.return_keys = _stages("return_keys", self.return_keys)
+        self.return_valid_mask = _stages("return_valid_mask", self.return_valid_mask)
+        for name in ("persistent_workers", "pin_memory", "drop_last"):
+            check_truth(name, getattr(self, name))
         store_whole(self, "batch_size", 1)
         store_whole(self, "eval_batch_size", 1, or_none=True)
         store_whole(self, "num_workers", 0)
         store_whole(self, "prefetch_factor", 1, or_none=True)
+
+
+def _stages(option: str, stages: Any) -> tuple[Stage, ...]:
+    names = tuple(stages) if isinstance(stages, Iterable) and not isinstance(stages, str) else (stages,)
+    if isinstance(stages, str) or not all(is_one_of(name, STAGES) for name in names):
+        raise ConfigError(
+            f"{option} must be a list of stages ({', '.join(STAGES)}), but got {short_repr(stages)}", option=option
+        )
+    return names
 
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.reading.workers import SHIELDED_SIGNALS
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.lightning_internals import save_whole
@@ -63,11 +64,15 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
         self, dirpath: str | Path, signals: Sequence[signal.Signals] = DEFAULT_SIGNALS, every_n_steps: int = 1
     ) -> None:
         super().__init__(dirpath, "preempted")
-        self._signals = tuple(signal.Signals(one) for one in signals)
+        try:
+            self._signals = tuple(signal.Signals(one) for one in signals)
+        except (TypeError, ValueError):  # other values than signals, or no list
+            self._signals = ()
         if not self._signals or {*self._signals} - {*SHIELDED_SIGNALS}:
+            names = ", ".join(one.name for one in self._signals)
             raise ConfigError(
-                f"signals must be some of {', '.join(one.name for one in SHIELDED_SIGNALS)}, "
-                f"but got {', '.join(one.name for one in self._signals) or 'none'}",
+                f"signals must be a list of some of {', '.join(one.name for one in SHIELDED_SIGNALS)}, but got "
+                f"{names or short_repr(signals)}",
                 option="signals",
             )
         self._every_n_steps = check_whole("every_n_steps", every_n_steps, 1)

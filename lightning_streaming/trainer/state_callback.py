@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset
 
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.reading.dataset import StreamingDataset, saved_at
 from lightning_streaming.reading.following import check_same_data
 from lightning_streaming.reading.loader import StreamingDataLoader, no_batch_error, tell_length_of_first_epoch
@@ -40,6 +41,7 @@ from lightning_streaming.resume.state import (
 from lightning_streaming.sequence.skips import TrainProgress
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.config import shown
+from lightning_streaming.units import is_one_of
 
 
 class StreamingStateCallback(Callback):
@@ -58,8 +60,10 @@ class StreamingStateCallback(Callback):
     """
 
     def __init__(self, on_mismatch: OnMismatch = "error") -> None:
-        if on_mismatch not in ("error", "warn"):
-            raise ConfigError(f'on_mismatch must be "error" or "warn", but got {on_mismatch!r}', option="on_mismatch")
+        if not is_one_of(on_mismatch, ("error", "warn")):
+            raise ConfigError(
+                f'on_mismatch must be "error" or "warn", but got {short_repr(on_mismatch)}', option="on_mismatch"
+            )
         self._on_mismatch: OnMismatch = on_mismatch
         self._place: _TrainedSoFar | None = None
         self._restored: SavedRun | None = None

@@ -17,6 +17,7 @@ from lightning_streaming.dataset.sample_key import SampleKey, SampleKeys, table_
 from lightning_streaming.errors import ConfigError, FormatError, UnsupportedError
 from lightning_streaming.reading.loader import StreamingDataLoader, tell_keys
 from lightning_streaming.trainer import lightning_internals
+from lightning_streaming.units import check_path
 
 
 class StepLog(Callback):
@@ -42,7 +43,7 @@ class StepLog(Callback):
     """
 
     def __init__(self, dirpath: str | os.PathLike[str]) -> None:
-        self._directory = Path(dirpath)
+        self._directory = Path(check_path("dirpath", dirpath, "a directory"))
         self._log: LineLog | None = None
         self._run = 0
         self._loaders: dict[str, tuple[StreamingDataLoader, deque[SampleKeys]]] = {}

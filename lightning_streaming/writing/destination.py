@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.files import PARTIAL_SUFFIX, remove_partials, system_errors
 from lightning_streaming.formats.hashing import hash_file
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
@@ -333,7 +334,8 @@ def parse_out(out: str | Path | tuple[str, str]) -> tuple[Path | None, str | Non
             return directory, remote
     shown = ", ".join(mask_url(str(part)) for part in (out if isinstance(out, tuple | list) else [out]))
     raise ConfigError(
-        f"out must be a directory, a URL, or a pair (directory, another place), but got {shown!r}", option="out"
+        f"out must be a directory, a URL, or a pair (directory, another place), but got {short_repr(shown)}",
+        option="out",
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.index import (
     INDEX_BASENAME,
@@ -84,7 +85,7 @@ def join(
     roots = _roots(out, options)
     if isinstance(parts, str | Path) or not parts:
         raise ConfigError(
-            f"parts must be a list of at least one, but got {parts!r}",
+            f"parts must be a list of at least one, but got {short_repr(parts)}",
             hint="merge_recursive finds those below out",
             option="parts",
         )

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError, PartError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.waits import bar
 from lightning_streaming.writing import parts
@@ -212,7 +213,9 @@ class ProcessWorkers:
         """
         if start_method not in multiprocessing.get_all_start_methods():
             known = ", ".join(multiprocessing.get_all_start_methods())
-            raise ConfigError(f"start_method must be one of {known}, but got {start_method!r}", option="start_method")
+            raise ConfigError(
+                f"start_method must be one of {known}, but got {short_repr(start_method)}", option="start_method"
+            )
         if start_method != "fork":
             _check_pickles(job)
         for number, part_input in enumerate(inputs):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, EncodingError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.compression import check_algorithm, compress, extension
 from lightning_streaming.formats.encodings import Check, find_check
 from lightning_streaming.formats.hashing import hash_bytes
@@ -65,13 +66,16 @@ def parse_settings(
     """
     if isinstance(hashes, str):
         raise ConfigError(
-            f"hashes must be a list of names, but got the text {hashes!r}", hint=f"write [{hashes!r}]", option="hashes"
+            f"hashes must be a list of names, but got the text {short_repr(hashes)}",
+            hint=f"write [{hashes!r}]",
+            option="hashes",
         )
     if not isinstance(hashes or (), Sequence) or not all(isinstance(name, str) for name in hashes or ()):
-        raise ConfigError(f"hashes must be a list of names, but got {hashes!r}", option="hashes")
+        raise ConfigError(f"hashes must be a list of names, but got {short_repr(hashes)}", option="hashes")
     if not isinstance(compression or "", str):
         raise ConfigError(
-            f"compression must be a name like 'zstd' or 'zstd:19', but got {compression!r}", option="compression"
+            f"compression must be a name like 'zstd' or 'zstd:19', but got {short_repr(compression)}",
+            option="compression",
         )
     return ShardSettings(
         compression=compression or None,
@@ -86,12 +90,14 @@ def _parse_size_limit(size_limit: int | float | str | None) -> int | None:
         return None
     if isinstance(size_limit, bool) or not isinstance(size_limit, Real | str):
         raise ConfigError(
-            f"size_limit must be a size like '64mb', or None for no limit, but got {size_limit!r}", option="size_limit"
+            f"size_limit must be a size like '64mb', or None for no limit, but got {short_repr(size_limit)}",
+            option="size_limit",
         )
     found = parse_bytes(size_limit, "size_limit")
     if not found and any(digit in str(size_limit) for digit in "123456789"):
         raise ConfigError(
-            f"size_limit must be at least 1 byte, or None for no limit, but got {size_limit!r}", option="size_limit"
+            f"size_limit must be at least 1 byte, or None for no limit, but got {short_repr(size_limit)}",
+            option="size_limit",
         )
     return found or None
 
@@ -375,7 +381,7 @@ def _check_columns(columns: object) -> None:
     if not isinstance(columns, Mapping) or not all(isinstance(text, str) for pair in columns.items() for text in pair):
         shown = dict(columns) if isinstance(columns, Mapping) else columns
         raise ConfigError(
-            f"columns must map names to encodings, all of them texts, but got {shown!r}", option="columns"
+            f"columns must map names to encodings, all of them texts, but got {short_repr(shown)}", option="columns"
         )
 
 

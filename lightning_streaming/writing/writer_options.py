@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.storage import StorageOptions
 from lightning_streaming.units import store_whole
 from lightning_streaming.writing.shard_encoders import ShardSettings, parse_settings
@@ -105,10 +106,12 @@ class WriterOptions(ShardOptions):
         store_whole(self, "retry", 1)
         store_whole(self, "max_workers", 1, or_none=True)
         if self.mode not in get_args(Mode):
-            raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, but got {self.mode!r}", option="mode")
+            raise ConfigError(
+                f"mode must be one of {', '.join(get_args(Mode))}, but got {short_repr(self.mode)}", option="mode"
+            )
         if self.exist_ok and self.mode != "create":
             raise ConfigError(
-                f"exist_ok=True replaces what is there, but mode={self.mode!r} continues it",
+                f"exist_ok=True replaces what is there, but mode={short_repr(self.mode)} continues it",
                 hint="choose one of both",
                 option="exist_ok",
             )
@@ -151,7 +154,7 @@ class _PartsOptions(ShardOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mode not in ("create", "resume"):
-            raise ConfigError(f"mode must be 'create' or 'resume', but got {self.mode!r}", option="mode")
+            raise ConfigError(f"mode must be 'create' or 'resume', but got {short_repr(self.mode)}", option="mode")
 
 
 @dataclass(frozen=True)
@@ -198,5 +201,7 @@ class ParallelOptions(_PartsOptions, Generic[Input]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.engine not in _ENGINES:
-            raise ConfigError(f"engine must be one of {', '.join(_ENGINES)}, but got {self.engine!r}", option="engine")
+            raise ConfigError(
+                f"engine must be one of {', '.join(_ENGINES)}, but got {short_repr(self.engine)}", option="engine"
+            )
         store_whole(self, "num_workers", 1, or_none=True)

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from lightning_streaming import LocalDataset, SampleKey, Stream, StreamingDataset, World
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError, SampleIndexError
 from lightning_streaming.sequence.settings import SHUFFLE_ALGOS
-from tests.helpers import ids, make_dataset, make_loader, write_dataset
+from tests.helpers import assert_error, ids, make_dataset, make_loader, write_dataset
 from tests.servers import HttpStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -308,3 +308,12 @@ def test_making_one_looks_at_nothing(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError):
         len(local)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("local", 3), ("local", None), ("local", ""), ("local", np.array(["a", "b"])), ("allow_unsafe_types", "false")],
+)
+def test_a_local_dataset_refuses_other_values(option: str, value: Any) -> None:
+    with assert_error(ConfigError, option=option):
+        LocalDataset(**{"local": "x", option: value})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 import pickle
 import types
 from fractions import Fraction
@@ -27,6 +28,7 @@ from lightning_streaming import (
     StreamingConfig,
     StreamingDataset,
     TokenBudget,
+    World,
 )
 from lightning_streaming.errors import ConfigError, UnknownArgumentError
 from lightning_streaming.options.groups import OptionGroup
@@ -119,6 +121,38 @@ def test_an_error_names_the_field(group: dict[str, Any], option: str) -> None:
         StreamingDataset(**{"remote": "x", **group})
 
 
+_HUGE = {
+    "text": "x" * 10**6,
+    "number": 10**5000,
+    "list": [*range(10**5)],
+    "mapping": {"a": {"b": "x" * 10**6}},
+    "bytes": b"x" * 10**6,
+}
+_BARE: dict[type, dict[str, Any]] = {
+    StreamingDataset: {"remote": "x"},
+    PackingConfig: {"column": "a", "capacity": 8},
+    TokenBudget: {"column": "a", "tokens": 8},
+    MixturePhase: {"mix": {"a": 1}},
+    JoinConfig: {"remote": "x"},
+    Stream: {"remote": "x"},
+}
+
+
+def _refusal(kind: type, name: str, value: Any) -> str:
+    try:
+        kind(**{**_BARE.get(kind, {}), name: value})
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("value", _HUGE)
+@pytest.mark.parametrize("kind", [*_BARE, *GROUPS, SelectionConfig, World])
+def test_errors_show_huge_values_in_part(kind: type, value: str) -> None:
+    for name in inspect.signature(kind).parameters:
+        assert len(_refusal(kind, name, _HUGE[value])) < 1000, name
+
+
 def test_values_are_kept_and_written_as_plain_ones() -> None:
     class Text(str, enum.Enum):
         NAME, METHOD = "a", "best_fit"
@@ -167,6 +201,13 @@ def test_names_may_come_from_a_generator() -> None:
     names: dict[str, Any] = {"along": (name for name in "bc"), "without": iter(["document_ids"])}
     packing = PackingConfig(column="a", capacity=8, **names)
     assert (packing.along, packing.without) == (("b", "c"), ("document_ids",))
+
+
+def test_numbers_of_samples_are_not_narrowed() -> None:
+    for huge in (np.array([1, 2**63], np.uint64), [2**63], [2**64], [2**63, -1]):
+        with assert_error(ConfigError, option="selection.indices"):
+            SelectionConfig(indices=huge)
+    assert SelectionConfig(indices=np.array([2**63 - 1], np.uint64)) == SelectionConfig(indices=[2**63 - 1])
 
 
 def test_selections_of_other_samples_are_not_equal() -> None:

@@ -60,6 +60,10 @@ def test_the_batch_size_comes_from_dataset_or_loader(root: Path) -> None:
         (4, {"batch_size": 8}, "batch_size=4 and the loader with 8"),
         (4, {"shuffle": True}, "shuffle=True there"),
         (4, {"in_order": False}, "in order"),
+        (4, {"drop_last": "false"}, "drop_last must be True or False, but got 'false'"),
+        (4, {"fixed_epoch": "no"}, "fixed_epoch must be True or False"),
+        (4, {"return_keys": "train"}, "return_keys must be True or False"),
+        (4, {"return_valid_mask": ["val"]}, "return_valid_mask must be True or False"),
     ],
 )
 def test_what_cannot_work_is_refused(

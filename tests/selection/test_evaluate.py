@@ -666,6 +666,11 @@ def test_a_function_may_say_none_of_samples_that_are_not_wanted(data: Path, func
     [
         ({"selection": {"where": "scor > 1"}}, r"looks at column 'scor', which is not there; .*did you mean 'score'\?"),
         ({"selection": {"where": lambda scor: True}}, r"where=.*<lambda> looks at column 'scor'"),
+        (
+            {"selection": {"where": lambda sample: True}},
+            r"column 'sample', which is not there; .*; the parameters of the function must be named like "
+            r"columns, as in lambda score, lang: ",
+        ),
         ({"selection": {"where": "tokens > 3"}}, r"column 'tokens', which is 'ndarray:uint16'; only numbers, text"),
         ({"selection": {"where": "score +"}}, r"cannot be read as a condition in SQL"),
         ({"selection": {"where": "1 = 1"}}, "looks at no column"),

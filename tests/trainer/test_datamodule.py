@@ -377,6 +377,23 @@ def test_fit_without_training_data_says_what_to_pass(data: Path, tmp_path: Path)
         quiet_trainer(tmp_path).fit(Evaluated(), datamodule=StreamingDataModule(val=config(data, "val")))
 
 
+@pytest.mark.parametrize("option", ["return_keys", "return_valid_mask"])
+def test_stages_may_come_from_a_generator_and_are_no_other_values(data: Path, option: str) -> None:
+    stages: Any = (stage for stage in ["train"])
+    assert getattr(StreamingDataModule(config(data), batch_size=4, **{option: stages}), option) == ("train",)
+    others: list[Any] = [True, 3, "train", ["fit"], [3], np.array([[1, 2]]), None]
+    for wrong in others:
+        with assert_error(ConfigError, option=option):
+            StreamingDataModule(config(data), batch_size=4, **{option: wrong})
+
+
+@pytest.mark.parametrize("option", ["persistent_workers", "pin_memory", "drop_last"])
+def test_a_text_is_no_truth_value(data: Path, option: str) -> None:
+    wrong: Any = "false"
+    with assert_error(ConfigError, option=option):
+        StreamingDataModule(config(data), batch_size=4, **{option: wrong})
+
+
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:Total length of")
 @pytest.mark.parametrize("with_module", [True, False])
 def test_fit_says_why_drop_last_leaves_no_batch(data: Path, tmp_path: Path, with_module: bool) -> None:

@@ -242,7 +242,16 @@ def test_slurm_is_asked_to_requeue_after_the_save(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"signals": ()}, {"signals": (signal.SIGTERM, signal.SIGSEGV)}, {"every_n_steps": 0}]
+    "settings",
+    [
+        {"signals": ()},
+        {"signals": (signal.SIGTERM, signal.SIGSEGV)},
+        {"signals": "SIGTERM"},
+        {"signals": ["SIGTERM"]},
+        {"signals": signal.SIGTERM},
+        {"signals": [10**6]},
+        {"every_n_steps": 0},
+    ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):

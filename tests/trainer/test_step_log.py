@@ -26,6 +26,7 @@ from lightning_streaming import (
 )
 from lightning_streaming.errors import ConfigError, FormatError, UnsupportedError
 from lightning_streaming.logs import PartKey, read_step_log
+from tests.helpers import assert_error
 from tests.trainer.harness import TRAIN_SAMPLES, Recorder, Run, SaveAtEveryStep, SaveThenStop, with_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -255,3 +256,9 @@ def test_loaders_are_told_apart_and_what_is_not_there_is_named(tmp_path: Path) -
     (log / "rank1.jsonl").write_text('{"run": 1}\n')
     with pytest.raises(FormatError, match=r"line 1 of .*rank1.jsonl is not one of a log of steps"):
         read_step_log(log, "text")
+
+
+@pytest.mark.parametrize("dirpath", ["", 3, None, b"log"])
+def test_the_directory_of_a_log_is_a_path(dirpath: Any) -> None:
+    with assert_error(ConfigError, option="dirpath"):
+        StepLog(dirpath)

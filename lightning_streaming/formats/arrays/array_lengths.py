@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError, ShardCorruptError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.arrays.megatron import DocumentLengths
 from lightning_streaming.formats.columns import AT_ONCE, encodings_of, no_such_column, payloads
 from lightning_streaming.formats.encodings import encoding
@@ -59,7 +60,9 @@ def check_dtype(dtype: str) -> int:
     except TypeError:
         known = np.dtype(object)
     if not isinstance(dtype, str) or known.kind not in "iuf" or known.itemsize not in _WIDTHS:
-        raise ConfigError(f"dtype must be one of numbers, like 'uint16' or 'int32', but is {dtype!r}", option="dtype")
+        raise ConfigError(
+            f"dtype must be one of numbers, like 'uint16' or 'int32', but is {short_repr(dtype)}", option="dtype"
+        )
     return known.itemsize
 
 

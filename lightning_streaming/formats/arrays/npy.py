@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple
 import numpy as np
 
 from lightning_streaming.errors import ConfigError, FormatError, ShardCorruptError
+from lightning_streaming.escaping import shortened
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.arrays.row_files import (
     MAX_ROW_BYTES,
@@ -45,7 +46,6 @@ from lightning_streaming.formats.arrays.row_files import (
 from lightning_streaming.formats.mds.shard import map_file
 from lightning_streaming.formats.shard_format import RangedFile, StoredFiles, by_file, described, map_unknown
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, entry_error
-from lightning_streaming.formats.values import shortened
 
 _MAGIC = b"\x93NUMPY"
 _LENGTHS: Mapping[bytes, struct.Struct] = {

@@ -33,6 +33,7 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     UnsupportedError,
 )
+from lightning_streaming.escaping import shortened
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.arrow.parquet_footers import (
     DAMAGED,
@@ -58,7 +59,6 @@ from lightning_streaming.formats.shard_table import (
     column_names,
     shown_file,
 )
-from lightning_streaming.formats.values import shortened
 
 _NAME = "parquet"
 _SUFFIXES = FILE_SUFFIXES[_NAME]

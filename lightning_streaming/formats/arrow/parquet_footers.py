@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_streaming.errors import ShardCorruptError, UnsupportedError
+from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.arrow.rows import sound_arrow
 from lightning_streaming.formats.arrow.values import require_parquet, require_pyarrow
 from lightning_streaming.formats.shard_format import RangedFile
-from lightning_streaming.formats.values import shortened
 
 _MAGIC, _SEALED = b"PAR1", b"PARE"
 _POINTER = b"version https://git-lfs"

@@ -29,6 +29,7 @@ from lightning_streaming.errors import (
     StreamingError,
     UnsupportedError,
 )
+from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.arrow.arrays import DenseKind, Numbers
 from lightning_streaming.formats.arrow.tables import (
     DenseColumn,
@@ -51,7 +52,6 @@ from lightning_streaming.formats.arrow.values import (
     stored,
 )
 from lightning_streaming.formats.readers import ColumnReader, FlatColumn, PlainRows, plain_rows
-from lightning_streaming.formats.values import shortened
 
 _UNSUPPORTED = re.compile(
     r"decrypt|compression codec|not supported by the C\+\+|column type: UNKNOWN|unknown encoding type", re.IGNORECASE

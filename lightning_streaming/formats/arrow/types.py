@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming.errors import ConfigError, UnsupportedError
+from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.arrow.arrays import Numbers, Shaped
 from lightning_streaming.formats.arrow.values import (
     ArrowKind,
@@ -40,7 +41,6 @@ from lightning_streaming.formats.arrow.values import (
     Text,
     require_pyarrow,
 )
-from lightning_streaming.formats.values import shortened
 
 _MOST_BYTES = 2**31 - 1
 """Of one item of an array, to numpy."""

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import EncodingError, MissingDependencyError
+from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.images.encodings import IMAGE_FORMATS, open_image_file
-from lightning_streaming.formats.values import brief, shortened
+from lightning_streaming.formats.values import brief
 
 Read = Callable[[int], Any]
 """The value of a row, in [0, rows) of one array. Raises EncodingError, or ValueError of damaged texts."""

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.images.encodings import (
     BEGINNINGS,
     IMAGE_FORMATS,
@@ -267,7 +268,8 @@ def _pair(what: str, size: int | Size, option: str = "min_size") -> Size:
         width = height = 0
     if min(width, height) < 1:
         raise ConfigError(
-            f"{what} must be a number of pixels, or width and height; at least 1; but got {size!r}", option=option
+            f"{what} must be a number of pixels, or width and height; at least 1; but got {short_repr(size)}",
+            option=option,
         )
     return width, height
 
@@ -288,7 +290,8 @@ def _box_within(box: tuple[int, int, int, int], width: int, height: int) -> tupl
         is_within = False
     if not is_within:
         raise ConfigError(
-            f"a crop must be a box of whole pixels within {width} x {height} pixels, but got {box!r}", option="box"
+            f"a crop must be a box of whole pixels within {width} x {height} pixels, but got {short_repr(box)}",
+            option="box",
         )
     return left, upper, right, lower
 

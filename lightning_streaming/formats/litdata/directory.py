@@ -27,6 +27,7 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     UnsupportedError,
 )
+from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.arrow.rows import PlainArrow, plain_arrow
 from lightning_streaming.formats.arrow.values import require_pyarrow
 from lightning_streaming.formats.compression import ZSTD_HEAD_BYTES, check_algorithm, declared_zstd_bytes
@@ -50,7 +51,7 @@ from lightning_streaming.formats.mds.shard import table_bytes
 from lightning_streaming.formats.readers import PlainRows, ShardReader
 from lightning_streaming.formats.shard_format import StoredFiles, described, other_shard
 from lightning_streaming.formats.shard_table import INDEX_BASENAME, FileInfo, ShardInfo, check_columns
-from lightning_streaming.formats.values import brief, shortened
+from lightning_streaming.formats.values import brief
 
 _NAME = "litdata"
 _JSON_KINDS = frozenset({"str", "int", "float", "bool", "bytes", "null", "list", "map", "struct"})

@@ -30,10 +30,11 @@ from lightning_streaming.errors import (
     MissingDependencyError,
     ShardCorruptError,
 )
+from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.encodings import Encoding, encode_value, encoding, is_unsafe
 from lightning_streaming.formats.index import MAX_RAW_BYTES, ShardInfo
 from lightning_streaming.formats.readers import PlainRows, plain_rows
-from lightning_streaming.formats.values import NUMBERS, IntEncoding, NdarrayEncoding, shortened
+from lightning_streaming.formats.values import NUMBERS, IntEncoding, NdarrayEncoding
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -33,6 +33,7 @@ from lightning_streaming.errors import (
     SampleIndexError,
     ShardCorruptError,
 )
+from lightning_streaming.escaping import shortened
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.images.encodings import require_pillow
 from lightning_streaming.formats.mds.shard import map_file
@@ -42,7 +43,6 @@ from lightning_streaming.formats.tar.member_values import decoder, is_image, is_
 from lightning_streaming.formats.tar.members import Members, read_members
 from lightning_streaming.formats.tar.published_counts import published_counts
 from lightning_streaming.formats.tar.windows import StoredWindow, UnpackedWindow
-from lightning_streaming.formats.values import shortened
 
 KEY = "__key__"
 """The column of the samples' names."""
