@@ -12,7 +12,7 @@
     shard_format   the interface of formats of other libraries, and what these share
 
     mds            the MDS shard file and its samples
-    arrow          Parquet files; rows, types, values and arrays of Arrow record batches
+    arrow          Parquet files; rows, types and values of Arrow record batches
     tar            WebDataset: tar files of samples, their members and values
     arrays         .npy files, tokens of Megatron-LM, files of rows of equal size, lengths of arrays
     litdata        directories that litData optimised: chunks, rows, samples, leaves

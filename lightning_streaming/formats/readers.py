@@ -42,17 +42,17 @@ class ShardReader(Protocol):
         ...
 
 
-def no_such_sample(path: Path | str, count: int, index: int) -> SampleIndexError:
+def no_such_sample(shown: Path | str, count: int, index: int, path: str | None = None) -> SampleIndexError:
     """Return the error of an index that is out of range.
 
     Args:
-        path: The file.
+        shown: The shard, as errors show it.
         count: Number of its samples.
         index: The index.
+        path: The file, if it is not ``shown``.
     """
-    return SampleIndexError(
-        f"{path} has {count} samples, but sample {index} was requested", path=str(path), sample=index
-    )
+    message = f"{shown} has {count} samples, but sample {index} was requested"
+    return SampleIndexError(message, path=path or str(shown), sample=index)
 
 
 @dataclass(frozen=True, slots=True)

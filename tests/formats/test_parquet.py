@@ -30,7 +30,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.formats.arrays.array_lengths import column_lengths
 from lightning_streaming.formats.arrow.parquet import ParquetFormat
-from lightning_streaming.formats.arrow.parquet_footers import Footer
+from lightning_streaming.formats.arrow.parquet_files import Footer
 from lightning_streaming.formats.columns import encodings_of, flat_column, read_columns
 from lightning_streaming.formats.index import dump_index, parse_index
 from lightning_streaming.formats.readers import ShardReader
@@ -323,7 +323,7 @@ def test_columns_that_are_not_read_matter_only_where_they_are_wanted(tmp_path: P
     for columns in (None, ["tokens"]):
         with assert_error(UnsupportedError, option="columns", path="a.parquet") as caught:
             check_shard(odd, columns=columns)
-        assert "'tokens' is of Arrow's type odd<x>" in str(caught.value)
+        assert "'tokens' has the unsupported type odd<x>" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -331,11 +331,11 @@ def test_columns_that_are_not_read_matter_only_where_they_are_wanted(tmp_path: P
     [
         (b"", "is empty"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
-        (b"PAR1", "does not end as a Parquet file"),
+        (b"PAR1", "does not end like a Parquet file"),
         (b"PAR1" + b"x" * 50 + b"\xff\xff\xff\x7fPAR1", "fewer than its footer's"),
         (b"PAR1" + b"x" * 50 + b"\x20\0\0\0PAR1", "the footer of"),
         (b"PAR1" + b"x" * 50 + b"\x20\0\0\0PARE", "encrypted"),
-        (b"CSV, 1, 2, 3 and more", "does not end as a Parquet file"),
+        (b"CSV, 1, 2, 3 and more", "does not end like a Parquet file"),
     ],
 )
 def test_what_is_no_parquet_file_is_told(tmp_path: Path, data: bytes, words: str) -> None:
@@ -353,7 +353,7 @@ def test_a_place_without_parquet_files_is_told(tmp_path: Path) -> None:
     assert "like a.txt" in str(caught.value)
     with assert_error(ConfigError, path=tmp_path / "none") as caught:
         describe(tmp_path / "none", "parquet")
-    assert "correct the path" in str(caught.value)
+    assert "check the path" in str(caught.value)
 
 
 def test_what_writers_keep_for_themselves_is_left_out(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_a_file_that_has_changed_is_told_or_read_rightly(tmp_path: Path) -> None
     mixed = replace(infos[1], zip_data=other[0].zip_data)
     with assert_error(ShardCorruptError, path="a.parquet") as caught:
         unpacked(mixed, tmp_path, parts=parts)
-    assert "row group 1 is another one" in str(caught.value)
+    assert "row group 1 differs" in str(caught.value)
 
 
 def test_what_is_known_of_a_file_is_not_used_for_another_version_of_it(

@@ -1,11 +1,11 @@
-"""What each of Arrow's types becomes in a sample, by the schema alone.
+"""Kinds of values for Arrow's types, from the schema alone.
 
-Hugging Face datasets writes next to a schema what it means by its columns, as JSON::
+Hugging Face datasets describes columns next to a schema, as JSON::
 
     {"info": {"features": {"picture": {"_type": "Image"}, "grid": {"_type": "Array2D", "shape": [2, 3]}}}}
 
-Of that, images and arrays of several dimensions are told from structs and lists of lists. Extension types are what they
-are stored as; but for ``arrow.fixed_shape_tensor``, whose shape the type itself says.
+That distinguishes images and arrays of several dimensions from structs and lists of lists. Extension types are read as
+their storage, except ``arrow.fixed_shape_tensor``, whose type has a shape.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy as np
 
 from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.escaping import shortened
-from lightning_streaming.formats.arrow.arrays import Numbers, Shaped
 from lightning_streaming.formats.arrow.values import (
     ArrowKind,
     Binary,
@@ -35,18 +34,20 @@ from lightning_streaming.formats.arrow.values import (
     Moment,
     Null,
     Number,
+    Numbers,
     Pairs,
     Rare,
     Record,
+    Shaped,
     Text,
     require_pyarrow,
 )
 
-_MOST_BYTES = 2**31 - 1
-"""Of one item of an array, to numpy."""
-_MOST_DIMENSIONS = 32
+_MAX_BYTES = 2**31 - 1
+"""Most bytes of one item of an array in numpy."""
+_MAX_DIMENSIONS = 32
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_MOST_NAMED = 20
+_MAX_NAMES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,71 +56,71 @@ class ArrowColumn:
 
     name: str
     kind: ArrowKind
-    """What its values are, and how they are read."""
+    """Kind of its values."""
     type: str
-    """Arrow's own name for it, shortened."""
+    """Arrow's name of its type, shortened."""
 
     @property
     def encoding(self) -> str:
-        """The MDS encoding that would hold such values; where there is none, Arrow's type."""
+        """The MDS encoding that would hold such values; Arrow's type if there is none."""
         return "null" if isinstance(self.kind, Null) else self.kind.encoding or self.type
 
 
 def arrow_columns(schema: Any, columns: Sequence[str] | None, shown: str) -> dict[str, ArrowColumn]:
-    """The columns of a schema by name, in its order.
+    """Return the columns of a schema by name, in its order.
 
     Args:
         schema: A ``pyarrow.Schema``.
-        columns: Names of the wanted ones; None for all.
-        shown: What to call the file in an error.
+        columns: Names of the requested ones; None for all.
+        shown: Name of the file in errors.
 
     Raises:
-        ConfigError: A wanted column is not there.
-        UnsupportedError: One is of a type that is not read, or there are two of its name.
+        ConfigError: A requested column is missing.
+        UnsupportedError: A column has a type that is not supported, or two have one name.
         MissingDependencyError: pyarrow is not installed.
     """
     require_pyarrow()
     names, hints = list(schema.names), _hints(schema.metadata)
     missing = [name for name in columns or () if name not in names]
     if missing:
-        has = shortened(", ".join(map(repr, names[:_MOST_NAMED])))
+        has = shortened(", ".join(map(repr, names[:_MAX_NAMES])))
         raise ConfigError(f"{shown} has no column {missing[0]!r}; it has {has}", option="columns", path=shown)
-    found = dict[str, ArrowColumn]()
+    result = dict[str, ArrowColumn]()
     for field in schema:
         if columns is not None and field.name not in columns:
             continue
-        if field.name in found:
+        if field.name in result:
             raise UnsupportedError(
                 f"{shown} has several columns named {shortened(repr(field.name))}",
-                hint="give each a name of its own, or read others only with columns=[...]",
+                hint="rename them, or read only others with columns=[...]",
                 path=shown,
             )
         try:
             kind = _kind(field.type, hints.get(field.name))
-        except _NotReadError as error:
+        except _UnsupportedTypeError as error:
             raise UnsupportedError(
-                f"{shown}: column {shortened(repr(field.name))} is of Arrow's type {shortened(str(field.type))}, but "
+                f"{shown}: column {shortened(repr(field.name))} has Arrow's type {shortened(str(field.type))}, but "
                 f"{error}",
                 hint="leave it out with columns=[...], or write the data again with another type",
                 path=shown,
             ) from None
-        found[field.name] = ArrowColumn(field.name, kind, shortened(str(field.type), 100))
-    return found
+        result[field.name] = ArrowColumn(field.name, kind, shortened(str(field.type), 100))
+    return result
 
 
-class _NotReadError(Exception):
-    """What is the matter with a type."""
+class _UnsupportedTypeError(Exception):
+    """A type that is not supported; says why."""
 
 
 # --- types ---
 
 
 def _kind(kind: Any, hint: Any) -> ArrowKind:
-    """What values of a type are.
+    """Return the kind of a type's values.
 
     Args:
         kind: A ``pyarrow.DataType``.
-        hint: What Hugging Face datasets says of it; None where it says nothing.
+        hint: The description by Hugging Face datasets, or None.
     """
     pa = require_pyarrow()
     if isinstance(kind, pa.BaseExtensionType):
@@ -134,10 +135,10 @@ def _kind(kind: Any, hint: Any) -> ArrowKind:
         return _of_struct(kind, hint)
     if pa.types.is_map(kind):
         return Pairs(_kind(kind.key_type, None), _kind(kind.item_type, None))
-    found = _number(kind) or _text(kind) or _time(kind)
-    if found is None:
-        raise _NotReadError(f"values of type {shortened(str(kind), 100)} are not read")
-    return found
+    simple = _number(kind) or _text(kind) or _time(kind)
+    if simple is None:
+        raise _UnsupportedTypeError(f"values of type {shortened(str(kind), 100)} are not supported")
+    return simple
 
 
 def _number(kind: Any) -> Number | Bool | None:
@@ -203,10 +204,10 @@ def _of_lists(kind: Any, lists: Lists, hint: Any) -> ArrowKind:
 
 
 def _numbers(kind: Any, lists: Lists) -> Numbers | None:
-    """Lists of numbers, or of lists that are all of one size."""
+    """Return the kind of lists of numbers, or of lists of a fixed size; None for others."""
     inner, below = list[int](), _stored(kind.value_type)
-    while (found := _lists(below)) is not None and found.size is not None:
-        inner.append(found.size)
+    while (nested := _lists(below)) is not None and nested.size is not None:
+        inner.append(nested.size)
         below = _stored(below.value_type)
     number = _number(below)
     if number is None or 0 in inner or not _is_shape([lists.size or 1, *inner], number.dtype):
@@ -215,21 +216,21 @@ def _numbers(kind: Any, lists: Lists) -> Numbers | None:
 
 
 def _stored(kind: Any) -> Any:
-    """A type as it is stored; one of arrays of several dimensions is left alone."""
+    """Return the storage of a type; a tensor type unchanged."""
     while hasattr(kind, "storage_type") and _tensor(kind) is None:
         kind = kind.storage_type
     return kind
 
 
 def _is_shape(shape: Sequence[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether numpy has arrays like that."""
-    if not 0 < len(shape) <= _MOST_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
+    """Return whether numpy has such arrays."""
+    if not 0 < len(shape) <= _MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
         return False
-    return int(np.prod([max(size, 1) for size in shape], dtype=object)) * dtype.itemsize <= _MOST_BYTES
+    return int(np.prod([max(size, 1) for size in shape], dtype=object)) * dtype.itemsize <= _MAX_BYTES
 
 
 def _tensor(kind: Any) -> Numbers | None:
-    """Arrays of ``arrow.fixed_shape_tensor``."""
+    """Return the kind of ``arrow.fixed_shape_tensor``; None for other types."""
     if getattr(kind, "extension_name", "") != "arrow.fixed_shape_tensor" or not hasattr(kind, "permutation"):
         return None
     number, lists = _number(kind.value_type), _lists(kind.storage_type)
@@ -247,7 +248,7 @@ def _of_struct(kind: Any, hint: Any) -> ArrowKind:
     fields = [kind.field(place) for place in range(kind.num_fields)]
     names = [field.name for field in fields]
     if len(set(names)) < len(names):
-        raise _NotReadError("two fields of a struct have one name")
+        raise _UnsupportedTypeError("two fields of a struct have the same name")
     if _type_of(hint) == "Image" and "bytes" in names:
         path = _kind(fields[names.index("path")].type, None) if "path" in names else None
         return ImageStruct(tuple(names), _kind(fields[names.index("bytes")].type, None), path)
@@ -255,40 +256,40 @@ def _of_struct(kind: Any, hint: Any) -> ArrowKind:
     return Record(tuple((field.name, _kind(field.type, inner.get(field.name))) for field in fields))
 
 
-# --- what Hugging Face datasets says ---
+# --- descriptions by Hugging Face datasets ---
 
 _ARRAY = re.compile(r"Array[2-5]D")
 
 
 def _type_of(hint: Any) -> str:
-    found = hint.get("_type") if isinstance(hint, Mapping) else None
-    return found if isinstance(found, str) else ""
+    name = hint.get("_type") if isinstance(hint, Mapping) else None
+    return name if isinstance(name, str) else ""
 
 
 def _hints(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any]:
-    """What is said of each column; empty where it cannot be understood."""
+    """Return the description of each column; empty if it cannot be parsed."""
     with suppress(ValueError, RecursionError, KeyError, TypeError):
-        found = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-        if isinstance(found, dict):
-            return found
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        if isinstance(features, dict):
+            return features
     return {}
 
 
 def _hints_of_fields(hint: Any) -> Mapping[str, Any]:
-    """Of a struct; a sequence of dicts is stored as a struct of lists."""
+    """Return the descriptions of a struct's fields; a sequence of dicts is stored as a struct of lists."""
     if not isinstance(hint, Mapping):
         return {}
     inner = hint.get("feature")
     if _type_of(hint) == "Sequence" and isinstance(inner, Mapping):
-        return {name: {"_type": "Sequence", "feature": one} for name, one in inner.items()}
+        return {name: {"_type": "Sequence", "feature": feature} for name, feature in inner.items()}
     return hint
 
 
 def _shaped(kind: Any, hint: Mapping[str, Any]) -> Shaped | None:
-    """Arrays of several dimensions; None where they are not stored as such."""
+    """Return the kind of arrays of several dimensions; None if they are stored in another way."""
     shape, levels = hint.get("shape"), list[Lists]()
-    while (found := _lists(kind)) is not None:
-        levels.append(found)
+    while (lists := _lists(kind)) is not None:
+        levels.append(lists)
         kind = _stored(kind.value_type)
     number = _number(kind)
     if not _ARRAY.fullmatch(_type_of(hint)) or not isinstance(shape, list) or len(shape) != len(levels):

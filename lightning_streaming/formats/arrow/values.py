@@ -1,35 +1,37 @@
-"""The values of Arrow's columns: of each kind of column, how a value is read out of the buffers of one record batch.
+"""Values of Arrow's columns: each kind of column reads its values from the buffers of one record batch.
 
-A kind looks at its array once, and gives a function from row to value. Numbers, texts, bytes and arrays are cut out of
-the buffers by numpy; what is rare is left to pyarrow::
+A kind inspects its array once, and returns a function from row to value. Numpy slices numbers, texts, bytes and arrays
+out of the buffers; pyarrow reads rare types::
 
     list<int32>     offsets  0   3   3   5            row 0 is values[0:3], row 1 is empty, row 2 is values[3:5]
                     values   7 8 9 1 2
 
-Arrays must have been validated in full: offsets and indices are believed here. No value shares memory with them.
+Arrays must have been validated in full: offsets and indices are trusted here. No value shares memory with them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import time, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import EncodingError, MissingDependencyError
+from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError
 from lightning_streaming.escaping import shortened
+from lightning_streaming.formats.encodings import encoding
 from lightning_streaming.formats.images.encodings import IMAGE_FORMATS, open_image_file
 from lightning_streaming.formats.values import brief
 
 Read = Callable[[int], Any]
-"""The value of a row, in [0, rows) of one array. Raises EncodingError, or ValueError of damaged texts."""
+"""Returns the value of a row, in [0, rows) of one array. Raises EncodingError, or ValueError for damaged texts."""
 
 
 def require_pyarrow() -> Any:
-    """The module ``pyarrow``.
+    """Return the module ``pyarrow``.
 
     Raises:
         MissingDependencyError: It is not installed.
@@ -39,14 +41,14 @@ def require_pyarrow() -> Any:
         import pyarrow.ipc
     except ImportError:
         raise MissingDependencyError(
-            "samples that lie as rows of Arrow, or in Parquet files, need the pyarrow package",
+            "rows of Arrow, and Parquet files, need the pyarrow package",
             hint="run: pip install 'lightning-streaming[parquet]'",
         ) from None
     return pyarrow
 
 
 def require_compute() -> Any:
-    """The module ``pyarrow.compute``.
+    """Return the module ``pyarrow.compute``.
 
     Raises:
         MissingDependencyError: pyarrow is not installed.
@@ -58,7 +60,7 @@ def require_compute() -> Any:
 
 
 def require_parquet() -> Any:
-    """The module ``pyarrow.parquet``.
+    """Return the module ``pyarrow.parquet``.
 
     Raises:
         MissingDependencyError: pyarrow is not installed.
@@ -70,30 +72,30 @@ def require_parquet() -> Any:
 
 
 class ArrowKind(Protocol):
-    """What the values of a column are."""
+    """A kind of values of a column."""
 
     @property
     def encoding(self) -> str | None:
-        """The MDS encoding that would hold such values; None where there is none."""
+        """The MDS encoding that would hold such values, or None."""
         ...
 
     def read(self, array: Any) -> Read:
-        """What reads an array's values, which are not null."""
+        """Return a function that reads an array's values that are not null."""
         ...
 
 
 def reader_of(kind: ArrowKind, array: Any) -> Read:
-    """What reads an array's values; None of those that are null."""
+    """Return a function that reads an array's values; None for those that are null."""
     array = stored(array)
     read = kind.read(array)
-    if not array.null_count or isinstance(kind, Null):  # the latter may say of itself that it is of any length
+    if not array.null_count or isinstance(kind, Null):  # whose length may be anything
         return read
-    is_there = quick(are_there_in(array))
-    return lambda row: read(row) if is_there[row] else None
+    is_valid = quick(validity_of(array))
+    return lambda row: read(row) if is_valid[row] else None
 
 
 def stored(array: Any) -> Any:
-    """An array as it is stored, where it is of an extension type."""
+    """Return the storage of an array of an extension type; other arrays unchanged."""
     while hasattr(array, "storage"):
         array = array.storage
     return array
@@ -104,13 +106,14 @@ def stored(array: Any) -> Any:
 _BOOL = np.dtype("?")
 
 
-def are_there_in(array: Any) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    return found
+def validity_of(array: Any) -> NDArray[np.bool_]:
+    """Return which values are not null."""
+    validity: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return validity
 
 
 def numbers_of(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The values of an array of numbers or bools, whatever is null."""
+    """Return the values of an array of numbers or bools; any value where they are null."""
     if not len(array):
         return np.empty(0, dtype)
     buffer = array.buffers()[1]
@@ -122,7 +125,7 @@ def numbers_of(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def offsets_of(array: Any, *, large: bool) -> NDArray[Any]:
-    """Where the values of each row begin, and where the last one's end."""
+    """Return the positions where the values of each row begin, and where those of the last row end."""
     dtype = np.dtype(np.int64 if large else np.int32)
     if not len(array):
         return np.zeros(1, dtype)
@@ -130,12 +133,12 @@ def offsets_of(array: Any, *, large: bool) -> NDArray[Any]:
 
 
 def quick(values: NDArray[Any]) -> memoryview:
-    """The same values, to be asked for one by one, which are then Python's own."""
+    """Return a view whose items are Python's numbers, which is faster for single values."""
     return memoryview(np.require(values, requirements="A"))  # type: ignore[arg-type]  # of numpy's stubs
 
 
 def _bytes(array: Any) -> memoryview:
-    """The texts of all rows."""
+    """Return the texts of all rows."""
     buffer = array.buffers()[2]
     return memoryview(b"" if buffer is None else buffer)
 
@@ -145,7 +148,7 @@ def _bytes(array: Any) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class Null:
-    """Nothing."""
+    """Nulls."""
 
     encoding: str | None = "json"
 
@@ -155,7 +158,7 @@ class Null:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number of numpy's own, of the dtype as it is stored."""
+    """A numpy number of the stored dtype."""
 
     dtype: np.dtype[Any]
 
@@ -173,7 +176,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Bool:
-    """A bool of Python."""
+    """A Python bool."""
 
     dtype: np.dtype[Any] = _BOOL
     encoding: str = "int"
@@ -190,11 +193,11 @@ class Text:
     """A text."""
 
     large: bool
-    """Whether its offsets are of 64 bits."""
+    """Whether its offsets have 64 bits."""
     encoding: str = "str"
 
     def flat(self, array: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        """The bytes of all rows, and where in them each row begins and the last one ends."""
+        """Return the bytes of all rows, and the positions where each row begins and the last one ends."""
         return np.frombuffer(_bytes(array), np.uint8), offsets_of(array, large=self.large)
 
     def read(self, array: Any) -> Read:
@@ -214,7 +217,7 @@ class Binary:
     encoding: str = "bytes"
 
     def flat(self, array: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        """The bytes of all rows, and where in them each row begins and the last one ends."""
+        """Return the bytes of all rows, and the positions where each row begins and the last one ends."""
         return np.frombuffer(_bytes(array), np.uint8), offsets_of(array, large=self.large)
 
     def read(self, array: Any) -> Read:
@@ -224,7 +227,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class FixedBinary:
-    """Bytes, as many in each row."""
+    """Bytes of a fixed size."""
 
     size: int
     encoding: str = "bytes"
@@ -237,7 +240,7 @@ class FixedBinary:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A date, a moment or a duration, of numpy's own."""
+    """A numpy date, time or duration."""
 
     stored: np.dtype[Any]
     """Integers of 32 or 64 bits."""
@@ -251,7 +254,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A time of day; what it has beyond microseconds is left off, which Python has no room for."""
+    """A Python time of day, truncated to microseconds."""
 
     stored: np.dtype[Any]
     per_second: int
@@ -273,7 +276,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Rare:
-    """Values as pyarrow itself gives them."""
+    """Values as pyarrow converts them."""
 
     encoding: str | None
 
@@ -286,20 +289,20 @@ class Rare:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """How the values of a column of lists lie in the array below it."""
+    """Layout of a column of lists in the array of their elements."""
 
     size: int | None
-    """Of each list; None where they differ."""
+    """Elements of each list; None if they differ."""
     large: bool = False
 
     def offsets(self, array: Any) -> NDArray[Any]:
-        """Where in :meth:`values` the lists begin, and where the last one ends."""
+        """Return the positions in :meth:`values` where the lists begin, and where the last one ends."""
         if self.size is None:
             return offsets_of(array, large=self.large)
         return np.arange(len(array) + 1, dtype=np.int64) * self.size
 
     def values(self, array: Any) -> Any:
-        """The array below."""
+        """Return the array of the elements."""
         below = stored(array.values)
         return below if self.size is None else below.slice(array.offset * self.size, len(array) * self.size)
 
@@ -353,7 +356,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A value that is stored once, however often it comes."""
+    """A value of a dictionary, in which each is stored once."""
 
     index: np.dtype[Any]
     value: ArrowKind
@@ -369,10 +372,10 @@ class Coded:
 
 @dataclass(frozen=True, slots=True)
 class ImageStruct:
-    """An image file that Hugging Face datasets stored, opened; its pixels are decoded when they are first needed."""
+    """An image file stored by Hugging Face datasets, opened; its pixels are decoded on first access."""
 
     names: tuple[str, ...]
-    """Of the fields that it is stored in."""
+    """Names of the fields of its struct."""
     file: ArrowKind
     """Its bytes."""
     path: ArrowKind | None
@@ -385,12 +388,11 @@ class ImageStruct:
         def read(row: int) -> Any:
             data = file(row)
             if data is None:
-                named = None if path is None else path(row)
+                name = None if path is None else path(row)
                 raise EncodingError(
-                    f"expected the bytes of an image file, but found only its path, {shortened(brief(named))}",
-                    hint="write "
-                    "the data again with its images in it, which dataset.with_format('arrow').map(datasets.table."
-                    "embed_table_storage, batched=True) puts there, or leave the column out with columns=[...]",
+                    f"expected the bytes of an image file, but found only its path, {shortened(brief(name))}",
+                    hint="embed the images with dataset.with_format('arrow').map(datasets.table.embed_table_storage, "
+                    "batched=True) and write the data again, or leave the column out with columns=[...]",
                 )
             return open_image_file(data, IMAGE_FORMATS)
 
@@ -398,7 +400,189 @@ class ImageStruct:
 
 
 def is_json(kind: ArrowKind) -> bool:
-    """Whether JSON can say the values, numbers and arrays of numpy's own being numbers and lists."""
+    """Return whether JSON can represent the values, with numpy numbers and arrays as numbers and lists."""
     if isinstance(kind, Coded):
         return is_json(kind.value)
     return isinstance(kind, (Number, Bool, Text)) or (kind.encoding or "").partition(":")[0] in ("json", "ndarray")
+
+
+# --- arrays ---
+#
+# Lists of numbers, and lists of lists that are arrays of several dimensions, are read as numpy arrays. If all of a
+# batch have one shape, the batch is one array:
+#
+#     list<int32>     offsets  0   2   4   6            dense    [[7, 8],
+#                     values   7 8 9 1 2 5                        [9, 1],
+#                                                                 [2, 5]]
+
+
+@runtime_checkable
+class DenseKind(ArrowKind, Protocol):
+    """Numbers, or arrays of them."""
+
+    def dense(self, array: Any) -> NDArray[Any] | None:
+        """Return all values as one array of shape (rows, ...); None if any is null or empty, or shapes differ."""
+        ...
+
+
+def _null_inside(where: str = "") -> EncodingError:
+    return EncodingError(
+        f"{where}expected numbers, but found a null among them",
+        hint="leave the column out with columns=[...], or replace nulls by a number",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A one-dimensional array; or one of more dimensions, all but the first of which are fixed."""
+
+    lists: Lists
+    dtype: np.dtype[Any]
+    inner: tuple[int, ...] = ()
+    """Shape of an element."""
+    final: tuple[int, ...] | None = None
+    """Shape of a value, if it differs from that of fixed-size lists."""
+    axes: tuple[int, ...] | None = None
+    """Permutation of its axes; None to keep them."""
+
+    @property
+    def encoding(self) -> str | None:
+        shape: tuple[int | None, ...] = self.final or (self.lists.size, *self.inner)
+        return _encoding(self.dtype, shape if self.axes is None else tuple(shape[axis] for axis in self.axes))
+
+    def read(self, array: Any) -> Read:
+        values, validity = self._elements(self.lists.values(array))
+        if self.lists.size is not None:
+            table = self._table(values, len(array))
+            if validity is None:
+                return lambda row: table[row].copy()
+        offsets = quick(self.lists.offsets(array))
+        if validity is None:
+            return lambda row: values[offsets[row] : offsets[row + 1]].copy()
+
+        def read(row: int) -> NDArray[Any]:
+            start, stop = offsets[row], offsets[row + 1]
+            if not validity[start:stop].all():
+                raise _null_inside()
+            value: NDArray[Any] = (values[start:stop] if self.lists.size is None else table[row]).copy()
+            return value
+
+        return read
+
+    def flat(self, array: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the values of one-dimensional arrays, and the positions where each row begins and the last ends.
+
+        Raises:
+            EncodingError: A row is null, or one of its numbers is.
+        """
+        values, validity = self._elements(self.lists.values(array))
+        offsets = self.lists.offsets(array)
+        if array.null_count:
+            raise EncodingError(f"row {int(validity_of(array).argmin())} has null instead of an array")
+        if validity is not None and not validity[offsets[0] : offsets[-1]].all():
+            first = int(offsets[0] + validity[offsets[0] : offsets[-1]].argmin())
+            row = int(np.searchsorted(offsets, first, "right")) - 1
+            raise _null_inside(f"row {row}: ")
+        return values, offsets
+
+    def dense(self, array: Any) -> NDArray[Any] | None:
+        if array.null_count or not len(array):
+            return None
+        values, validity = self._elements(self.lists.values(array))
+        offsets = self.lists.offsets(array)
+        width = int(offsets[1] - offsets[0])
+        if not width * math.prod(self.inner) or (validity is not None and not validity.all()):
+            return None
+        if self.lists.size is not None:
+            return self._table(values, len(array))
+        if (np.diff(offsets) != width).any():
+            return None
+        return values[offsets[0] : offsets[-1]].reshape(len(array), width, *self.inner)
+
+    def _elements(self, array: Any) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        """Return the elements, of shape (elements, ...), and which are not null; None if all are."""
+        rows, validities = len(array), list[NDArray[np.bool_]]()
+        for size in self.inner:
+            if array.null_count:
+                validities.append(validity_of(array))
+            array = stored(array.values).slice(array.offset * size, len(array) * size)
+        if array.null_count:
+            validities.append(validity_of(array))
+        values = numbers_of(array, self.dtype).reshape(rows, *self.inner)
+        if not validities:
+            return values, None
+        each = (part.reshape(rows, len(part) // rows).all(axis=1) for part in validities)
+        return values, np.logical_and.reduce(list(each))
+
+    def _table(self, values: NDArray[Any], rows: int) -> NDArray[Any]:
+        table = values.reshape(rows, *(self.final or (self.lists.size or 0, *self.inner)))
+        return table if self.axes is None else table.transpose(0, *(1 + axis for axis in self.axes))
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """An array of a known shape, stored as lists of lists."""
+
+    levels: tuple[Lists, ...]
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+    """The first may be None: it differs between rows."""
+
+    @property
+    def encoding(self) -> str | None:
+        return _encoding(self.dtype, self.shape)
+
+    def read(self, array: Any) -> Read:
+        table = self.dense(array)
+        if table is not None:
+            return lambda row: table[row].copy()
+        chain, leaf = self._chain(array)
+
+        def read(row: int) -> NDArray[Any]:
+            start, stop, shape = row, row + 1, list[int]()
+            for (offsets, validity), size in zip(chain, self.shape, strict=True):
+                sizes = np.diff(offsets[start : stop + 1])
+                actual = int(sizes[0]) if len(sizes) else size or 0
+                if (sizes != (actual if size is None else size)).any():
+                    raise EncodingError(f"expected an array of shape {self.shape}, but found lists of other lengths")
+                start, stop = int(offsets[start]), int(offsets[stop])
+                shape.append(actual)
+                if validity is not None and not validity[start:stop].all():
+                    raise _null_inside()
+            value: NDArray[Any] = leaf[start:stop].reshape(shape).copy()
+            return value
+
+        return read
+
+    def dense(self, array: Any) -> NDArray[Any] | None:
+        rows, sizes = len(array), [size for size in self.shape if size]
+        if array.null_count or not rows or len(sizes) < len(self.shape):
+            return None
+        chain, leaf = self._chain(array)
+        start, stop = 0, rows
+        for (offsets, validity), size in zip(chain, sizes, strict=True):
+            if (np.diff(offsets[start : stop + 1]) != size).any():
+                return None
+            start, stop = int(offsets[start]), int(offsets[stop])
+            if validity is not None and not validity[start:stop].all():
+                return None
+        return leaf[start:stop].reshape(rows, *sizes)
+
+    def _chain(self, array: Any) -> tuple[list[tuple[NDArray[Any], NDArray[np.bool_] | None]], NDArray[Any]]:
+        """Return the offsets of each level, with the validity of the values below; and the innermost numbers."""
+        chain = list[tuple[NDArray[Any], NDArray[np.bool_] | None]]()
+        for lists in self.levels:
+            below = lists.values(array)
+            chain.append((lists.offsets(array), validity_of(below) if below.null_count else None))
+            array = below
+        return chain, numbers_of(array, self.dtype)
+
+
+def _encoding(dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> str | None:
+    """Return the encoding of arrays, if there is one; without shape if shapes differ."""
+    name = f"ndarray:{dtype.name}" + ("" if None in shape else f":{','.join(map(str, shape))}")
+    try:
+        encoding(name)
+    except ConfigError:
+        return None
+    return name
