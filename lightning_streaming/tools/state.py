@@ -14,7 +14,7 @@ replaces the file atomically, and the earlier file stays as CKPT.bak, CKPT.bak2,
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from importlib import import_module
@@ -179,19 +179,14 @@ def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[Strea
             "the state does not list its streams, so there is nothing to count by --data or --config", option="--data"
         )
     names = [one.name for one in seen]
+    # It imports torch, which takes seconds.
+    describe = import_module("lightning_streaming.tools.runs.describe")
     if args.config:
-        by_name = _counting("this_epoch_by_config")(loader.position, args.config)
-        counts = [by_name.get(name, 0) for name in names]
+        counts = describe.read_by_config(loader.position, args.config)
     else:
         _check_data_is_enough(loader.position, args)
-        counts = _counting("this_epoch_by_data")(loader.position, _places(data, names), options)
-    return loader.epoch_size, [replace(one, this_epoch=count) for one, count in zip(seen, counts, strict=True)]
-
-
-def _counting(name: str) -> Callable[..., Any]:
-    """A function of :mod:`~lightning_streaming.tools.runs.stream_counts`, which imports torch."""
-    found: Callable[..., Any] = getattr(import_module("lightning_streaming.tools.runs.stream_counts"), name)
-    return found
+        counts = describe.read_by_data(loader.position, _places(data, names), options)
+    return loader.epoch_size, [replace(one, this_epoch=counts.get(one.name, 0)) for one in seen]
 
 
 def _check_data_is_enough(position: SavedPosition, args: Namespace) -> None:

@@ -175,13 +175,13 @@ def test_what_a_configuration_reads_is_told_before_it_runs() -> None:
 def test_phases_are_read_as_they_are_told(caplog: pytest.LogCaptureFixture) -> None:
     (stage,) = run("inspect", "--config", CONFIGS / "phases.yaml", "--json").json["stages"]
     head = (CONFIGS / "phases.yaml").read_text()
-    assert [(one["phase"], one["ends"], one["steps"]) for one in stage["phases"]] == [
+    assert [(one["phase"], one["ends"], one["steps"]) for one in stage["schedule"]] == [
         ("broad", 3200, 1),
         ("ramp", 5760, 8),
         ("anneal", 6400, 1),
     ]
-    assert all(f"to {one['ends']}  " in head for one in stage["phases"])
-    assert [one["drawn"] for one in stage["phases"][0]["streams"]] == [2880, 320]
+    assert all(f"to {one['ends']}  " in head for one in stage["schedule"])
+    assert [one["drawn"] for one in stage["schedule"][0]["streams"]] == [2880, 320]
     with caplog.at_level(logging.INFO):
         loss_log = "--trainer.callbacks+=examples.loss_log.LossLog"
         assert fit("phases", loss_log, "--data.train.epoch_size=640", max_steps=-1).trainer.global_step == 20

@@ -87,7 +87,9 @@ def test_a_step_is_traced_as_it_is_read(train: dict[str, Any], tmp_path: Path) -
         for rank, (batch, _) in enumerate(read)
         for number, length in zip(numbers_of(batch), batch["lengths"].tolist(), strict=True)
     ]
-    told = [(one["ranks"][0], one["sample"], one["pack"]["start"], one["pack"]["stop"]) for one in traced["reads"]]
+    told = [
+        (one["ranks"][0], one["sample"], one["packing"]["start"], one["packing"]["stop"]) for one in traced["reads"]
+    ]
     assert told == expected
     assert [one["key"] for one in traced["reads"]] == [key.as_dict() for _, keys in read for key in keys]
     table = run("trace", "--config", config, "--step", 3).out.splitlines()

@@ -38,9 +38,9 @@ def test_what_is_told_of_phases_is_what_they_read(data: Path) -> None:
     ids = ids_of_epoch(train)
     assert stage["epoch_size"] == len(ids) == 120
     assert {one["stream"]: one["drawn"] for one in stage["streams"]} == counted_by_stream(ids)
-    places = [(one["phase"], one["begins"], one["ends"], one["steps"]) for one in stage["phases"]]
+    places = [(one["phase"], one["begins"], one["ends"], one["steps"]) for one in stage["schedule"]]
     assert places == [("broad", 0, 52, 1), ("ramp", 52, 84, 4), ("anneal", 84, 120, 1)]
-    for phase in stage["phases"]:
+    for phase in stage["schedule"]:
         read = counted_by_stream(ids[phase["begins"] : phase["ends"]])
         so_far = counted_by_stream(ids[: phase["ends"]])
         for one in phase["streams"]:
@@ -49,9 +49,9 @@ def test_what_is_told_of_phases_is_what_they_read(data: Path) -> None:
             assert one["share"] == read[name] / (phase["ends"] - phase["begins"])
             assert one["drawn_by_end"] == so_far[name]
             assert one["passes_by_end"] == so_far[name] / SIZES[name]
-    ramp = {one["stream"]: (one["begin_share"], one["end_share"]) for one in stage["phases"][1]["streams"]}
+    ramp = {one["stream"]: (one["begin_share"], one["end_share"]) for one in stage["schedule"][1]["streams"]}
     assert ramp == {"code": (0.1, 0.3), "math": (0.0, 0.2), "web": (0.9, 0.5)}
-    assert [one["max_repeats"] for one in stage["phases"][2]["streams"]] == [None, 4.0]
+    assert [one["max_repeats"] for one in stage["schedule"][2]["streams"]] == [None, 4.0]
 
 
 def test_phases_are_shown_as_a_table(data: Path) -> None:
@@ -94,7 +94,7 @@ def test_no_number_is_cut_whatever_the_width(data: Path, monkeypatch: pytest.Mon
     (stage,) = run("inspect", "--config", config, "--json").json["stages"]
     rows = [line.split() for line in told.out.partition("phases of an epoch")[2].splitlines() if line.strip()]
     assert ["b" * length, "40", "early", "1"] in [row[:4] for row in rows]
-    numbers = [str(one["drawn_by_end"]) for phase in stage["phases"] for one in phase["streams"]]
+    numbers = [str(one["drawn_by_end"]) for phase in stage["schedule"] for one in phase["streams"]]
     assert [row[-2] for row in rows if row[-1].replace(".", "").isdigit()] == numbers
     assert "…" not in told.out
 
@@ -151,7 +151,7 @@ def test_borders_are_those_of_as_many_nodes_as_the_run_has(data: Path) -> None:
     for nodes in (1, 3):
         config = write_config(data / "run.yaml", train, num_nodes=nodes, devices=1)
         (stage,) = run("inspect", "--config", config, "--json").json["stages"]
-        ends.append([one["ends"] for one in stage["phases"]])
+        ends.append([one["ends"] for one in stage["schedule"]])
     assert ends == [[50, 84, 120], [51, 84, 120]]
 
 
@@ -169,8 +169,8 @@ def test_a_run_that_goes_on_may_have_done_with_streams(data: Path) -> None:
     shown = run("inspect", "--config", config, "--ckpt", data / "saved.json", "--json")
     assert (shown.code, shown.err) == (0, "")
     (stage,) = shown.json["stages"]
-    assert [(one["phase"], one["ends"]) for one in stage["phases"]] == [("broad", 52), ("late", 120)]
-    assert [one["passes_by_end"] for phase in stage["phases"] for one in phase["streams"]] == [None, None, 68 / 20]
+    assert [(one["phase"], one["ends"]) for one in stage["schedule"]] == [("broad", 52), ("late", 120)]
+    assert [one["passes_by_end"] for phase in stage["schedule"] for one in phase["streams"]] == [None, None, 68 / 20]
     assert run("inspect", "--config", config, "--ckpt", data / "saved.json").code == 0
     assert "--ckpt is of a run" in run("inspect", data / "math", "--ckpt", data / "saved.json").err
 

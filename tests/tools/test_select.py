@@ -320,7 +320,7 @@ def test_a_configuration_is_given_alone(config: Path, words: tuple[str, ...], to
 
 def test_a_run_that_needs_nothing_is_told_so(data: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "run.yaml", {"remote": str(data)})
-    assert "nothing to make" in run("select", "--config", config).out
+    assert "nothing to compute" in run("select", "--config", config).out
 
 
 def test_secrets_of_the_store_are_not_shown(data: Path) -> None:

@@ -130,8 +130,8 @@ def test_fit_goes_on_where_it_was_moved_and_is_traced(data: Path, tmp_path: Path
     assert "global batch          2 packs" in run("state", "show", saved).out
     config = write_config(tmp_path / "run.yaml", train, {"batch_size": 2}, devices=1)
     reads = run("trace", "--config", config, "--ckpt", saved, "--step", 5, "--json").json["reads"]
-    assert [read["pack"]["position"] for read in reads if read["pack"]["document"] == 0] == [16, 17]
-    first = next(read for read in reads if read["pack"]["document"] == 0)
-    assert resumed.seen[2][: first["pack"]["stop"] - first["pack"]["start"]] == [
-        first["sample"] * 250 + token for token in range(first["pack"]["start"], first["pack"]["stop"])
+    assert [read["packing"]["position"] for read in reads if read["packing"]["document"] == 0] == [16, 17]
+    first = next(read for read in reads if read["packing"]["document"] == 0)
+    assert resumed.seen[2][: first["packing"]["stop"] - first["packing"]["start"]] == [
+        first["sample"] * 250 + token for token in range(first["packing"]["start"], first["packing"]["stop"])
     ]

@@ -358,7 +358,7 @@ def test_ranks_read_as_the_strategy_has_them(
     [
         (mesh(data_parallel_size=2, tensor_parallel_size=2), {"devices": 2}, "mesh of 2 (data parallel) x 2 (tensor"),
         (mesh(data_parallel_size=1, tensor_parallel_size=3), {"num_nodes": 2}, "and the run has 2 nodes; give"),
-        (mesh(), {}, "tensor_parallel_size of trainer.strategy=ModelParallelStrategy is left to the number of devices"),
+        (mesh(), {}, "tensor_parallel_size of trainer.strategy=ModelParallelStrategy depends on the number of devices"),
         (mesh(tensor_parallel_size="two"), {"devices": 2}, "must be a number of ranks, but is 'two'"),
     ],
 )

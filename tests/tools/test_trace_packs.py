@@ -115,14 +115,14 @@ def test_the_command_names_packs_and_documents(data: Path, tmp_path: Path, monke
     here = [one for one in seen if one[0] == 3]
     shown = run("trace", "--config", config, "--step", 3, "--json").json
     assert shown["run"]["pack_capacity"] == CAPACITY
-    told = [(one["ranks"], one["place"], one["pack"]["start"], one["pack"]["stop"]) for one in shown["reads"]]
+    told = [(one["ranks"], one["place"], one["packing"]["start"], one["packing"]["stop"]) for one in shown["reads"]]
     assert told == [([one[1]], one[5].place, one[5].start, one[5].stop) for one in here]
     table = run("trace", "--config", config, "--step", 3).out.splitlines()
     assert table[0] == "step 3, epoch 0, 2 ranks, packs of 64 tokens"
     assert table[2].split() == ["batch", "rank", "place", "pack", "sample", "tokens", "fields"]
     _, rank, stream, shard, index, piece = here[-1]
     last = [line for line in table if line.strip()][-1].split()
-    pack = str(shown["reads"][-1]["pack"]["position"])
+    pack = str(shown["reads"][-1]["packing"]["position"])
     name = f"{stream}:{shard}:{index}"
     assert last[:8] == ["3", str(rank), str(piece.place), pack, name, str(piece.start), "to", str(piece.stop - 1)]
     back = run("trace", "--config", config, "--sample", name).out

@@ -54,7 +54,7 @@ def report_of(planned: Planned) -> dict[str, Any]:
     return {
         "run": _run(planned),
         "streams": streams,
-        "phases": _phases(planned),
+        "schedule": _phases(planned),
         "packs": _packs(planned),
         "caches": caches,
         "first_batch": _first_batch(planned),
@@ -287,7 +287,7 @@ def _over_time(planned: Planned) -> dict[str, Any]:
     return {
         "steps": steps[kept].tolist(),
         "samples": {name: so_far[kept, place].tolist() for place, name in enumerate(names)},
-        "phases": _phase_steps(planned),
+        "schedule": _phase_steps(planned),
         "caches": caches,
     }
 

@@ -32,7 +32,7 @@ from lightning_streaming.tools.planning.node import (
     read_epoch,
     stored_bytes,
 )
-from lightning_streaming.tools.runs.stream_counts import cache_configs, is_in_place
+from lightning_streaming.tools.runs.describe import cache_configs, is_in_place
 from lightning_streaming.tools.runs.training_run import TracedRun
 
 MOST_SAMPLES = 4_000_000

@@ -32,7 +32,7 @@ def print_report(report: Mapping[str, Any]) -> None:
     print_table(f"plan: {machines_told(report['run'])}", (), facts_told(report))
     heads, rows = streams_told(report)
     print_table("streams", heads, rows, right=heads[1:], whole=heads[1:])
-    if report["phases"]:
+    if report["schedule"]:
         heads, rows = phases_told(report)
         print_table("phases", heads, rows, right=heads[2:], whole=heads[2:])
     if fetches_any(report):
@@ -114,10 +114,10 @@ def streams_told(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
 
 def phases_told(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows of the table of phases."""
-    has_tokens = any(one["tokens"] for phase in report["phases"] for one in phase["streams"])
+    has_tokens = any(one["tokens"] for phase in report["schedule"] for one in phase["streams"])
     heads = ["phase", "stream", "samples", "share", *(["tokens"] if has_tokens else [])]
     rows = []
-    for phase in report["phases"]:
+    for phase in report["schedule"]:
         for place, one in enumerate(phase["streams"]):
             names = [printable_name(phase["phase"]) if not place else "", printable_name(one["stream"])]
             row = [*names, f"{one['samples']:,}", f"{one['share']:.1%}"]
@@ -202,7 +202,7 @@ def page_of(report: Mapping[str, Any], planned_from: str) -> str:
             "failed": report["failed"],
             "notes": report["notes"],
             "streams": streams_told(report),
-            "phases": phases_told(report) if report["phases"] else None,
+            "phases": phases_told(report) if report["schedule"] else None,
             "caches": caches_told(report) if fetches_any(report) else None,
             "charts": list(_charts(report)),
             "made_by": f"Made by lightning-streaming plan on {day}, from {planned_from} and the indexes of its data.",
@@ -220,7 +220,7 @@ def _with_printable_names(report: Mapping[str, Any]) -> dict[str, Any]:
         "over_time": {
             **over,
             "samples": {printable_name(name): counts for name, counts in over["samples"].items()},
-            "phases": [{**one, "phase": printable_name(one["phase"])} for one in over["phases"]],
+            "schedule": [{**one, "phase": printable_name(one["phase"])} for one in over["schedule"]],
         },
     }
 
@@ -247,7 +247,7 @@ def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _charts(report: Mapping[str, Any]) -> list[Markup]:
     over, charts = report["over_time"], list[Markup]()
     begins = over["steps"][0]
-    marks = [Mark(at=one["step"], name=one["phase"]) for one in over["phases"] if one["step"] > begins]
+    marks = [Mark(at=one["step"], name=one["phase"]) for one in over["schedule"] if one["step"] > begins]
     if len(over["steps"]) > 1:
         charts += [_shares(report, marks), _passes(report, marks)]
     if fetches_any(report):

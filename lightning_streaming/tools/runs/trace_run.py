@@ -1,13 +1,10 @@
-"""What ``trace`` does: which samples a step reads, and when a sample is read, told and shown."""
+"""The ``trace`` tool: find the samples that a step reads, or the reads of a sample, and show them."""
 
 from __future__ import annotations
 
-import itertools
 from argparse import Namespace
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,14 +14,9 @@ from lightning_streaming.dataset.sample_access import find_sample
 from lightning_streaming.dataset.sample_key import SampleKey
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.reading.dataset import StreamingDataset
-from lightning_streaming.reading.passes import drawn_sequence, passes_of
 from lightning_streaming.reading.position import position_of
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.sequence.batchings import Batched
-from lightning_streaming.sequence.packing.packed import PackedEpoch, Rows, rows_of
-from lightning_streaming.sequence.packing.settings import BudgetSettings
-from lightning_streaming.sequence.partition import BatchGeometry, Partition
 from lightning_streaming.tools.console import (
     FINE,
     counted,
@@ -35,8 +27,13 @@ from lightning_streaming.tools.console import (
     printable_name,
     render,
 )
+from lightning_streaming.tools.runs.describe import EpochDescription, EpochRows, PackPart
 from lightning_streaming.tools.runs.training_run import TracedRun, traced_run
 from lightning_streaming.tools.stored.sample_reader import named_sample
+
+_COLUMNS_SHOWN = 3
+_CHARACTERS_SHOWN = 40
+_WHEN = ("step", "epoch")
 
 
 def trace_run(args: Namespace) -> int:
@@ -46,8 +43,7 @@ def trace_run(args: Namespace) -> int:
     try:
         if traced.assumed is not None:
             print_note("trace", traced.assumed)
-        reads = _find(traced, args)
-        _show(traced, reads, args)
+        _show(traced, _find(traced, args), args)
     finally:
         traced.loader.close()
     return FINE
@@ -69,145 +65,108 @@ def _find(traced: TracedRun, args: Namespace) -> list[Read]:
 
 
 def _show(traced: TracedRun, reads: Sequence[Read], args: Namespace) -> None:
-    shown: dict[int, dict[str, str]] = {}
+    """Print the reads as JSON, or as a table that leads with the step or with the sample."""
+    fields: dict[int, dict[str, str]] = {}
     failure = None
     try:
-        shown = _fields_of(traced.loader.dataset, reads, fetch=args.fields)
-    except StreamingError as error:  # what is known without them is shown first
+        fields = _fields_of(traced, reads, fetch=args.fields)
+    except StreamingError as error:  # shown after what is known without the fields
         failure = error
-    told = [_as_json(traced, read, shown.get(read.sample)) for read in reads]
-    heads = _WHERE_PACKED if traced.packs is not None else (*_WHERE, "sample")
+    rows = [
+        {
+            "step": read.step,
+            "epoch": read.key.epoch,
+            "batch": read.batch,
+            "ranks": list(range(read.rank, read.rank + traced.replication)),
+            "place": read.place,
+            "sample": read.sample,
+            "phase": read.phase,
+            "packing": None if read.pack is None else asdict(read.pack),
+            "key": read.key.as_dict(),  # as restore_sample takes it
+            "fields": fields.get(read.sample),
+        }
+        for read in reads
+    ]
+    packing, described = traced.packs, traced.described
+    nodes, ranks = counted(traced.num_nodes, "node"), counted(traced.ranks_per_node, "rank")
+    machines = f"{nodes} of {ranks}" if traced.num_nodes > 1 else ranks
+    heads = ["batch", "rank", "place", "position", "sample"]
+    if packing is not None:
+        kind = "groups of at most" if described.unit == "group" else "packs of"
+        machines += f", {kind} {counted(packing.capacity, 'token')}"
+        heads = ["batch", "rank", "place", "pack", "sample", "tokens"]
     if args.json:
-        print_json({"run": _run_as_json(traced), "reads": told})
+        run = {
+            "nodes": traced.num_nodes,
+            "ranks_per_node": traced.ranks_per_node,
+            "replication": traced.replication,
+            "batch_size": position_of(traced.loader).samples_per_global_batch * traced.replication // traced.num_ranks,
+            **({} if packing is None else {"pack_capacity": packing.capacity}),
+            "begins": {**traced.begins._asdict(), "global_step": traced.steps.first_step},
+        }
+        print_json({"run": run, "reads": rows})
     elif args.step is not None:
-        _print_reads(f"step {args.step}, epoch {reads[0].key.epoch}, {_topology(traced)}", told, heads)
+        _print_reads(f"step {args.step}, epoch {reads[0].key.epoch}, {machines}", rows, heads)
     elif reads:
-        _print_reads(f"sample {args.sample}, {_topology(traced)}", told, (*_WHEN, *heads))
+        _print_reads(f"sample {args.sample}, {machines}", rows, [*_WHEN, *heads])
     else:
         print_line(f"{args.sample} is not read in {counted(args.epochs, 'epoch')} from epoch {traced.begins.epoch} on")
     if failure is not None:
         raise failure
 
 
-def _topology(traced: TracedRun) -> str:
-    nodes, ranks = counted(traced.num_nodes, "node"), counted(traced.ranks_per_node, "rank")
-    packs = ""
-    if traced.packs is not None:
-        kind = "groups of at most" if isinstance(traced.packs, BudgetSettings) else "packs of"
-        packs = f", {kind} {counted(traced.packs.capacity, 'token')}"
-    return (f"{nodes} of {ranks}" if traced.num_nodes > 1 else ranks) + packs
-
-
-_COLUMNS_SHOWN = 3
-_CHARACTERS_SHOWN = 40
-_WHEN = ("step", "epoch")
-_WHERE = ("batch", "rank", "place", "position")
-_WHERE_PACKED = ("batch", "rank", "place", "pack", "sample", "tokens")
-
-
-def _run_as_json(run: TracedRun) -> dict[str, Any]:
-    """The run as it was understood."""
-    return {
-        "nodes": run.num_nodes,
-        "ranks_per_node": run.ranks_per_node,
-        "replication": run.replication,
-        "batch_size": position_of(run.loader).samples_per_global_batch * run.replication // run.num_ranks,
-        **({} if run.packs is None else {"pack_capacity": run.packs.capacity}),
-        "begins": {**run.begins._asdict(), "global_step": run.steps.first_step},
-    }
-
-
-def _as_json(run: TracedRun, read: Read, fields: Mapping[str, str] | None) -> dict[str, Any]:
-    """A read; the key is what ``restore_sample`` takes."""
-    return {
-        "step": read.step,
-        "epoch": read.key.epoch,
-        "batch": read.batch,
-        "ranks": list(range(read.rank, read.rank + run.replication)),
-        "place": read.place,
-        "sample": read.sample,
-        "phase": read.phase,
-        "pack": None if read.pack is None else asdict(read.pack),
-        "key": read.key.as_dict(),
-        "fields": fields,
-    }
-
-
-def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: Sequence[str]) -> None:
-    """Print one line for each read, with its phase, where there are any; and of its fields the first few, likewise."""
-    if any(read["phase"] is not None for read in reads):
-        heads = [*heads, "phase"]
-    if any(read["fields"] is not None for read in reads):
-        heads = [*heads, "fields"]
+def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: list[str]) -> None:
+    """Print a line for each read, with its phase if there is a schedule, and the first of its fields if known."""
+    heads = [*heads, *(head for head in ("phase", "fields") if any(read[head] is not None for read in reads))]
     rows = []
     for read in reads:
-        pack = read["pack"] or {"position": 0, "start": 0, "stop": 0}
-        key, ranks = read["key"], list(dict.fromkeys((read["ranks"][0], read["ranks"][-1])))
+        pack, key, fields = read["packing"] or {"position": 0, "start": 0, "stop": 0}, read["key"], read["fields"] or {}
+        values = [
+            f"{printable_name(column)}: "
+            + (value if len(value) <= _CHARACTERS_SHOWN else f"{value[: _CHARACTERS_SHOWN - 1]}…")
+            for column, value in list(fields.items())[:_COLUMNS_SHOWN]
+        ]
         cells = {
             **{head: str(read[head]) for head in ("epoch", "batch", "place")},
             "step": f"{read['step']:,}",
-            "rank": "-".join(map(str, ranks)),
+            "rank": "-".join(map(str, dict.fromkeys((read["ranks"][0], read["ranks"][-1])))),
             "position": f"{key['position']:,}",
             "pack": f"{pack['position']:,}",
             "tokens": f"{pack['start']:,} to {pack['stop'] - 1:,}",
             "phase": printable_name(read["phase"] or ""),
             "sample": f"{printable_name(key['stream'])}:{key['shard']}:{key['sample_index']}",
-            "fields": _fields(read["fields"] or {}),
+            "fields": ", ".join(values) + (", …" if len(fields) > _COLUMNS_SHOWN else "") or "-",
         }
         rows.append([cells[head] for head in heads])
-    print_table(title, heads, rows, right=(*_WHEN, *_WHERE, "pack", "tokens"))
+    print_table(title, heads, rows, right=(*_WHEN, "batch", "rank", "place", "position", "pack", "tokens"))
 
 
-def _fields(values: Mapping[str, str]) -> str:
-    few = [f"{printable_name(column)}: {_cut(value)}" for column, value in list(values.items())[:_COLUMNS_SHOWN]]
-    return ", ".join(few) + (", …" if len(values) > _COLUMNS_SHOWN else "") or "-"
-
-
-def _cut(value: str) -> str:
-    return value if len(value) <= _CHARACTERS_SHOWN else f"{value[: _CHARACTERS_SHOWN - 1]}…"
-
-
-def _fields_of(dataset: StreamingDataset, reads: Iterable[Read], *, fetch: bool) -> dict[int, dict[str, str]]:
-    """The columns of samples, each value in a few words.
+def _fields_of(run: TracedRun, reads: Iterable[Read], *, fetch: bool) -> dict[int, dict[str, str]]:
+    """Return the columns of samples as short texts, by sample id.
 
     Args:
-        dataset: Reads single samples by their bytes alone, where it can.
-        reads: Of which samples.
-        fetch: Whether to read also those whose shard is not on this node.
-
-    Returns:
-        By sample id; samples that are not read are left out.
+        run: The run; its dataset reads single samples by their bytes alone, if it can.
+        reads: Reads of the samples.
+        fetch: Whether to read also samples whose shard is not on this node; else they are left out.
 
     Raises:
         FormatError: A sample is damaged.
         StorageError: It could not be fetched.
     """
-    is_here = cache(passes_of(dataset).has)
-    shown: dict[int, dict[str, str]] = {}
+    is_cached: dict[int, bool] = {}
+    fields: dict[int, dict[str, str]] = {}
     for read in reads:
-        if read.sample in shown or not (fetch or is_here(passes_of(dataset).catalog.place(read.sample).shard)):
-            continue
-        values = StreamingDataset.get_item(dataset, read.sample)  # the columns, whatever a subclass makes of them
-        shown[read.sample] = {column: render(value) for column, value in values.items()}
-    return shown
+        shard = run.catalog.place(read.sample).shard
+        if shard not in is_cached:
+            is_cached[shard] = fetch or run.described.is_cached(shard)
+        if read.sample not in fields and is_cached[shard]:
+            # The stored columns, also if a subclass of the user changes them.
+            values = StreamingDataset.get_item(run.loader.dataset, read.sample)
+            fields[read.sample] = {column: render(value) for column, value in values.items()}
+    return fields
 
 
-_AT_A_TIME = 1 << 20
-_PACKS_AT_A_TIME = 1 << 14
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackPart:
-    """What a pack has of one document."""
-
-    position: int
-    """The pack's, in the epoch: packs are what a saved state counts."""
-    document: int
-    """Which of its documents, as ``document_ids`` of the batch tells them."""
-    start: int
-    """The first token of the document that is in the pack."""
-    stop: int
-    """After the last one."""
+# Reads: steps to samples, and samples to steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,29 +180,29 @@ class Read:
     rank: int
     """Rank that reads it; with replication, the first of those that do."""
     place: int
-    """Place in the batch; of packs, that of the pack."""
+    """Place of the sample, or of its pack, in the batch."""
     sample: int
     """Id over all streams, as ``dataset[sample]`` takes it."""
     phase: str | None
-    """The phase of the epoch that reads it; None without phases."""
+    """Phase of the schedule that reads it; None without a schedule."""
     key: SampleKey
     pack: PackPart | None = None
-    """Where documents are packed: which pack it is in, and which tokens of it."""
+    """Pack that it is in, and its tokens there; None without packing."""
 
     @property
     def entry(self) -> int:
-        """What of the epoch it is: the position of the sample, or of its pack."""
+        """Position in the epoch of the sample, or of its pack."""
         return self.key.position if self.pack is None else self.pack.position
 
 
 def reads_of_step(run: TracedRun, step: int, rank: int | None = None, most: int | None = None) -> list[Read]:
-    """The samples of a global step, by rank, batch and place.
+    """Return the samples of a global step, by rank, batch and place.
 
     Args:
         run: The run.
         step: The trainer's ``global_step`` in the step; the first is 0.
         rank: Only what this rank reads; None for all.
-        most: Ranks after the one with which there are more samples are left out; None for no limit.
+        most: Once there are more samples, further ranks are left out; None for no limit.
 
     Raises:
         ConfigError: The run has no such step or rank.
@@ -254,198 +213,149 @@ def reads_of_step(run: TracedRun, step: int, rank: int | None = None, most: int 
             hint=f"the run has {run.num_ranks}, see --nodes and --ranks-per-node",
             option="--rank",
         )
-    epoch, of_epoch = run.steps.find(step)
-    ranks = range(0, run.num_ranks, run.replication) if rank is None else [rank]
-    of_run, batches, reads = _EpochReads.of(run, epoch), run.steps.of_epoch(epoch).batches_of(of_epoch), list[Read]()
-    for one in ranks:
-        reads += of_run.in_batches(batches, [one])
+    number, of_epoch = run.steps.find(step)
+    epoch, batches, reads = _TracedEpoch(run, number), run.steps.of_epoch(number).batches_of(of_epoch), list[Read]()
+    for reader in range(0, run.num_ranks, run.replication) if rank is None else [rank]:
+        reads += epoch.in_batches(batches, [reader])
         if most is not None and len(reads) > most:
             break
     return reads
 
 
 def reads_of_sample(run: TracedRun, stream: str, shard: int, index: int, epochs: int) -> list[Read]:
-    """When a sample is read before the run ends: all times in the first epoch that reads it, in order.
+    """Return the reads of a sample before the run ends: all in the first epoch that reads it, in order.
 
     Args:
         run: The run.
         stream: Name of the stream.
         shard: Counted within the stream.
         index: Counted within the shard.
-        epochs: How many epochs to look through, from where the run begins.
+        epochs: Number of epochs to search, from where the run begins.
 
     Raises:
         SampleIndexError: There is no such sample.
     """
     sample = _sample_id(run.catalog, stream, shard, index)
-    for epoch in range(run.begins.epoch, run.begins.epoch + epochs):
-        if not run.steps.has(epoch, run.steps.global_step(epoch, 0)):
+    for number in range(run.begins.epoch, run.begins.epoch + epochs):
+        if not run.steps.has(number, run.steps.global_step(number, 0)):
             break
-        reads = _EpochReads.of(run, epoch)
-        found = reads.of_sample(sample)
-        if found:
-            return found
+        epoch = _TracedEpoch(run, number)
+        entries = epoch.entries_in(epoch.start, len(epoch.described.sequence), lambda rows: rows.ids == sample)
+        reads = [read for read in epoch.of_entries(entries) if read.sample == sample]
+        if reads:
+            return reads
     return []
 
 
 def positions_before(run: TracedRun, stream: str, shard: int, index: int) -> list[int]:
-    """Where the epoch in which the run begins has read a sample before that: positions, of packs those of the pack.
+    """Return where the epoch in which the run begins has read a sample before that, as positions of samples or packs.
 
     Raises:
         SampleIndexError: There is no such sample.
     """
     sample = _sample_id(run.catalog, stream, shard, index)
-    reads, skipped = _EpochReads.of(run, run.begins.epoch), run.skipped_before(run.begins.epoch)
-    found = reads.entries_in(0, reads.partition.start, lambda rows: rows.ids == sample)
-    return [position for position in found if skipped.kept_before(position) < skipped.kept_before(position + 1)]
+    epoch, skipped = _TracedEpoch(run, run.begins.epoch), run.skipped_before(run.begins.epoch)
+    entries = epoch.entries_in(0, epoch.start, lambda rows: rows.ids == sample)
+    return [position for position in entries if skipped.kept_before(position) < skipped.kept_before(position + 1)]
 
 
 def reads_of_key(run: TracedRun, key: SampleKey) -> list[Read]:
-    """When the sample with this key is read, in the very place that the key names; never, if the run ends before.
+    """Return the reads of a sample at the position that its key names; empty if the run ends before.
 
     Raises:
         SampleIndexError: There is no such sample.
-        ConfigError: The run reads another sample at that place, or none.
+        ConfigError: The run reads another sample at that position, or none.
     """
     sample = _sample_id(run.catalog, key.stream, key.shard, key.sample_index)
-    begins = run.begins
-    reads = _EpochReads.of(run, max(key.epoch, begins.epoch))
-    entries = reads.entries_of(key, sample)
-    if key.epoch < begins.epoch or any(entry < reads.partition.start for entry in entries):
+    epoch = _TracedEpoch(run, max(key.epoch, run.begins.epoch))
+    first, stop = 0, len(epoch.described.sequence)
+    if run.packs is None:
+        first, stop = min(key.position, stop), min(key.position + 1, stop)
+    # Several, if the parts of a document are packed.
+    entries = epoch.entries_in(first, stop, lambda rows: (rows.ids == sample) & (rows.positions == key.position))
+    if key.epoch < run.begins.epoch or any(entry < epoch.start for entry in entries):
         raise ConfigError(
-            f"epoch {key.epoch}, position {key.position} lies before the checkpoint, which is at {begins}",
+            f"epoch {key.epoch}, position {key.position} lies before the checkpoint, which is at {run.begins}",
             option="--sample",
         )
-    if not entries or reads.of_pass_seed != key.shuffle_seed:
+    if not entries or run.order.settings.shuffle_seed != key.shuffle_seed:
         raise ConfigError(
             f"the run does not read this sample at position {key.position} of epoch {key.epoch}, so the key is of "
             "another run: other data, seed or order",
-            hint="ask for STREAM:SHARD:INDEX instead",
+            hint="pass STREAM:SHARD:INDEX instead",
             option="--sample",
         )
-    return [read for read in reads.of_entries(entries) if read.key == key]
+    return [read for read in epoch.of_entries(entries) if read.key == key]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _EpochReads:
+class _TracedEpoch:
     """One epoch, as far as the run reads it."""
 
-    run: TracedRun
-    epoch: int
-    plan: Batched
-    partition: Partition
-    composed: BatchGeometry
-    """What the epoch's batches are made for."""
-    of_pass_seed: int
+    def __init__(self, run: TracedRun, number: int) -> None:
+        begins = run.order.normalise(run.begins if number == run.begins.epoch else Cursor(number, 0))
+        self._run, self._number = run, number
+        self.described: EpochDescription = run.described.epoch(begins)
 
-    @classmethod
-    def of(cls, run: TracedRun, epoch: int) -> _EpochReads:
-        order = run.order
-        begins = order.normalise(run.begins if epoch == run.begins.epoch else Cursor(epoch, 0))
-        read = order.epoch(begins)
-        seed = order.settings.shuffle_seed
-        return cls(
-            run=run,
-            epoch=epoch,
-            plan=drawn_sequence(read),
-            partition=read.partition,
-            composed=read.composed,
-            of_pass_seed=seed,
-        )
+    @property
+    def start(self) -> int:
+        """Position from which the run reads it."""
+        return self.described.partition.start
 
     def in_batches(self, batches: range, ranks: Sequence[int]) -> Iterator[Read]:
-        """What these ranks read in batches, which are counted from the first one that the run reads."""
+        """Yield the reads of some ranks in batches, which are counted from the first one that the run reads."""
+        run, catalog = self._run, self._run.catalog
+        steps = run.steps.of_epoch(self._number)
         for rank in ranks:
-            reader = self.run.reader(rank)
-            positions = self.partition.batches(np.asarray(batches), reader.node, reader.rank_of_node)
+            reader = run.reader(rank)
+            positions = self.described.partition.batches(np.asarray(batches), reader.node, reader.rank_of_node)
             for batch, row in zip(batches, positions, strict=True):
                 entries = row[row >= 0]
-                rows = rows_of(self.plan, entries)
-                places = np.arange(len(entries)) if rows.pieces is None else rows.pieces.packs
-                parts = _parts_of(entries, rows)
-                found = zip(places.tolist(), rows.positions.tolist(), rows.ids.tolist(), parts, strict=True)
-                for place, position, sample, part in found:
-                    yield self._read(batch, rank, place, position, sample, part)
+                rows = self.described.rows(entries)
+                columns = (rows.entries.tolist(), rows.positions.tolist(), rows.ids.tolist(), rows.parts(entries))
+                for place, position, sample, part in zip(*columns, strict=True):
+                    stored = catalog.place(sample)
+                    key = SampleKey(
+                        stream=catalog.stream_names[stored.stream],
+                        shard=stored.shard - sum(catalog.shards_per_stream[: stored.stream]),
+                        sample_index=stored.sample,
+                        epoch=self._number,
+                        position=position,
+                        shuffle_seed=run.order.settings.shuffle_seed,
+                    )
+                    yield Read(
+                        step=run.steps.global_step(self._number, batch),
+                        batch=steps.done + batch,
+                        rank=rank,
+                        place=place,
+                        sample=sample,
+                        phase=self.described.phase_at(position if part is None else part.position),
+                        key=key,
+                        pack=part,
+                    )
 
-    def of_sample(self, sample: int) -> list[Read]:
-        """When a sample is read in the rest of the epoch."""
-        entries = self.entries_in(self.partition.start, len(self.plan), lambda rows: rows.ids == sample)
-        return [read for read in self.of_entries(entries) if read.sample == sample]
-
-    def entries_of(self, key: SampleKey, sample: int) -> list[int]:
-        """Where the sample stands in the epoch that a key names: several where the parts of a document are packed."""
-        if not isinstance(self.plan, PackedEpoch):
-            stands_there = key.position < len(self.plan) and self.plan.ids(np.asarray([key.position]))[0] == sample
-            return [key.position] if stands_there else []
-        return self.entries_in(0, len(self.plan), lambda rows: (rows.ids == sample) & (rows.positions == key.position))
-
-    def entries_in(self, first: int, stop: int, is_wanted: Callable[[Rows], NDArray[np.bool_]]) -> list[int]:
-        """The entries of the epoch, from one up to another, of which a row is wanted."""
-        found, step = list[int](), _PACKS_AT_A_TIME if isinstance(self.plan, PackedEpoch) else _AT_A_TIME
-        for start in range(first, stop, step):
-            entries = np.arange(start, min(start + step, stop))
-            rows = rows_of(self.plan, entries)
-            of_rows = entries if rows.pieces is None else entries[rows.pieces.packs]
-            found += np.unique(of_rows[is_wanted(rows)]).tolist()
+    def entries_in(self, first: int, stop: int, is_wanted: Callable[[EpochRows], NDArray[np.bool_]]) -> list[int]:
+        """Return the positions between two of the epoch that have a wanted row."""
+        found = list[int]()
+        for positions, rows in self.described.chunks(first, stop):
+            found += np.unique(positions[rows.entries[is_wanted(rows)]]).tolist()
         return found
 
     def of_entries(self, entries: Sequence[int]) -> list[Read]:
-        """Who reads some entries, and when, in order."""
-        found = [read for entry in entries for read in self._of_entry(entry)]
-        return sorted(found, key=lambda read: (read.batch, read.rank, read.place))
-
-    def _of_entry(self, entry: int) -> list[Read]:
-        """Who reads an entry, and when; more than once where it is read again to keep the ranks even."""
-        batches = self.run.steps.of_epoch(self.epoch).batches
-        size = self.partition.geometry.global_batch_size
-        # Only what fills no global batch is divided in another way, and only there anything is read again.
-        last = range(self.partition.full_batches, self.partition.num_batches())
-        left = self.partition.sequence.entries_before(entry) - self.partition.entries_before
-        candidates = sorted({left // size, *last})
-        steps = self.run.steps
-        ranks = range(0, self.run.num_ranks, self.run.replication)
-        return [
+        """Return the reads of some positions, in order; several of one that is read again to keep the ranks even."""
+        steps, partition = self._run.steps, self.described.partition
+        batches, size = steps.of_epoch(self._number).batches, partition.geometry.global_batch_size
+        # Only what fills no global batch is divided in another way, and only there samples are read again.
+        last = range(partition.full_batches, partition.num_batches())
+        ranks = range(0, self._run.num_ranks, self._run.replication)
+        reads = [
             read
-            for batch in candidates
-            if batch < batches and steps.has(self.epoch, steps.global_step(self.epoch, batch))
+            for entry in entries
+            for batch in {(partition.sequence.entries_before(entry) - partition.entries_before) // size, *last}
+            if batch < batches and steps.has(self._number, steps.global_step(self._number, batch))
             for read in self.in_batches(range(batch, batch + 1), ranks)
             if read.entry == entry
         ]
-
-    def _read(self, batch: int, rank: int, place: int, position: int, sample: int, pack: PackPart | None) -> Read:
-        steps, catalog = self.run.steps, self.run.catalog
-        stored = catalog.place(sample)
-        key = SampleKey(
-            stream=catalog.stream_names[stored.stream],
-            shard=stored.shard - sum(catalog.shards_per_stream[: stored.stream]),
-            sample_index=stored.sample,
-            epoch=self.epoch,
-            position=position,
-            shuffle_seed=self.of_pass_seed,
-        )
-        return Read(
-            step=steps.global_step(self.epoch, batch),
-            batch=steps.of_epoch(self.epoch).done + batch,
-            rank=rank,
-            place=place,
-            sample=sample,
-            phase=self.run.order.order.phase(
-                Cursor(self.epoch, position if pack is None else pack.position), self.composed
-            ),
-            key=key,
-            pack=pack,
-        )
-
-
-def _parts_of(entries: NDArray[np.int64], rows: Rows) -> Iterator[PackPart | None]:
-    """Of each row what its pack has of it; None where nothing is packed."""
-    if rows.pieces is None:
-        yield from itertools.repeat(None, len(entries))
-        return
-    packs, starts, lengths = (of.tolist() for of in (rows.pieces.packs, rows.pieces.starts, rows.pieces.lengths))
-    for row, (pack, start, length) in enumerate(zip(packs, starts, lengths, strict=True)):
-        first = bisect_left(packs, pack)
-        yield PackPart(position=int(entries[pack]), document=row - first, start=start, stop=start + length)
+        return sorted(reads, key=lambda read: (read.batch, read.rank, read.place))
 
 
 def _sample_id(catalog: Catalog, stream: str, shard: int, index: int) -> int:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.options.groups import group_of
 from lightning_streaming.options.storage import StorageConfig
 from lightning_streaming.reading.loader import StreamingDataLoader
-from lightning_streaming.reading.passes import passes_of
 from lightning_streaming.reading.position import position_of, run_of
 from lightning_streaming.resume.run import Run
 from lightning_streaming.resume.state import Cursor
@@ -29,50 +28,55 @@ from lightning_streaming.tools.runs.checkpoints import (
     find_state_file,
     settled,
 )
+from lightning_streaming.tools.runs.describe import RunDescription, StrategyRanks, load_position, strategy_ranks
 from lightning_streaming.world import World
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TracedRun:
-    """A run whose samples can be told, because the order is a pure function."""
+    """A training run whose steps and samples are known in advance, because the order is a pure function."""
 
     loader: StreamingDataLoader
     """Reads as rank 0 of the world."""
     order: Run
-    """What a cursor means to it."""
+    """The meaning of its cursors."""
     num_nodes: int
     ranks_per_node: int
     replication: int
     """Consecutive ranks that read the same samples."""
     begins: Cursor
-    steps: _RunSteps
+    steps: RunSteps
     assumed: str | None
-    """What nobody said and is taken to be so."""
+    """Assumptions about what the configuration leaves open."""
     saved: SavedLoader | None
-    """Where it goes on from a checkpoint."""
+    """Saved position of the checkpoint that it resumes from."""
 
-    def skipped_before(self, epoch: int) -> SkippedPositions:
-        """What the run that saved its checkpoint skips of an epoch."""
-        return NOTHING_SKIPPED if self.saved is None else self.saved.skipped(epoch)
+    @cached_property
+    def described(self) -> RunDescription:
+        """Its streams, schedule, packing and epochs."""
+        return RunDescription(dataset=self.loader.dataset, run=self.order)
 
     @property
     def catalog(self) -> Catalog:
         """The shards and samples of its streams."""
-        return passes_of(self.loader.dataset).catalog
+        return self.described.catalog
 
     @property
     def packs(self) -> AnyPackSettings | None:
-        """How documents are packed; None where they are not."""
-        packer = self.order.order.packer
-        return None if packer is None else packer.pack.settings()
+        """Settings of packs; None unless documents are packed."""
+        return self.described.packing
 
     @property
     def num_ranks(self) -> int:
         """Ranks over all nodes."""
         return self.num_nodes * self.ranks_per_node
 
+    def skipped_before(self, epoch: int) -> SkippedPositions:
+        """Return the positions of an epoch that the run of its checkpoint skipped."""
+        return NOTHING_SKIPPED if self.saved is None else self.saved.skipped(epoch)
+
     def reader(self, rank: int) -> World:
-        """A rank's place among those that read different samples."""
+        """Return a rank's place among those that read different samples."""
         world = World(num_nodes=self.num_nodes, ranks_per_node=self.ranks_per_node, rank=rank)
         return world.replicated(self.replication)
 
@@ -84,58 +88,89 @@ class _Checkpoint:
     batches_trained: int
     """Batches over all epochs that its weights had seen."""
     batches: int
-    """Those of them in the epoch under way."""
+    """Batches of the current epoch among them."""
     epoch: int
-    """That one, as the trainer counts: without epochs of which all was skipped."""
+    """The current epoch, as the trainer counts: without epochs that were skipped as a whole."""
 
 
-def traced_run(asked: Namespace, changes: Mapping[str, Any]) -> TracedRun:
+def traced_run(args: Namespace, changes: Mapping[str, Any]) -> TracedRun:
     """Read configuration and checkpoint, and the indexes of the data.
 
     Args:
-        asked: As for :func:`run_on`; and ``config``, the paths of the configuration's files.
+        args: As for :func:`run_on`; and ``config``, the paths of the configuration's files.
         changes: More settings of the data.
 
     Raises:
         ConfigError: They do not describe a run that can be traced.
-        StateError: The checkpoint has no place to begin at, or is of other data.
+        StateError: The checkpoint has no saved position, or is of other data.
         StorageError: An index could not be fetched.
     """
-    written = read_run_files(asked.config, changes)
-    return run_on(written.datamodule, written.trainer, asked)
+    written = read_run_files(args.config, changes)
+    return run_on(written.datamodule, written.trainer, args)
 
 
-def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun:
-    """The run of a data module that is not set up yet.
+def run_on(data: Any, trainer: Mapping[str, Any], args: Namespace) -> TracedRun:
+    """Return the run of a data module that is not set up yet.
 
     Args:
         data: A ``StreamingDataModule``.
         trainer: The trainer's settings, as far as they are written.
-        asked: What goes before those settings: ``nodes``, ``ranks_per_node``, ``accumulate``, and the path of a
-            ``checkpoint`` with the name of its ``loader``; each is None where configuration or checkpoint are to say.
+        args: Arguments that override the settings: ``nodes``, ``ranks_per_node``, ``accumulate``, and the path of a
+            ``checkpoint`` with the name of its ``loader``; each is None to use configuration or checkpoint.
 
     Raises:
         ConfigError: They do not describe a run that can be traced.
-        StateError: The checkpoint has no place to begin at, or is of other data.
+        StateError: The checkpoint has no saved position, or is of other data.
         StorageError: An index could not be fetched.
     """
     train = data.configs["train"]
     data.configs["train"] = replace(train, storage=replace(group_of(train, StorageConfig), on_demand=True))
     data.setup("fit")
-    loader = _only_loader(data.train_dataloader())
-    saved = None if asked.checkpoint is None else _read_checkpoint(asked.checkpoint, asked.loader)
-    nodes, by_strategy = asked.nodes or int(trainer.get("num_nodes") or 1), StrategyRanks(loader.dataset.replication)
+    loader = data.train_dataloader()
+    if isinstance(loader, Mapping) and len(loader) == 1:
+        loader = next(iter(loader.values()))
+    if not isinstance(loader, StreamingDataLoader):
+        raise ConfigError(
+            "a run with one StreamingDataLoader to train on can be traced, but this data module's train_dataloader "
+            f"gives a {type(loader).__name__}",
+            option="data",
+        )
+    saved = None if args.checkpoint is None else _read_checkpoint(args.checkpoint, args.loader)
+    nodes, by_strategy = args.nodes or int(trainer.get("num_nodes") or 1), StrategyRanks(loader.dataset.replication)
     if loader.dataset.replication is None:
-        by_strategy = strategy_ranks(trainer, nodes, asked.ranks_per_node)
+        by_strategy = strategy_ranks(trainer, nodes, args.ranks_per_node)
         loader.dataset.replication = by_strategy.replication
-    told = asked.ranks_per_node or by_strategy.ranks_per_node
-    ranks_per_node, assumed = (told, None) if told else _ranks_per_node(trainer, nodes, saved, loader)
+    ranks_per_node, assumed = args.ranks_per_node or by_strategy.ranks_per_node, None
+    if not ranks_per_node:
+        ranks_per_node, assumed = _ranks_per_node(trainer, nodes, saved, loader)
     loader.dataset.world = World(num_nodes=nodes, ranks_per_node=ranks_per_node, rank=0)
     if saved is not None:
-        _load(loader, saved, asked.checkpoint)
-    counted = _counted(loader, saved, trainer.get("limit_train_batches"))
-    run = run_of(loader).counted_from(counted)
+        load_position(loader, saved.loader.position, args.checkpoint)
+    limit = trainer.get("limit_train_batches")
+    progress = TrainProgress(
+        steps=0 if saved is None else saved.batches_trained,
+        place=position_of(loader).cursor(),
+        steps_in_epoch=0 if saved is None else saved.batches,
+        limit=1.0 if limit is None else limit,
+    )
+    accumulate = args.accumulate or trainer.get("accumulate_grad_batches", 1)
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ConfigError(f"accumulate_grad_batches is {accumulate!r}", hint="pass --accumulate", option="--accumulate")
+    if trainer.get("overfit_batches"):
+        raise ConfigError(
+            "with overfit_batches a trainer reads the same few batches again and again, which trace does not follow",
+            hint="remove it from the configuration",
+            option="trainer.overfit_batches",
+        )
+    run = run_of(loader).counted_from(progress)
     begins = run.normalise(position_of(loader).cursor())
+    steps = _run_steps(run, begins, accumulate, progress, len(loader), saved)
+    max_steps, max_epochs = trainer.get("max_steps", -1), trainer.get("max_epochs")
+    if max_steps is not None and max_steps >= 0:
+        steps = replace(steps, max_steps=int(max_steps))
+    if max_epochs is not None and max_epochs >= 0:
+        left = max(0, int(max_epochs) - (0 if saved is None else saved.epoch))
+        steps = replace(steps, max_epochs=int(max_epochs), stop_epoch=steps.after(left))
     return TracedRun(
         loader=loader,
         order=run,
@@ -143,149 +178,86 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
         ranks_per_node=ranks_per_node,
         replication=loader.dataset.replication or 1,
         begins=begins,
-        steps=_run_steps(
-            run,
-            begins,
-            _accumulate(asked, trainer),
-            counted,
-            len(loader),
-            saved,
-            _stop(trainer),
-        ),
+        steps=steps,
         assumed="; ".join(filter(None, (assumed, by_strategy.assumed))) or None,
         saved=None if saved is None else saved.loader,
     )
-
-
-def _counted(loader: StreamingDataLoader, saved: _Checkpoint | None, limit: int | float | None) -> TrainProgress:
-    return TrainProgress(
-        steps=0 if saved is None else saved.batches_trained,
-        place=position_of(loader).cursor(),
-        steps_in_epoch=0 if saved is None else saved.batches,
-        limit=1.0 if limit is None else limit,
-    )
-
-
-def _load(loader: StreamingDataLoader, saved: _Checkpoint, path: str) -> None:
-    passes_of(loader.dataset).run.call(checkpoint=path)
-    loader.load_state_dict(saved.loader.position.as_state())
-
-
-def _accumulate(asked: Namespace, trainer: Mapping[str, Any]) -> int:
-    """Batches of a step."""
-    accumulate = asked.accumulate or trainer.get("accumulate_grad_batches", 1)
-    if not isinstance(accumulate, int) or accumulate < 1:
-        raise ConfigError(f"accumulate_grad_batches is {accumulate!r}", hint="say --accumulate", option="--accumulate")
-    return accumulate
-
-
-def _only_loader(loaders: Any) -> StreamingDataLoader:
-    if isinstance(loaders, Mapping) and len(loaders) == 1:
-        loaders = next(iter(loaders.values()))
-    if not isinstance(loaders, StreamingDataLoader):
-        raise ConfigError(
-            "a run with one StreamingDataLoader to train on can be traced, but this data module's train_dataloader "
-            f"gives a {type(loaders).__name__}",
-            option="data",
-        )
-    return loaders
 
 
 def _read_checkpoint(path: str, loader_name: str | None) -> _Checkpoint:
     content = find_state_file(Path(path)).peek()
     places = find_places(content, path)
     if places.trainer is None or places.global_step is None:
-        raise StateError(f"{path} does not tell its trainer's step", hint="only checkpoints of Lightning do", path=path)
+        raise StateError(f"{path} does not have its trainer's step", hint="only checkpoints of Lightning do", path=path)
     loader = places.loaders[places.choose(loader_name)]
     trainer = settled(places.trainer)
     return _Checkpoint(loader, places.global_step, batches_trained(content), trainer.batches, trainer.epoch)
 
 
-def _stop(trainer: Mapping[str, Any]) -> dict[str, int | None]:
-    """Where the trainer is told to stop; None where it is not."""
-    if trainer.get("overfit_batches"):
-        raise ConfigError(
-            "with overfit_batches a trainer reads the same few batches again and again, which trace does not follow",
-            hint="take it out of the configuration",
-            option="trainer.overfit_batches",
-        )
-    steps, epochs = trainer.get("max_steps", -1), trainer.get("max_epochs")
-    return {
-        "max_steps": None if steps is None or steps < 0 else int(steps),
-        "max_epochs": None if epochs is None or epochs < 0 else int(epochs),
-    }
-
-
 def _ranks_per_node(
     trainer: Mapping[str, Any], nodes: int, saved: _Checkpoint | None, loader: StreamingDataLoader
 ) -> tuple[int, str | None]:
-    """As the checkpoint's run had them; else as configured."""
+    """Return the ranks per node of the checkpoint's run, else those configured; and what is assumed about them."""
     configured, left_open = count_ranks(trainer)
     if saved is None or saved.loader.global_batch is None:
         return configured, left_open
     batch_size, replication = loader.batch_size or 1, loader.dataset.replication or 1
     at_a_time = f"the checkpoint's run read {saved.loader.global_batch} {saved.loader.unit}s at a time"
     ranks, left_over = divmod(saved.loader.global_batch * replication, batch_size * nodes)
+
+    def in_words(ranks: int) -> str:
+        return counted(ranks, "rank") + ("" if nodes == 1 else f" on each of {nodes} nodes")
+
     if left_over or not ranks:
-        assumed = f"which batches of {batch_size} do not make up; taken to go on with {_ranks(nodes, configured)}"
+        assumed = f"which is no multiple of batches of {batch_size}; taken to resume with {in_words(configured)}"
         return configured, f"{at_a_time}, {assumed}, see --ranks-per-node"
     if left_open is None and ranks != configured:
-        assumed = f"with batches of {batch_size} taken to be {_ranks(nodes, ranks)}"
+        assumed = f"with batches of {batch_size} taken to be {in_words(ranks)}"
         return ranks, f"{at_a_time}, {assumed}; the configuration has {configured}, see --ranks-per-node"
     return ranks, None
-
-
-def _ranks(nodes: int, ranks_per_node: int) -> str:
-    ranks = counted(ranks_per_node, "rank")
-    return ranks if nodes == 1 else f"{ranks} on each of {nodes} nodes"
 
 
 def _run_steps(
     run: Run,
     begins: Cursor,
     accumulate: int,
-    counted: TrainProgress,
+    progress: TrainProgress,
     in_epoch: int,
     saved: _Checkpoint | None,
-    stop: Mapping[str, int | None],
-) -> _RunSteps:
-    last_uneven = max([begins.epoch, *(stop[0] for _, stop in run.skipped_ranges.values())])
-    left, limit = run.batches_left(begins), counted.limited(in_epoch)
+) -> RunSteps:
+    """Return the steps of a run that is not told where to stop."""
+    left, limit = run.batches_left(begins), progress.limited(in_epoch)
     if begins.sample_in_epoch and limit < in_epoch:
         raise ConfigError(
-            f"the checkpoint lies within an epoch that limit_train_batches={counted.limit} cuts short",
+            f"the checkpoint lies within an epoch that limit_train_batches={progress.limit} cuts short",
             hint="trace the run from its beginning",
             option="trainer.limit_train_batches",
         )
     done = run.batches_left(Cursor(begins.epoch, 0)) - left if begins.sample_in_epoch else 0
+    last_uneven = max([begins.epoch, *(stop[0] for _, stop in run.skipped_ranges.values())])
     later = in_epoch
-    if run.order.later is not None:  # epochs to come read more of data that has grown
+    if run.order.later is not None:  # later epochs read more of data that has grown
         later = run.unskipped(Cursor(last_uneven + 1, 0)).num_batches(run.machines.drop_last)
 
     def each(epoch: int) -> EpochSteps:
         start = Cursor(epoch, 0)
-        batches = counted.limited(run.batches_left(start)) if run.normalise(start) == start else 0
+        batches = progress.limited(run.batches_left(start)) if run.normalise(start) == start else 0
         return EpochSteps(done=0, batches=batches, accumulate=accumulate)
 
     early = [EpochSteps(done=done, batches=min(left, limit), accumulate=accumulate)]
     early += [each(epoch) for epoch in range(begins.epoch + 1, last_uneven + 1)]
-    steps = _RunSteps(
+    return RunSteps(
         first_step=0 if saved is None else saved.global_step,
-        **stop,
         first_epoch=begins.epoch,
         early=early,
         later=cache(each) if run.order.packer is not None else None,
-        whole=EpochSteps(done=0, batches=counted.limited(later), accumulate=accumulate),
+        whole=EpochSteps(done=0, batches=progress.limited(later), accumulate=accumulate),
     )
-    most = stop["max_epochs"]
-    if most is None:
-        return steps
-    return replace(steps, stop_epoch=steps.after(max(0, most - (0 if saved is None else saved.epoch))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochSteps:
-    """The steps of an epoch, or of what a run reads of one.
+    """The steps of an epoch, or of the rest of one.
 
     A step is complete where the number of the epoch's batches is a multiple of ``accumulate``, and at the epoch's last
     batch. For example 5 batches in steps of 2 are 0 1 | 2 3 | 4; with the first of them read in an earlier run, and
@@ -300,21 +272,21 @@ class EpochSteps:
     """Batches of one step."""
 
     def __len__(self) -> int:
-        """Steps made of these batches."""
+        """Number of steps that these batches make."""
         return self.step_of(self.batches - 1) + 1 if self.batches else 0
 
     def step_of(self, batch: int) -> int:
-        """The step that a batch belongs to; both are counted from the first one read here."""
+        """Return the step that a batch belongs to; both are counted from the first one read here."""
         return (self.done + batch) // self.accumulate - self.done // self.accumulate
 
     def batches_of(self, step: int) -> range:
-        """The batches of a step; all are counted from the first one read here."""
+        """Return the batches of a step; all are counted from the first one read here."""
         first = (self.done // self.accumulate + step) * self.accumulate - self.done
         return range(max(0, first), min(first + self.accumulate, self.batches))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _RunSteps:
+class RunSteps:
     """The steps of a run, epoch after epoch."""
 
     first_step: int
@@ -322,19 +294,20 @@ class _RunSteps:
     first_epoch: int
     """The epoch in which it begins."""
     early: Sequence[EpochSteps]
-    """Of that epoch, and of those after it up to the last one of which anything is skipped."""
+    """Steps of that epoch, and of those after it up to the last one with skipped positions."""
     whole: EpochSteps
-    """Of each epoch after those."""
+    """Steps of each epoch after those."""
     later: Callable[[int], EpochSteps] | None = None
-    """In its place, where epochs differ, as of packs: tells them of an epoch."""
+    """Returns the steps of one of those epochs, if they differ, as of packs."""
     max_steps: int | None = None
-    """Where the trainer is told to stop."""
+    """Step before which the trainer stops."""
     max_epochs: int | None = None
+    """Epochs after which the trainer stops."""
     stop_epoch: int | None = None
-    """The epoch before which that is: later, where trainers do not count epochs of which all is skipped."""
+    """The epoch before which that is: trainers do not count epochs that are skipped as a whole."""
 
     def after(self, epochs: int) -> int:
-        """The epoch before which a trainer has trained so many, from the first one on."""
+        """Return the epoch before which a trainer has trained so many, from the first one on."""
         epoch = self.first_epoch
         for early in self.early:
             if not epochs:
@@ -343,140 +316,63 @@ class _RunSteps:
         return epoch + epochs
 
     def has(self, epoch: int, step: int | None = None) -> bool:
-        """Whether the trainer is not told to stop before an epoch, or a global step in it."""
+        """Return whether the run reaches an epoch, or a global step in it."""
         is_early = self.stop_epoch is None or epoch < self.stop_epoch
         return is_early and (step is None or self.max_steps is None or step < self.max_steps)
 
     def find(self, step: int) -> tuple[int, int]:
-        """The epoch of a global step, and which of the steps read in that epoch it is.
+        """Return the epoch of a global step, and its number among the steps read in that epoch.
 
         Raises:
-            ConfigError: It lies before the run or after its end, or an epoch has no steps.
+            ConfigError: It is before the run or after its end, or an epoch has no steps.
         """
-        epoch, of_epoch = self._find(step)
-        if not self.has(epoch):
-            raise ConfigError(
-                f"there is no step {step}: the run ends after max_epochs={self.max_epochs}", option="--step"
-            )
-        return epoch, of_epoch
-
-    def _find(self, step: int) -> tuple[int, int]:
         if step < self.first_step:
             raise ConfigError(
                 f"step {step} was done before the checkpoint, which is at step {self.first_step}",
                 hint="trace the run that saved it, without --ckpt, or with the checkpoint that it began with",
                 option="--step",
             )
-        if self.max_steps is not None and step >= self.max_steps:
-            raise ConfigError(
-                f"there is no step {step}: the run ends after max_steps={self.max_steps}", option="--step"
-            )
-        after, epoch = step - self.first_step, self.first_epoch
-        while epoch - self.first_epoch < len(self.early) or self.later is not None:
-            if not self.has(epoch):  # it need not be planned
-                return epoch, after
-            steps = self.of_epoch(epoch)
-            if after < len(steps):
-                return epoch, after
-            if not len(steps) and epoch - self.first_epoch >= len(self.early):
+        epoch, after = self.first_epoch, step - self.first_step
+        is_reached = self.max_steps is None or step < self.max_steps
+        # Epochs that the run does not reach need not be planned.
+        while is_reached and self.has(epoch) and (self.later is not None or epoch - self.first_epoch < len(self.early)):
+            steps = len(self.of_epoch(epoch))
+            if after < steps:
                 break
-            after -= len(steps)
-            epoch += 1
-        if self.later is not None or not len(self.whole):
-            raise ConfigError(
-                "an epoch has no batch, so there is no such step",
-                hint="see drop_last and limit_train_batches",
-                option="--step",
-            )
-        epochs, of_epoch = divmod(after, len(self.whole))
-        return epoch + epochs, of_epoch
+            if not steps and epoch - self.first_epoch >= len(self.early):
+                raise self._no_batch()
+            after, epoch = after - steps, epoch + 1
+        else:
+            if is_reached and self.has(epoch):  # all epochs from here on are alike
+                if not len(self.whole):
+                    raise self._no_batch()
+                epochs, after = divmod(after, len(self.whole))
+                epoch += epochs
+        if not is_reached or not self.has(epoch):
+            end = f"max_epochs={self.max_epochs}" if is_reached else f"max_steps={self.max_steps}"
+            raise ConfigError(f"there is no step {step}: the run ends after {end}", option="--step")
+        return epoch, after
+
+    @staticmethod
+    def _no_batch() -> ConfigError:
+        return ConfigError(
+            "an epoch has no batch, so there is no such step",
+            hint="see drop_last and limit_train_batches",
+            option="--step",
+        )
 
     def of_epoch(self, epoch: int) -> EpochSteps:
-        """The steps read in an epoch, from the one in which the run begins on."""
-        place = epoch - self.first_epoch
-        if place < len(self.early):
-            return self.early[place]
+        """Return the steps read in an epoch, from the one in which the run begins on."""
+        number = epoch - self.first_epoch
+        if number < len(self.early):
+            return self.early[number]
         return self.whole if self.later is None else self.later(epoch)
 
     def global_step(self, epoch: int, batch: int) -> int:
-        """The trainer's ``global_step`` while it trains on a batch, counted from the first one read in the epoch."""
-        place = epoch - self.first_epoch
+        """Return the trainer's ``global_step`` in a batch, counted from the first one read in the epoch."""
+        number = epoch - self.first_epoch
         if self.later is None:
-            before = sum(map(len, self.early[:place])) + max(0, place - len(self.early)) * len(self.whole)
+            before = sum(map(len, self.early[:number])) + max(0, number - len(self.early)) * len(self.whole)
         else:
-            before = sum(len(self.of_epoch(one)) for one in range(self.first_epoch, epoch))
+            before = sum(len(self.of_epoch(other)) for other in range(self.first_epoch, epoch))
         return self.first_step + before + self.of_epoch(epoch).step_of(batch)
-
-
-_WITH_MESH = "ModelParallelStrategy"
-"""The only one of Lightning's whose ranks share samples."""
-_LIGHTNING = ("lightning", "pytorch_lightning")
-
-
-class StrategyRanks(NamedTuple):
-    """What a strategy says of a run's ranks."""
-
-    replication: int | None = None
-    """Consecutive ranks that read the same samples; None where each reads its own."""
-    ranks_per_node: int | None = None
-    """None where the strategy does not say."""
-    assumed: str | None = None
-    """What nobody said and is taken to be so."""
-
-
-def strategy_ranks(trainer: Mapping[str, Any], nodes: int, ranks_per_node: int | None = None) -> StrategyRanks:
-    """What the strategy of a trainer says, as it is written; nothing of it is made.
-
-    Args:
-        trainer: The trainer's settings.
-        nodes: Of the run.
-        ranks_per_node: If somebody asked for so many.
-
-    Raises:
-        ConfigError: Its mesh is of a size that is not told, or of other ranks than the run has.
-    """
-    strategy = trainer.get("strategy")
-    if not isinstance(strategy, Mapping):
-        return StrategyRanks()  # those that go by a name have each rank read its own samples
-    path = str(strategy.get("class_path"))
-    module, _, name = path.rpartition(".")
-    if name != _WITH_MESH:
-        if not module or module.partition(".")[0] in _LIGHTNING:
-            return StrategyRanks()
-        return StrategyRanks(
-            assumed=f"which ranks of trainer.strategy={path} read the same samples is not known; taken to be none, "
-            "else set data.train.replication"
-        )
-    configured, left_open = count_ranks(trainer)
-    ranks = ranks_per_node or (configured if left_open is None else None)
-    sizes = strategy.get("init_args") or {}
-    # Left to itself, the strategy puts the ranks of each node into a group.
-    data, tensor = _size(sizes, "data_parallel_size", nodes), _size(sizes, "tensor_parallel_size", ranks)
-    if data * tensor % nodes or (ranks is not None and data * tensor != nodes * ranks):
-        has = counted(nodes, "node") if ranks is None else f"{nodes} x {ranks} ranks"
-        raise ConfigError(
-            f"trainer.strategy={name} has a mesh of {data} (data parallel) x {tensor} (tensor parallel) ranks, and the "
-            f"run has {has}",
-            hint="give trainer.num_nodes and trainer.devices, or the sizes of the mesh, so that they agree, or "
-            "data.train.replication, which goes before the mesh",
-            option="trainer.strategy",
-        )
-    return StrategyRanks(replication=tensor if tensor > 1 else None, ranks_per_node=data * tensor // nodes)
-
-
-def _size(sizes: Mapping[str, Any], name: str, left_open: int | None) -> int:
-    """A size of the mesh, as it is written, or what it is where that is left open."""
-    size = sizes.get(name, "auto")
-    if size == "auto" and left_open is None:
-        raise ConfigError(
-            f"{name} of trainer.strategy={_WITH_MESH} is left to the number of devices, which is left open, too",
-            hint="write one of them, that or trainer.devices, as a number",
-            option="trainer.strategy",
-        )
-    size = left_open if size == "auto" else size
-    if type(size) is not int or size < 1:
-        raise ConfigError(
-            f"{name} of trainer.strategy={_WITH_MESH} must be a number of ranks, but is {size!r}",
-            option="trainer.strategy",
-        )
-    return size

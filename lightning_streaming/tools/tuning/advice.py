@@ -17,7 +17,7 @@ from lightning_streaming.reading.passes import drawn_sequence, passes_of
 from lightning_streaming.reading.position import run_of
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.sequence.quality import Visits, lru_downloads, open_at_once, shard_visits
-from lightning_streaming.tools.runs.stream_counts import cache_configs
+from lightning_streaming.tools.runs.describe import cache_configs
 from lightning_streaming.tools.tuning.measure import WORTHWHILE, Sizes, Speed, batch_size_of
 from lightning_streaming.units import bytes_as_written, format_bytes
 

@@ -35,7 +35,7 @@ from lightning_streaming.reading.passes import passes_of
 from lightning_streaming.reading.position import position_of
 from lightning_streaming.tools.commands import STAGES, count_ranks, read_run_files, usable_cpus
 from lightning_streaming.tools.console import counted
-from lightning_streaming.tools.runs.stream_counts import cache_configs, is_in_place
+from lightning_streaming.tools.runs.describe import cache_configs, is_in_place
 from lightning_streaming.world import World
 
 

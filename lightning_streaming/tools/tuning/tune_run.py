@@ -19,7 +19,7 @@ from lightning_streaming.reading.measures import WaitTimes
 from lightning_streaming.reading.passes import passes_of
 from lightning_streaming.reading.prefetch import default_lookahead
 from lightning_streaming.tools.console import FINE, counted, print_json, print_line, print_note, print_table, progress
-from lightning_streaming.tools.runs.stream_counts import cache_configs, is_in_place
+from lightning_streaming.tools.runs.describe import cache_configs, is_in_place
 from lightning_streaming.tools.tuning import advice as advising
 from lightning_streaming.tools.tuning import measure
 from lightning_streaming.tools.tuning.advice import Advice, rate

@@ -17,7 +17,6 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.config import SELECTIONS_BASENAME
 from lightning_streaming.cache.selection_files import selection_path
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.reading.passes import passes_of
 from lightning_streaming.selection.bitmap import Selection
 from lightning_streaming.selection.document_lengths import map_lengths
 from lightning_streaming.selection.evaluate import is_known
@@ -25,8 +24,8 @@ from lightning_streaming.selection.id_index import are_ids_known
 from lightning_streaming.selection.joins import JoinedDataset
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import FINE, printable_name
-from lightning_streaming.tools.runs import stream_counts
 from lightning_streaming.tools.runs.checkpoints import Places, find_places, find_state_file
+from lightning_streaming.tools.runs.describe import catalog_of
 from lightning_streaming.tools.runs.positions import StreamSeen, seen_by_fingerprint
 from lightning_streaming.tools.runs.stages import inspected, packs_in_words
 from lightning_streaming.tools.runs.trace_run import Read, positions_before, reads_of_sample, reads_of_step
@@ -249,8 +248,7 @@ class ViewedRun:
 
     def packs(self, stage: str) -> Sequence[tuple[str, str]]:
         """Return facts about the packs of a stage; none without packing."""
-        report = self.stage(stage)
-        return packs_in_words(report["packs"]) if "packs" in report else ()
+        return packs_in_words(self.stage(stage))
 
     def traced(self) -> TracedRun:
         """Return the training, whose steps can be traced.
@@ -279,11 +277,11 @@ class ViewedRun:
         """
         with self.lock:
             if stage == "train":
-                catalog = passes_of(self.traced().loader.dataset).catalog
+                catalog = self.traced().catalog
             else:
                 dataset = self._dataset(stage)
                 try:
-                    catalog = passes_of(dataset).catalog
+                    catalog = catalog_of(dataset)
                 finally:
                     dataset.close()
             selection: Selection | None = catalog.selections[catalog.stream_names.index(name)]
@@ -307,7 +305,7 @@ class ViewedRun:
         with self.lock:
             traced = self.traced()
             skipped = self.places.loaders[loader].skipped(traced.begins.epoch)
-            counts = stream_counts.count_in_run(traced.order, traced.begins, skipped)
+            counts = traced.described.read_before(traced.begins, skipped)
         return [replace(stream, this_epoch=counts.get(stream.name, 0)) for stream in seen]
 
     def next_steps(self, step: int | None, steps: int, rank: int | None) -> dict[str, Any]:

@@ -120,13 +120,13 @@ def test_samples_and_repeats_are_those_that_are_read(
 def test_phases_read_what_is_told_of_each(data: Path, tmp_path: Path) -> None:
     train = phased_train(data)
     told = plan(tmp_path, train, "--json", max_epochs=1, batch_size=1).json
-    inspected = run("inspect", "--config", tmp_path / "run.yaml", "--json").json["stages"][0]["phases"]
-    for one, other in zip(told["phases"], inspected, strict=True):
+    inspected = run("inspect", "--config", tmp_path / "run.yaml", "--json").json["stages"][0]["schedule"]
+    for one, other in zip(told["schedule"], inspected, strict=True):
         assert one["phase"] == other["phase"]
         drawn = {stream["stream"]: stream["drawn"] for stream in other["streams"] if stream["drawn"]}
         assert {stream["stream"]: stream["samples"] for stream in one["streams"]} == drawn
-    assert [one["phase"] for one in told["over_time"]["phases"]] == [phase["name"] for phase in PHASES]
-    assert [one["step"] for one in told["over_time"]["phases"]] == [0, 52, 84]
+    assert [one["phase"] for one in told["over_time"]["schedule"]] == [phase["name"] for phase in PHASES]
+    assert [one["step"] for one in told["over_time"]["schedule"]] == [0, 52, 84]
 
 
 @pytest.mark.nightly

@@ -151,14 +151,14 @@ def test_phases_are_marked_where_they_begin(data: Path, tmp_path: Path) -> None:
     of = {"schedule": schedule(PHASES), "epoch_size": 120}
     config, ckpt = configured(tmp_path, data, {"batch_size": 2}, of, max_epochs=1), tmp_path / "run.ckpt"
     told = run("plan", "--config", config, "--accumulate", 2, "--json").json["over_time"]
-    assert [one["step"] for one in told["phases"]] == [0, 13, 21]  # they begin with samples 52 and 84
+    assert [one["step"] for one in told["schedule"]] == [0, 13, 21]  # they begin with samples 52 and 84
     train(config, save=ckpt, max_steps=30)
     page = tmp_path / "plan.html"
     told = run("plan", "--config", config, "--ckpt", ckpt, "--html", page, "--json").json["over_time"]
-    assert [(one["phase"], one["step"]) for one in told["phases"]] == [("anneal", 42)]
+    assert [(one["phase"], one["step"]) for one in told["schedule"]] == [("anneal", 42)]
     assert page.read_text().count("<title>anneal</title>") == 2  # in the charts of mixture and passes
     told = run("plan", "--config", config, "--steps", 30, "--json").json["over_time"]
-    assert [one["phase"] for one in told["phases"]] == ["broad", "ramp"]
+    assert [one["phase"] for one in told["schedule"]] == ["broad", "ramp"]
 
 
 def test_a_run_that_reads_nothing_more_is_told(data: Path, tmp_path: Path) -> None:

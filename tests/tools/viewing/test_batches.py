@@ -177,13 +177,13 @@ def test_documents_are_shown_pack_by_pack(temporary: Path, pack: dict[str, Any],
         text = Elements.of(html(pages, "batches", step="1")).text
     traced = _traced(1)
     assert _SHOWN.findall(text) == [_key(read) for read in traced]
-    for position in dict.fromkeys(read["pack"]["position"] for read in traced):
-        parts = [read["pack"] for read in traced if read["pack"]["position"] == position]
+    for position in dict.fromkeys(read["packing"]["position"] for read in traced):
+        parts = [read["packing"] for read in traced if read["packing"]["position"] == position]
         tokens = sum(part["stop"] - part["start"] for part in parts)
         documents = "1 document" if len(parts) == 1 else f"{len(parts)} documents"
-        place = next(read["place"] for read in traced if read["pack"]["position"] == position)
+        place = next(read["place"] for read in traced if read["packing"]["position"] == position)
         assert f"Pack {position} place {place}: {documents}, {tokens} of {capacity} tokens" in text
-    assert all(f"tokens {read['pack']['start']} to {read['pack']['stop'] - 1}" in text for read in traced)
+    assert all(f"tokens {read['packing']['start']} to {read['packing']['stop'] - 1}" in text for read in traced)
 
 
 @pytest.mark.parametrize("limit", ["max_epochs", "max_steps"])

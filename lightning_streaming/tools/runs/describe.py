@@ -1,0 +1,626 @@
+"""Description of a run: its streams, schedule and packing, and the samples at the positions of its epochs.
+
+:func:`describe_run` describes the run of a dataset as a trainer configures it. The tools read that one value: only here
+it makes a difference whether a run has a schedule, or packs documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+
+from lightning_streaming.cache import CacheConfig
+from lightning_streaming.dataset.stream import Stream
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.options.packing import PackingConfig
+from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
+from lightning_streaming.reading.loader import StreamingDataLoader
+from lightning_streaming.reading.packs.types import ColumnTypes, stored_types
+from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.resume.run import Epoch, Run
+from lightning_streaming.resume.state import Cursor, SavedPosition
+from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.packing.packed import PackedEpoch, rows_of, rows_per_entry
+from lightning_streaming.sequence.packing.settings import AnyPackSettings, BudgetSettings
+from lightning_streaming.sequence.partition import BatchGeometry, Partition
+from lightning_streaming.sequence.phased import Phased
+from lightning_streaming.sequence.skips import NOTHING_SKIPPED, SkippedPositions, skipped_in_epoch
+from lightning_streaming.tools.commands import count_ranks, read_run_files
+from lightning_streaming.tools.console import counted
+from lightning_streaming.world import World
+
+_AT_ONCE = 1 << 20
+"""Samples whose ids are looked up together."""
+_ORDER = ("shuffle", "shuffle_algo", "shuffle_block_size", "sampling_method", "sampling_granularity", "batching_method")
+"""Settings of the order that a fingerprint of this version has; a later one may have more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackPart:
+    """The part of a document that is in a pack."""
+
+    position: int
+    """Position of the pack in the epoch, as saved states count."""
+    document: int
+    """Number of the document in the pack, as ``document_ids`` of the batch has it."""
+    start: int
+    """First token of the document that is in the pack."""
+    stop: int
+    """End of its tokens in the pack."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EpochRows:
+    """Samples at some positions of an epoch: one at each, or the documents and parts of documents of a pack."""
+
+    entries: NDArray[np.int64]
+    """Which of the positions each row is at, counted from 0; rising. The other arrays have the same shape."""
+    ids: NDArray[np.int64]
+    """Sample ids."""
+    positions: NDArray[np.int64]
+    """Position that the sample would have without packing."""
+    starts: NDArray[np.int64]
+    """Token of the document with which the row begins; 0 for whole samples."""
+    tokens: NDArray[np.int64]
+    """Tokens of the row in its pack; 0 without packing."""
+    rooms: NDArray[np.int64]
+    """Tokens that each pack has room for, of shape (positions,); empty without packing."""
+
+    @property
+    def first_parts(self) -> NDArray[np.bool_]:
+        """Rows with which a sample begins: all but later parts of a document."""
+        is_first: NDArray[np.bool_] = self.starts == 0
+        return is_first
+
+    def parts(self, positions: NDArray[np.int64]) -> list[PackPart | None]:
+        """Return the part of a pack that each row is; None without packing.
+
+        Args:
+            positions: The positions that the rows are at.
+        """
+        if not len(self.rooms):
+            return [None] * len(self.ids)
+        documents = np.arange(len(self.entries)) - np.searchsorted(self.entries, self.entries)
+        columns = (positions[self.entries], documents, self.starts, self.starts + self.tokens)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [PackPart(position=at, document=number, start=start, stop=stop) for at, number, start, stop in rows]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EpochDescription:
+    """An epoch of a run, from the cursor that it is read from."""
+
+    run: RunDescription
+    read: Epoch
+    sequence: Batched
+    """Sample ids by position."""
+
+    @property
+    def partition(self) -> Partition:
+        """Division of the rest of the epoch among ranks and batches."""
+        return self.read.partition
+
+    @property
+    def rows_per_entry(self) -> float:
+        """Samples at a position, on average."""
+        return rows_per_entry(self.sequence)
+
+    @cached_property
+    def phase_stops(self) -> NDArray[np.int64]:
+        """Position at which each phase ends; without a schedule, one that no epoch reaches."""
+        if not self.run.phases:
+            return np.array([np.iinfo(np.int64).max])
+        epoch = self.read.cursor.epoch
+        return self.read.order.of_epoch(epoch).phase_stops(self.read.composed, epoch)
+
+    @cached_property
+    def part_stops(self) -> NDArray[np.int64]:
+        """Position at which each part ends that is shuffled by itself: the epoch, or the steps of its phases."""
+        if isinstance(self.sequence, PackedEpoch):
+            return self.sequence.part_stops()
+        return self.sequence.step_stops() if isinstance(self.sequence, Phased) else np.array([len(self.sequence)])
+
+    def phase_at(self, position: int) -> str | None:
+        """Return the name of the phase that reads a position; None without a schedule."""
+        phases = self.run.phases
+        number = int(np.searchsorted(self.phase_stops, position, side="right"))
+        return phases[min(number, len(phases) - 1)] if phases else None
+
+    def rows(self, positions: NDArray[np.int64]) -> EpochRows:
+        """Return the samples at some positions.
+
+        Args:
+            positions: Of shape (positions,).
+        """
+        rows, settings = rows_of(self.sequence, positions), self.run.packing
+        if rows.pieces is None or settings is None:
+            nothing = np.zeros(len(positions), np.int64)
+            entries = np.arange(len(positions))
+            return EpochRows(
+                entries=entries, ids=rows.ids, positions=positions, starts=nothing, tokens=nothing, rooms=nothing[:0]
+            )
+        pieces = rows.pieces
+        return EpochRows(
+            entries=pieces.packs,
+            ids=pieces.ids,
+            positions=pieces.positions,
+            starts=pieces.starts,
+            tokens=pieces.lengths,
+            rooms=pieces.rooms(settings),
+        )
+
+    def chunks(
+        self, start: int, stop: int, skipped: SkippedPositions = NOTHING_SKIPPED
+    ) -> Iterator[tuple[NDArray[np.int64], EpochRows]]:
+        """Yield positions and the samples at them, some at a time.
+
+        Args:
+            start: First position, of those that are not skipped.
+            stop: End of them.
+            skipped: Positions to leave out.
+        """
+        size = max(1, round(_AT_ONCE / self.rows_per_entry))
+        for first in range(start, stop, size):
+            positions = skipped.positions(np.arange(first, min(first + size, stop)))
+            yield positions, self.rows(positions)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunDescription:
+    """A run of one stage."""
+
+    dataset: StreamingDataset
+    run: Run
+    """The meaning of its cursors."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """The shards and samples of its streams."""
+        return catalog_of(self.dataset)
+
+    @cached_property
+    def packing(self) -> AnyPackSettings | None:
+        """Settings of packs; None unless documents are packed."""
+        packer = self.run.order.packer
+        return None if packer is None else packer.pack.settings()
+
+    @property
+    def unit(self) -> str:
+        """What a batch consists of: "sample", "pack", or "group" within a budget of tokens."""
+        return "sample" if self.packing is None else "group" if isinstance(self.packing, BudgetSettings) else "pack"
+
+    @property
+    def item(self) -> str:
+        """What a dataset consists of: "document" if these are packed, else "sample"."""
+        return "sample" if self.packing is None else "document"
+
+    @cached_property
+    def phases(self) -> tuple[str, ...]:
+        """Names of the phases of an epoch; empty without a schedule."""
+        plan = self.run.order.plan
+        return () if plan is None else tuple(phase.name for phase in plan.phases)
+
+    @property
+    def has_cut_phase(self) -> bool:
+        """Whether a phase was ended early, so that the run ends with its first epoch."""
+        mixture = self.run.order.mixture
+        return mixture is not None and mixture.is_cut
+
+    def epoch(self, cursor: Cursor, skipped: SkippedPositions | None = None) -> EpochDescription:
+        """Describe the epoch of a cursor, from there on.
+
+        Args:
+            cursor: A normalised cursor.
+            skipped: Positions that are left out; None for those that the run skips.
+        """
+        read = self.run.epoch(cursor)
+        read = read if skipped is None else replace(read, skipped=skipped)
+        return EpochDescription(run=self, read=read, sequence=drawn_sequence(read))
+
+    def streams_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the stream of each sample id, counted in stream order."""
+        return np.searchsorted(np.asarray(self.catalog.first_ids), ids, side="right") - 1
+
+    def read_before(self, cursor: Cursor, skipped: SkippedPositions) -> dict[str, int]:
+        """Count the samples of each stream that an epoch has read before a cursor.
+
+        A packed document counts once, where it begins.
+
+        Args:
+            cursor: A normalised cursor.
+            skipped: Positions of the epoch that were left out.
+
+        Returns:
+            Samples by stream; also of streams that are gone, if they were read by mixture steps that are finished.
+        """
+        order, names, first = self.run.order, self.catalog.stream_names, 0
+        counts = dict.fromkeys(names, 0)
+        if order.plan is not None and self.packing is None and not order.is_composed and not skipped.runs:
+            # Finished steps are known without their order, and without streams that are gone.
+            step = int(np.searchsorted(order.plan.stops, cursor.sample_in_epoch, side="right"))
+            counts |= dict(zip(order.plan.streams, order.plan.drawn[step].tolist(), strict=True))
+            first = int(order.plan.stops[step - 1]) if step else 0
+        epoch = self.epoch(cursor)
+        stop = skipped.kept_before(min(cursor.sample_in_epoch, len(epoch.sequence)))
+        for _, rows in epoch.chunks(first, stop, skipped):
+            streams = np.bincount(self.streams_of(rows.ids[rows.first_parts]), minlength=len(names))
+            for name, count in zip(names, streams.tolist(), strict=True):
+                counts[name] += count
+        return counts
+
+    def report(self) -> dict[str, Any]:
+        """Return what an epoch reads of each stream as plain values; selections are evaluated if they are not cached.
+
+        With a schedule it has ``schedule``, and with packing ``packs`` of the first epoch.
+        """
+        weights = self.run.order.weights
+        shares = zip(self.dataset.streams.items(), weights.choose, weights.proportion, weights.repeat, strict=True)
+        streams = [
+            {
+                "stream": name,
+                "stored": stream.num_stored,
+                "selected": stream.num_selected,
+                "drawn": drawn,
+                "share": share,
+                "passes": passes,
+                "only": stream.selection.in_words(),
+                "joins": [
+                    {
+                        "join": join.name,
+                        "how": join.asked.in_words(),
+                        "stored": join.index.num_samples,
+                        "columns": list(join.names.values()),
+                    }
+                    for join in stream.joined
+                ],
+            }
+            for (name, stream), drawn, share, passes in shares
+        ]
+        schedule = {"schedule": self.schedule_report()} if self.phases else {}
+        packer = self.run.order.packer
+        if packer is None or self.packing is None:
+            return {"epoch_size": weights.epoch_size, "streams": streams, **schedule}
+        settings = self.packing
+        if isinstance(settings, BudgetSettings):
+            facts = {"method": "budget", "tokens_per_group": settings.tokens}
+            names: tuple[str, ...] = ("buckets", "window", "longer")
+        else:
+            facts = {}
+            names = ("method", "capacity", *(() if settings.method == "concat" else ("window", "longer")))
+        facts |= {name: getattr(settings, name) for name in names}
+        facts["lengths"] = packer.pack.request().in_words()
+        packs = {**facts, **self.packs_of(self.run.epoch(Cursor(0, 0)).sequence)}
+        return {"epoch_size": weights.epoch_size, "streams": streams, **schedule, "packs": packs}
+
+    @staticmethod
+    def packs_of(sequence: Batched) -> dict[str, Any]:
+        """Return the numbers of documents, tokens and packs of an epoch, and the share of their room that is filled."""
+        assert isinstance(sequence, PackedEpoch), "documents are packed"
+        return {
+            "documents": sequence.num_documents,
+            "tokens": sequence.num_tokens,
+            "packs": len(sequence),
+            "fill": sequence.num_tokens / max(1, sequence.token_room),
+        }
+
+    def schedule_report(self) -> list[dict[str, Any]]:
+        """Return what each phase of the first epoch reads of each stream, as plain values."""
+        mixture = self.run.order.mixture
+        assert mixture is not None, "the run has a schedule"
+        plan, report = mixture.plan, []
+        stops, steps = [0, *plan.phase_stops.tolist()], [-1, *plan.last_steps.tolist()]
+        for number, phase in enumerate(plan.phases):
+            before, until = plan.drawn_by(number - 1) if number else {}, plan.drawn_by(number)
+            size, begin, end = stops[number + 1] - stops[number], dict(phase.begin), dict(phase.end)
+            streams = []
+            for name in begin:
+                drawn_by_end = until.get(name, 0)
+                drawn = drawn_by_end - before.get(name, 0)
+                is_here = name in self.catalog.stream_names and name in plan.streams
+                streams.append(
+                    {
+                        "stream": name,
+                        "begin_share": begin[name] / sum(begin.values()),
+                        "end_share": end[name] / sum(end.values()),
+                        "drawn": drawn,
+                        "share": drawn / size,
+                        "drawn_by_end": drawn_by_end,
+                        "passes_by_end": mixture.passes(name).count(drawn_by_end) if is_here else None,
+                        "max_repeats": dict(phase.max_repeats).get(name),
+                    }
+                )
+            report.append(
+                {
+                    "phase": phase.name,
+                    "begins": stops[number],
+                    "ends": stops[number + 1],
+                    "ended_at": phase.cut,
+                    "steps": steps[number + 1] - steps[number],
+                    "streams": streams,
+                }
+            )
+        return report
+
+    def mixed_columns(self) -> str | None:
+        """Return the warning about samples of different columns, if torch's default collate would meet such."""
+        if not self.dataset._are_as_stored():
+            return None
+        shares, method = self.run.order.weights.choose, self.run.settings.batching_method
+        return passes_of(self.dataset).mixed_columns(shares, method)
+
+    def read_again(self, trainer: Mapping[str, Any], first_step: int, batch_size: int) -> str | None:
+        """Return why training is refused at its start because it would read a phase again that was ended early.
+
+        Args:
+            trainer: The trainer's settings.
+            first_step: Step at which training begins.
+            batch_size: Samples per batch on each rank.
+        """
+        mixture = self.run.order.mixture
+        reads_once = ("overfit_batches", "fast_dev_run", "reload_dataloaders_every_n_epochs")
+        if mixture is None or not mixture.is_cut or any(trainer.get(name) for name in reads_once):
+            return None
+        steps, epochs = trainer.get("max_steps"), trainer.get("max_epochs")
+        if epochs is not None and 0 <= epochs <= 1:
+            return None
+        cursor = passes_of(self.dataset).next_cursor()
+        samples = self.run.machines.num_ranks * batch_size * (trainer.get("accumulate_grad_batches") or 1)
+        left = -(-(mixture.plan.epoch_size - cursor.sample_in_epoch) // samples)
+        ends_before = steps is not None and 0 <= steps <= first_step + left
+        return None if ends_before else str(mixture.read_again_error(cursor.epoch + 1))
+
+    def is_cached(self, shard: int) -> bool:
+        """Return whether a shard is on this node."""
+        return passes_of(self.dataset).has(shard)
+
+    def fixed_bytes(self) -> int:
+        """Return the bytes of indexes and selections in its cache directories, which are never evicted."""
+        return passes_of(self.dataset).fixed_bytes()
+
+    def order_bytes(self, num_epochs: int) -> int:
+        """Return the bytes of the orders that a node has drawn at a time: of the part being read, and of the next.
+
+        Args:
+            num_epochs: Epochs that are read.
+        """
+        order = self.run.order
+        first = order.first_draw(0)
+        if not first.is_drawn:
+            return 0
+        if order.plan is None:
+            return len(first) * first.dtype.itemsize * min(2, max(1, num_epochs))
+        return 2 * int(np.diff(order.plan.stops, prepend=0).max()) * first.dtype.itemsize
+
+    def lengths_bytes(self, epoch: EpochDescription) -> int:
+        """Return the bytes of the lengths of documents and of the plan of an epoch's packs; 0 without packing."""
+        if self.packing is None:
+            return 0
+        lengths = 4 * sum(index.num_samples for index in self.catalog.indexes)
+        return lengths + 4 * len(epoch.sequence) + round(2 * len(epoch.sequence) * epoch.rows_per_entry)
+
+    def gathered_bytes(self, loader: StreamingDataLoader, batch_size: int) -> int:
+        """Return the bytes of a batch if workers gather several batches at once; 0 if they read them one by one."""
+        passes, packing = passes_of(self.dataset), passes_of(self.dataset).run.asked.pack
+        if loader.collate_fn is not default_collate or not self.dataset._are_as_stored():
+            return 0
+        if packing is None:
+            return round(batch_size * float(np.mean(self.catalog.mean_sample_bytes))) if passes.may_be_plain() else 0
+        if not isinstance(packing, PackingConfig) or not passes.may_be_joined():
+            return 0
+        types = ColumnTypes(packing, lambda: stored_types(packing, self.catalog))
+        return batch_size * packing.capacity * sum(types.unseen(name).itemsize for name in packing.columns)
+
+
+def describe_run(
+    dataset: StreamingDataset,
+    trainer: Mapping[str, Any] | None = None,
+    position: SavedPosition | None = None,
+    checkpoint: str | None = None,
+) -> RunDescription:
+    """Describe the run that reads a dataset.
+
+    Args:
+        dataset: The dataset; its settings decide the order.
+        trainer: The trainer's settings, for nodes and ranks. None: nodes, ranks and batch size of ``position``.
+        position: Position that the run resumes from; None from the start.
+        checkpoint: Path of its file, for errors.
+
+    Raises:
+        ConfigError: The dataset cannot be read like this.
+        StateMismatchError: The position is of other data or another order.
+        StorageError: An index could not be fetched.
+    """
+    if trainer is not None:
+        nodes, ranks = int(trainer.get("num_nodes") or 1), None
+        if dataset.replication is None:
+            by_strategy = strategy_ranks(trainer, nodes)
+            dataset.replication, ranks = by_strategy.replication, by_strategy.ranks_per_node
+        dataset.world = World(num_nodes=nodes, ranks_per_node=ranks or count_ranks(trainer)[0], rank=0)
+    if position is not None:
+        load_position(dataset, position, checkpoint)
+    if trainer is not None or position is None:
+        return RunDescription(dataset=dataset, run=passes_of(dataset).run.on(dataset_world(dataset)))
+    world, batch_size = _geometry_of(position)
+    return RunDescription(dataset=dataset, run=passes_of(dataset).run.on(world, batch_size))
+
+
+def load_position(
+    reader: StreamingDataset | StreamingDataLoader, position: SavedPosition, checkpoint: str | None
+) -> None:
+    """Let a dataset or loader resume from a position; errors name the file of the checkpoint."""
+    dataset = reader if isinstance(reader, StreamingDataset) else reader.dataset
+    passes_of(dataset).run.call(checkpoint=checkpoint)
+    reader.load_state_dict(position.as_state())
+
+
+def _geometry_of(position: SavedPosition) -> tuple[World, int]:
+    """Return nodes, ranks and batch size of the run that saved a position, as far as its order depends on them."""
+    geometry = position.geometry or BatchGeometry(
+        num_nodes=position.initial_physical_nodes or 1, ranks_per_node=1, batch_size=1
+    )
+    world = World(num_nodes=geometry.num_nodes, ranks_per_node=geometry.ranks_per_node, rank=0)
+    return world, geometry.batch_size
+
+
+def catalog_of(dataset: StreamingDataset) -> Catalog:
+    """Return the shards and samples of a dataset's streams; its indexes are read first."""
+    return passes_of(dataset).catalog
+
+
+def packs_documents(dataset: StreamingDataset) -> bool:
+    """Return whether a dataset packs documents, without reading an index."""
+    return passes_of(dataset).run.asked.pack is not None
+
+
+# Samples that the epoch of a saved position has read of each stream.
+
+
+def read_by_data(position: SavedPosition, places: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, int]:
+    """Count the samples of each stream that the epoch of a position has read, from the indexes of the data.
+
+    Args:
+        position: A position that lists its streams, of a run without schedule, selections and packing.
+        places: Directory or URL of every stream.
+        options: Arguments of their store's filesystem.
+
+    Raises:
+        ConfigError: ``places`` has other streams than the position.
+        StateMismatchError: The data is not that of the position.
+    """
+    assert position.fingerprint is not None, "it lists its streams"
+    listed, order = position.fingerprint.streams, position.fingerprint.order
+    if places.keys() != listed.keys():
+        raise ConfigError(
+            f"the state has the streams {', '.join(listed)}",
+            hint="give --data NAME=PLACE for each of them",
+            option="--data",
+        )
+    # Without the epoch's size, which is the sum of what is drawn from each stream.
+    settings = {name: value for name in _ORDER if (value := getattr(order, name)) is not None}
+    world, batch_size = _geometry_of(position)
+    with TemporaryDirectory() as cache:
+        streams = {
+            name: Stream(
+                remote=places[name],
+                local=str(Path(cache) / str(number)),
+                choose=stream.samples_drawn,
+                storage={"options": options},
+            )
+            for number, (name, stream) in enumerate(listed.items())
+        }
+        return _read_before(StreamingDataset(streams=streams, batch_size=batch_size, world=world, **settings), position)
+
+
+def read_by_config(position: SavedPosition, files: Sequence[str]) -> dict[str, int]:
+    """Count the samples of each stream that the epoch of a position has read, by the configuration of its run.
+
+    Args:
+        position: A position.
+        files: Files of the configuration; a later one overrides an earlier one.
+
+    Returns:
+        Samples by stream, as :meth:`RunDescription.read_before` returns them.
+
+    Raises:
+        ConfigError: The configuration has no data to train on, or the data cannot be read like this.
+        StateMismatchError: The configuration is of another run.
+    """
+    data = read_run_files(files, {}).datamodule
+    return _read_before(data.build_dataset("train", data.configs["train"]), position)
+
+
+def _read_before(dataset: StreamingDataset, position: SavedPosition) -> dict[str, int]:
+    try:
+        described = describe_run(dataset, position=position)
+        begins = described.run.normalise(position.cursor)
+        return described.read_before(begins, skipped_in_epoch(position.skipped.values(), begins.epoch))
+    finally:
+        dataset.close()
+
+
+# Nodes, ranks and cache directories of a configured run.
+
+
+class StrategyRanks(NamedTuple):
+    """Ranks of a run by the strategy of its trainer."""
+
+    replication: int | None = None
+    """Consecutive ranks that read the same samples; None if each reads its own."""
+    ranks_per_node: int | None = None
+    """None if the strategy does not say."""
+    assumed: str | None = None
+    """An assumption to report."""
+
+
+def strategy_ranks(trainer: Mapping[str, Any], nodes: int, ranks_per_node: int | None = None) -> StrategyRanks:
+    """Return which ranks read the same samples by the strategy in a configuration, which is not instantiated.
+
+    Args:
+        trainer: The trainer's settings.
+        nodes: Nodes of the run.
+        ranks_per_node: Requested ranks on each node; None for those of the trainer.
+
+    Raises:
+        ConfigError: The size of its mesh is unknown, or does not match the ranks of the run.
+    """
+    strategy = trainer.get("strategy")
+    if not isinstance(strategy, Mapping):
+        return StrategyRanks()  # with strategies given by name, each rank reads its own samples
+    path = str(strategy.get("class_path"))
+    module, _, name = path.rpartition(".")
+    if name != "ModelParallelStrategy":  # the only one of Lightning's whose ranks share samples
+        if not module or module.partition(".")[0] in ("lightning", "pytorch_lightning"):
+            return StrategyRanks()
+        return StrategyRanks(
+            assumed=f"which ranks of trainer.strategy={path} read the same samples is not known; taken to be none, "
+            "else set data.train.replication"
+        )
+    configured, left_open = count_ranks(trainer)
+    ranks = ranks_per_node or (configured if left_open is None else None)
+    sizes = []
+    # By default the strategy puts the ranks of each node into a group.
+    for option, default in (("data_parallel_size", nodes), ("tensor_parallel_size", ranks)):
+        size = (strategy.get("init_args") or {}).get(option, "auto")
+        if size == "auto" and default is None:
+            raise ConfigError(
+                f"{option} of trainer.strategy={name} depends on the number of devices, which is not set either",
+                hint="write one of them, that or trainer.devices, as a number",
+                option="trainer.strategy",
+            )
+        size = default if size == "auto" else size
+        if type(size) is not int or size < 1:
+            raise ConfigError(
+                f"{option} of trainer.strategy={name} must be a number of ranks, but is {size!r}",
+                option="trainer.strategy",
+            )
+        sizes.append(size)
+    data, tensor = sizes
+    if data * tensor % nodes or (ranks is not None and data * tensor != nodes * ranks):
+        has = counted(nodes, "node") if ranks is None else f"{nodes} x {ranks} ranks"
+        raise ConfigError(
+            f"trainer.strategy={name} has a mesh of {data} (data parallel) x {tensor} (tensor parallel) ranks, and the "
+            f"run has {has}",
+            hint="give trainer.num_nodes and trainer.devices, or the sizes of the mesh, so that they agree, or "
+            "data.train.replication, which goes before the mesh",
+            option="trainer.strategy",
+        )
+    return StrategyRanks(replication=tensor if tensor > 1 else None, ranks_per_node=data * tensor // nodes)
+
+
+def cache_configs(dataset: StreamingDataset) -> dict[str, CacheConfig]:
+    """Return the location of each stream and of its cache directory, by stream name."""
+    return {name: stream.cache_config() for name, stream in dataset.streams.items()}
+
+
+def is_in_place(cache: CacheConfig) -> bool:
+    """Return whether a stream is read in its own directory, so that no shard is downloaded."""
+    return cache.source_directory() is not None
