@@ -14,9 +14,8 @@ packages below. Packages of one level do not import each other:
     runs         a configured run: its order and steps (training_run), its checkpoints and how they are moved
                  (checkpoints, positions), and what trace, inspect, select and lengths show of one
 
-    stored       a dataset in place: its files downloaded and checked (stored_dataset), in numbers (summary), its
-                 shards opened (held_shards), single samples by byte ranges, as a command line names them
-                 (sample_reader)
+    stored       a stored dataset: its files downloaded and checked, and its shards opened (stored_dataset), in numbers
+                 (summary), and single samples by byte ranges, as a command line names them (sample_reader)
     report       charts as SVG, image and audio files, and the templates of all pages
 
 Modules that import torch, which takes seconds, are imported on demand.

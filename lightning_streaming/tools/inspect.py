@@ -34,11 +34,11 @@ from lightning_streaming.tools.commands import (
     of_run,
 )
 from lightning_streaming.tools.console import FINE, print_json, print_table, printable_name, render
-from lightning_streaming.tools.stored.held_shards import samples_of
 from lightning_streaming.tools.stored.stored_dataset import (
     StoredDataset,
     columns_of,
     find_dataset,
+    samples_of,
 )
 from lightning_streaming.tools.stored.summary import facts_of, summarize
 from lightning_streaming.units import format_bytes

@@ -61,11 +61,11 @@ from lightning_streaming.tools.console import (
     progress,
 )
 from lightning_streaming.tools.stored import stored_dataset
-from lightning_streaming.tools.stored.held_shards import opened
 from lightning_streaming.tools.stored.stored_dataset import (
     StoredDataset,
     check_hashes,
     find_dataset,
+    open_cached,
     stored_files,
     unpack_into,
 )
@@ -417,7 +417,7 @@ def _examine_unpacked(cache: ShardCache, shard: ShardInfo, allow_unsafe_types: b
     """What is wrong with a shard that the cache unpacks."""
     directory = cache.directory.path
     try:
-        with opened(cache, shard, allow_unsafe_types=allow_unsafe_types) as reader:
+        with open_cached(cache, shard, allow_unsafe_types=allow_unsafe_types) as reader:
             failures = [_short(error, directory) for error in _failures(reader)]
     except (IntegrityError, ObjectNotFoundError, FormatError) as error:
         yield str(error).removeprefix(f"{cache.label}: ").removeprefix(f"{directory}/")

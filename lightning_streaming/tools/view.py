@@ -27,8 +27,7 @@ from lightning_streaming.tools.commands import (
 )
 from lightning_streaming.tools.console import FINE
 from lightning_streaming.tools.report.pages import import_jinja
-from lightning_streaming.tools.stored.own_caches import own_caches
-from lightning_streaming.tools.stored.stored_dataset import find_dataset
+from lightning_streaming.tools.stored.stored_dataset import find_dataset, temporary_caches
 from lightning_streaming.tools.viewing.server import serve
 from lightning_streaming.tools.viewing.viewed import Viewed, ViewedStream
 
@@ -86,7 +85,7 @@ def run(args: Namespace) -> int:
                 option=f"--{name}",
             )
     dataset = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
-    with own_caches():
+    with temporary_caches():
         viewed = Viewed(shown=dataset.shown, streams=[ViewedStream(dataset, dataset.shown, args.allow_unsafe_types)])
         try:
             _ = viewed.streams[0].reader.index  # raises here if it is no dataset

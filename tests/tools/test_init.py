@@ -22,8 +22,8 @@ from PIL import Image
 import lightning_streaming.trainer.cli  # noqa: F401  what a fork of this process need not import again
 from lightning_streaming import MDSWriter
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools.starting.look import Kind, Task
-from lightning_streaming.tools.starting.run_module import module_text
+from lightning_streaming.tools.starting.run_files import module_text
+from lightning_streaming.tools.starting.tasks import Kind, Task
 from tests.golden import golden_path
 from tests.servers import http_server
 from tests.tools.forked import command_line
@@ -244,7 +244,7 @@ def test_datasets_of_two_kinds_are_refused_with_what_each_has(tmp_path: Path, la
     assert refused.code == 2
     named = ", ".join(label)
     assert f"{tmp_path / 'texts'} ({', '.join([*label, 'text'])}) is for a language model of text; " in refused.err
-    assert f"{tmp_path / 'photos'} ({', '.join(['image', *label])}) is for a classifier of pictures. " in refused.err
+    assert f"{tmp_path / 'photos'} ({', '.join(['image', *label])}) is for a classifier of images. " in refused.err
     assert f"They have {named or 'no column'} in common." in refused.err
     assert "docs/tutorial.md" in refused.err
     assert not (tmp_path / "run").exists()
@@ -362,7 +362,7 @@ def test_a_name_of_a_directory_adds_nothing_to_the_configuration(tmp_path: Path)
 
 
 def test_a_module_that_is_not_our_code_and_these_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_streaming.tools.starting.run_module.repr", lambda name: f"'{name}'", raising=False)
+    monkeypatch.setattr("lightning_streaming.tools.starting.run_files.repr", lambda name: f"'{name}'", raising=False)
     task = Task(kind=Kind.NUMBERS, inputs=("x",), target="';import os;'", size=1)
     with pytest.raises(ConfigError, match="cannot be written into a Python module"):
         module_text(task)

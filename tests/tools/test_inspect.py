@@ -295,7 +295,7 @@ def test_secrets_of_a_location_are_not_shown() -> None:
 
 def test_a_file_that_is_no_dataset_is_told_from_one_that_is_in_one(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}")
-    with pytest.raises(ObjectNotFoundError, match=r"is a file, .*lightning-streaming convert makes one of it"):
+    with pytest.raises(ObjectNotFoundError, match=r"is a file, .*lightning-streaming convert creates one from it"):
         find_dataset(str(tmp_path / "rows.jsonl"), {}).read_index()
     write_texts(tmp_path / "data")
     with pytest.raises(ObjectNotFoundError, match=r"is one file of a dataset; give its directory, .*/data$"):

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from lightning_streaming.tools.stored import sample_reader
-from lightning_streaming.tools.stored.own_caches import own_caches
+from lightning_streaming.tools.stored.stored_dataset import temporary_caches
 from lightning_streaming.tools.viewing import shown_values
 from lightning_streaming.tools.viewing.server import Pages
 from lightning_streaming.tools.viewing.shown_values import TEXT_PAGE
@@ -388,7 +388,7 @@ def test_data_of_another_format_is_shown_as_it_lies(
     (tmp_path / "data").mkdir()
     write(tmp_path / "data")
     before = snapshot(tmp_path)
-    with own_caches():
+    with temporary_caches():
         pages = pages_of(tmp_path / "data", shard_format=kind)
         for path in ("s/0/", "s/0/samples", "s/0/columns", "s/0/shards"):
             assert "could not be read" not in html(pages, path)

@@ -1,1 +1,1 @@
-"""A first run of a dataset: what it holds and what to train on it (look), written as configuration and module."""
+"""A first run for a dataset: the task that its columns allow, and its configuration and module."""

@@ -1,1 +1,1 @@
-"""A dataset where it lies: its files fetched and checked, its numbers, its samples one by one."""
+"""A stored dataset without a run: its files, single samples, and its numbers."""

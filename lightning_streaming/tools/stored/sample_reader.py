@@ -29,8 +29,15 @@ from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, column_
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.retries import is_of_store
 from lightning_streaming.tools.console import counted
-from lightning_streaming.tools.stored.held_shards import lone_samples, opened, parts_of
-from lightning_streaming.tools.stored.stored_dataset import StoredDataset, columns_of, raw_directory, stored_files
+from lightning_streaming.tools.stored.stored_dataset import (
+    StoredDataset,
+    columns_of,
+    open_cached,
+    raw_directory,
+    read_parts,
+    single_samples,
+    stored_files,
+)
 from lightning_streaming.units import format_bytes
 
 _SHARD_INDEX = re.compile(r"(?:(.*):)?([0-9]{1,18}):([0-9]{1,18})", re.DOTALL)
@@ -266,7 +273,7 @@ class SampleReader:
             runs[-1].append(number)
         for run in runs:
             for number, data in zip(
-                run, parts_of(at / info.raw_data.basename, [parts[number] for number in run]), strict=True
+                run, read_parts(at / info.raw_data.basename, [parts[number] for number in run]), strict=True
             ):
                 read[number] = self._cached(number, partial(table.decode, number - first, data), sizes[number])
         return read
@@ -311,7 +318,7 @@ class SampleReader:
     def _table(self, shard: int, info: ShardInfo, at: Location) -> SingleSampleReader:
         """Return the table of a shard's offsets, which also decodes single samples."""
         if shard not in self._tables:
-            self._tables[shard] = lone_samples(
+            self._tables[shard] = single_samples(
                 info,
                 at,
                 allow_unsafe_types=True,  # columns that are not named are not decoded
@@ -334,7 +341,7 @@ class SampleReader:
             self.close()
             if info.format in OTHER_FORMATS:
                 reader: ShardReader = self._opened.enter_context(
-                    opened(
+                    open_cached(
                         self._cache,
                         info,
                         self._allowed_columns(info),

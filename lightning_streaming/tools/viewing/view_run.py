@@ -30,9 +30,8 @@ from lightning_streaming.tools.runs.positions import StreamSeen, seen_by_fingerp
 from lightning_streaming.tools.runs.stages import inspected, packs_in_words
 from lightning_streaming.tools.runs.trace_run import Read, positions_before, reads_of_sample, reads_of_step
 from lightning_streaming.tools.runs.training_run import TracedRun, run_on
-from lightning_streaming.tools.stored.own_caches import own_caches
 from lightning_streaming.tools.stored.sample_reader import TooMuch
-from lightning_streaming.tools.stored.stored_dataset import StoredDataset
+from lightning_streaming.tools.stored.stored_dataset import StoredDataset, temporary_caches
 from lightning_streaming.tools.viewing.server import serve
 from lightning_streaming.tools.viewing.viewed import Viewed, ViewedStream
 
@@ -57,7 +56,7 @@ def view_run(args: Namespace) -> int:
         StateError: The checkpoint has no position to resume from.
     """
     run = ViewedRun.read(args)
-    with own_caches():
+    with temporary_caches():
         viewed = viewed_of(run, allow_unsafe_types=args.allow_unsafe_types)
         try:
             serve(viewed, args.port, open_browser=args.open)
@@ -67,7 +66,7 @@ def view_run(args: Namespace) -> int:
 
 
 def viewed_of(run: ViewedRun, *, allow_unsafe_types: bool) -> Viewed:
-    """Return a run with its streams; call it within ``own_caches``.
+    """Return a run with its streams; call it within ``temporary_caches``.
 
     Args:
         run: The run.
@@ -161,7 +160,7 @@ class ViewedRun:
                 self.lock.release()
 
     def use_own_caches(self) -> None:
-        """Read all data through the temporary caches of ``own_caches``, with the files of selections of the run."""
+        """Read all data through ``temporary_caches``, which get links to the selections in the run's caches."""
         files = {
             key: sorted((directory / SELECTIONS_BASENAME).glob("*.npy"))
             for stage in self.configs

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from lightning_streaming.errors import SampleIndexError
 from lightning_streaming.tools.stored import sample_reader
-from lightning_streaming.tools.stored.own_caches import own_caches
 from lightning_streaming.tools.stored.sample_reader import SampleReader, TooMuch, Unreadable
-from lightning_streaming.tools.stored.stored_dataset import find_dataset
+from lightning_streaming.tools.stored.stored_dataset import find_dataset, temporary_caches
 from lightning_streaming.tools.viewing.viewed import statistics_of
 from lightning_streaming.writing.writers import MDSWriter
 from tests.servers import http_server
@@ -159,7 +158,7 @@ def test_large_samples_of_another_format_are_read_when_that_is_asked_for(
 ) -> None:
     monkeypatch.setattr(sample_reader, "_MAX_SAMPLE_BYTES", 2000)
     _parquet(tmp_path, 20, 5000, 5)
-    with own_caches(), reading(tmp_path, shard_format="parquet") as reader:
+    with temporary_caches(), reading(tmp_path, shard_format="parquet") as reader:
         (found,) = reader.read([3])
         assert isinstance(found, TooMuch)
         assert "on average" in found.reason
@@ -172,7 +171,7 @@ def test_of_a_file_with_many_parts_one_counts_as_what_it_takes(
     monkeypatch.setattr(sample_reader, "_MAX_FETCHED", 50_000)
     _parquet(tmp_path, 100, 5000, 5)
     s3_bucket.put_all(tmp_path)
-    with own_caches(), reading(s3_bucket.url, s3_bucket.options, shard_format="parquet") as reader:
+    with temporary_caches(), reading(s3_bucket.url, s3_bucket.options, shard_format="parquet") as reader:
         assert reader.read([33]) == [{"data": b"\x21" * 5000}]
         monkeypatch.setattr(sample_reader, "_MAX_FETCHED", 20_000)
         assert isinstance(reader.read([3])[0], TooMuch)
@@ -181,7 +180,7 @@ def test_of_a_file_with_many_parts_one_counts_as_what_it_takes(
 def test_what_decoded_samples_take_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_reader, "_MAX_CACHED", 30_000)
     _parquet(tmp_path, 20, 5000, 20)
-    with own_caches(), reading(tmp_path, shard_format="parquet") as reader:
+    with temporary_caches(), reading(tmp_path, shard_format="parquet") as reader:
         reader.read(range(20))
         assert 0 < len(reader._samples) <= 6
 

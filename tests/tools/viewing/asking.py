@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lightning_streaming.tools.stored.own_caches import own_caches
-from lightning_streaming.tools.stored.stored_dataset import find_dataset
+from lightning_streaming.tools.stored.stored_dataset import find_dataset, temporary_caches
 from lightning_streaming.tools.viewing.pages import Request, Response
 from lightning_streaming.tools.viewing.server import Pages
 from lightning_streaming.tools.viewing.view_run import ViewedRun, viewed_of
@@ -90,7 +89,7 @@ def run_pages(**asked: Any) -> Iterator[Pages]:
     names = ("checkpoint", "loader", "nodes", "ranks_per_node", "accumulate")
     told = Namespace(**{**dict.fromkeys(names), "config": ["run.yaml"], "set": [], **asked})
     run_seen = ViewedRun.read(told)
-    with own_caches():
+    with temporary_caches():
         viewed = viewed_of(run_seen, allow_unsafe_types=False)
         yield Pages(viewed)
         viewed.close()

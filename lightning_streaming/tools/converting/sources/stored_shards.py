@@ -16,8 +16,7 @@ from lightning_streaming.formats.shard import unsafe_columns
 from lightning_streaming.tools.console import is_image
 from lightning_streaming.tools.converting.sources.row_encoding import can_be_written
 from lightning_streaming.tools.converting.sources.row_source import Found, Piece, RowSource, Schema, digest_of
-from lightning_streaming.tools.stored.held_shards import opened
-from lightning_streaming.tools.stored.stored_dataset import StoredDataset
+from lightning_streaming.tools.stored.stored_dataset import StoredDataset, open_cached
 
 _IMAGE_FILES = ("jpeg", "png", "bytes")
 """Encodings that take an image as the file that it was opened from."""
@@ -72,7 +71,7 @@ class StoredShards(RowSource):
             ConfigError: The shard lacks a column.
             StorageError: It could not be fetched.
         """
-        with opened(self._made, self._shard(piece), list(names) or None) as reader:
+        with open_cached(self._made, self._shard(piece), list(names) or None) as reader:
             for number in range(len(reader)):
                 yield number + 1, reader[number]
 
