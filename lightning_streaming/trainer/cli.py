@@ -14,12 +14,12 @@ import sys
 import traceback
 from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from inspect import getmro
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin
 
 import docstring_parser
 import jsonargparse
@@ -205,7 +205,31 @@ class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
     """Types and defaults of options, and descriptions with their line breaks."""
 
 
-class _StreamingParser(LightningArgumentParser):
+class _FieldParser(LightningArgumentParser):
+    """Parser that also sets one entry of a mapping in a named object, like ``schedule.NAME.mix.STREAM``."""
+
+    def parse_object(
+        self, obj: Any, namespace: jsonargparse.Namespace | None = None, *others: Any, **settings: Any
+    ) -> Any:
+        """Parse the fields of an object, which override those of ``namespace``.
+
+        jsonargparse takes the dots of such an argument for fields of objects, and then refuses the mapping.
+        """
+        kinds = {action.dest: getattr(action, "_typehint", None) for action in self._actions}
+        for name, value in vars(obj).items() if isinstance(obj, jsonargparse.Namespace) else ():
+            if isinstance(value, jsonargparse.Namespace) and _is_plain_mapping(kinds.get(name)):
+                before = None if namespace is None else namespace.get(name)
+                obj[name] = {**(before if isinstance(before, Mapping) else {}), **value.as_dict()}
+        return super().parse_object(obj, namespace, *others, **settings)
+
+
+def _is_plain_mapping(kind: Any) -> bool:
+    """Return whether a type takes mappings of any keys, and no object whose fields they might be."""
+    kinds = [*get_args(kind), kind]
+    return any(get_origin(inner) is Mapping for inner in kinds) and not any(map(is_dataclass, kinds))
+
+
+class _StreamingParser(_FieldParser):
     """A parser whose errors name the field and the reason, and whose printed configuration explains itself."""
 
     given: Sequence[str] = ()
@@ -215,8 +239,11 @@ class _StreamingParser(LightningArgumentParser):
         """Parse, and remember what was given, for the words of an error."""
         given = sys.argv[1:] if args is None else list(args)
         self.given = [_PRINT if arg == f"{_PRINT}=comments" else arg for arg in given]
-        if not hasattr(self, "parent_parser") and (null := null_argument(self.given)):
-            self.refuse(null, None)
+        if not hasattr(self, "parent_parser"):
+            for arg in self.given:  # also of an object by any name, which no option of the parser can have
+                _explain(self, arg)
+            if null := null_argument(self.given):
+                self.refuse(null, None)
         return super().parse_args(self.given, *others, **settings)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -284,16 +311,24 @@ class _ExplainFields(Action):
 
     def __init__(self, *, explains: type, **kwargs: Any) -> None:
         super().__init__(nargs=0, default=SUPPRESS, help=f"Show the fields of {explains.__name__} and exit.", **kwargs)
-        self._explains = explains
 
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
     ) -> None:
         """Print, and exit with 0."""
         assert option_string is not None, "it has no positional form"
-        key = option_string.removeprefix("--").removesuffix(".help")
+        _explain(parser, option_string)
+
+
+def _explain(parser: ArgumentParser, option: str) -> None:
+    """Print the fields that ``--data.STAGE.FIELD.help`` stands for, and exit with 0; do nothing for other options."""
+    key = option.removeprefix("--").removesuffix(".help")
+    if (kind := _class_at(key)) is None:
+        key = f"{key}.NAME"
+        kind = _class_at(key)
+    if kind is not None and option.endswith(".help"):
         explanation = jsonargparse.ArgumentParser(usage=SUPPRESS, add_help=False)
-        explanation.add_class_arguments(self._explains, f"{key}.NAME" if self._explains in _NAMED.values() else key)
+        explanation.add_class_arguments(kind, key)
         explanation.print_help()
         parser.exit()
 
@@ -337,7 +372,7 @@ def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> Writt
         for file, content in zip(files, contents, strict=True)
         for name, value in _trainer_in(file, content).items()
     }
-    parser = LightningArgumentParser(exit_on_error=False)
+    parser = _FieldParser(exit_on_error=False)
     parser.add_argument("--config", action=ActionConfigFile)
     parser.add_lightning_class_args(StreamingDataModule, "data", subclass_mode=True)
     parser.set_defaults({"data": {"class_path": "lightning_streaming.StreamingDataModule"}})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_streaming.dataset.line_log import LineLog, whole_lines
 from lightning_streaming.dataset.sample_key import SampleKey, SampleKeys, table_of
-from lightning_streaming.errors import ConfigError, FormatError, UnsupportedError
+from lightning_streaming.errors import ConfigError, FormatError, StorageError, UnsupportedError
 from lightning_streaming.reading.loader import StreamingDataLoader, tell_keys
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.units import check_path
@@ -40,6 +41,7 @@ class StepLog(Callback):
     Raises:
         UnsupportedError: In ``fit``, where ``training_step`` takes ``dataloader_iter``.
         FormatError: In ``fit``, if an existing file is not a log of steps.
+        StorageError: In ``fit``, if the log cannot be written.
     """
 
     def __init__(self, dirpath: str | os.PathLike[str]) -> None:
@@ -62,7 +64,8 @@ class StepLog(Callback):
                 hint="take batch, batch_idx, or drop StepLog",
             )
         self._run = trainer.strategy.broadcast(_latest_run(self._directory) + 1 if trainer.is_global_zero else 0)
-        self._log = LineLog(self._directory / f"rank{trainer.global_rank}.jsonl")
+        with self._storage_errors():
+            self._log = LineLog(self._directory / f"rank{trainer.global_rank}.jsonl")
         self._listen(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -80,15 +83,15 @@ class StepLog(Callback):
 
     def on_before_backward(self, *_: Any, **__: Any) -> None:
         """Write the lines, before the batch is in the weights of any rank."""
-        self._write()
+        self._write_under_way()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         """Log that the batch is in the weights, before other callbacks save them."""
         if pl_module.automatic_optimization:
             self._under_way = []  # without a backward there was no loss
-        self._write()
-        if self._log is not None and lightning_internals.weights_have_seen_the_batch(trainer):
-            self._log.write({"run": self._run, "taken": lightning_internals.batches_completed(trainer) + 1})
+        self._write_under_way()
+        if lightning_internals.weights_have_seen_the_batch(trainer):
+            self._write({"run": self._run, "taken": lightning_internals.batches_completed(trainer) + 1})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the log."""
@@ -104,11 +107,27 @@ class StepLog(Callback):
             tell_keys(loader, waiting)
             self._loaders[name] = loader, waiting
 
-    def _write(self) -> None:
+    def _write_under_way(self) -> None:
         lines, self._under_way = self._under_way, []
+        self._write(*lines)
+
+    def _write(self, *lines: Mapping[str, Any]) -> None:
         if self._log is not None:
-            for line in lines:
-                self._log.write(line)
+            with self._storage_errors():
+                for line in lines:
+                    self._log.write(line)
+
+    @contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"the log of StepLog(dirpath={str(self._directory)!r}) cannot be written: {error}",
+                hint="free disk space, or pass a directory that can be written to",
+                option="dirpath",
+                path=str(self._directory),
+            ) from error
 
     def _close(self) -> None:
         for loader, _ in self._loaders.values():

@@ -143,6 +143,29 @@ def test_help_of_nested_data_explains_every_field(
         assert " ".join((texts[field.name] or "undocumented").split()) in shown
 
 
+@pytest.mark.parametrize("first", ["--data.train.streams.help", pytest.param("--help", marks=pytest.mark.nightly)])
+def test_every_help_that_a_help_text_names_exists(first: str, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting, seen = [first], set[str]()
+    while waiting:
+        seen.add(option := waiting.pop())
+        with pytest.raises(SystemExit) as ended:
+            main(["fit", option])
+        shown, error = capsys.readouterr()
+        assert ended.value.code == 0, f"{option}: {error}"
+        # Not those that need a class, nor those of a trainer's objects, which jsonargparse prints and does not know.
+        named = re.findall(r"--(?!trainer\.\w+\.\w+\.help)[\w.]+\.help\b(?! CLASS)", shown)
+        waiting += {*named} - seen - {*waiting}
+    of_streams = {f"--data.train.streams.NAME.{below}.help" for below in ("storage", "selection", "join")}
+    assert {*of_streams, "--data.train.streams.NAME.join.NAME.storage.help"} <= seen
+
+
+def test_help_of_an_object_has_the_name_that_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--data.val.streams.web.storage.options " in output_of(
+        "fit", "--data.val.streams.web.storage.help", capsys=capsys
+    )
+    assert "--data.train.schedule.late.mix " in output_of("fit", "--data.train.schedule.late.help", capsys=capsys)
+
+
 HELP_OF_FIELDS = re.compile(r"--(?:data|model|trainer)\b[\w.]*\.help\b(?:=[\w.]+)?")
 OF_NO_CLASS = "=my_project."
 """What pages call classes that readers are to write."""
@@ -186,6 +209,34 @@ def test_a_text_in_a_group_that_looks_like_a_number_stays_a_text() -> None:
     train = read_config_files(["groups.yaml"], {}).datamodule.configs["train"]
     assert train is not None
     assert train.selection == SelectionConfig(where="true", group_by="5")
+
+
+def test_an_argument_names_an_entry_of_a_mapping_in_a_named_object() -> None:
+    Path("named.yaml").write_text("""
+data:
+  train:
+    streams: {a: {remote: x, join: {names: {remote: y, key: id}}}, b: {remote: z}}
+    epoch_size: 12
+    schedule: {first: {end: 50%, mix: {a: 1, b: 3}}, second: {mix: {a: 1}, max_repeats: {a: 2}}}
+""")
+    changes = {
+        "train.schedule.first.mix.a": "0.5",
+        "train.schedule.second.mix.b": "[0.9,0.5]",
+        "train.schedule.second.max_repeats.b": 3,
+        "train.streams.a.storage.options.anon": "true",
+        "train.streams.a.join.names.prefix": "n_",
+        "train.streams.b.join.more.remote": "m",
+    }
+    train = read_config_files(["named.yaml"], changes).datamodule.configs["train"]
+    assert train is not None
+    assert train.streams is not None
+    assert train.schedule == {
+        "first": MixturePhase(end="50%", mix={"a": 0.5, "b": 3}),
+        "second": MixturePhase(mix={"a": 1, "b": [0.9, 0.5]}, max_repeats={"a": 2, "b": 3}),
+    }
+    names = JoinConfig(remote="y", key="id", prefix="n_")
+    assert train.streams["a"] == Stream(remote="x", join={"names": names}, storage={"options": {"anon": True}})
+    assert train.streams["b"] == Stream(remote="z", join={"more": JoinConfig(remote="m")})
 
 
 def test_help_lists_the_explanations(capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,6 +290,10 @@ def test_help_of_a_class_of_the_user_shows_its_own_arguments(capsys: pytest.Capt
         (["--data.train.split", "null"], "error: data.train.split cannot be null on the command line"),
         (["--data.train.selection.where=~"], "error: data.train.selection.where cannot be null on the command line"),
         (["--data.train.debug={sample_log: null}"], "error: data.train.debug.sample_log cannot be null on the command"),
+        (
+            ["--data.train.schedule.x.mix.b=big"],
+            "data.train.schedule.x.mix.b must be a number or a list, but got 'big'",
+        ),
         (
             ["--data.train.packing={column: a, capacity: 3}", "--data.train.packing.capacity=many"],
             "error: data.train.packing.capacity must be a whole number, but got 'many'",

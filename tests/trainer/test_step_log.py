@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from lightning_streaming import (
     StreamingDataModule,
     StreamingDataset,
 )
-from lightning_streaming.errors import ConfigError, FormatError, UnsupportedError
+from lightning_streaming.dataset.line_log import LineLog
+from lightning_streaming.errors import ConfigError, FormatError, StorageError, UnsupportedError
 from lightning_streaming.logs import PartKey, read_step_log
 from tests.helpers import assert_error
 from tests.trainer.harness import TRAIN_SAMPLES, Recorder, Run, SaveAtEveryStep, SaveThenStop, with_trainer
@@ -198,6 +200,22 @@ def test_a_model_that_fetches_batches_itself_is_refused(data: Path, tmp_path: Pa
     with pytest.raises(UnsupportedError, match=r"of _Fetches, but its training_step takes dataloader_iter .* drop"):
         Run(data=data, directory=tmp_path).fit(callbacks=[StepLog(tmp_path / "log")], model=_Fetches)
     assert not (tmp_path / "log").exists()
+
+
+def test_a_log_that_cannot_be_written_is_an_error_that_names_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with assert_error(StorageError, option="dirpath", path=tmp_path / "file"):
+        Run(data=data, directory=tmp_path).fit(callbacks=[StepLog(tmp_path / "file")])
+
+    def disk_is_full(self: LineLog, line: Mapping[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LineLog, "write", disk_is_full)
+    with assert_error(StorageError, option="dirpath", path=tmp_path / "log") as raised:
+        Run(data=data, directory=tmp_path).fit(callbacks=[StepLog(tmp_path / "log")])
+    assert "No space left on device" in str(raised.value)
 
 
 def test_runs_are_in_turn_whatever_the_clocks_say(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
