@@ -50,13 +50,13 @@ class ByteTransformer(LightningModule):
         logits: Tensor = self.head(self.layers(hidden, mask=mask, is_causal=True))
         return logits
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Mean cross-entropy in nats per byte."""
         loss = self._loss(batch)
         self.log("loss", loss, prog_bar=True)
         return loss
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:  # noqa: ARG002
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Log the same for data that the weights have not seen."""
         self.log("val_loss", self._loss(batch), prog_bar=True, batch_size=len(batch["tokens"]))
 

@@ -76,12 +76,12 @@ class DigitClassifier(LightningModule):
             *(nn.Flatten(), nn.Linear(32 * 7 * 7, 10)),
         )
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Cross-entropy of the digits."""
         loss: Tensor = functional.cross_entropy(self.layers(batch["image"]), batch["digit"])
         return loss
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:  # noqa: ARG002
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Share of digits told right."""
         right = self.layers(batch["image"]).argmax(dim=1) == batch["digit"]
         self.log("val_accuracy", right.float().mean(), batch_size=len(right), prog_bar=True)

@@ -89,7 +89,7 @@ class ImageNet(StreamingDataModule):
         image = picture.crop(draw_box(picture.size, rng), self.pixels)
         return {**sample, "image": image.flip(-1) if rng.random() < 0.5 else image}
 
-    def on_after_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
+    def on_after_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
         """Normalise where the model is: bytes are a quarter of the way there."""
         return {**batch, "image": normalised(batch["image"])}
 
@@ -111,11 +111,11 @@ class Classifier(LightningModule):
         ]
         self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], classes))
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Cross-entropy of the labels."""
         return nn.functional.cross_entropy(self.layers(batch["image"]), batch["label"])
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:  # noqa: ARG002
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Log the share of labels that are right."""
         right = self.layers(batch["image"]).argmax(1) == batch["label"]
         self.log("val_accuracy", right.float().mean(), prog_bar=True, batch_size=len(right))

@@ -25,7 +25,7 @@ from lightning_streaming import MDSWriter, StreamingDataset
 class WeightedByteTransformer(ByteTransformer):
     """Learns more from blocks of a larger weight; batches have "weight" and "lines" of shape (batch,) too."""
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Weighted cross-entropy in nats per byte."""
         tokens, weight = batch["tokens"].long(), batch["weight"]
         logits = self(tokens[:, :-1]).transpose(1, 2)

@@ -57,7 +57,7 @@ class PackedByteTransformer(ByteTransformer):
         of_all = functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
         return of_all * follows, follows
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:  # noqa: ARG002
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Log the same for data that the weights have not seen."""
         self.log("val_loss", self._loss(batch), prog_bar=True, batch_size=len(batch["input_ids"]))
 

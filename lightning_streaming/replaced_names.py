@@ -193,7 +193,7 @@ REPLACED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
 }
 """By class, or one of its bases, and attribute: where it is told instead."""
 
-TOPICS = ("distributed", "formats", "logs", "writing")
+TOPICS = ("distributed", "formats", "logs", "sequence", "writing")
 """Modules of public names that only some programs need."""
 
 REPLACED_IN_MODULE: Mapping[str, str] = {

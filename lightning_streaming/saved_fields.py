@@ -88,6 +88,15 @@ class Fields:
             raise self.wrong(key, f"a list of pairs of whole numbers in [0, {LARGEST}]")
         return tuple((first, second) for first, second in value)
 
+    def mappings(self, key: str) -> tuple[Mapping[str, Any], ...]:
+        """Return a list of mappings whose keys are texts."""
+        value = self.get(key)
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(item, Mapping) and all(isinstance(name, str) for name in item) for item in value
+        ):
+            raise self.wrong(key, "a list of mappings")
+        return tuple(value)
+
     def text(self, key: str) -> str:
         """Return a text."""
         value = self.get(key)

@@ -171,7 +171,7 @@ def options_of(made: Any, hinted: Any) -> Options:
 
 def test_dataset_stage_and_stream_have_the_same_options() -> None:
     dataset = options_of(StreamingDataset, StreamingDataset.__init__)
-    assert len(dataset) <= 42
+    assert len(dataset) <= 43
     assert dataset == options_of(DatasetOptions, DatasetOptions)
     stage = options_of(StreamingConfig, StreamingConfig)
     assert stage.pop("shuffle") == (bool | None, None)  # yes for training, no otherwise

@@ -34,6 +34,7 @@ from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.sequence.phases import SettledPhase
 from lightning_streaming.sequence.settings import OrderSettings
 from lightning_streaming.sequence.skips import parse_batch_ranges
+from lightning_streaming.sequence.steps import SequenceStep, check_steps
 from lightning_streaming.storage import mask_url
 from lightning_streaming.units import check_truth, is_one_of, parse_bytes, parse_count, store_whole
 from lightning_streaming.world import World
@@ -44,7 +45,7 @@ _NOT_SHOWN = {"remote", "local", "join", "world", "stream_name", "stream_config"
 """What the streams say, may be secret, or belongs to the machines."""
 
 
-_NOT_PLAIN = {"streams", "selection", "join", "storage", "transform", "world", "stream_config"}
+_NOT_PLAIN = {"streams", "sequence", "selection", "join", "storage", "transform", "world", "stream_config"}
 """Options that hold other objects than plain values, or check themselves what they hold."""
 _TRUTHS = ("shuffle", "allow_unsafe_types", "seed_global_rng", "keep_zip", "follow_appends")
 
@@ -99,6 +100,9 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         columns: Names of the columns to read; the others are not decoded, and need not be readable. None: all. Every
             shard must have them. Neither order nor saved positions depend on it.
+        sequence: Steps of your own between the shuffle and the batches: objects of
+            :class:`~lightning_streaming.sequence.SequenceStep`; in YAML each with ``class_path`` and ``init_args``. See
+            docs/order.md.
         replication: This many consecutive ranks read the same samples (tensor or sequence parallelism).
         seed_global_rng: Also seed ``random``, ``numpy.random`` and torch from each sample's key before each transform,
             or before each call of an overridden ``__getitem__``.
@@ -117,6 +121,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
     skip: Sequence[int | str] = ()
     allow_unsafe_types: bool = False
     columns: Sequence[str] | None = None
+    sequence: Sequence[SequenceStep] = ()
     replication: int | None = None
     seed_global_rng: bool = False
     bad_samples: BadSamplesConfig | Mapping[str, Any] | None = None
@@ -137,6 +142,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         store_whole(self, "replication", 1, or_none=True)
         parse_batch_ranges(self.skip, "skip")
         object.__setattr__(self, "skip", tuple(self.skip))
+        object.__setattr__(self, "sequence", check_steps(self.sequence))
         object.__setattr__(self, "schedule", named_phases(self.schedule) or None)
         self._check_packing(self.settled_phases())
         object.__setattr__(self, "join", named_groups(JoinConfig, self.join))
@@ -173,6 +179,14 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
 
     def _check_packing(self, phases: Sequence[SettledPhase]) -> None:
         documents = self.documents()
+        ended = [phase.name for phase in phases if phase.cut is not None]
+        if ended and (documents is not None or self.sequence):
+            option = "sequence" if documents is None else documents.option
+            raise ConfigError(
+                f"schedule.{ended[0]}.ended_at counts samples as they are drawn, which {option} changes",
+                hint="leave one of them out",
+                option=f"schedule.{ended[0]}.ended_at",
+            )
         if documents is None:
             return
         if self.packing is not None and self.token_budget is not None:
@@ -188,13 +202,6 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
                 "composes batches by stream",
                 hint="use batching_method='random'",
                 option="batching_method",
-            )
-        ended = [phase.name for phase in phases if phase.cut is not None]
-        if ended:
-            raise ConfigError(
-                f"schedule.{ended[0]}.ended_at counts samples, and with {documents.option} positions are packs",
-                hint="leave one of them out",
-                option=f"schedule.{ended[0]}.ended_at",
             )
 
     def samples_per_epoch(self) -> int | None:
@@ -381,6 +388,8 @@ def plain_values(value: Any) -> Any:
         return [plain_values(one) for one in value]
     if isinstance(value, OptionGroup):
         return plain_values(value.described())
+    if isinstance(value, SequenceStep):
+        return value.facts
     if isinstance(value, Mapping):
         return {str(name): plain_values(one) for name, one in value.items()}
     value = as_plain(value)

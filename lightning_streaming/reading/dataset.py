@@ -48,6 +48,7 @@ from lightning_streaming.resume.run_order import RunRequest
 from lightning_streaming.resume.state import Cursor, SavedPosition, read_state
 from lightning_streaming.sequence.settings import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.sequence.skips import parse_batch_ranges
+from lightning_streaming.sequence.steps import SequenceStep
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import mask_url
 from lightning_streaming.units import check_whole
@@ -109,6 +110,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         seed_global_rng: bool = False,
         transform: Callable[..., Any] | None = None,
         world: World | None = None,
+        sequence: Sequence[SequenceStep] = (),
         selection: SelectionConfig | Mapping[str, Any] | None = None,
         schedule: Schedule | None = None,
         packing: PackingConfig | Mapping[str, Any] | None = None,
@@ -151,6 +153,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             batch_size=options.batch_size,
             phases=options.settled_phases(),
             pack=pack,
+            steps=tuple(options.sequence),
             followed=frozenset(
                 place for place, one in enumerate(named.values()) if options_of(one, defaults).follow_appends
             ),
@@ -169,7 +172,9 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
     def __len__(self) -> int:
         """Return the samples, or packs, of an epoch on each rank: its size divided by the ranks, rounded up."""
         world = self._current_world()
-        size = self.epoch_size if self._passes.run.asked.pack is None else self._passes.run.on(world).entries_of(0)
+        request = self._passes.run.asked
+        is_changed = request.pack is not None or request.steps
+        size = self._passes.run.on(world).entries_of(0) if is_changed else self.epoch_size
         return ceil(size / world.num_ranks)
 
     def __repr__(self) -> str:

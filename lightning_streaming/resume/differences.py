@@ -60,14 +60,24 @@ def escaped(items: Sequence[Difference]) -> list[Difference]:
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -> Iterator[Difference]:
     for key in [*saved, *(key for key in now if key not in saved)]:
         name = f"{where}.{key}" if where else str(key)
-        before, after = saved.get(key, "absent"), now.get(key, "absent")
+        before, after = _by_number(saved.get(key, "absent")), _by_number(now.get(key, "absent"))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from _differences(before, after, name)
         elif before != after:
             yield Difference(name, _brief(before), _brief(after))
 
 
+def _by_number(value: object) -> object:
+    """Return a list of mappings as a mapping, so that they are compared field by field."""
+    is_list = isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value)
+    return dict(enumerate(value)) if is_list and isinstance(value, list) else value
+
+
 def _brief(value: object) -> str:
+    if isinstance(value, Mapping) and "class" in value:
+        return str(value["class"])
+    if isinstance(value, Mapping) and value and all(isinstance(key, int) for key in value):
+        return ", ".join(map(_brief, value.values()))
     if isinstance(value, Mapping):
         return f"{value['samples']} samples" if "samples" in value else "there"
     return short_repr(value)

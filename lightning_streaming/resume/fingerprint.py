@@ -54,6 +54,7 @@ class Fingerprint:
         grown: Streams, by place, whose first passes read fewer shards: up to where, in samples of the passes, and how
             many.
         packing: How documents are packed, if they are.
+        sequence: The facts of each of the user's steps.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Fingerprint:
         phases_begun: int = 0,
         grown: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType({}),
         packing: SavedPacking | None = None,
+        sequence: tuple[dict[str, Any], ...] = (),
     ) -> None:
         self._catalog = catalog
         stream_of = self._stream_of = {name: stream for stream, name in enumerate(catalog.stream_names)}
@@ -82,6 +84,7 @@ class Fingerprint:
         self.saved = SavedFingerprint(
             order=_saved_order(settings, weights.epoch_size),
             packing=packing,
+            sequence=sequence,
             schedule=None if plan is None else _saved_schedule(plan, phases_begun),
             streams=self._described if is_listed else {},
             all_streams=all_streams,

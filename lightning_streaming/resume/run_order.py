@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ from lightning_streaming.sequence.settings import OrderSettings, SettledOrder
 from lightning_streaming.sequence.skips import (
     BatchRange,
 )
+from lightning_streaming.sequence.steps import SequenceStep, with_steps
 from lightning_streaming.sequence.stretches import ShorterPasses, StreamPasses
 from lightning_streaming.sequence.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
 
@@ -78,6 +80,8 @@ class RunRequest:
     """What each part of an epoch takes of each stream, in place of weights and size."""
     pack: Packing | None = None
     """How documents are brought together, if they are."""
+    steps: tuple[SequenceStep, ...] = ()
+    """The user's, which change what an epoch reads after its shuffle."""
     followed: frozenset[int] = frozenset()
     """Streams, by place, of which epochs after a resume read what was appended meanwhile."""
 
@@ -146,6 +150,8 @@ class RunOrder:
     """What it leaves out of today's data."""
     packer: EpochPacker | None = None
     """Makes packs of the documents, where they are brought together: then these are what epochs are made of."""
+    steps: tuple[SequenceStep, ...] = ()
+    """The user's, between the shuffle and the batches."""
     later: RunOrder | None = None
     """That of epochs after ``growth.last_epoch``, where these read more."""
     _sequences: dict[tuple[BatchGeometry, int], Batched] = field(default_factory=dict, repr=False)
@@ -165,7 +171,7 @@ class RunOrder:
     @property
     def differs_by_epoch(self) -> bool:
         """Whether one epoch may be longer than another."""
-        return self.later is not None or self.packer is not None
+        return self.later is not None or self.packer is not None or bool(self.steps)
 
     @property
     def plan(self) -> StepPlan | None:
@@ -189,6 +195,7 @@ class RunOrder:
                 phases_begun,
                 grown,
                 packing=None if self.packer is None else self.packer.saved(),
+                sequence=tuple(step.facts for step in self.steps),
             )
             self._fingerprints[phases_begun] = known
         return known
@@ -267,7 +274,7 @@ class RunOrder:
             will_follow: Told what will have to be drawn next, where an epoch is not drawn as a whole.
         """
         if self.mixture is None and self.packer is None:
-            return batched(self.first_draw(epoch, draw).drawn(), geometry)
+            return batched(with_steps(self.first_draw(epoch, draw).drawn(), self.steps), geometry)
         return self._batched(geometry, epoch, draw, will_follow)
 
     def can_draw_first(self) -> bool:
@@ -290,18 +297,18 @@ class RunOrder:
         if self.packer is not None:
             return self.packer.epoch(self._parts(epoch, draw))
         if self.mixture is not None:
-            return Phased(self.mixture, geometry, epoch, draw, will_follow)
-        return batched(self.first_draw(epoch, draw), geometry)
+            return Phased(self.mixture, geometry, epoch, draw, will_follow, self.steps)
+        return batched(with_steps(self.first_draw(epoch, draw), self.steps), geometry)
 
     def _parts(self, epoch: int, draw: Draw) -> list[PackedPart]:
         """What is packed by itself: the epoch, or each step of its phases."""
         if self.mixture is None:
-            return [PackedPart(order=self.first_draw(epoch, draw), first_position=0)]
-        starts = [0, *self.mixture.plan.stops.tolist()]
-        return [
-            PackedPart(order=self.mixture.shuffled(epoch, step, draw), first_position=starts[step])
-            for step in range(len(self.mixture.plan))
+            return [PackedPart(order=with_steps(self.first_draw(epoch, draw), self.steps), first_position=0)]
+        orders = [
+            with_steps(self.mixture.shuffled(epoch, step, draw), self.steps) for step in range(len(self.mixture.plan))
         ]
+        starts = accumulate(map(len, orders), initial=0)
+        return [PackedPart(order=order, first_position=start) for order, start in zip(orders, starts, strict=False)]
 
 
 def settled_order(asked: RunRequest, settings: SettledOrder, catalog: Catalog, growth: Growth = NO_GROWTH) -> RunOrder:
@@ -330,5 +337,6 @@ def order_of(
         mixture=mixture,
         growth=growth,
         packer=packer,
+        steps=asked.steps,
         later=later,
     )

@@ -302,6 +302,8 @@ class SavedFingerprint:
     order: SavedOrder
     packing: SavedPacking | None = None
     """None where nothing is packed."""
+    sequence: tuple[Mapping[str, Any], ...] = ()
+    """The user's steps: class, version and arguments of each."""
     schedule: Mapping[str, SavedPhase] | None = None
     """The phases that have begun, by name, in their order; None where there is no schedule."""
     streams: Mapping[str, SavedStream] = field(default_factory=dict)
@@ -324,10 +326,11 @@ class SavedFingerprint:
         return cls(
             order=SavedOrder.read(fields.fields("order")),
             packing=SavedPacking.read(fields),
+            sequence=fields.mappings("sequence") if "sequence" in fields else (),
             schedule=None if phases is None else {name: SavedPhase.read(phases.fields(name)) for name in phases},
             streams={} if streams is None else {name: SavedStream.read(streams.fields(name)) for name in streams},
             all_streams=SavedStreams.read(fields.fields("all_streams")) if streams is None else None,
-            more=fields.others("order", *_PACKINGS, "schedule", "streams", "all_streams"),
+            more=fields.others("order", *_PACKINGS, "sequence", "schedule", "streams", "all_streams"),
         )
 
     def as_state(self) -> dict[str, Any]:
@@ -339,6 +342,7 @@ class SavedFingerprint:
         return {
             "order": self.order.as_state(),
             **({} if self.packing is None else {self.packing.option: self.packing.as_state()}),
+            **({"sequence": [dict(step) for step in self.sequence]} if self.sequence else {}),
             **(
                 {}
                 if self.schedule is None

@@ -25,16 +25,30 @@ entries it has, the sample ids of any of them at once, and a digest of all it de
       best_fit, best_fit_compiled which pack of its window each document goes into; the same in compiled code
       length_groups               groups of documents of about one length
       packs        Packs          any packs of a plan: which tokens of which documents
+    steps          SequenceStep   steps of the user, between ``Shuffled`` and ``Batched``
     permutation, runs   arithmetic that several of these use
 
-To add a step, write a ``SampleSequence`` on an inner one, in a file of its own, and put it in the chain where
-``Shuffled``, ``Batched`` or ``Skipped`` are made. What selects samples, or weighs them anew in each epoch, comes before
-``Shuffled`` and has what that asks of a ``DatasetShape``: the sizes to draw from, and the sample id behind each number.
-What follows ``Batched`` says with ``positions`` and ``entries_before`` where its entries lie, as ``Skipped`` does; so a
-saved position means the same with and without it.
+To add a step, derive a class from ``SequenceStep``; ``sequence=`` of a dataset takes it, and saved positions hold its
+facts. What selects samples, or weighs them again in each epoch, comes before ``Shuffled``: it returns the sizes to draw
+from, and the sample id behind each number, as ``DatasetShape`` does. What follows ``Batched`` maps its entries to
+positions with ``positions`` and ``entries_before``, as ``Skipped`` does, so a saved position means the same with and
+without it.
 
 Packs stand beside the chain: a plan takes the ids and lengths of a whole epoch, from whatever gives them.
 
 The order is that of MosaicML Streaming 0.13, bit for bit, but for ``blockwise``, phases and packs, which it does not
 have.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_streaming.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from lightning_streaming.sequence.base import SampleSequence as SampleSequence
+    from lightning_streaming.sequence.steps import PartContext as PartContext
+    from lightning_streaming.sequence.steps import SequenceStep as SequenceStep
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__)

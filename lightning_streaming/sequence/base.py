@@ -28,9 +28,12 @@ class SampleSequence(ABC):
         """Sample ids of entries in ``[0, len(self))``, of any shape."""
 
     @property
-    @abstractmethod
     def digest(self) -> str:
-        """32 hexadecimal digits: a name of all that the ids depend on, known without drawing."""
+        """32 hexadecimal digits: a name of all that the ids depend on, known without drawing.
+
+        Sequences of the user's steps need none: the facts of their step are used.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no digest")
 
     def positions(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
         """Positions of entries, of the same shape."""

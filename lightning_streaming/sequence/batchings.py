@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.sequence.base import SampleSequence, check_entries, digest_of
 from lightning_streaming.sequence.canonical import CanonicalSequence
-from lightning_streaming.sequence.draw import Shuffled
+from lightning_streaming.sequence.draw import EpochPart
 from lightning_streaming.sequence.partition import BatchGeometry, Partition, read_again
 
 
@@ -115,7 +115,7 @@ class BatchedDraw(Batched):
         ConfigError: Batches cannot be made so from this data.
     """
 
-    def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
+    def __init__(self, inner: EpochPart, geometry: BatchGeometry) -> None:
         self.inner = inner
         self.geometry = geometry
 
@@ -163,7 +163,7 @@ class Random(BatchedDraw):
         ConfigError: The canonical nodes do not fit the nodes, or the samples are too few for them.
     """
 
-    def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
+    def __init__(self, inner: EpochPart, geometry: BatchGeometry) -> None:
         super().__init__(inner, geometry)
         self._sequence = CanonicalSequence(
             num_samples=len(inner),
@@ -204,10 +204,10 @@ class Stratified(BatchedDraw):
         ConfigError: A stream's share of a global batch is less than one sample, or it cannot fill it once.
     """
 
-    def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
+    def __init__(self, inner: EpochPart, geometry: BatchGeometry) -> None:
         super().__init__(inner, geometry)
         self._row_size = geometry.global_batch_size
-        self._shares = shares_of_batch(np.asarray(inner.shape.weights.proportion), self._row_size, inner.told_stream)
+        self._shares = shares_of_batch(np.asarray(inner.proportion), self._row_size, inner.stream_label)
         self._stops = np.cumsum(self._shares)
         self._streams = _Streams(inner, 1, geometry.ranks_per_node)
         self._rows = int((self._streams.lengths // self._shares).min())
@@ -278,7 +278,7 @@ class PerStream(BatchedDraw):
         ConfigError: A stream fills no global batch.
     """
 
-    def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
+    def __init__(self, inner: EpochPart, geometry: BatchGeometry) -> None:
         super().__init__(inner, geometry)
         self._streams = _Streams(inner, geometry.num_nodes, geometry.ranks_per_node)
         self._row_size = geometry.global_batch_size
@@ -316,7 +316,7 @@ class DevicePerStream(BatchedDraw):
         ConfigError: A stream fills no batch on a node.
     """
 
-    def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
+    def __init__(self, inner: EpochPart, geometry: BatchGeometry) -> None:
         super().__init__(inner, geometry)
         self._row_size = geometry.batch_size
         self._num_nodes = geometry.num_nodes
@@ -370,7 +370,7 @@ class DevicePerStream(BatchedDraw):
         return self._row_streams(self.rows_per_stream, self._num_nodes)
 
 
-BATCHINGS: dict[str, Callable[[Shuffled, BatchGeometry], BatchedDraw]] = {
+BATCHINGS: dict[str, Callable[[EpochPart, BatchGeometry], BatchedDraw]] = {
     "device_per_stream": DevicePerStream,
     "per_stream": PerStream,
     "random": Random,
@@ -378,7 +378,7 @@ BATCHINGS: dict[str, Callable[[Shuffled, BatchGeometry], BatchedDraw]] = {
 }
 
 
-def batched(inner: Shuffled, geometry: BatchGeometry) -> BatchedDraw:
+def batched(inner: EpochPart, geometry: BatchGeometry) -> BatchedDraw:
     """Batch what an epoch draws as its settings say; quick, whatever the epoch's size. See :class:`Batched`."""
     return BATCHINGS[inner.settings.batching_method](inner, geometry)
 
@@ -395,9 +395,9 @@ class _Streams:
         ConfigError: A stream draws no sample, or too few.
     """
 
-    def __init__(self, inner: Shuffled, num_nodes: int, ranks_per_node: int) -> None:
-        settings, self._choose = inner.settings, inner.shape.weights.choose
-        self._told_stream, self._name_of = inner.told_stream, inner.name_of
+    def __init__(self, inner: EpochPart, num_nodes: int, ranks_per_node: int) -> None:
+        settings, self._choose = inner.settings, inner.choose
+        self._stream_label, self._name_of = inner.stream_label, inner.name_of
         if not all(self._choose):
             raise ConfigError(
                 f"stream {self._choose.index(0)} draws no sample, so batching_method={settings.batching_method!r} "
@@ -420,7 +420,7 @@ class _Streams:
 
     def told(self, stream: int) -> str:
         """What an error about a stream begins with."""
-        return f"stream {self._told_stream(stream)} draws {self._choose[stream]} samples"
+        return f"stream {self._stream_label(stream)} draws {self._choose[stream]} samples"
 
     def rows(self, row_size: int, told: str) -> list[int]:
         """How many rows each stream fills.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,8 +45,38 @@ def drawn_here(order: Shuffled) -> NDArray[np.integer[Any]]:
     return out
 
 
+class EpochPart(SampleSequence):
+    """The samples of one part of an epoch in the order in which canonical nodes divide them: what batches are made of.
+
+    A part is the whole epoch, or one mixture step of a schedule.
+    """
+
+    settings: SettledOrder
+    """How it is ordered and batched."""
+    epoch: int
+    """Counts from 0."""
+    step: int
+    """The mixture step, from 0; 0 without a schedule."""
+    turn: int
+    """A number of its own for every epoch, and for every step of every epoch: what its shuffle is drawn with."""
+    is_on_demand: bool
+    """Whether ids are computed when they are requested, so that nothing is drawn beforehand."""
+    choose: tuple[int, ...]
+    """Samples of each stream, in stream order; they lie one stream after another where batches are composed."""
+    proportion: tuple[float, ...]
+    """Share of each stream; they sum to 1."""
+
+    @abstractmethod
+    def name_of(self, stream: int) -> str | None:
+        """Return the name of a stream, where it is known."""
+
+    @abstractmethod
+    def stream_label(self, stream: int) -> str:
+        """Return a stream as errors name it."""
+
+
 @dataclass(frozen=True, eq=False)
-class Shuffled(SampleSequence):
+class Shuffled(EpochPart):
     """The samples that an epoch draws, shuffled: all streams as one, or one stream after another.
 
     Nothing is drawn before ids are asked for, and then once.
@@ -94,15 +125,25 @@ class Shuffled(SampleSequence):
         return digest_of(_ORDER_VERSION, self.settings.facts, self.epoch, self.shape.digest, *of_step)
 
     @property
-    def turn(self) -> int:
-        """A number of its own for every epoch, and for every step of every epoch: what its shuffle is drawn with."""
+    def choose(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Samples drawn of each stream."""
+        return self.shape.weights.choose
+
+    @property
+    def proportion(self) -> tuple[float, ...]:  # type: ignore[override]
+        """Share of each stream."""
+        return self.shape.weights.proportion
+
+    @property
+    def turn(self) -> int:  # type: ignore[override]
+        """See :class:`EpochPart`."""
         return self.epoch * MOST_STEPS + self.step if self.stretches else self.epoch
 
     def name_of(self, stream: int) -> str | None:
         """Return the name of a stream, where it is known."""
         return self.stretches[stream].stream if self.stretches else None
 
-    def told_stream(self, stream: int) -> str:
+    def stream_label(self, stream: int) -> str:
         """What an error calls a stream: its name, where that is known."""
         return repr(self.stretches[stream].stream) if self.stretches else str(stream)
 
@@ -123,8 +164,8 @@ class Shuffled(SampleSequence):
         return not self.settings.shuffle and list(self.shape.weights.choose) == sizes
 
     @property
-    def is_on_demand(self) -> bool:
-        """Whether ids are worked out when asked for, so that nothing is drawn beforehand."""
+    def is_on_demand(self) -> bool:  # type: ignore[override]
+        """See :class:`EpochPart`."""
         is_blockwise = self.settings.shuffle and self.settings.shuffle_algo == "blockwise"
         return is_blockwise and not self._has_several_passes
 

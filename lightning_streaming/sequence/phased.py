@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -17,6 +18,7 @@ from lightning_streaming.sequence.partition import BatchGeometry
 from lightning_streaming.sequence.phases import LONGEST_STEP, SettledPhase, planned
 from lightning_streaming.sequence.settings import SettledOrder
 from lightning_streaming.sequence.step_draws import Cuts, StepDraws, weights_of
+from lightning_streaming.sequence.steps import SequenceStep, with_steps
 from lightning_streaming.sequence.stretches import ShorterPasses, StreamPasses, Stretch
 from lightning_streaming.sequence.weights import DatasetShape
 
@@ -148,6 +150,7 @@ class Phased(Batched):
         epoch: Counts from 0.
         draw: Draws a step, when ids of it are first asked for.
         will_follow: Told which step follows, when ids of a step are first asked for.
+        steps: The user's, which change each mixture step.
 
     Raises:
         ConfigError: Batches cannot be composed so of a step.
@@ -160,7 +163,9 @@ class Phased(Batched):
         epoch: int,
         draw: Draw = drawn_here,
         will_follow: Callable[[Shuffled], None] | None = None,
+        steps: Sequence[SequenceStep] = (),
     ) -> None:
+        self._steps = steps
         self._mixture, self._epoch, self._draw, self._will_follow = mixture, epoch, draw, will_follow
         self._is_composed = mixture.settings.batching_method != "random"
         if not self._is_composed:
@@ -178,15 +183,23 @@ class Phased(Batched):
 
     @property
     def num_samples(self) -> int:
-        """Samples that all steps draw."""
-        return self._mixture.plan.epoch_size
+        """Samples of all mixture steps."""
+        return int(self._sample_stops[-1])
 
     @cached_property
     def _stops(self) -> NDArray[np.int64]:
         """Position at which each step ends."""
         plan = self._mixture.plan
-        if self._is_composed:
+        if self._is_composed or self._steps:
             return np.cumsum([len(self._step(step)) for step in range(len(plan))])
+        return plan.stops
+
+    @cached_property
+    def _sample_stops(self) -> NDArray[np.int64]:
+        """Samples of each mixture step and those before it."""
+        plan = self._mixture.plan
+        if self._steps:
+            return np.cumsum([self._step(step).num_samples for step in range(len(plan))])
         return plan.stops
 
     def phase_stops(self) -> NDArray[np.int64]:
@@ -203,7 +216,7 @@ class Phased(Batched):
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """See :class:`~lightning_streaming.sequence.batchings.Batched`: those of each step after those before it."""
-        starts = self._mixture.plan.stops
+        starts = self._sample_stops
         return self._by_step(
             positions, lambda step, at: (int(starts[step - 1]) if step else 0) + self._step(step).places(at)
         )
@@ -221,7 +234,8 @@ class Phased(Batched):
     def digest(self) -> str:
         """See :class:`~lightning_streaming.sequence.base.SampleSequence`."""
         steps = range(len(self._mixture.plan))
-        return digest_of(self._geometry.facts, [self._mixture.shuffled(self._epoch, step).digest for step in steps])
+        orders = (with_steps(self._mixture.shuffled(self._epoch, step), self._steps) for step in steps)
+        return digest_of(self._geometry.facts, [order.digest for order in orders])
 
     def _by_step(
         self, positions: NDArray[np.int64], answer: Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
@@ -238,7 +252,10 @@ class Phased(Batched):
     def _step(self, number: int) -> Batched:
         """A step, to count with."""
         try:
-            return batched(self._mixture.counted(number), self._geometry)
+            order = self._mixture.counted(number)
+            if self._steps:
+                order = replace(order, epoch=self._epoch)
+            return batched(with_steps(order, self._steps), self._geometry)
         except ConfigError as error:
             plan = self._mixture.plan
             name = plan.phases[plan.phase_of_step[number]].name
@@ -248,7 +265,8 @@ class Phased(Batched):
         """A step, drawn."""
         known = self._kept.get(number)
         if known is None:
-            known = batched(self._mixture.shuffled(self._epoch, number, self._draw), self._geometry)
+            order = with_steps(self._mixture.shuffled(self._epoch, number, self._draw), self._steps)
+            known = batched(order, self._geometry)
             # Anew, rather than changed: several threads may ask.
             kept = list(self._kept.items())[1 - _STEPS_KEPT :]
             self._kept = {**dict(kept), number: known}

@@ -31,6 +31,7 @@ from lightning_streaming.sequence.settings import (  # noqa: F401  # as types ar
     SamplingMethod,
     ShuffleAlgo,
 )
+from lightning_streaming.sequence.steps import SequenceStep
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import StorageOptions, mask_url
 from lightning_streaming.storage.secrets import shown_options
@@ -112,6 +113,9 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
         return hide(value)
     if isinstance(value, OptionGroup | Stream | StreamingConfig):
         return {one.name: shown(getattr(value, one.name), one.name, hide) for one in fields(value)}
+    if isinstance(value, SequenceStep):
+        facts = value.facts
+        return {"class_path": facts["class"], "init_args": facts["arguments"]}
     if isinstance(value, jsonargparse.Namespace):
         copied, own = copy(value), vars(value)
         if name in _SECRETS and "init_args" not in own:

@@ -41,6 +41,7 @@ PROGRAMS = [
     "compare_runs",
     "custom_datamodule",
     "demo",
+    "every_nth",
     "fabric_loop",
     "huggingface_trainer",
     "imagenet",

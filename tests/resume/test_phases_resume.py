@@ -309,8 +309,11 @@ def test_in_a_second_epoch_all_phases_have_begun(root: Path) -> None:
 
 def test_a_stream_that_is_needed_yet_may_not_go(root: Path) -> None:
     _, state = stopped(root, 12)
+    with raises(ConfigError, "schedule.anneal.mix", "'math'"):
+        gone_on(root, state, names=("web", "code", "news"))
+    phases = [BROAD, RAMP, replace(ANNEAL, mix={"news": 1})]
     with raises(ConfigError, "schedule.ramp.mix", "'math'"):
-        read(gone_on(root, state, names=("web", "code", "news")))
+        read(gone_on(root, state, phases=phases, names=("web", "code", "news")))
 
 
 def test_repeats_that_are_over_are_no_reason_to_stop(root: Path) -> None:

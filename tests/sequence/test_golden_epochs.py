@@ -10,6 +10,7 @@ import pytest
 
 from lightning_streaming.errors import StateError, StreamingError
 from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.sequence.settings import OrderSettings, SettledOrder
 from lightning_streaming.sequence.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
@@ -64,6 +65,7 @@ def work_out(config: dict[str, Any]) -> Epoch:
     )
     geometry = epoch_geometry(settings, current, config["initial_physical_nodes"])
     plan = epoch_of(settings, shape, geometry, config["epoch"])
+    assert isinstance(plan.inner, Shuffled)
     plan.inner.drawn()
     start = plan.resume_position(config["sample_in_epoch"], world.num_ranks)
     partition = Partition(

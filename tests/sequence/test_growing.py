@@ -60,6 +60,8 @@ def test_an_order_does_not_know_what_was_appended(
     to = renumbered(shape, grown)
     assert len(after) == len(before)
     assert after.ids(np.arange(len(after))).tolist() == [to[one] for one in ids]
+    assert isinstance(after.inner, Shuffled)
+    assert isinstance(before.inner, Shuffled)
     assert after.inner.is_identity == before.inner.is_identity
     assert after.digest != before.digest
 

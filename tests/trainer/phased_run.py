@@ -22,6 +22,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from examples.every_nth import EveryNth as EveryNth  # a configuration may name it, where it is imported
 from lightning_streaming import KeyedBatch, StreamingDataModule
 from lightning_streaming.trainer.config import config_of
 

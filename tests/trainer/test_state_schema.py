@@ -72,7 +72,8 @@ def of_all_kinds() -> Iterator[tuple[State, dict[str, tuple[bool, set[str]]]]]:
     saved = read_state(STATES["schedule-py1e-random-150"]).fingerprint
     assert saved is not None
     grown = {name: replace(stream, grown=((40, 1),), lengths="0" * 16) for name, stream in saved.streams.items()}
-    yield replace(saved, streams=grown).as_state(), FINGERPRINT
+    step = {"class": "my.EverySecond", "version": 1, "arguments": {}}
+    yield replace(saved, streams=grown, sequence=(step,)).as_state(), FINGERPRINT
 
 
 def test_the_tables_have_every_key_and_its_type() -> None:

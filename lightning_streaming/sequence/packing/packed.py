@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.sequence.base import check_entries, digest_of
 from lightning_streaming.sequence.batchings import Batched
-from lightning_streaming.sequence.draw import Shuffled
+from lightning_streaming.sequence.draw import EpochPart
 from lightning_streaming.sequence.packing.packs import PackRows, Packs
 from lightning_streaming.sequence.packing.plan import Lengths, PackPlan, plan_packs
 from lightning_streaming.sequence.packing.settings import AnyPackSettings
@@ -34,7 +34,7 @@ from lightning_streaming.sequence.packing.settings import AnyPackSettings
 class PackedPart:
     """A part of an epoch that is packed by itself: all of it, or a step of a phase."""
 
-    order: Shuffled
+    order: EpochPart
     """Its documents, by place."""
     first_position: int
     """Where its documents begin among those of the epoch."""
@@ -190,7 +190,7 @@ class PackedEpoch(Batched):
         return PackRows(**{name: column[order] for name, column in columns.items()})
 
 
-def _ids_between(order: Shuffled, start: int, stop: int) -> Callable[[int, int], NDArray[np.int64]]:
+def _ids_between(order: EpochPart, start: int, stop: int) -> Callable[[int, int], NDArray[np.int64]]:
     """The sample ids of a slice of an order."""
 
     def ids_between(first: int, last: int) -> NDArray[np.int64]:
@@ -199,7 +199,7 @@ def _ids_between(order: Shuffled, start: int, stop: int) -> Callable[[int, int],
     return ids_between
 
 
-def _ids_at(order: Shuffled, start: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+def _ids_at(order: EpochPart, start: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
     """Sample ids at places of a slice of an order."""
     return lambda places: order.ids(start + places)
 
