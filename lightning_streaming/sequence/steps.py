@@ -231,9 +231,9 @@ class Stepped(EpochPart):
         """Return the name of a stream, where it is known."""
         return self._drawn.name_of(stream)
 
-    def told_stream(self, stream: int) -> str:
+    def stream_label(self, stream: int) -> str:
         """Return a stream as errors name it."""
-        return self._drawn.told_stream(stream)
+        return self._drawn.stream_label(stream)
 
     def _checked(self, ids: object, entries: NDArray[np.int64]) -> NDArray[np.int64]:
         is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "iu" and ids.shape == entries.shape
