@@ -63,7 +63,7 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -
         before, after = _by_number(saved.get(key, "absent")), _by_number(now.get(key, "absent"))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from _differences(before, after, name)
-        elif before != after:
+        elif not _are_equal(before, after):
             yield Difference(name, _brief(before), _brief(after))
 
 
@@ -71,6 +71,13 @@ def _by_number(value: object) -> object:
     """Return a list of mappings as a mapping, so that they are compared field by field."""
     is_list = isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value)
     return dict(enumerate(value)) if is_list and isinstance(value, list) else value
+
+
+def _are_equal(before: object, after: object) -> bool:
+    try:
+        return bool(before == after)
+    except (ValueError, RuntimeError):  # an array of several values, of which no run saves any
+        return False
 
 
 def _brief(value: object) -> str:

@@ -27,6 +27,7 @@ from lightning_streaming.resume.phase_refusal import ways_out_of_phases
 from lightning_streaming.resume.run_order import RunOrder, RunRequest, order_of, settled_order
 from lightning_streaming.resume.saved_fingerprint import SavedStream
 from lightning_streaming.resume.state import Cursor, PassStart, SavedPosition
+from lightning_streaming.saved_fields import DAMAGED
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.batchings import Batched
 from lightning_streaming.sequence.packing.packed import PackedEpoch
@@ -393,7 +394,18 @@ class Run:
         return self.epoch(Cursor(epoch, 0)).partition.num_batches(self.machines.drop_last) > 0
 
     def _sequence(self, cursor: Cursor) -> Batched:
-        return self.order.of_epoch(cursor.epoch).sequence(self._composed(cursor), cursor.epoch)
+        geometry = self._composed(cursor)
+        try:
+            return self.order.of_epoch(cursor.epoch).sequence(geometry, cursor.epoch)
+        except ConfigError as error:
+            if geometry is not self.composed.get(cursor.epoch) or self.may_end_early:
+                raise
+            # The order is the saved one, and its batches were made for these machines when it was saved.
+            raise StateError(
+                f"{self.message_prefix}'batch_geometry' of the saved position is of no batches of this order: "
+                f"{error.words}",
+                hint=DAMAGED,
+            ) from error
 
     def _kept(self, cursor: Cursor) -> Skipped:
         """The epoch of a cursor without what is skipped."""

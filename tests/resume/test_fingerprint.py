@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_streaming import Stream, StreamingDataLoader
@@ -246,3 +247,14 @@ def test_mixes_of_many_streams_are_told_apart_in_short() -> None:
     told = [told_mix(phase("one", 10, {**many, "stream7": one})) for one in (1.0, 1.5, (1.0, 1.5))]
     assert len(set(told)) == 3
     assert all(one.startswith("of 100 streams, ") and len(one) < 100 for one in told)
+
+
+def test_values_that_cannot_be_compared_are_differences() -> None:
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    for value, words in ((np.arange(3), "array([0, 1, 2])"), (nested, "[[[[[[[...]]]]]]]"), ("x" * 10**6, "'xxx")):
+        (difference,) = differences({"order": {"new": value}}, {"order": {}})
+        assert difference.saved.startswith(words)
+        assert len(in_words([difference] * 30)) < 30_000
+    assert differences({"order": np.arange(3)}, {"order": np.arange(3)})

@@ -506,6 +506,16 @@ def test_a_geometry_that_is_none_is_refused(roots: tuple[Path, Path], wrong: Any
         loader.load_state_dict({**loader.state_dict(), "batch_geometry": wrong})
 
 
+def test_a_geometry_that_makes_no_batches_of_the_order_is_refused(roots: tuple[Path, Path]) -> None:
+    (loader,) = loaders(roots, "stratified", 1, 1, batch_size=8)
+    next(iter(loader))
+    state = loader.state_dict()
+    state["batch_geometry"]["batch_size"] = 1
+    loader.load_state_dict(state)
+    with pytest.raises(StateError, match=r"'batch_geometry' .*less than one sample of a global batch of 1; the state"):
+        next(iter(loader))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_state_of_the_reference_goes_on_with_the_batches_at_hand(roots: tuple[Path, Path], method: str) -> None:
     whole = global_batches(loaders(roots, method, 1, 2, batch_size=4))
