@@ -75,7 +75,7 @@ def test_the_last_ending_says_what_a_value_is(column: str, data: bytes, value: A
         ("jpg", b"\xff\xd8\xff", "expected a whole JPEG file"),
         ("jpg", b"GIF89a", "expected a JPEG or PNG or WEBP file"),
         ("webp", b"RIFF1234WEBPVP8 ", "expected a"),
-        ("pth", b"", "0 bytes are of torch, which are not read"),
+        ("pth", b"", "0 bytes are a pickle of torch"),
     ],
 )
 def test_what_is_no_such_value_is_refused(column: str, data: bytes, said: str) -> None:
@@ -136,7 +136,7 @@ def zipped(arrays: list[Any], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
 def test_a_member_that_expands_beyond_bounds_is_refused_before_it_does(
     column: str, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member_values, "MOST_UNPACKED_BYTES", 100_000)
+    monkeypatch.setattr(member_values, "MAX_UNPACKED_BYTES", 100_000)
     tracemalloc.start()
     with pytest.raises(EncodingError, match="more than 100000 bytes when it is decompressed"):
         decode(column, data)
@@ -157,7 +157,7 @@ def test_an_archive_that_says_too_small_a_size_does_not_expand_beyond_it(compres
 
 
 def test_members_within_the_bound_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member_values, "MOST_UNPACKED_BYTES", 100_000)
+    monkeypatch.setattr(member_values, "MAX_UNPACKED_BYTES", 100_000)
     assert decode("gz", gzip.compress(bytes(50_000)) * 2) == bytes(100_000)
     assert decode("npz", zipped([np.ones(90_000, np.uint8)]))["0"].sum() == 90_000
 

@@ -1,19 +1,19 @@
-"""The values of a sample's files, told by the end of a file's name, as WebDataset has it.
+"""Values of a sample's files, by the suffix of their names, as in WebDataset.
 
-    ends in                                       is read as
-    json, jsn                                     what the JSON says
+    suffix                                        value
+    json, jsn                                     parsed JSON
     txt, text, transcript, caption                str
     cls, cls2, index, inx, id                     int
     jpg, jpeg, png, webp                          PIL image
     npy                                           numpy array
     npz                                           dict of numpy arrays, by name
-    pkl, pickle, pyd                              whatever was pickled; reading it can run code, so it must be allowed
-    pth, pt                                       refused, as they are what torch pickles
+    pkl, pickle, pyd                              any pickled value; reading it can run code, so it must be allowed
+    pth, pt                                       refused: pickles of torch
     gz after another, like txt.gz                 the same, decompressed
-    anything else                                 bytes
+    any other                                     bytes
 
-What a file says of the size of its arrays is believed only as far as its bytes bear that out, and what is compressed
-has at most 1 GiB when it is decompressed.
+The size of arrays that a file states is checked against its bytes, and compressed data has at most 1 GiB when it is
+decompressed.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Decode = Callable[[memoryview], Any]
-"""Turns a file's bytes into its value, which shares no memory with them. Raises EncodingError."""
+"""Decodes a file's bytes to its value, which shares no memory with them. Raises EncodingError."""
 
 
 class _Kind(NamedTuple):
-    """What the files of some endings are."""
+    """The kind of files with some suffixes."""
 
     encoding: str
     """The MDS encoding that would hold their values."""
@@ -54,20 +54,20 @@ class _Kind(NamedTuple):
 
 
 def kind_of(column: str) -> str:
-    """The MDS encoding that would hold the values of a column.
+    """Return the MDS encoding that would hold the values of a column.
 
     Args:
-        column: What follows the first dot of the names of its files, in lower case.
+        column: The part after the first dot of the names of its files, in lower case.
     """
     return _kind(column).encoding
 
 
 def decoder(column: str, *, as_file: bool = False) -> Decode:
-    """What reads the files of a column.
+    """Return the decoder of a column's files.
 
     Args:
         column: As for :func:`kind_of`.
-        as_file: Whether images are given as the bytes of their files.
+        as_file: Whether images are returned as the bytes of their files.
     """
     decode = bytes if as_file and is_image(column) else _kind(column).decode
     if not _is_packed(column):
@@ -76,24 +76,24 @@ def decoder(column: str, *, as_file: bool = False) -> Decode:
 
 
 def is_unsafe_member(column: str) -> bool:
-    """Whether reading the files of a column can run code of whoever wrote them."""
-    return _kind(column) in (_PICKLE, _OF_TORCH)
+    """Return whether reading the files of a column can run code of their author."""
+    return _kind(column) in (_PICKLE, _TORCH)
 
 
 def is_never_read(column: str) -> bool:
-    """Whether the files of a column are not read, even where it is allowed to run code of whoever wrote them."""
-    return _kind(column) is _OF_TORCH
+    """Return whether the files of a column are never read, even if unsafe types are allowed."""
+    return _kind(column) is _TORCH
 
 
 def is_image(column: str) -> bool:
-    """Whether the files of a column are images."""
+    """Return whether the files of a column are images."""
     return _kind(column).decode is _decode_image
 
 
 def _kind(column: str) -> _Kind:
     names = column.split(".")
-    ending = names[-1] if not _is_packed(column) else "".join(names[-2:-1])
-    return _KINDS.get(ending, _BYTES)
+    suffix = names[-1] if not _is_packed(column) else "".join(names[-2:-1])
+    return _KINDS.get(suffix, _BYTES)
 
 
 def _is_packed(column: str) -> bool:
@@ -101,28 +101,28 @@ def _is_packed(column: str) -> bool:
 
 
 def _refuse(data: memoryview) -> Any:
-    raise EncodingError(f"{len(data)} bytes are of torch, which are not read", hint="name other columns with columns=")
+    raise EncodingError(f"{len(data)} bytes are a pickle of torch, which is never read", hint="list others in columns=")
 
 
-MOST_UNPACKED_BYTES = 2**30
+MAX_UNPACKED_BYTES = 2**30
 """Most bytes of a compressed file after decompression; of all arrays of a ``.npz`` file together."""
 _PIECE_BYTES = 2**20
 _DEFLATE_RATIO = 1032
-"""By at most so much deflate makes data larger."""
+"""Largest ratio of decompressed to deflated data."""
 _SMALL_PIECE_BYTES = 4096
-"""Read at once of what another algorithm compressed, which zipfile decompresses without a bound."""
+"""Bytes that are read at a time of data of other algorithms, which zipfile decompresses without a limit."""
 
 
 def _unpacked(data: memoryview) -> memoryview:
     try:
-        if len(data) <= MOST_UNPACKED_BYTES // _DEFLATE_RATIO:
+        if len(data) <= MAX_UNPACKED_BYTES // _DEFLATE_RATIO:
             return memoryview(gzip.decompress(data))
-        pieces, left = list[bytes](), MOST_UNPACKED_BYTES
+        pieces, free = list[bytes](), MAX_UNPACKED_BYTES
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            while piece := file.read(min(_PIECE_BYTES, left + 1)):
+            while piece := file.read(min(_PIECE_BYTES, free + 1)):
                 pieces.append(piece)
-                left -= len(piece)
-                if left < 0:
+                free -= len(piece)
+                if free < 0:
                     raise _too_large(data)
         return memoryview(b"".join(pieces))
     except EncodingError:
@@ -133,7 +133,7 @@ def _unpacked(data: memoryview) -> memoryview:
 
 def _too_large(data: memoryview) -> EncodingError:
     return EncodingError(
-        f"a file of {len(data)} bytes has more than {MOST_UNPACKED_BYTES} bytes when it is decompressed",
+        f"a file of {len(data)} bytes has more than {MAX_UNPACKED_BYTES} bytes when it is decompressed",
         hint="store it uncompressed, or in several files",
     )
 
@@ -143,7 +143,7 @@ def _decode_json(data: memoryview) -> Any:
         return JsonEncoding().decode(data)
     except EncodingError:
         try:
-            return json.loads(bytes(data))  # which knows UTF-16, and marks of byte order
+            return json.loads(bytes(data))  # which supports UTF-16, and byte order marks
         except (ValueError, RecursionError):
             pass
         raise
@@ -171,41 +171,40 @@ def _decode_npy(data: memoryview) -> NDArray[Any]:
         )
     order: Literal["C", "F"] = "F" if head.is_fortran else "C"
     try:
-        there: NDArray[Any] = np.ndarray(head.shape, head.dtype, data, head.stop, order=order)
-    except ValueError as error:  # more dimensions, or emptier ones, than numpy has
+        array: NDArray[Any] = np.ndarray(head.shape, head.dtype, data, head.stop, order=order).copy("K")
+    except ValueError as error:  # dimensions that numpy does not support
         raise EncodingError(f"expected an array of shape {head.shape}, but {error}") from None
-    copy: NDArray[Any] = there.copy("K")
-    return copy
+    return array
 
 
 @lru_cache(maxsize=256)
 def npy_head(head: bytes) -> NpyHeader:
-    """What the head of a .npy file says; nearly all files of a dataset have the same few.
+    """Return the parsed head of a .npy file; nearly all files of a dataset share a few heads.
 
     Raises:
-        EncodingError: It is damaged, or promises Python objects.
+        EncodingError: It is damaged, or of Python objects.
     """
     try:
-        found = read_header(lambda start, stop: head[start:stop], len(head), "it")
+        header = read_header(lambda start, stop: head[start:stop], len(head), "it")
     except FormatError as error:
         raise EncodingError(f"expected a .npy file, but {error}") from None
-    if found.dtype.hasobject:
+    if header.dtype.hasobject:
         raise EncodingError("expected an array of numbers or texts, but found Python objects, which can run any code")
-    return found
+    return header
 
 
 _ZIP_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError),
     *(ValueError, NotImplementedError, RuntimeError, KeyError, OverflowError),
 )
-"""What zipfile raises of damaged files; RuntimeError where one is encrypted."""
+"""Errors of zipfile for damaged files; RuntimeError for encrypted ones."""
 
 
 def _decode_npz(data: memoryview) -> dict[str, Any]:
     arrays = dict[str, Any]()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if sum(info.file_size for info in archive.infolist()) > MOST_UNPACKED_BYTES:
+            if sum(info.file_size for info in archive.infolist()) > MAX_UNPACKED_BYTES:
                 raise _too_large(data)
             for info in archive.infolist():
                 content = _zipped_file(archive, info)
@@ -219,7 +218,7 @@ def _decode_npz(data: memoryview) -> dict[str, Any]:
 
 
 def _zipped_file(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Read a file of an archive; it never decompresses much more than the size that the archive says."""
+    """Read a file of an archive, without decompressing much more than the size that the archive states."""
     with archive.open(info) as file:
         if info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             return file.read(info.file_size)
@@ -227,7 +226,7 @@ def _zipped_file(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 
 _BYTES = _Kind("bytes", BytesEncoding().decode)
-_PICKLE, _OF_TORCH = _Kind("pkl", PickleEncoding().decode), _Kind("pkl", _refuse)
+_PICKLE, _TORCH = _Kind("pkl", PickleEncoding().decode), _Kind("pkl", _refuse)
 _KINDS: Mapping[str, _Kind] = MappingProxyType(
     {
         **dict.fromkeys(("json", "jsn"), _Kind("json", _decode_json)),
@@ -239,7 +238,7 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
         "npy": _Kind("ndarray", _decode_npy),
         "npz": _Kind("pkl", _decode_npz),
         **dict.fromkeys(("pkl", "pickle", "pyd"), _PICKLE),
-        **dict.fromkeys(("pth", "pt"), _OF_TORCH),
+        **dict.fromkeys(("pth", "pt"), _TORCH),
     }
 )
-"""By the last ending; what is not here is bytes. The only encoding that holds several arrays is pkl."""
+"""By the last suffix; others are bytes. The only encoding that holds several arrays is pkl."""
