@@ -15,7 +15,7 @@
     arrow          Parquet files; rows, types and values of Arrow record batches
     tar            WebDataset: tar files of samples, their members and values
     arrays         .npy files, tokens of Megatron-LM, files of rows of equal size, lengths of arrays
-    litdata        directories that litData optimised: chunks, rows, samples, leaves
+    litdata        directories that litData optimised: chunks, samples, leaves
     images         encodings of images, and image files decoded to pixels
 
 The bytes are those of MosaicML Streaming 0.13, index version 2.

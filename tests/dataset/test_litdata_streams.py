@@ -98,7 +98,7 @@ def test_tokens_are_blocks(data: Path) -> None:
     assert first["sample"].dtype == torch.int32
     assert [len(batch["sample"]) for batch in batches] == [4, 4, 4, 3]
     assert first["sample"].tolist() == expected(data, "tokens")[:4]
-    with pytest.raises(ConfigError, match="block_length must say how many tokens make a sample"):
+    with pytest.raises(ConfigError, match="needs block_length, the tokens of a sample"):
         list(make_dataset(data / "tokens", format="litdata"))
 
 

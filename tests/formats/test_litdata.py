@@ -285,7 +285,7 @@ def test_nested_values_of_earlier_releases_are_json() -> None:
         ("numpy", struct.pack("<2I", 14, 0), "expected a number below 14 for its dtype, but found 14"),
         ("numpy", struct.pack("<2I", 3, 2**32 - 1), "bytes for 4294967295 dimensions"),
         ("tensor", struct.pack(">2I", 2**31, 0), "expected a number below 21"),
-        ("numpy", struct.pack("<5I", 3, 3, 2**32 - 1, 2**32 - 1, 0), "expected a shape that can be"),
+        ("numpy", struct.pack("<5I", 3, 3, 2**32 - 1, 2**32 - 1, 0), "expected a possible shape"),
         ("jpeg", b"no image", "expected"),
         ("jpeg_array", struct.pack("<2I", 1, 9), "expected 17 bytes by the sizes"),
         ("json", b"\x05\xff\xff\xff\xff", "expected 4294967295 values"),
@@ -306,8 +306,8 @@ def test_leaves_that_are_none_are_refused(serializer: str, data: bytes, words: s
     [
         ("pickle", ConfigError, "any code"),
         ("graph:pickle", ConfigError, "any code"),
-        ("video:mp4", UnsupportedError, "'video:mp4', which is not read; pass columns="),
-        ("mine", UnsupportedError, "'mine', which is not read"),
+        ("video:mp4", UnsupportedError, "'video:mp4', which is not supported; list the other"),
+        ("mine", UnsupportedError, "'mine', which is not supported"),
         ("no_header_numpy:14", IndexFormatError, "must end in a number below 14"),
         ("no_header_tensor:x", IndexFormatError, "must end in a number below 21"),
     ],
@@ -334,12 +334,12 @@ def test_damaged_chunks_give_samples_or_errors(name: str, data: st.DataObject, t
         content[place] = data.draw(st.integers(0, 255))
     (tmp_path / info.raw_data.basename).write_bytes(content)
     columns = [column for column in column_names(info) if data.draw(st.booleans())] or None
-    with suppress(FormatError):
+    with suppress(FormatError, UnsupportedError):
         reader = this.open(info, tmp_path, columns)
         for place in range(len(reader)):
-            with suppress(FormatError):
+            with suppress(FormatError, UnsupportedError):
                 reader[place]
-        with suppress(FormatError):
+        with suppress(FormatError, UnsupportedError):
             plain = reader.plain_rows()  # type: ignore[attr-defined]
             if plain is not None:
                 reader.copy_rows(np.arange(len(reader)), np.empty(len(reader), plain.row))  # type: ignore[attr-defined]
@@ -378,12 +378,12 @@ def damaged(tmp_path: Path, name: str, place: int, new: bytes) -> tuple[ShardInf
         ("mixed", 8, b"\x09", "sample 0: expected at least 24 bytes, but the offsets say"),
         ("mixed_batch", 0, b"X", "must begin with"),
         ("mixed_batch", 8, b"\x02", "must begin with"),
-        ("mixed_batch", 12, b"\x09", "must have 4 samples by its index, but says it has 9"),
-        ("mixed_batch", 16, b"\0\0\0\0", "says it has 2 frames of 0 samples"),
+        ("mixed_batch", 12, b"\x09", "must have 4 samples by its index, but states 9"),
+        ("mixed_batch", 16, b"\0\0\0\0", "states 2 frames of 0 samples"),
         ("mixed_batch", 28, b"\xff", "expected at least 24 bytes|its frame must be"),
         ("mixed_batch", 52, b"\xff" * 8, "sample 0: its frame must be of samples 0 to 2"),
-        ("rows", -1, b"x", "must end in"),
-        ("rows", -12, b"\xff\xff\xff\xff", "must end in"),
+        ("rows", -1, b"x", "must end with"),
+        ("rows", -12, b"\xff\xff\xff\xff", "must end with"),
         ("tokens", 0, b"\x01", "must hold its values between"),
     ],
 )
@@ -425,10 +425,10 @@ def write_index(tmp_path: Path, change: Callable[[dict[str, Any]], object], name
         (lambda root: root.pop("chunks"), IndexFormatError, "must have chunks and config"),
         (lambda root: root["chunks"].append(1), IndexFormatError, "a chunk must be a JSON object, but is 1"),
         (lambda root: root["chunks"].append(root["chunks"][0]), IndexFormatError, "two chunks have the same filename"),
-        (lambda root: root["chunks"][0].update(chunk_size=-1), IndexFormatError, "no negative numbers"),
+        (lambda root: root["chunks"][0].update(chunk_size=-1), IndexFormatError, "must not have negative numbers"),
         (lambda root: root["chunks"][0].update(chunk_bytes="9"), IndexFormatError, "chunk_bytes must be of type int"),
         (lambda root: root["chunks"][0].update(chunk_bytes=9), ShardCorruptError, "must have 9 bytes by index.json"),
-        (lambda root: root["chunks"][0].update(filename="x.bin"), ShardCorruptError, "x.bin is not there"),
+        (lambda root: root["chunks"][0].update(filename="x.bin"), ShardCorruptError, "x.bin is missing"),
         (lambda root: root["config"].update(encryption={"a": 1}), UnsupportedError, "encrypted"),
         (lambda root: root["config"].update(item_loader="ParquetLoader"), UnsupportedError, "ParquetLoader"),
         (lambda root: root["config"].update(format="mds"), UnsupportedError, "'mds'"),
@@ -436,7 +436,7 @@ def write_index(tmp_path: Path, change: Callable[[dict[str, Any]], object], name
         (lambda root: root["config"].update(compression_level=4), IndexFormatError, "chunk, batch or sample"),
         (lambda root: root["config"].update(data_format=["int"]), IndexFormatError, "must name 6 serializers"),
         (lambda root: root["config"].update(data_spec="[1"), IndexFormatError, "litData's description of a sample"),
-        (lambda root: root["config"].update(data_spec="[2, {}]"), ConfigError, "must be of version 1, but is of 2"),
+        (lambda root: root["config"].update(data_spec="[2, {}]"), ConfigError, "must have version 1, but has 2"),
         (lambda root: root["config"].update(data_spec="[" * 9**6), IndexFormatError, "nested too deeply"),
     ],
 )

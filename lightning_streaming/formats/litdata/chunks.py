@@ -1,4 +1,4 @@
-"""The chunk files of litData, in four of the ways that samples lie in them.
+"""Chunk files of litData, in five layouts.
 
 *Plain*: like an MDS shard without its config::
 
@@ -6,8 +6,8 @@
     4 (n + 1)    uint32 offsets from the start of the file: where each sample starts, and where the last one ends
     any          the samples, back to back
 
-*Zipped samples* are the same, each sample being a zstd frame. *Tokens* are the same, but read as one row of values, cut
-into blocks. See ``litdata_rows`` for *rows of Arrow*.
+*Zipped samples* are the same, with a zstd frame for each sample. *Tokens* are the same, but read as one row of values
+that is cut into blocks.
 
 *Frames* are groups of samples, each a zstd frame::
 
@@ -18,34 +18,57 @@ into blocks. See ``litdata_rows`` for *rows of Arrow*.
                  when unpacked
     any          the frames
 
+*Rows of Arrow* are dicts of JSON values and bytes. After the table there is a copy of the samples, or nothing, and::
+
+    any          an Arrow IPC file of record batches of 256 rows; or an IPC stream, as earlier releases wrote it
+    4            uint32 bytes of that
+    8            "LDARW01" and a zero byte
+
 All integers are little-endian.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import (
-    FormatError,
-    SampleIndexError,
-    ShardCorruptError,
-)
+from lightning_streaming.errors import FormatError, ShardCorruptError
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.arrow.rows import ArrowRows, sound_arrow
+from lightning_streaming.formats.arrow.types import ArrowColumn
+from lightning_streaming.formats.arrow.values import (
+    ArrowKind,
+    Binary,
+    Bool,
+    Listed,
+    Lists,
+    Null,
+    Rare,
+    Read,
+    Record,
+    Text,
+    numbers_of,
+    offsets_of,
+    quick,
+    require_pyarrow,
+    stored,
+)
 from lightning_streaming.formats.compression import declared_zstd_bytes, decompress
 from lightning_streaming.formats.litdata.leaves import leaf_decoder
 from lightning_streaming.formats.litdata.samples import ONLY_COLUMN, LitDataDecoder, PlainLeaves
 from lightning_streaming.formats.mds.shard import check_lengths, map_file, read_offsets, table_bytes
-from lightning_streaming.formats.readers import PlainRows
-from lightning_streaming.formats.shard_table import ShardInfo
+from lightning_streaming.formats.readers import ColumnReader, PlainRows, no_such_sample
+from lightning_streaming.formats.shard_table import ShardInfo, column_names
 
 _OFFSET_PAIR = struct.Struct("<II")
 _KEPT_BYTES = 2**26
-"""What a chunk keeps of its unpacked parts, and at least the one that is read."""
+"""Bytes of unpacked parts that a chunk keeps; at least the part that is read."""
 
 
 class LitDataChunk:
@@ -56,13 +79,13 @@ class LitDataChunk:
 
         Raises:
             ShardCorruptError: The file is not the one that the index describes.
-            ObjectNotFoundError: It is not there.
+            ObjectNotFoundError: The file is missing.
             StorageError: It cannot be opened.
         """
         self._path = join_under(directory, info.raw_data.basename)
         self._num_samples = info.samples
         self._data = map_file(self._path, info.raw_data.bytes)
-        self._leaves: PlainLeaves | None = None  # of samples that may be plain, and have as many bytes
+        self._leaves: PlainLeaves | None = None  # of samples that may be plain, and have the same size
         self._plain: PlainRows | None = None
 
     def __len__(self) -> int:
@@ -74,14 +97,10 @@ class LitDataChunk:
         Raises:
             SampleIndexError: The index is not in [0, len).
             ShardCorruptError: Its bytes are not one sample.
-            EncodingError: A leaf is not what its serializer writes.
+            EncodingError: A leaf is not one of its serializer.
         """
         if not 0 <= index < self._num_samples:
-            raise SampleIndexError(
-                f"{self._path} has {self._num_samples} samples, but sample {index} was asked for",
-                path=str(self._path),
-                sample=index,
-            )
+            raise no_such_sample(self._path, self._num_samples, index)
         try:
             return self._sample(index)
         except FormatError as error:
@@ -92,7 +111,7 @@ class LitDataChunk:
         raise NotImplementedError
 
     def plain_rows(self) -> PlainRows | None:
-        """How the first sample lies in its bytes; see :class:`PlainReader`."""
+        """Return the layout of the first sample; see :class:`PlainReader`."""
         if self._plain is None and self._leaves is not None:
             self._plain = self._leaves.rows_like(self._bytes_of(0))
             self._leaves = None
@@ -106,12 +125,12 @@ class LitDataChunk:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of the file; nothing can be read afterwards."""
+        """Release the file; nothing can be read afterwards."""
         self._data.release()
 
 
 class _RowsInPlace(LitDataChunk):
-    """A chunk whose samples follow each other in the file."""
+    """A chunk whose samples are consecutive in the file."""
 
     _rows: NDArray[np.void] | None = None
 
@@ -119,7 +138,7 @@ class _RowsInPlace(LitDataChunk):
         if self._rows is None:
             step = rows.itemsize
             self._rows = np.ndarray((self._num_samples,), f"V{step}", self._data, self._first_byte())
-        self._rows.take(indexes, out=rows, mode="clip")  # which writes to its place at once, unlike the other modes
+        self._rows.take(indexes, out=rows, mode="clip")  # writes directly, unlike the other modes
 
     def _first_byte(self) -> int:
         raise NotImplementedError
@@ -133,7 +152,7 @@ class _RowsInPlace(LitDataChunk):
 
 
 class PlainChunk(_RowsInPlace):
-    """Samples one after another; each may be zipped."""
+    """Consecutive samples, each of which may be zipped."""
 
     def __init__(
         self,
@@ -153,8 +172,8 @@ class PlainChunk(_RowsInPlace):
                 f"{info.raw_data.bytes}, but they start at {offsets[0]} and end at {offsets[-1]}",
                 path=str(self._path),
             )
-        are_alike = check_lengths(offsets, 0 if zipped else decoder.sizes.size, str(self._path)) is not None
-        self._leaves = leaves if are_alike and not zipped else None
+        same_size = check_lengths(offsets, 0 if zipped else decoder.sizes.size, str(self._path)) is not None
+        self._leaves = leaves if same_size and not zipped else None
 
     def _sample(self, index: int) -> dict[str, Any]:
         start, stop = _OFFSET_PAIR.unpack_from(self._data, 4 + 4 * index)
@@ -211,18 +230,18 @@ class TokensChunk(_RowsInPlace):
 _Part = TypeVar("_Part")
 
 
-class _Kept(Generic[_Part]):
-    """The parts of a file that were unpacked last."""
+class _UnpackedParts(Generic[_Part]):
+    """The latest unpacked parts of a file."""
 
     def __init__(self) -> None:
         self._parts = dict[int, _Part]()
         self._sizes = dict[int, int]()
         self._bytes = 0
         self.get = self._parts.get
-        """A part by its number; None if it is not there."""
+        """Return a part by its number, or None."""
 
     def keep(self, number: int, part: _Part, size: int) -> _Part:
-        """Keep a part of so many bytes of memory, instead of the first ones if there is no room."""
+        """Keep a part of a size in memory; drop the oldest parts if there is no room."""
         self._bytes += size
         while self._parts and self._bytes > _KEPT_BYTES:
             first = next(iter(self._parts))
@@ -245,30 +264,28 @@ class FramedChunk(LitDataChunk):
         self, info: ShardInfo, directory: Path, decoder: LitDataDecoder, leaves: PlainLeaves | None = None
     ) -> None:
         super().__init__(info, directory)
-        self._decoder, self._kept = decoder, _Kept[memoryview]()
+        self._decoder, self._kept = decoder, _UnpackedParts[memoryview]()
         shown, end, samples = str(self._path), info.raw_data.bytes, info.samples
         if end < _FRAMES_HEAD.size:
             raise ShardCorruptError(
                 f"{shown} must have {_FRAMES_HEAD.size} bytes for its head alone, but has {end}", path=shown
             )
-        magic, version, _, found, self._per_frame, frames = _FRAMES_HEAD.unpack_from(self._data)
+        magic, version, _, count, self._per_frame, frames = _FRAMES_HEAD.unpack_from(self._data)
         if magic != _MAGIC or version != _VERSION:
             raise ShardCorruptError(
                 f"{shown} must begin with {_MAGIC!r} and version 1, but has {magic!r}, {version}", path=shown
             )
-        if found != samples:
-            raise ShardCorruptError(
-                f"{shown} must have {samples} samples by its index, but says it has {found}", path=shown
-            )
+        if count != samples:
+            raise ShardCorruptError(f"{shown} must have {samples} samples by its index, but states {count}", path=shown)
         table = _FRAMES_HEAD.size + 4 * (samples + 1)
         stop = table + _FRAME.itemsize * frames
         if not self._per_frame or frames != -(-samples // self._per_frame) or stop > end:
             raise ShardCorruptError(
-                f"{shown} says it has {frames} frames of {self._per_frame} samples in {end} bytes", path=shown
+                f"{shown} states {frames} frames of {self._per_frame} samples in {end} bytes", path=shown
             )
         self._offsets = np.frombuffer(self._data, "<u4", samples + 1, _FRAMES_HEAD.size).astype(np.int64)
-        are_alike = check_lengths(self._offsets, decoder.sizes.size, shown) is not None
-        self._leaves = leaves if are_alike else None
+        same_size = check_lengths(self._offsets, decoder.sizes.size, shown) is not None
+        self._leaves = leaves if same_size else None
         self._frames = np.frombuffer(self._data, _FRAME, frames, table).copy()
         self._check_frames(stop, end)
 
@@ -277,7 +294,7 @@ class FramedChunk(LitDataChunk):
         stops = np.minimum(firsts + self._per_frame, self._num_samples)
         raw = self._offsets[stops] - self._offsets[firsts]
         frames = self._frames
-        # Of starts beyond the file first, so that sums do not wrap around.
+        # Starts after the end of the file first, so that sums do not overflow.
         wrong = (frames["start"] > end) | (frames["start"] < earliest) | (frames["first"] != firsts)
         wrong |= (frames["start"] + frames["stored"] > end) | (frames["samples"] != stops - firsts)
         wrong |= frames["raw"] != raw
@@ -305,13 +322,153 @@ class FramedChunk(LitDataChunk):
             rows[places] = np.frombuffer(self._frame(number), rows.dtype)[indexes[places] - number * self._per_frame]
 
     def _frame(self, number: int) -> memoryview:
-        found = self._kept.get(number)
-        if found is not None:
-            return found
+        part = self._kept.get(number)
+        if part is not None:
+            return part
         _, _, start, stored, raw = self._frames[number].tolist()
         data = decompress("zstd", bytes(self._data[start : start + stored]), raw)
         return self._kept.keep(number, memoryview(data), raw)
 
     def close(self) -> None:
-        self._kept = _Kept()
+        self._kept = _UnpackedParts()
         super().close()
+
+
+# --- rows of Arrow ---
+
+_FOOTER = struct.Struct("<I8s")
+_FOOTER_MAGIC = b"LDARW01\0"
+_FILE_MAGIC = b"ARROW1"
+
+
+def has_arrow_rows(info: ShardInfo, directory: Path) -> bool:
+    """Return whether the samples of a chunk are rows of Arrow.
+
+    Raises:
+        ShardCorruptError: The file is not the one that the index describes.
+        ObjectNotFoundError: It is missing.
+        StorageError: It cannot be opened.
+    """
+    path = join_under(directory, info.raw_data.basename)
+    with map_file(path, info.raw_data.bytes) as data:
+        return bool(read_offsets(data, info.samples, str(path))[-1] < info.raw_data.bytes)
+
+
+class ArrowChunk(LitDataChunk, ColumnReader):
+    """Samples as rows of Arrow, with Python's numbers, like those of litData."""
+
+    def __init__(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> None:
+        super().__init__(info, directory)
+        shown, names = str(self._path), column_names(info) if columns is None else tuple(columns)
+        with sound_arrow(shown):
+            batches = list(_with_columns(self._batches(), names))
+            for batch in batches:
+                batch.validate(full=True)
+            if batches:  # copied into one, as going through batches of 256 rows takes long
+                batches = require_pyarrow().Table.from_batches(batches).combine_chunks().to_batches()
+        fields = batches[0].schema if batches else ()
+        columns_of_rows = {field.name: ArrowColumn(field.name, _kind(field.type), "") for field in fields}
+        self._rows = ArrowRows(batches, columns_of_rows, shown, self._data)
+        if len(self._rows) != info.samples:
+            raise ShardCorruptError(f"{shown} must have {info.samples} rows, but has {len(self._rows)}", path=shown)
+
+    def _batches(self) -> Iterator[Any]:
+        end, start = len(self._data), table_bytes(self._num_samples)
+        size, magic = _FOOTER.unpack_from(self._data, end - _FOOTER.size) if end >= _FOOTER.size else (0, b"")
+        if magic != _FOOTER_MAGIC or not 0 < size <= end - _FOOTER.size - start:
+            raise ShardCorruptError(
+                f"{self._path} has more bytes than its samples, so it must end with rows of Arrow and "
+                f"{_FOOTER_MAGIC!r}, but ends with {size} bytes and {magic!r}",
+                path=str(self._path),
+            )
+        arrow, rows = require_pyarrow(), self._data[end - _FOOTER.size - size : end - _FOOTER.size]
+        if rows[: len(_FILE_MAGIC)] != _FILE_MAGIC:
+            yield from arrow.ipc.open_stream(arrow.py_buffer(rows))
+            return
+        reader = arrow.ipc.open_file(arrow.py_buffer(rows))
+        yield from map(reader.get_batch, range(reader.num_record_batches))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._rows[index]
+
+    def plain_rows(self) -> PlainRows | None:
+        return self._rows.plain_rows()
+
+    def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
+        self._rows.copy_rows(indexes, rows)
+
+    def take(self, indexes: NDArray[np.int64]) -> dict[str, NDArray[Any] | list[Any]] | None:
+        """Return some samples, column by column; see :class:`ColumnReader`."""
+        return self._rows.take(indexes)
+
+    def close(self) -> None:
+        self._rows.close()
+        super().close()
+
+
+def _with_columns(batches: Iterator[Any], names: Sequence[str]) -> Iterator[Any]:
+    """Yield batches of some columns; a column that no row of the chunk has is null."""
+    arrow = require_pyarrow()
+    for batch in batches:
+        places = {name: batch.schema.get_field_index(name) for name in names}
+        arrays = [arrow.nulls(batch.num_rows) if at < 0 else batch.column(at) for at in places.values()]
+        yield arrow.RecordBatch.from_arrays(arrays, list(places))
+
+
+def _kind(kind: Any) -> ArrowKind:
+    """Return the kind of values that litData returns for a type."""
+    types = require_pyarrow().types
+    if types.is_string(kind) or types.is_large_string(kind):
+        return Text(large=types.is_large_string(kind))
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return Binary(large=types.is_large_binary(kind))
+    if types.is_list(kind) or types.is_large_list(kind):
+        lists, number = Lists(None, large=types.is_large_list(kind)), _number(kind.value_type)
+        return Listed(lists, _kind(kind.value_type)) if number is None else _NumberList(lists, number)
+    if types.is_struct(kind):
+        fields = [kind.field(place) for place in range(kind.num_fields)]
+        return Record(tuple((field.name, _kind(field.type)) for field in fields))
+    if types.is_boolean(kind):
+        return Bool()
+    number = _number(kind)
+    return Null() if types.is_null(kind) else Rare(None) if number is None else _PythonNumber(number)
+
+
+def _number(kind: Any) -> np.dtype[Any] | None:
+    types = require_pyarrow().types
+    is_number = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind)
+    return np.dtype(kind.to_pandas_dtype()) if is_number else None
+
+
+@dataclass(frozen=True, slots=True)
+class _PythonNumber:
+    """An int or a float."""
+
+    dtype: np.dtype[Any]
+    encoding: None = None
+
+    def read(self, array: Any) -> Read:
+        return quick(numbers_of(array, self.dtype)).__getitem__
+
+    def dense(self, array: Any) -> NDArray[Any] | None:
+        """Return values of which torch's collate creates tensors of this dtype; None for others."""
+        return numbers_of(array, self.dtype) if self.dtype in _COLLATED_DTYPES and not array.null_count else None
+
+
+_COLLATED_DTYPES = (np.dtype(np.int64), np.dtype(np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class _NumberList:
+    """A list of ints or floats; not dense, as torch's collate does not create one tensor of it."""
+
+    lists: Lists
+    dtype: np.dtype[Any]
+    encoding: None = None
+
+    def read(self, array: Any) -> Read:
+        below = stored(array.values)
+        if below.null_count:
+            return Listed(self.lists, _PythonNumber(self.dtype)).read(array)
+        offsets, values = quick(offsets_of(array, large=self.lists.large)), numbers_of(below, self.dtype)
+        return lambda row: values[offsets[row] : offsets[row + 1]].tolist()

@@ -1,20 +1,20 @@
-"""The leaves of litData's samples: what each of its serializers writes.
+"""Leaves of litData's samples: the format of each serializer.
 
     int, float              int64, float64
     bool                    one byte
     str, text               UTF-8
     bytes, file, tif        the bytes
     numpy, tensor           uint32 number of the dtype, uint32 dimensions, uint32 each of them, the values in C order;
-                            before the values numpy is little-endian, tensor big-endian, and little-endian as first
-                            releases wrote it
-    no_header_numpy:N       values of the dtype of number N, in one dimension; no_header_tensor:N the same
-    pil                     as MDS has it
-    jpeg, image             a JPEG or PNG file; a tensor of its pixels when read
-    jpeg_array              as MDS has it; a list of tensors when read
+                            before the values numpy is little-endian, tensor big-endian, in first releases
+                            little-endian
+    no_header_numpy:N       values of dtype number N, in one dimension; no_header_tensor:N the same
+    pil                     as in MDS
+    jpeg, image             a JPEG or PNG file; read as a tensor of its pixels
+    jpeg_array              as in MDS; read as a list of tensors
     json                    a value of JSON, nested as tags, counts and values; see :func:`decode_nested`
 
-Numbers are little-endian but where it says so. What follows a colon in a name is a detail (``file:txt``), or the name
-of the serializer that counts (``file:jpeg``).
+Numbers are little-endian unless stated. The part after a colon in a name is a detail (``file:txt``), or the name of the
+effective serializer (``file:jpeg``).
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ from lightning_streaming.formats.images.encodings import (
 from lightning_streaming.formats.values import PickleEncoding, StrEncoding, brief
 
 Decode = Callable[[memoryview], Any]
-"""Turns the bytes of a leaf into a value that shares no memory with them. Raises EncodingError."""
+"""Decodes the bytes of a leaf to a value that shares no memory with them. Raises EncodingError."""
 
 _NUMPY_DTYPES = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"),
     *("complex64", "complex128", "bool"),
 )
-"""By their numbers; those that follow are of Python's objects, or of no size."""
+"""By number; the following ones are Python objects, or have no size."""
 _TORCH_DTYPES = (
     *("float32", "float32", "float64", "float64", "complex64", "complex64", "complex128", "complex128", "float16"),
     *("float16", "bfloat16", "uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64", "bool", "uint16"),
 )
-"""By their numbers; those that have two names have two."""
+"""By number; a dtype with two names has two."""
 _PICKLE = "pickle"
-_NOT_READ = ("graph", "video", "audio", "nifti", "mesh", "pdf", "tifffile")
+_UNSUPPORTED = ("graph", "video", "audio", "nifti", "mesh", "pdf", "tifffile")
 
 
 @lru_cache(maxsize=256)
 def leaf_decoder(serializer: str, *, allow_unsafe_types: bool = False, as_file: bool = False) -> Decode:
-    """What reads the leaves of a serializer.
+    """Return the decoder of a serializer's leaves.
 
     Args:
-        serializer: Its name, as ``data_format`` has it.
-        allow_unsafe_types: Whether leaves may be unpickled, which runs code of whoever wrote them.
-        as_file: Whether image files are given as bytes.
+        serializer: Its name in ``data_format``.
+        allow_unsafe_types: Whether leaves may be unpickled, which runs code of their author.
+        as_file: Whether image files are returned as bytes.
 
     Raises:
-        ConfigError: Its leaves can run any code when they are read, and that was not allowed; or they are not read,
-            though litData does.
-        IndexFormatError: It has a number for no dtype.
+        ConfigError: Its leaves can run any code when they are read, and that was not allowed; or they are not
+            supported, unlike in litData.
+        IndexFormatError: Its dtype number is invalid.
         MissingDependencyError: It needs a package that is not installed.
     """
     first, _, detail = serializer.partition(":")
@@ -79,13 +79,12 @@ def leaf_decoder(serializer: str, *, allow_unsafe_types: bool = False, as_file: 
             return PickleEncoding().decode
         raise ConfigError(
             f"its serializer is {serializer}, which can run any code when it is read",
-            hint="pass allow_unsafe_types=True if "
-            "you trust whoever wrote it, columns= to read others only, or write the data again with values of other "
-            "types",
+            hint="pass allow_unsafe_types=True if you trust its author, list the other columns in columns=, or write "
+            "the data with values of other types",
             option="allow_unsafe_types",
         )
     if name in _PLAIN:
-        if name in _OF_IMAGES:
+        if name in _IMAGES:
             require_pillow()
         return _FILES[name] if as_file and name in _FILES else _PLAIN[name]
     if name == "no_header_numpy":
@@ -93,23 +92,23 @@ def leaf_decoder(serializer: str, *, allow_unsafe_types: bool = False, as_file: 
     if name == "no_header_tensor":
         return partial(_row_of_torch, _dtype(_TORCH_DTYPES, detail, serializer))
     raise UnsupportedError(
-        f"its serializer is {brief(serializer)}, which is not read",
-        hint="pass columns= to read others only, or convert the data with litData itself",
+        f"its serializer is {brief(serializer)}, which is not supported",
+        hint="list the other columns in columns=, or convert the data with litData",
         option="columns",
     )
 
 
 def is_unsafe_leaf(serializer: str) -> bool:
-    """Whether reading the leaves of a serializer can run code of whoever wrote them."""
+    """Return whether reading the leaves of a serializer can run code of their author."""
     first, _, detail = serializer.partition(":")
     return (detail if detail in _KNOWN else first) == _PICKLE
 
 
 def item_bytes(serializer: str) -> int | None:
-    """Bytes of each value of a serializer of rows of values; None for the others.
+    """Return the bytes of each value of a serializer of rows of values; None for others.
 
     Raises:
-        IndexFormatError: It has a number for no dtype.
+        IndexFormatError: Its dtype number is invalid.
     """
     name, _, detail = serializer.partition(":")
     if name == "no_header_numpy":
@@ -121,10 +120,10 @@ def item_bytes(serializer: str) -> int | None:
 
 
 def leaf_encoding(serializer: str) -> str:
-    """The MDS encoding that would hold what is read of a serializer's leaves; ``json`` where none does it exactly.
+    """Return the MDS encoding that would hold the values of a serializer; ``json`` if none does exactly.
 
     Raises:
-        IndexFormatError: It has a number for no dtype.
+        IndexFormatError: Its dtype number is invalid.
     """
     first, _, detail = serializer.partition(":")
     name = detail if detail in _KNOWN else first
@@ -184,8 +183,13 @@ def _shaped(row: Any, shape: tuple[int, ...]) -> Any:
         raise EncodingError(f"expected {math.prod(shape)} values for the shape {brief(shape)}, but found {len(row)}")
     try:
         return row.reshape(shape)
-    except (ValueError, RuntimeError, OverflowError, TypeError) as error:  # a shape too large, though with a 0 in it
-        raise EncodingError(f"expected a shape that can be, but found {brief(shape)} ({error})") from None
+    except (
+        ValueError,
+        RuntimeError,
+        OverflowError,
+        TypeError,
+    ) as error:  # a shape that is too large, though it has a 0
+        raise EncodingError(f"expected a possible shape, but found {brief(shape)} ({error})") from None
 
 
 def _head(data: memoryview, order: str) -> tuple[int, int]:
@@ -214,31 +218,31 @@ def _numpy(data: memoryview) -> Any:
 def _tensor(data: memoryview) -> Any:
     order = ">"
     head = _head(data, order)
-    if head[0] >= len(_TORCH_DTYPES):  # no number is so large, and none that is written is 0
+    if head[0] >= len(_TORCH_DTYPES):  # no number is so large, and no written number is 0
         order, head = "<", _head(data, "<")
     return _array(_TORCH_DTYPES, _row_of_torch, data, order, head)
 
 
 class PlainLayout(NamedTuple):
-    """Where the values of a leaf lie in its bytes."""
+    """Layout of the values of a leaf."""
 
     head: int
-    """Bytes before them."""
+    """Bytes before the values."""
     dtype: np.dtype[Any]
-    """Theirs, with a shape where the leaf is an array."""
+    """Their dtype, with a shape if the leaf is an array."""
 
 
 def may_be_plain(serializer: str) -> bool:
-    """Whether the leaves of a serializer are numbers, or arrays, of types that numpy has."""
+    """Return whether the leaves of a serializer are numbers, or arrays, of numpy's types."""
     name = serializer.partition(":")[0]
     return name in _PLAIN_NUMBERS or name in ("numpy", "tensor") or leaf_encoding(serializer) in _PLAIN_ARRAYS
 
 
 def plain_layout(serializer: str, data: memoryview) -> PlainLayout | None:
-    """How a leaf lies in its bytes; None where these are none of its.
+    """Return the layout of a leaf; None if its bytes are invalid.
 
     Args:
-        serializer: One that :func:`may_be_plain`.
+        serializer: A serializer accepted by :func:`may_be_plain`.
         data: A leaf.
     """
     name = serializer.partition(":")[0]
@@ -259,7 +263,7 @@ def plain_layout(serializer: str, data: memoryview) -> PlainLayout | None:
 
 
 def _pixels(image: Any) -> Any:
-    """A tensor uint8 of shape (3, height, width). Of a JPEG file it is turned as its EXIF data says."""
+    """Return a tensor uint8 of shape (3, height, width). A JPEG file is rotated according to its EXIF data."""
     import PIL.ImageOps
     import torch
 
@@ -268,9 +272,9 @@ def _pixels(image: Any) -> Any:
         try:
             image = PIL.ImageOps.exif_transpose(image)
         except (*PILLOW_ERRORS, TypeError, KeyError, RuntimeError) as error:
-            if isinstance(error, EncodingError):  # of its pixels
+            if isinstance(error, EncodingError):  # about its pixels
                 raise
-            raise EncodingError(f"expected an image with sound EXIF data, but {error!r}") from error
+            raise EncodingError(f"expected an image with valid EXIF data, but {error!r}") from error
     return torch.from_numpy(np.ascontiguousarray(rgb_pixels(image).transpose(2, 0, 1)))
 
 
@@ -296,17 +300,17 @@ _RECORD_NUMBERS = {0x12: "<q", 0x13: "<d", 0x14: "<?"}
 _JSON, _TEXTS, _DICT, _RECORDS, _TEXT, _NONE = 0, 1, 5, 6, 7, 11
 _RECORD_NONE, _RECORD_TEXT = 0x10, 0x11
 _FIRST_OF_JSON = 0x20
-"""A larger tag is the first character of a JSON text, as earlier releases wrote it."""
+"""A larger tag is the first character of a JSON text of earlier releases."""
 
 
 def decode_nested(data: memoryview) -> Any:
-    """A value of JSON, each with a tag before it.
+    """Return a value of JSON; each value has a tag before it.
 
         0    a JSON text             uint32 bytes, the text
-        1    list of texts           uint32 count, and of each uint32 bytes and its UTF-8
+        1    list of texts           uint32 count, and for each uint32 bytes and its UTF-8
         2–4  list of ints, floats, bools     uint32 count, and int64, float64 or a byte of each
-        5    dict                    uint32 count, and of each its key, as 7 without a tag, and its value
-        6    list of dicts alike     uint32 count, uint32 keys, the keys, and of each dict its values by tags 0x10–0x14
+        5    dict                    uint32 count, and for each its key, as 7 without a tag, and its value
+        6    list of equal dicts     uint32 count, uint32 keys, the keys, and for each dict its values by tags 0x10–0x14
         7    text                    uint32 bytes, UTF-8
         8–11 int, float, bool, None
 
@@ -323,7 +327,7 @@ def decode_nested(data: memoryview) -> Any:
     except (struct.error, IndexError, ValueError) as error:
         if isinstance(error, EncodingError):
             raise
-        raise EncodingError(f"expected a nested value, but found bytes that are none ({error})") from None
+        raise EncodingError(f"expected a nested value, but found invalid bytes ({error})") from None
     if stop != len(raw):
         raise EncodingError(f"expected a nested value of {stop} bytes, but found {len(raw)}")
     return value
@@ -335,7 +339,7 @@ def _nested(raw: bytes, place: int) -> tuple[Any, int]:
     if tag == _NONE:
         return None, place
     if tag in _SINGLE_NUMBERS:
-        return _one_number(raw, place, _SINGLE_NUMBERS[tag])
+        return _number_at(raw, place, _SINGLE_NUMBERS[tag])
     if tag == _TEXT:
         return _text(raw, place)
     if tag == _JSON:
@@ -347,18 +351,18 @@ def _nested(raw: bytes, place: int) -> tuple[Any, int]:
         return _texts(raw, *_count(raw, place, 4))
     if tag == _DICT:
         count, place = _count(raw, place, 5)
-        found = dict[str, Any]()
+        items = dict[str, Any]()
         for _ in range(count):
             key, place = _text(raw, place)
-            found[key], place = _nested(raw, place)
-        return found, place
+            items[key], place = _nested(raw, place)
+        return items, place
     if tag == _RECORDS:
         return _records(raw, place)
     raise EncodingError(f"expected the tag of a nested value, but found {tag}")
 
 
 def _count(raw: bytes, place: int, least: int) -> tuple[int, int]:
-    """A count of values, each of which takes at least so many bytes; and the place after it."""
+    """Return a count of values, each of which takes at least some bytes; and the position after it."""
     (count,) = _COUNT.unpack_from(raw, place)
     if count * least > len(raw) - place:
         raise EncodingError(f"expected {count} values, but found {len(raw) - place} bytes")
@@ -374,14 +378,14 @@ def _text(raw: bytes, place: int) -> tuple[str, int]:
 
 
 def _texts(raw: bytes, count: int, place: int) -> tuple[list[str], int]:
-    found = []
+    texts = []
     for _ in range(count):
         text, place = _text(raw, place)
-        found.append(text)
-    return found, place
+        texts.append(text)
+    return texts, place
 
 
-def _one_number(raw: bytes, place: int, form: str) -> tuple[Any, int]:
+def _number_at(raw: bytes, place: int, form: str) -> tuple[Any, int]:
     return struct.unpack_from(form, raw, place)[0], place + struct.calcsize(form)
 
 
@@ -396,13 +400,13 @@ def _records(raw: bytes, place: int) -> tuple[list[dict[str, Any]], int]:
     keys, place = _texts(raw, *_count(raw, place, 4))
     if rows and not keys:
         raise EncodingError(f"expected keys of {rows} dicts, but found none")
-    found = []
+    records = []
     for _ in range(rows):
         row = {}
         for key in keys:
             row[key], place = _record_value(raw, place)
-        found.append(row)
-    return found, place
+        records.append(row)
+    return records, place
 
 
 def _record_value(raw: bytes, place: int) -> tuple[Any, int]:
@@ -413,11 +417,11 @@ def _record_value(raw: bytes, place: int) -> tuple[Any, int]:
     if tag == _RECORD_TEXT:
         return _text(raw, place)
     if tag in _RECORD_NUMBERS:
-        return _one_number(raw, place, _RECORD_NUMBERS[tag])
+        return _number_at(raw, place, _RECORD_NUMBERS[tag])
     raise EncodingError(f"expected the tag of a value in a dict, but found {tag}")
 
 
-_OF_IMAGES = ("pil", "jpeg", "image", "jpeg_array")
+_IMAGES = ("pil", "jpeg", "image", "jpeg_array")
 _PLAIN: dict[str, Decode] = {
     "int": _number("<q"),
     "float": _number("<d"),
@@ -452,4 +456,4 @@ _ENCODINGS = {
 }
 _PLAIN_NUMBERS = {"int": "<i8", "float": "<f8", "bool": "?"}
 _PLAIN_ARRAYS = frozenset(f"ndarray:{dtype}" for dtype in {*_NUMPY_DTYPES, *_TORCH_DTYPES} - {"bfloat16"})
-_KNOWN = frozenset({*_PLAIN, _PICKLE, *_NOT_READ})
+_KNOWN = frozenset({*_PLAIN, _PICKLE, *_UNSUPPORTED})

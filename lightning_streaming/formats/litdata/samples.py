@@ -1,10 +1,10 @@
-"""Samples of litData and their bytes: a tree of lists, tuples and dicts, whose leaves lie one after another.
+"""Samples of litData and their bytes: a tree of lists, tuples and dicts, with consecutive leaves.
 
     uint32 size of each leaf, in the tree's order, little-endian
     bytes of each leaf, in the same order, as its *serializer* wrote them
 
-The index names the serializer of each leaf, and says how the tree is built of them. A sample that is a dict has its
-keys for columns; any other is one column, ``sample``.
+The index names the serializer of each leaf, and describes the tree. The keys of a sample that is a dict are its
+columns; any other sample is one column, ``sample``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from lightning_streaming.formats.readers import PlainRows, plain_rows
 from lightning_streaming.formats.values import brief
 
 ONLY_COLUMN = "sample"
-"""The column of samples that are no dicts."""
+"""The column of samples that are not dicts."""
 
 # --- the tree ---
 
@@ -48,47 +48,47 @@ _LISTS: dict[str, Callable[[Iterator[Any]], Any]] = {"builtins.list": list, "bui
 _PROTOCOL = 1
 
 Build = Callable[[Iterator[Any]], Any]
-"""Takes as many leaves as it needs, and gives what is built of them."""
+"""Consumes the leaves that it needs, and returns the value built of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleTree:
-    """How a sample is built of its leaves."""
+    """The tree of leaves of a sample."""
 
     columns: tuple[tuple[str, int, Build], ...]
-    """Name, number of leaves, and what builds the value of them; in the order of the leaves."""
+    """Name, number of leaves, and builder of the value; in the order of the leaves."""
     flat: bool
     """Whether each column is one leaf."""
 
     @property
     def is_leaf(self) -> bool:
-        """Whether a sample is one leaf, and no dict around it."""
+        """Whether a sample is one leaf, without a dict around it."""
         return self.flat and [name for name, _, _ in self.columns] == [ONLY_COLUMN]
 
     def encodings(self, serializers: Sequence[str]) -> dict[str, str]:
-        """The MDS encoding that would hold each column, in the order of the leaves.
+        """Return the MDS encoding that would hold each column, in the order of the leaves.
 
         Raises:
-            IndexFormatError: A serializer has a number for no dtype.
+            IndexFormatError: A serializer has an invalid dtype number.
         """
-        found, left = dict[str, str](), map(leaf_encoding, serializers)
+        encodings, leaves = dict[str, str](), map(leaf_encoding, serializers)
         for name, count, build in self.columns:
-            of_leaves = list(islice(left, count))
-            found[name] = of_leaves[0] if build is next else "pkl" if "pkl" in of_leaves else "json"
-        return found
+            of_column = list(islice(leaves, count))
+            encodings[name] = of_column[0] if build is next else "pkl" if "pkl" in of_column else "json"
+        return encodings
 
 
 @lru_cache(maxsize=256)
 def parse_tree(spec: str, leaves: int) -> SampleTree:
-    """Read what an index says of the tree.
+    """Parse the tree that an index describes.
 
     Args:
         spec: Its ``data_spec``: JSON of a version and the root; each node has a type, a context and its children.
-        leaves: How many serializers the index names.
+        leaves: Number of serializers in the index.
 
     Raises:
         IndexFormatError: It is not such a text, or the tree has another number of leaves.
-        ConfigError: It is made of types that are not read.
+        ConfigError: It has types that are not supported.
     """
     try:
         columns = _columns(*json.loads(spec))
@@ -98,33 +98,33 @@ def parse_tree(spec: str, leaves: int) -> SampleTree:
         raise
     except (ValueError, TypeError, KeyError) as error:
         raise IndexFormatError(f"data_spec must be litData's description of a sample, but is not ({error!r})") from None
-    found = sum(count for _, count, _ in columns)
-    if found != leaves:
-        raise IndexFormatError(f"data_format must name {found} serializers by its data_spec, but names {leaves}")
+    count = sum(count for _, count, _ in columns)
+    if count != leaves:
+        raise IndexFormatError(f"data_format must name {count} serializers by its data_spec, but names {leaves}")
     return SampleTree(columns, flat=all(build is next for _, _, build in columns))
 
 
 def _columns(version: Any, root: Any) -> tuple[tuple[str, int, Build], ...]:
     if version != _PROTOCOL:
-        raise ConfigError(f"data_spec must be of version {_PROTOCOL}, but is of {brief(version)}")
+        raise ConfigError(f"data_spec must have version {_PROTOCOL}, but has {brief(version)}")
     if root["type"] not in _DICTS:
         return ((ONLY_COLUMN, *_node(root)),)
     keys = _keys(root)
-    odd = [key for key in keys if not isinstance(key, str)]
-    if odd:
-        raise ConfigError(f"each key of a sample must be a text, to name a column, but one is {brief(odd[0])}")
+    invalid = [key for key in keys if not isinstance(key, str)]
+    if invalid:
+        raise ConfigError(f"each key of a sample must be a text, to name a column, but one is {brief(invalid[0])}")
     return tuple((key, *_node(child)) for key, child in zip(keys, root["children_spec"], strict=True))
 
 
 def _node(node: Any) -> tuple[int, Build]:
-    """How many leaves a node has, and what builds it."""
+    """Return the number of leaves of a node, and its builder."""
     kind = node["type"]
     if kind is None:
         return 1, next
     if kind not in _DICTS and kind not in _LISTS:
         raise ConfigError(
             f"samples may hold dicts, lists and tuples, but data_spec has {brief(kind)}",
-            hint="write it again with these",
+            hint="write it with these",
         )
     children = [_node(child) for child in node["children_spec"]]
     count, builds = sum(count for count, _ in children), [build for _, build in children]
@@ -144,26 +144,26 @@ def _keys(node: Any) -> list[Any]:
     return keys
 
 
-# --- its bytes ---
+# --- bytes of samples ---
 
 
 @dataclass(frozen=True, slots=True)
 class LitDataDecoder:
-    """Turns the bytes of samples into their wanted columns."""
+    """Decodes the bytes of samples to their requested columns."""
 
     sizes: struct.Struct
-    """Of all leaves."""
+    """Sizes of all leaves."""
     leaves: tuple[tuple[str, Decode | None], ...]
-    """Of each leaf its column, and what decodes it; None if it is not wanted."""
+    """The column of each leaf, and its decoder; None if it is not requested."""
     builds: tuple[tuple[str, Build], ...] | None
-    """The wanted columns; None where each is one leaf."""
+    """The requested columns; None if each is one leaf."""
 
     def decode(self, data: memoryview, start: int = 0, stop: int | None = None) -> dict[str, Any]:
-        """Decode the sample that lies there.
+        """Decode the sample at these positions.
 
         Raises:
             ShardCorruptError: The sizes in the bytes do not add up to their length.
-            EncodingError: A leaf is not what its serializer writes.
+            EncodingError: A leaf is not one of its serializer.
         """
         stop = len(data) if stop is None else stop
         place = start + self.sizes.size
@@ -187,7 +187,7 @@ class LitDataDecoder:
         return sample
 
     def _built(self, data: memoryview, place: int, sizes: Sequence[int]) -> dict[str, Any]:
-        """The same where a column has several leaves."""
+        """Decode columns of several leaves."""
         values = list[Any]()
         for (name, decode), size in zip(self.leaves, sizes, strict=True):
             end = place + size
@@ -197,8 +197,8 @@ class LitDataDecoder:
                 except EncodingError as error:
                     raise error.with_context(f"column {name!r}") from error
             place = end
-        left = iter(values)
-        return {name: build(left) for name, build in self.builds or ()}
+        leaves = iter(values)
+        return {name: build(leaves) for name, build in self.builds or ()}
 
 
 def sample_decoder(
@@ -209,19 +209,20 @@ def sample_decoder(
     allow_unsafe_types: bool = False,
     as_files: frozenset[str] = frozenset(),
 ) -> LitDataDecoder:
-    """What reads such samples, or why nothing can. What is not wanted need not be readable.
+    """Return the decoder of samples. Columns that are not requested do not have to be readable.
 
     Args:
         spec: The ``data_spec`` of an index.
         serializers: Its ``data_format``.
-        columns: The columns wanted; None for all.
-        allow_unsafe_types: Whether leaves may be unpickled, which runs code of whoever wrote them.
-        as_files: Columns whose image files are given as bytes.
+        columns: The requested columns; None for all.
+        allow_unsafe_types: Whether leaves may be unpickled, which runs code of their author.
+        as_files: Columns whose image files are returned as bytes.
 
     Raises:
-        IndexFormatError: The index describes samples that cannot be.
-        ConfigError: A wanted leaf is of a serializer that is not read, or that can run code and that was not allowed.
-        MissingDependencyError: A wanted leaf needs a package that is not installed.
+        IndexFormatError: The index describes invalid samples.
+        ConfigError: A requested leaf has a serializer that is not supported, or that can run code and that was not
+            allowed.
+        MissingDependencyError: A requested leaf needs a package that is not installed.
     """
     wanted = None if columns is None else frozenset(columns)
     return _compiled(spec, tuple(serializers), wanted, allow_unsafe_types, as_files)
@@ -242,46 +243,45 @@ def _compiled(
         if wanted:
             builds.append((column, build))
         for serializer in (next(names) for _ in range(count)):
-            decode = _wanted_leaf(column, serializer, allow_unsafe_types, column in as_files) if wanted else None
+            if not wanted:
+                leaves.append((column, None))
+                continue
+            try:
+                decode = leaf_decoder(serializer, allow_unsafe_types=allow_unsafe_types, as_file=column in as_files)
+            except (FormatError, ConfigError) as error:
+                raise error.with_context(f"column {column!r}") from None
             leaves.append((column, decode))
     return LitDataDecoder(struct.Struct(f"<{len(serializers)}I"), tuple(leaves), None if tree.flat else tuple(builds))
 
 
 def unsafe_leaves(spec: str, serializers: Sequence[str]) -> list[str]:
-    """The columns that have a leaf which can run code of whoever wrote it when it is read.
+    """Return the columns that have a leaf which can run code of its author when it is read.
 
     Args:
         spec: The ``data_spec`` of an index.
         serializers: Its ``data_format``.
 
     Raises:
-        IndexFormatError: The index describes samples that cannot be.
-        ConfigError: They are made of types that are not read.
+        IndexFormatError: The index describes invalid samples.
+        ConfigError: They have types that are not supported.
     """
-    left = iter(serializers)
-    leaves = [(name, list(islice(left, count))) for name, count, _ in parse_tree(spec, len(serializers)).columns]
+    names = iter(serializers)
+    leaves = [(name, list(islice(names, count))) for name, count, _ in parse_tree(spec, len(serializers)).columns]
     return [name for name, of_column in leaves if any(map(is_unsafe_leaf, of_column))]
 
 
-def _wanted_leaf(column: str, serializer: str, allow_unsafe_types: bool, as_file: bool) -> Decode:
-    try:
-        return leaf_decoder(serializer, allow_unsafe_types=allow_unsafe_types, as_file=as_file)
-    except (FormatError, ConfigError) as error:
-        raise error.with_context(f"column {column!r}") from None
-
-
-# --- read as a table ---
+# --- tables of samples ---
 
 
 @dataclass(frozen=True, slots=True)
 class PlainLeaves:
-    """Leaves of nothing but numbers and arrays, each a column: their samples may be :class:`PlainRows`."""
+    """Leaves of only numbers and arrays, each a column: their samples may be :class:`PlainRows`."""
 
     columns: tuple[tuple[str, str, bool], ...]
-    """Name, serializer, and whether the column is wanted."""
+    """Name, serializer, and whether the column is requested."""
 
     def rows_like(self, sample: memoryview) -> PlainRows | None:
-        """How samples lie in their bytes that are like this one; None if this one cannot be read."""
+        """Return the layout of samples like this one; None if this one cannot be read."""
         start = 4 * len(self.columns)
         if len(sample) < start:
             return None
@@ -300,15 +300,15 @@ class PlainLeaves:
 
 
 def plain_leaves(spec: str, serializers: Sequence[str], columns: Sequence[str] | None) -> PlainLeaves | None:
-    """What samples may have in common; None where a leaf is neither a number nor an array, or a column of several.
+    """Return what samples may share; None if a leaf is neither a number nor an array, or a column has several.
 
     Args:
         spec: The ``data_spec`` of an index.
         serializers: Its ``data_format``.
-        columns: The columns wanted; None for all.
+        columns: The requested columns; None for all.
 
     Raises:
-        IndexFormatError: The index describes samples that cannot be.
+        IndexFormatError: The index describes invalid samples.
     """
     tree = parse_tree(spec, len(serializers))
     if not tree.flat or not all(map(may_be_plain, serializers)):
@@ -323,10 +323,10 @@ def plain_leaves(spec: str, serializers: Sequence[str], columns: Sequence[str] |
 
 
 def plain_blocks(serializer: str, length: int) -> PlainRows | None:
-    """How blocks of a row of values lie in their bytes; None where numpy has no such values.
+    """Return the layout of blocks of a row of values; None if numpy has no such values.
 
     Args:
-        serializer: That of rows of values.
+        serializer: A serializer of rows of values.
         length: Values of each block.
     """
     if not may_be_plain(serializer):
