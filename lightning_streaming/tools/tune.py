@@ -55,7 +55,7 @@ def run(args: Namespace) -> int:
     """Measure, and print what to set."""
     if args.json and args.yaml:
         raise ConfigError(
-            "--json and --yaml are two ways to print the result", hint="ask for one of them", option="--yaml"
+            "--json and --yaml are two ways to print the result", hint="pass one of them", option="--yaml"
         )
     return of_run("tuning.tune_run.tune_run")(args)
 

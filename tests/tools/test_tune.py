@@ -211,7 +211,7 @@ def test_tables_say_what_was_measured_and_why(http_store: HttpStore, tmp_path: P
     config = write_config(tmp_path / "run.yaml", {"streams": streams(http_store.url)})
     out = run("tune", "--config", config, *QUICK, "--consumer-ms", 2, "--batch-size", 8).out
     assert out.startswith("fetched ")
-    assert "reading train in batches of 8, and what is waited for" in out
+    assert "reading train in batches of 8, with reasons of waiting" in out
     assert "a step waits" in out
     assert "null   null" not in out
     assert "predownload may stay at its default: the link brings" in out
@@ -225,7 +225,7 @@ def test_tables_say_what_was_measured_and_why(http_store: HttpStore, tmp_path: P
     out = run("tune", "--config", config, *QUICK).out
     assert "nothing to recommend for predownload and cache_limit, as the data is read in place\n" in out
     assert "cache_limit: " not in out
-    assert re.search(r"^a step was taken to do nothing.*\n\nrecommended$", out, re.MULTILINE)
+    assert re.search(r"^a step is assumed to do nothing.*\n\nrecommended$", out, re.MULTILINE)
     assert "a step was taken" not in run("tune", "--config", config, *QUICK, "--consumer-ms", 0).out
 
 
@@ -285,7 +285,7 @@ def refused(*args: object) -> Outcome:
         (["--stage", "validate"], "there is no data.val, so there is no validation"),
         (["--stage", "sing"], "invalid choice"),
         (["--config", "no.yaml"], "there is no no.yaml"),
-        (["--yaml", "--json"], "ask for one of them"),
+        (["--yaml", "--json"], "pass one of them"),
         (["--batch-size", "400"], "an epoch of this data has no batch; with drop_last it must fill one"),
     ],
 )
@@ -339,10 +339,10 @@ def test_joined_data_that_is_fetched_is_refused_before_that(tmp_path: Path, http
         ("lightning.pytorch.demos.boring_classes.BoringDataModule", "BoringDataModule"),
         (
             "tests.tools.test_tune.Stubborn",
-            "num_workers=1 was asked for, but this data module's build_dataloader",
+            "num_workers=1 is set, but this data module's build_dataloader",
         ),
-        ("tests.tools.test_tune.Manifold", "this data module's train_dataloader gives a list"),
-        ("tests.tools.test_tune.Elsewhere", "this data module's build_dataset has it in"),
+        ("tests.tools.test_tune.Manifold", "this data module's train_dataloader returns a list"),
+        ("tests.tools.test_tune.Elsewhere", "this data module's build_dataset uses"),
     ],
 )
 def test_data_modules_that_cannot_be_tuned_are_refused(module: str, words: str, tmp_path: Path) -> None:

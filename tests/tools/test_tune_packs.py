@@ -32,4 +32,4 @@ def test_batches_are_of_packs_and_samples_are_documents(
     assert speed["samples_per_second"] > 3 * speed["batches_per_second"]
     assert not (tmp_path / "local").exists()
     shown = run("tune", "--config", config, "--seconds", 0.1, "--num-workers", "0").out
-    assert "in batches of 2 packs, and what is waited for" in shown
+    assert "in batches of 2 packs, with reasons of waiting" in shown

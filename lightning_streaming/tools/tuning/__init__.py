@@ -1,1 +1,1 @@
-"""Settings recommended for a run: its data is measured (measure), and the numbers are judged (advice)."""
+"""Settings recommended for a run, from measurements of its data on this machine."""

@@ -1,102 +1,136 @@
-"""What ``tune`` does: measures a run's loaders and its link, and puts the advice together."""
+"""``tune``: measure a run's loaders and its link, recommend settings, and print them."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from math import ceil, floor, log10
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lightning_streaming.cache.eviction import least_limit
 from lightning_streaming.escaping import in_lines
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.measures import WaitTimes
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.reading.position import run_of
 from lightning_streaming.reading.prefetch import default_lookahead
+from lightning_streaming.resume.state import Cursor
+from lightning_streaming.sequence.quality import Visits, lru_downloads, open_at_once, shard_visits
 from lightning_streaming.tools.console import FINE, counted, print_json, print_line, print_note, print_table, progress
 from lightning_streaming.tools.runs.describe import cache_configs, is_in_place
-from lightning_streaming.tools.tuning import advice as advising
+from lightning_streaming.tools.stored.stored_dataset import default_caches_in
 from lightning_streaming.tools.tuning import measure
-from lightning_streaming.tools.tuning.advice import Advice, rate
-from lightning_streaming.tools.tuning.measure import LinkSpeed, Sizes, Speed, TunedRun
-from lightning_streaming.units import format_bytes
+from lightning_streaming.tools.tuning.measure import (
+    WORTHWHILE,
+    LinkSpeed,
+    Sizes,
+    Speed,
+    TunedRun,
+    batch_size_of,
+    batch_unit,
+)
+from lightning_streaming.units import bytes_as_written, format_bytes
 from lightning_streaming.world import World
 
 _NO_CONSUMER = (
-    "a step was taken to do nothing but ask for the next batch; say with --consumer-ms how long yours takes, and "
-    "settings are judged by whether it waits\n"
+    "a step is assumed to do nothing but wait for its batch; with --consumer-ms, the duration of your step, "
+    "settings are rated by how long it waits\n"
 )
+_FETCHING_SECONDS = 10.0
+"""Maximum duration of the measurement of the link."""
+_SWEPT_TO = 0.9
+"""Part of a limit that eviction leaves filled; see docs/cache.md."""
+_OUT_OF_STEP = 1.15
+"""Ratio of what is open to what would be open if all readers were in the same batch."""
+_PREFETCHED = 4
+"""Shards that all readers of a node together prefetch by default."""
+_DISK_MARGIN = 0.9
+"""Largest part of the free space that a cache should take."""
+_MAX_SAMPLES = 200_000_000
+"""Longer epochs are not simulated: it would take minutes."""
+_MAX_REMEMBERED = 10_000_000
+"""Longer epochs are not simulated sample by sample, which takes up to 160 bytes for each ten samples."""
+_WINDOW = 1 << 18
+"""Samples that are looked up at once."""
+_MIB = 2**20
+_HEADS = ("workers", "samples/s", "MB/s", "batches/s", "first batch")
+_MIN_SHARE = 0.005
+"""Smallest share of the time at which a kind of waiting is shown."""
 
 
 def tune_run(args: Namespace) -> int:
     """Measure, and print what to set."""
-    size = "eval_batch_size" if args.stage != "fit" else "batch_size"
-    changes = {} if args.batch_size is None else {size: str(args.batch_size)}
-    tuned = measure.tuned_run(args.config, changes, args.stage, args.nodes, args.ranks_per_node)
-    if tuned.assumed is not None:
-        print_note("tune", tuned.assumed)
-    report = _measure_and_advise(tuned, args)
+    batch_size = "eval_batch_size" if args.stage != "fit" else "batch_size"
+    changes = {} if args.batch_size is None else {batch_size: str(args.batch_size)}
+    run = TunedRun.read(args.config, changes, args.stage, args.nodes, args.ranks_per_node)
+    if run.assumed is not None:
+        print_note("tune", run.assumed)
+    report = _measure_and_recommend(run, args)
     if args.json:
         print_json(report)
     elif args.yaml:
-        sys.stdout.write(in_lines(_fragment(tuned, report)))
+        sys.stdout.write(in_lines(_fragment(run, report)))
     else:
-        _print_report(tuned, report, caveat=_NO_CONSUMER if args.consumer_ms is None else None)
+        _print_report(run, report, caveat=_NO_CONSUMER if args.consumer_ms is None else None)
     return FINE
 
 
 def doublings(most: int) -> list[int]:
-    """Numbers of workers to try: 0, 1, 2, 4, ... and ``most``."""
+    """Return the numbers of workers to try: 0, 1, 2, 4, ... and ``most``."""
     return sorted({0, most, *(2**power for power in range(most.bit_length()))})
 
 
-_FETCHING_SECONDS = 10.0
-"""After which no more is fetched to see how fast it comes."""
-
-
-def _measure_and_advise(run: TunedRun, args: Namespace) -> dict[str, Any]:
+def _measure_and_recommend(run: TunedRun, args: Namespace) -> dict[str, Any]:
     """Measure a run's data on this machine.
 
-    What is fetched or decompressed goes into a temporary directory, which is removed in any case; the run's own caches
-    are only asked for their size.
+    Data is downloaded and decompressed into a temporary directory, which is always removed; of the run's own caches
+    only the size is read.
 
     Returns:
-        What was measured and is recommended, for programs. Times in seconds.
+        The report, for programs. Times are in seconds.
 
     Raises:
         ConfigError: The run cannot be tuned.
-        StorageError: Its data could not be fetched.
+        StorageError: Its data could not be downloaded.
     """
     consumer = (args.consumer_ms or 0.0) / 1000
     candidates = args.num_workers or doublings(max(1, measure.usable_cores() // run.world.ranks_per_node))
-    with TemporaryDirectory(prefix="lightning-streaming-tune-") as directory, closing(_quiet(run, directory)) as home:
-        measure.check_joins(home.dataset)
-        room = advising.room_of(home.dataset) if args.disk is None else args.disk
-        is_far = not all(map(is_in_place, cache_configs(home.dataset).values()))
-        with measure.default_caches_in(Path(directory, "default")):
-            run.use(measure.away_from_home(run.config, home.dataset, Path(directory)))
-            with closing(run.loader(0)) as whole:
-                whole.dataset.world = run.world
-                measure.check_directories(whole.dataset, Path(directory))
-                sizes = measure.sizes_of(whole.dataset)
-                link = _measured_link(whole.dataset, run, args.fetch, sizes) if is_far else None
-                run.use(
-                    measure.excerpt(run.config, Path(directory), whole.dataset, link.shards)
-                    if link
-                    else measure.by_one_rank(run.config, Path(directory))
-                )
-                speeds = _measured_speeds(run, candidates, args.seconds, consumer)
-                advice = _advice(whole, sizes, link, speeds, consumer, room)
-        batch_size, batches_of = measure.batch_size_of(whole), measure.batches_of(whole.dataset)
+    with TemporaryDirectory(prefix="lightning-streaming-tune-") as name:
+        directory = Path(name)
+        run.use(measure.without_side_effects(run.config, directory))
+        with closing(run.loader(0)) as own:
+            measure.check_joins(own.dataset)
+            room = _cache_room(own.dataset) if args.disk is None else args.disk
+            is_remote = not all(map(is_in_place, cache_configs(own.dataset).values()))
+            # Those of shards that are compressed in place, and of large indexes.
+            with default_caches_in(directory / "default"):
+                run.use(measure.cached_in(run.config, own.dataset, directory))
+                with closing(run.loader(0, run.world)) as whole:
+                    measure.check_directories(whole.dataset, directory)
+                    sizes = measure.sizes_of(whole.dataset)
+                    link = _measure_link(whole.dataset, run, args.fetch, sizes) if is_remote else None
+                    run.use(
+                        measure.excerpt(run.config, directory, whole.dataset, link.shards)
+                        if link
+                        else measure.by_single_rank(run.config, directory)
+                    )
+                    speeds = _measure_speeds(run, candidates, args.seconds, consumer)
+                    advice = _recommend(whole, sizes, link, speeds, consumer, room)
+        batch_size, unit = batch_size_of(whole), batch_unit(whole.dataset)
     return {
         "data": run.data,
         "batch_size": batch_size,
-        **({} if batches_of == "samples" else {"batches_of": batches_of}),
+        **({} if unit == "samples" else {"batches_of": unit}),
         "ranks_per_node": run.world.ranks_per_node,
         "link": link
         and {
@@ -106,93 +140,317 @@ def _measure_and_advise(run: TunedRun, args: Namespace) -> dict[str, Any]:
             "seconds_per_shard": link.each,
             "seconds_of_first_shard": link.alone,
         },
-        "measured": [_speed_as_json(speed, consumer) for speed in speeds],
+        "measured": [
+            {
+                "num_workers": speed.workers,
+                "samples_per_second": speed.samples_per_second,
+                "bytes_per_second": speed.read.sample_bytes / speed.seconds,
+                "batches_per_second": 1 / speed.batch_seconds,
+                "first_batch": speed.first_batch,
+                # Shares of the duration.
+                "wait": {reason: waited / speed.seconds for reason, waited in speed.read.wait._asdict().items()},
+                "step_waits": 1 - consumer / speed.step_seconds(consumer) if consumer else None,
+            }
+            for speed in speeds
+        ],
         "recommended": {
-            name: {"now": run.setting(name), "better": one.value, "why": one.why} for name, one in advice.items()
+            name: {"now": run.setting(name), "better": setting.value, "why": setting.why}
+            for name, setting in advice.items()
         },
     }
 
 
-def _quiet(run: TunedRun, directory: str) -> StreamingDataLoader:
-    """A loader of the run, which writes into this directory alone."""
-    run.use(measure.quiet(run.config, Path(directory)))
-    return run.loader(0)
-
-
-def _speed_as_json(speed: Speed, consumer: float) -> dict[str, Any]:
-    return {
-        "num_workers": speed.workers,
-        "samples_per_second": speed.samples_per_second,
-        "bytes_per_second": speed.read.sample_bytes / speed.seconds,
-        "batches_per_second": 1 / speed.batch_seconds,
-        "first_batch": speed.first_batch,
-        # Parts of the time that passed.
-        "wait": {reason: waited / speed.seconds for reason, waited in speed.read.wait._asdict().items()},
-        "step_waits": 1 - consumer / speed.step_seconds(consumer) if consumer else None,
-    }
-
-
-def _measured_link(dataset: StreamingDataset, run: TunedRun, most_bytes: int, sizes: Sizes) -> LinkSpeed:
-    shards = measure.shards_to_fetch(sizes.fetched, passes_of(dataset).catalog.stream_of_shard, most_bytes)
-    with progress(len(shards), "fetch", "shard") as tell:
-        arrivals = measure.fetch_shards(dataset, shards, _FETCHING_SECONDS, run.start_method, tell)
+def _measure_link(dataset: StreamingDataset, run: TunedRun, max_bytes: int, sizes: Sizes) -> LinkSpeed:
+    shards = measure.shards_to_fetch(sizes.fetched, passes_of(dataset).catalog.stream_of_shard, max_bytes)
+    with progress(len(shards), "fetch", "shard") as advance:
+        arrivals = measure.fetch_shards(dataset, shards, _FETCHING_SECONDS, run.start_method, advance)
     return measure.link_of(arrivals, sizes.fetched)
 
 
-def _measured_speeds(run: TunedRun, candidates: Sequence[int], seconds: float, consumer: float) -> list[Speed]:
+def _measure_speeds(run: TunedRun, candidates: Sequence[int], seconds: float, consumer: float) -> list[Speed]:
     with progress(len(candidates), "measure", "setting") as advance:
 
-        def tell(speed: Speed) -> None:
+        def report(speed: Speed) -> None:
             advance(1)
             if not sys.stderr.isatty():
                 print_note("tune", f"read with {counted(speed.workers, 'worker')}")
 
-        def loader(num_workers: int) -> StreamingDataLoader:
-            made = run.loader(num_workers)
-            made.dataset.world = World()
-            return made
-
-        return measure.measure_each(loader, candidates, seconds, consumer, tell)
+        return measure.measure_each(lambda workers: run.loader(workers, World()), candidates, seconds, consumer, report)
 
 
-def _advice(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """The recommended value of a setting."""
+
+    value: int | str | None
+    """Value as written in a configuration."""
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disk:
+    """Space for a cache, and what the data needs, in bytes."""
+
+    room: int
+    """Free space, and what this cache takes already; or the space it should have."""
+    data: int
+    """Size of all shards in the cache."""
+    largest_shard: int
+    index: int
+
+
+def _recommend(
     whole: StreamingDataLoader, sizes: Sizes, link: LinkSpeed | None, speeds: list[Speed], consumer: float, room: int
 ) -> dict[str, Advice]:
-    advice = {"num_workers": advising.advise_workers(speeds, consumer)}
+    """Return the recommended settings.
+
+    Args:
+        whole: Loader of all data, in the world that will read it.
+        sizes: Sizes of its shards.
+        link: Download speed; None if all data is read in place.
+        speeds: Speed of each number of workers.
+        consumer: Seconds of a training step; 0 if unknown.
+        room: Bytes that the cache may take.
+    """
+    advice = {"num_workers": advise_workers(speeds, consumer)}
     chosen = next(speed for speed in speeds if speed.workers == advice["num_workers"].value)
     catalog, ranks = passes_of(whole.dataset).catalog, dataset_world(whole.dataset).ranks_per_node
     workers = max(1, chosen.workers)
-    samples_per_batch = measure.batch_size_of(whole)
-    if measure.batches_of(whole.dataset) != "samples":
+    samples_per_batch = batch_size_of(whole)
+    if batch_unit(whole.dataset) != "samples":
         samples_per_batch = round(chosen.read.samples / chosen.read.batches)
     if link is not None:
-        per_shard = catalog.num_samples / len(catalog.shards)
-        advice["predownload"] = advising.advise_predownload(
+        # Bytes to download for a sample of an epoch, on average over the streams it is drawn from.
+        shares = np.asarray(passes_of(whole.dataset).run.weights.choose)
+        stored = np.bincount(catalog.stream_of_shard, weights=sizes.fetched, minlength=len(shares))
+        sample_bytes = float((stored / np.asarray(catalog.samples_per_stream) * shares).sum() / shares.sum())
+        samples_per_shard = catalog.num_samples / len(catalog.shards)
+        advice["predownload"] = advise_predownload(
             samples_per_second=chosen.read.samples / chosen.read.batches / chosen.step_seconds(consumer),
             readers=workers,
             shard_seconds=link.each,
-            link_samples_per_second=link.bytes_per_second / _bytes_per_sample(whole.dataset, sizes) / ranks,
-            default=default_lookahead(samples_per_batch, per_shard, workers * ranks).later,
+            link_samples_per_second=link.bytes_per_second / sample_bytes / ranks,
+            default=default_lookahead(samples_per_batch, samples_per_shard, workers * ranks).later,
         )
-    if sizes.kept.any():
-        advice["cache_limit"] = advising.advise_cache(whole, sizes, room, workers * ranks)
+    if sizes.cached.any():
+        advice["cache_limit"] = _advise_cache(whole, sizes, room, workers * ranks)
     return advice
 
 
-def _bytes_per_sample(dataset: StreamingDataset, sizes: Sizes) -> float:
-    """Bytes that must come for a sample of an epoch, on average over the streams it is drawn from."""
-    catalog, shares = passes_of(dataset).catalog, np.asarray(passes_of(dataset).run.weights.choose)
-    stored = np.bincount(catalog.stream_of_shard, weights=sizes.fetched, minlength=len(shares))
-    return float((stored / np.asarray(catalog.samples_per_stream) * shares).sum() / shares.sum())
+def advise_workers(speeds: Sequence[Speed], consumer: float) -> Advice:
+    """Recommend the fewest workers that are about as fast as the best.
+
+    Args:
+        speeds: Speed of each number of workers, ascending; at least one.
+        consumer: Seconds of a training step; 0 if unknown.
+    """
+    steps = [speed.step_seconds(consumer) for speed in speeds]
+    chosen = next(number for number, step in enumerate(steps) if step <= min(steps) * WORTHWHILE)
+    speed = speeds[chosen]
+    words = [f"{rate(speed.samples_per_second)} samples/s, a batch in {_seconds(speed.batch_seconds)}"]
+    if chosen:
+        fewer = speeds[chosen - 1]
+        words.append(f"a step takes {steps[chosen - 1] / steps[chosen]:.2g} times as long with {fewer.workers}")
+    if chosen + 1 < len(speeds):
+        words.append(f"more do not make a step {WORTHWHILE - 1:.0%} shorter")
+    if consumer:
+        waited = 1 - consumer / steps[chosen]
+        words.append(f"of a step of {_seconds(steps[chosen])}, {waited:.0%} is waiting")
+    return Advice(value=speed.workers, why="; ".join(words))
 
 
-_MIB = 2**20
-_HEADS = ("workers", "samples/s", "MB/s", "batches/s", "first batch")
-_LEAST_SHOWN = 0.005
+def advise_predownload(
+    *, samples_per_second: float, readers: int, shard_seconds: float, link_samples_per_second: float, default: int
+) -> Advice:
+    """Recommend how many samples a worker prefetches so that each shard arrives in time.
+
+    A worker reads on while a shard is downloaded; in any order it must prefetch that many samples on average.
+
+    Args:
+        samples_per_second: Samples per second that all workers of one rank read.
+        readers: Number of these workers.
+        shard_seconds: Duration of the download of a shard.
+        link_samples_per_second: Samples in the shards that arrive per second.
+        default: Number of samples that a worker prefetches by default.
+    """
+    if link_samples_per_second < samples_per_second:
+        needed = link_samples_per_second * shard_seconds / readers
+        pace = (
+            f"the link brings {rate(link_samples_per_second)} samples/s and is slower than reading: an epoch that must "
+            "be fetched takes as long as the link"
+        )
+    else:
+        needed = samples_per_second * shard_seconds / readers
+        pace = f"the link brings {rate(link_samples_per_second)} samples/s, more than are read"
+    meanwhile = f"while a shard arrives, in {_seconds(shard_seconds)}, a worker reads {rate(needed)} samples"
+    if needed <= default:
+        return Advice(value=None, why=f"{pace}; {meanwhile}, and prefetches {default:,} by default")
+    return Advice(value=round_up(needed), why=f"{pace}; {meanwhile}, but prefetches only {default:,} by default")
+
+
+def _cache_room(dataset: StreamingDataset) -> int:
+    """Return the bytes that the dataset's cache directories have or could get: free, or taken by it already."""
+    free: dict[int, int] = {}
+    for cache in cache_configs(dataset).values():
+        wanted = cache.cache_directory()
+        directory = next(parent for parent in (wanted, *wanted.parents) if parent.exists())
+        free[directory.stat().st_dev] = shutil.disk_usage(directory).free
+    return sum(free.values()) + dataset.cache_usage
+
+
+def _advise_cache(loader: StreamingDataLoader, sizes: Sizes, room: int, readers: int) -> Advice:
+    """Recommend a limit of the cache, or none if all data fits.
+
+    Args:
+        loader: Loader of all data, in the world that will read it.
+        sizes: Sizes of its shards.
+        room: Bytes that the cache may take.
+        readers: Workers of all ranks of a node.
+    """
+    disk = Disk(room=room, data=int(sizes.cached.sum()), largest_shard=int(sizes.unpacking.max()), index=sizes.index)
+    if fits(disk):
+        return Advice(value=None, why=f"all {format_bytes(disk.data)} fit into the {format_bytes(disk.room)} there are")
+    dataset = loader.dataset
+    if len(dataset) * dataset_world(dataset).ranks_per_node > _MAX_SAMPLES:
+        return advise_limit(disk, open_bytes=None, least=disk.data + disk.index, fetched_again=None)
+    open_bytes = max_open_bytes(loader, sizes.cached)
+    least = least_good_limit(disk, open_bytes, readers)
+    possible = possible_limit(disk, least)
+    again = times_fetched(loader, sizes.cached, max(0, possible - disk.index)) if possible < least else None
+    return advise_limit(disk, open_bytes, least, again)
+
+
+def fits(disk: Disk) -> bool:
+    """Return whether all data fits on the disk."""
+    return disk.data + disk.index <= disk.room * _DISK_MARGIN
+
+
+def least_good_limit(disk: Disk, open_bytes: int, readers: int) -> int:
+    """Return the smallest limit with which no shard should be downloaded twice.
+
+    After eviction there must be room for the open shards, for those that are prefetched by default, for one more of
+    each reader, and a margin, because readers are not in step.
+
+    Args:
+        disk: The space and the sizes.
+        open_bytes: Most bytes of shards that are open at once.
+        readers: Workers of all ranks of a node.
+    """
+    good = disk.index + ceil((_OUT_OF_STEP * open_bytes + (_PREFETCHED + readers) * disk.largest_shard) / _SWEPT_TO)
+    return max(good, least_limit(disk.index, disk.largest_shard))
+
+
+def possible_limit(disk: Disk, least: int) -> int:
+    """Return the recommended limit: the smallest good one, or what the disk has room for."""
+    return min(least, floor(disk.room * _DISK_MARGIN))
+
+
+def advise_limit(disk: Disk, open_bytes: int | None, least: int, fetched_again: float | None) -> Advice:
+    """Recommend a limit for data that does not fit.
+
+    Args:
+        disk: The space and the sizes.
+        open_bytes: Most bytes of shards that are open at once; None if unknown.
+        least: See :func:`least_good_limit`.
+        fetched_again: Downloads of each shard in an epoch with the limit of :func:`possible_limit`; None if unknown.
+    """
+    size = f"{format_bytes(disk.data)} of shards, and room for {format_bytes(disk.room)}"
+    possible = possible_limit(disk, least)
+    if possible < least_limit(disk.index, disk.largest_shard):
+        return Advice(value=None, why=f"{size}: not even two of the largest shards fit, so no limit works")
+    if open_bytes is None:
+        return Advice(value=bytes_as_written(possible), why=f"{size}; the epoch is too long to simulate what it opens")
+    opened = f"an epoch has up to {format_bytes(open_bytes)} of them open at once"
+    if possible == least:
+        return Advice(value=bytes_as_written(possible), why=f"{size}; {opened}, so this should fetch none twice")
+    cost = "" if fetched_again is None else f": this fetches each {rate(fetched_again)} times an epoch"
+    return Advice(
+        value=bytes_as_written(possible),
+        why=f"{size}; {opened}, which takes {format_bytes(least)}{cost}; a smaller shuffle_block_size opens fewer, "
+        "see docs/order.md",
+    )
+
+
+def max_open_bytes(loader: StreamingDataLoader, shard_bytes: NDArray[np.int64]) -> int:
+    """Return the most bytes of shards that the first node has started and not finished at a time, in the first epoch.
+
+    Args:
+        loader: Loader of a rank of that node.
+        shard_bytes: Bytes of each shard, of shape (shards,).
+    """
+    firsts = np.full(len(shard_bytes), -1, np.int64)
+    lasts = firsts.copy()
+    before = 0
+    for visits in _windows(loader):
+        used = visits.used()
+        lasts[used] = before + visits.last_batches()[used]
+        new = used[firsts[used] < 0]
+        firsts[new] = before + visits.first_batches()[new]
+        before += visits.num_batches
+    used = np.flatnonzero(firsts >= 0)
+    ends = np.unique(np.stack([np.concatenate([firsts[used], lasts[used]]), np.tile(used, 2)]), axis=1)
+    whole = Visits(batches=ends[0], shards=ends[1], num_batches=before, num_shards=len(shard_bytes))
+    return int(open_at_once(whole, shard_bytes).max(initial=0))
+
+
+def times_fetched(loader: StreamingDataLoader, shard_bytes: NDArray[np.int64], limit: int) -> float | None:
+    """Return how often a node with a limited cache downloads a shard in an epoch, on average.
+
+    Args:
+        loader: Loader of a rank of that node.
+        shard_bytes: Bytes of each shard, of shape (shards,).
+        limit: Bytes of shards that the cache may hold.
+
+    Returns:
+        1 if none is downloaded twice; the number of batches that use a shard, if a batch needs more than the limit.
+        None if the epoch is too long to simulate.
+    """
+    if len(loader.dataset) * dataset_world(loader.dataset).ranks_per_node > _MAX_REMEMBERED:
+        return None
+    parts = list(_windows(loader))
+    starts = np.cumsum([0, *(part.num_batches for part in parts)])
+    visits = Visits(
+        batches=np.concatenate([part.batches + start for part, start in zip(parts, starts[:-1], strict=True)]),
+        shards=np.concatenate([part.shards for part in parts]),
+        num_batches=int(starts[-1]),
+        num_shards=len(shard_bytes),
+    )
+    batch_bytes = np.bincount(visits.batches, weights=shard_bytes[visits.shards])
+    fetched = len(visits.batches) if batch_bytes.max() > limit else lru_downloads(visits, shard_bytes, limit)
+    return fetched / len(visits.used())
+
+
+def _windows(loader: StreamingDataLoader) -> Iterator[Visits]:
+    """Yield the visits of the first node in the first epoch by windows of batches, numbered from 0 in each window."""
+    dataset, batch_size, run = loader.dataset, batch_size_of(loader), run_of(loader)
+    epoch = run.epoch(run.normalise(Cursor(0, 0)))
+    plan, partition, world = drawn_sequence(epoch), epoch.partition, dataset_world(dataset)
+    ranks = range(world.ranks_per_node)
+    step = max(1, _WINDOW // (batch_size * len(ranks)))
+    for first in range(0, partition.num_batches(), step):
+        batches = np.arange(first, min(first + step, partition.num_batches()))
+        positions = np.hstack([partition.batches(batches, world.node, rank) for rank in ranks])
+        ids = np.where(positions < 0, -1, plan.ids(np.maximum(positions, 0)))
+        yield shard_visits(ids, passes_of(dataset).catalog.samples_per_shard)
+
+
+def round_up(number: float) -> int:
+    """Return the next number of two digits and zeros: 1234 becomes 1300."""
+    unit = 10.0 ** max(0, floor(log10(max(1, number))) - 1)
+    return int(ceil(number / unit) * unit)
+
+
+def rate(number: float) -> str:
+    """Format a number with 3 digits, and thousands separated."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _seconds(number: float) -> str:
+    return f"{number:.3g} s" if number >= 1 else f"{1000 * number:.3g} ms"
 
 
 def _print_report(run: TunedRun, report: Mapping[str, Any], caveat: str | None) -> None:
-    """Print what was measured, how far it holds, what to set and why, and YAML at the end."""
+    """Print the measurements, their limits, what to set and why, and YAML at the end."""
     link, speeds = report["link"], report["measured"]
     if link:
         print_line(
@@ -200,20 +458,33 @@ def _print_report(run: TunedRun, report: Mapping[str, Any], caveat: str | None) 
             f"{format_bytes(link['bytes_per_second'])}/s, {link['seconds_per_shard']:.3g} s each; "
             f"the first {link['seconds_of_first_shard']:.3g} s\n"
         )
-    reasons = [one for one in WaitTimes._fields if any(speed["wait"][one] >= _LEAST_SHOWN for speed in speeds)]
+    reasons = [reason for reason in WaitTimes._fields if any(speed["wait"][reason] >= _MIN_SHARE for speed in speeds)]
     has_consumer = speeds[0]["step_waits"] is not None
     heads = [*_HEADS, *reasons, "rest", *(["a step waits"] if has_consumer else [])]
+    rows = []
+    for speed in speeds:
+        parts = [round(100 * speed["wait"][reason]) for reason in reasons]
+        rows.append(
+            [
+                str(speed["num_workers"]),
+                rate(speed["samples_per_second"]),
+                rate(speed["bytes_per_second"] / _MIB),
+                rate(speed["batches_per_second"]),
+                f"{rate(1000 * speed['first_batch'])} ms",
+                *(f"{part}%" for part in [*parts, max(0, 100 - sum(parts))]),
+                *([f"{speed['step_waits']:.0%}"] if has_consumer else []),
+            ]
+        )
     batch = f"{report['batch_size']} {report['batches_of']}" if "batches_of" in report else str(report["batch_size"])
-    title = f"reading {report['data']} in batches of {batch}, and what is waited for"
-    print_table(title, heads, [_row(speed, reasons) for speed in speeds], right=heads)
+    print_table(f"reading {report['data']} in batches of {batch}, with reasons of waiting", heads, rows, right=heads)
     if caveat is not None:
         print_line(caveat)
-    worth_setting = _worth_setting(report)
-    settings = [[name, _yaml(one["now"]), _yaml(one["better"]), one["why"]] for name, one in worth_setting.items()]
-    print_table("recommended", ["setting", "now", "better", "why"], settings)
-    for name, one in report["recommended"].items():
-        if name not in worth_setting:
-            print_line(f"{name} may stay at its default: {one['why']}\n")
+    settings = _settings_to_write(report)
+    rows = [[name, _yaml(value["now"]), _yaml(value["better"]), value["why"]] for name, value in settings.items()]
+    print_table("recommended", ["setting", "now", "better", "why"], rows)
+    for name, setting in report["recommended"].items():
+        if name not in settings:
+            print_line(f"{name} may stay at its default: {setting['why']}\n")
     left_out = [name for name in ("predownload", "cache_limit") if name not in report["recommended"]]
     if left_out:
         print_line(f"nothing to recommend for {' and '.join(left_out)}, as the data is read in place\n")
@@ -221,35 +492,22 @@ def _print_report(run: TunedRun, report: Mapping[str, Any], caveat: str | None) 
 
 
 def _fragment(run: TunedRun, report: Mapping[str, Any]) -> str:
-    """The recommended settings, as a configuration that goes after the run's own; defaults that stay are left out."""
-    of_data = {name: one["better"] for name, one in _worth_setting(report).items()}
+    """Return the recommended settings as a configuration to use after the run's own, without unchanged defaults."""
+    better = {name: setting["better"] for name, setting in _settings_to_write(report).items()}
+    better.pop("num_workers", None)
     num_workers = report["recommended"]["num_workers"]["better"]
-    of_data.pop("num_workers", None)
     lines = ["data:", "  init_args:", f"    num_workers: {num_workers}"]
     if not num_workers and run.setting("prefetch_factor") is not None:
-        lines.append("    prefetch_factor: null")  # which torch takes with workers only
-    if of_data:
-        lines += [f"    {run.data}:", *(f"      {name}: {_yaml(better)}" for name, better in of_data.items())]
+        lines.append("    prefetch_factor: null")  # torch accepts it with workers only
+    if better:
+        lines += [f"    {run.data}:", *(f"      {name}: {_yaml(value)}" for name, value in better.items())]
     return "\n".join(lines) + "\n"
 
 
-def _worth_setting(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What is recommended, but for what is at its default and should stay there."""
+def _settings_to_write(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recommended settings, except those that should stay at their default."""
     recommended = report["recommended"].items()
-    return {name: one for name, one in recommended if one["better"] is not None or one["now"] is not None}
-
-
-def _row(speed: Mapping[str, Any], reasons: Sequence[str]) -> list[str]:
-    parts = [round(100 * speed["wait"][reason]) for reason in reasons]
-    return [
-        str(speed["num_workers"]),
-        rate(speed["samples_per_second"]),
-        rate(speed["bytes_per_second"] / _MIB),
-        rate(speed["batches_per_second"]),
-        f"{rate(1000 * speed['first_batch'])} ms",
-        *(f"{part}%" for part in [*parts, max(0, 100 - sum(parts))]),
-        *([] if speed["step_waits"] is None else [f"{speed['step_waits']:.0%}"]),
-    ]
+    return {name: value for name, value in recommended if value["better"] is not None or value["now"] is not None}
 
 
 def _yaml(value: Any) -> str:

@@ -10,20 +10,20 @@ import pytest
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.reading.measures import LoaderStatistics
 from lightning_streaming.reading.passes import passes_of
-from lightning_streaming.tools.tuning.advice import (
+from lightning_streaming.tools.tuning.measure import Arrival, Speed, is_enough, link_of, quotas, shards_to_fetch
+from lightning_streaming.tools.tuning.tune_run import (
     Disk,
     advise_limit,
     advise_predownload,
     advise_workers,
+    doublings,
     fits,
     least_good_limit,
-    most_open_bytes,
+    max_open_bytes,
     possible_limit,
     round_up,
     times_fetched,
 )
-from lightning_streaming.tools.tuning.measure import Arrival, Speed, is_enough, link_of, quotas, shards_to_fetch
-from lightning_streaming.tools.tuning.tune_run import doublings
 from lightning_streaming.units import bytes_as_written
 
 MB = 2**20
@@ -85,7 +85,7 @@ def test_candidates_are_powers_of_two_up_to_all_cores() -> None:
     ("reads", "brings", "value", "words"),
     [
         (1000, 5000, None, "more than are read"),  # 2 s for a shard: each of 2 workers reads 1000 meanwhile
-        (4000, 5000, 4000, "looks only 1,000 ahead"),
+        (4000, 5000, 4000, "prefetches only 1,000"),
         (4000, 3000, 3000, "slower than reading"),
         (4000, 500, None, "slower than reading"),
     ],
@@ -113,7 +113,7 @@ def test_a_limit_is_wanted_only_where_not_all_data_fits() -> None:
     advice = advise_limit(disk, 900 * MB, too_much, 3.24)
     assert advice.value == "900mb"
     assert "this fetches each 3.24 times an epoch; a smaller shuffle_block_size opens fewer" in advice.why
-    assert "too long to say" in advise_limit(disk, None, too_much, None).why
+    assert "too long to simulate" in advise_limit(disk, None, too_much, None).why
     small = Disk(room=20 * MB, data=950 * MB, largest_shard=10 * MB, index=MB)
     assert advise_limit(small, 200 * MB, least, None).value is None
 
@@ -200,7 +200,7 @@ def test_what_is_open_on_a_node_is_what_its_ranks_have_begun_and_not_finished(lo
     used = set().union(*of_batches)
     span = {shard: [number for number, shards in enumerate(of_batches) if shard in shards] for shard in used}
     at_once = [sum(shard + 1 for shard in used if span[shard][0] <= now <= span[shard][-1]) for now in range(6)]
-    assert most_open_bytes(loader, weights) == max(at_once)
+    assert max_open_bytes(loader, weights) == max(at_once)
     ones = np.ones_like(weights)
     assert times_fetched(loader, ones, len(used)) == 1
     assert times_fetched(loader, ones, 1) == pytest.approx(sum(map(len, of_batches)) / len(used))
