@@ -52,7 +52,7 @@ from benchmarks.scale_node import (
 )
 from benchmarks.scale_store import Store, storm
 from lightning_streaming import StreamingDataset, World
-from lightning_streaming.tools.planning.node import Asked, NodeCache, NodeReads, asked_for, read_epoch
+from lightning_streaming.tools.planning.node import FirstRequests, NodeCache, NodeReads, first_requests, read_epoch
 from lightning_streaming.units import parse_bytes, parse_count
 
 ORDERS = ("blockwise", "py1e", "py1br", "py1s", "py2s", "naive", "stored")
@@ -113,10 +113,10 @@ def start_and_rates(setting: Setting, name: str) -> dict[str, Any]:
     began, nodes = time.process_time(), sampled(cluster.nodes, setting.sampled_nodes)
     node_epoch(dataset, cluster, nodes[0]).first_shards(1)
     seconds, factor = time.process_time() - began, setting.cluster.nodes / cluster.nodes
-    asked, first = list[Asked](), list[int]()
+    asked, first = list[FirstRequests](), list[int]()
     for node in nodes:
         epoch = node_epoch(dataset, cluster, node)
-        asked.append(asked_for(epoch))
+        asked.append(first_requests(epoch))
         first.append(len(epoch.first_shards(1)))
     steps = np.concatenate([one.steps for one in asked])
     times = np.sort(steps[steps > epoch.num_batches // 20] * setting.step_seconds)
@@ -145,7 +145,7 @@ def epochs(setting: Setting, name: str, shares: Sequence[float]) -> list[dict[st
     dataset = dataset_of(setting, Order(name=name), cluster)
     node, rows, hopeless = cluster.nodes // 2, list[dict[str, Any]](), False
     both = [node_epoch(dataset, cluster, node, epoch) for epoch in (0, 1)]
-    sizes, needed = bytes_of_shards(both[0]), len(asked_for(both[0]).shards)
+    sizes, needed = bytes_of_shards(both[0]), len(first_requests(both[0]).shards)
     for share in shares:
         room, fetched = int(share * cluster.share_bytes), list[float]()
         cache = NodeCache(sizes, room)
@@ -173,7 +173,7 @@ def changes(setting: Setting, name: str, others: Sequence[int]) -> list[dict[str
     half = cluster.samples // 2 // cluster.global_batch * cluster.global_batch
     state, had = first.state_dict(half), dict[int, NDArray[np.int64]]()
     for node in sampled(min([cluster.nodes, *others]), setting.sampled_nodes):
-        whole = asked_for(node_epoch(first, cluster, node))
+        whole = first_requests(node_epoch(first, cluster, node))
         had[node] = whole.shards[whole.steps <= half // cluster.global_batch]
     cases = [(cluster.nodes, False), *((nodes, in_turn) for nodes in others for in_turn in (False, True))]
     return [_gone_on(setting, name, state, had, nodes, in_turn=in_turn) for nodes, in_turn in cases]
@@ -188,10 +188,10 @@ def _gone_on(
     dataset = dataset_of(setting, Order(name=name), now, began=cluster.nodes)
     dataset.load_state_dict(state)
     for node, before in had.items():
-        shards = asked_for(node_epoch(dataset, now, node, in_turn=in_turn)).shards
+        shards = first_requests(node_epoch(dataset, now, node, in_turn=in_turn)).shards
         rest.append(len(shards))
         here.append(float(np.isin(shards, before).mean()))
-        following.append(len(asked_for(node_epoch(dataset, now, node, epoch=1, in_turn=in_turn)).shards))
+        following.append(len(first_requests(node_epoch(dataset, now, node, epoch=1, in_turn=in_turn)).shards))
     return {
         "order": name,
         "nodes": nodes,

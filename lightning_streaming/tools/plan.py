@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.commands import add_json, add_loader, add_run, add_set, not_negative, of_run, positive
-from lightning_streaming.tools.planning.fail_if import PlanCondition, names_told, parse_condition
+from lightning_streaming.tools.planning.fail_if import PlanCondition, names_help, parse_condition
 from lightning_streaming.units import parse_bytes
 
 _Parsed = TypeVar("_Parsed")
@@ -34,7 +34,7 @@ _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 def add_arguments(parser: ArgumentParser) -> None:
     """See :data:`~lightning_streaming.tools.commands.COMMANDS`."""
-    parser.epilog = f"conditions of --fail-if are NAME OP NUMBER or NAME(STREAM) OP NUMBER; names are\n\n{names_told()}"
+    parser.epilog = f"conditions of --fail-if are NAME OP NUMBER or NAME(STREAM) OP NUMBER; names are\n\n{names_help()}"
     add_run(parser)
     add_set(parser)
     words = "plan the run that resumes from this Lightning checkpoint"

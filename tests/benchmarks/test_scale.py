@@ -18,7 +18,7 @@ from benchmarks.scale_node import Cluster, Order, bytes_of_shards, node_epoch
 from benchmarks.scale_store import Store, storm
 from lightning_streaming import StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.storage import retries
-from lightning_streaming.tools.planning.node import NodeCache, asked_for, read_epoch
+from lightning_streaming.tools.planning.node import NodeCache, first_requests, read_epoch
 from tests.helpers import write_shards
 from tests.servers import http_server
 
@@ -95,7 +95,7 @@ def test_two_real_nodes_fetch_what_was_worked_out(data: Path, tmp_path: Path, or
 def test_a_node_asks_once_for_each_shard_that_it_reads(data: Path) -> None:
     cluster = cluster_of(data)
     dataset = StreamingDataset(remote=str(data), batch_size=4, shuffle=True, world=World(num_nodes=2))
-    both = [asked_for(node_epoch(dataset, cluster, node)) for node in range(2)]
+    both = [first_requests(node_epoch(dataset, cluster, node)) for node in range(2)]
     assert sorted(np.concatenate([one.shards for one in both]).tolist()) == list(range(SHARDS))
     for node, asked in enumerate(both):
         epoch = node_epoch(dataset, cluster, node)

@@ -38,47 +38,52 @@ from lightning_streaming.sequence.partition import Partition
 _NEVER = np.iinfo(np.int64).max
 _MOST_LAST_USES = 1 << 26
 """Readers times shards of which the last uses are kept, in 4 bytes each; with more, none are known."""
+_START = 1_800_000_000 * 10**9
+"""Start of a simulation, in nanoseconds since 1970: after all times that mean that a shard is finished."""
+
+
+# What a node reads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class NodeReads:
-    """An epoch of a run, or what is left of it, as one node reads it."""
+    """An epoch of a run, or the rest of one, as one node reads it."""
 
     catalog: Catalog
     sequence: Batched
-    """Its ids by position."""
+    """Sample ids by position."""
     partition: Partition
     node: int
-    """Among those of the partition, replication divided out."""
+    """Node of the partition, replication divided out."""
     num_workers: int
     """Readers of each rank: worker processes, or the rank itself."""
     num_batches: int
-    """Batches of each rank that its workers make; they look ahead beyond them."""
+    """Batches of each rank that its workers prepare; they prefetch beyond them."""
     predownload: int | None = None
-    """As a dataset is told."""
+    """Option of the dataset."""
     batch_bytes: int = 0
-    """Bytes of a batch, where a worker reads as many batches at once as are quick to gather; else 0."""
+    """Bytes of a batch, if a worker gathers several batches at once; else 0."""
     ranks: Sequence[int] | None = None
-    """Those of the node that share a cache; None for all. Replication makes one node of several machines."""
+    """Ranks of the node that share a cache; None for all. With replication, a node may be several machines."""
 
     @property
     def ranks_here(self) -> Sequence[int]:
-        """Those that share a cache, counted within the node."""
+        """Ranks that share the cache, counted within the node."""
         return range(self.partition.geometry.ranks_per_node) if self.ranks is None else self.ranks
 
     @property
     def num_readers(self) -> int:
-        """Those that take themselves to share the cache: of all ranks of the node."""
+        """Readers of all ranks of the node, by which shares of the cache are computed."""
         return self.partition.geometry.ranks_per_node * self.num_workers
 
     @property
     def num_shards(self) -> int:
-        """Those of joined datasets included."""
+        """Number of shards, those of joined datasets included."""
         joins = self.catalog.joins
         return len(self.catalog.shards) if joins is None else joins.num_shards
 
     def worker(self, rank: int, worker: int) -> WorkerPartition:
-        """What one of its workers reads."""
+        """Return what one of its workers reads."""
         return WorkerPartition(
             sequence=self.sequence,
             epoch_partition=self.partition,
@@ -89,47 +94,47 @@ class NodeReads:
         )
 
     def workers(self) -> Iterator[WorkerPartition]:
-        """All workers of its first rank here, then of its second, and so on."""
+        """Yield what all workers of its first rank here read, then of its second, and so on."""
         for rank in self.ranks_here:
             for worker in range(self.num_workers):
                 yield self.worker(rank, worker)
 
     def lookahead(self, partition: WorkerPartition) -> Lookahead:
-        """How far one of its workers looks."""
+        """Return how far one of its workers prefetches."""
         if self.predownload:
             return Lookahead(self.predownload, self.predownload)
         return lookahead_of(partition, self.catalog)
 
     def uses_of_rank(self, rank: int) -> Iterator[Uses]:
-        """What one of its ranks needs, some batches at a time."""
+        """Yield what one of its ranks needs, some batches at a time."""
         alone = replace(self.worker(rank, 0), num_workers=1)
         for window in located(alone, self.catalog):
             rows = np.diff(window.stops, prepend=0)
             yield Uses(np.repeat(np.arange(len(rows)) + window.batches_before, rows), window.needed())
 
     def first_shards(self, batches: int) -> NDArray[np.int64]:
-        """The shards that the first batches of all its ranks here need; of some thousand samples at most."""
-        found = (next(self.uses_of_rank(rank)) for rank in self.ranks_here)
-        shards = np.unique(np.concatenate([uses.shards[uses.batches < batches].reshape(-1) for uses in found]))
+        """Return the shards that the first batches of all ranks here need; of some thousand samples at most."""
+        uses = [next(self.uses_of_rank(rank)) for rank in self.ranks_here]
+        shards = np.unique(np.concatenate([one.shards[one.batches < batches].reshape(-1) for one in uses]))
         return shards[shards >= 0]
 
     def last_uses(self) -> LastBatches | None:
-        """When shards are needed for the last time; None where that is too much to keep."""
+        """Return when shards are needed for the last time; None if that is too much to keep."""
         num_readers = len(self.ranks_here) * self.num_workers
         if num_readers * self.num_shards > _MOST_LAST_USES:
             return None
-        last, of_others = np.full((num_readers, self.num_shards), -1, np.int32), np.full(self.num_shards, -1, np.int32)
+        last, elsewhere = np.full((num_readers, self.num_shards), -1, np.int32), np.full(self.num_shards, -1, np.int32)
         for rank in range(self.partition.geometry.ranks_per_node):
-            place = self.ranks_here.index(rank) if rank in self.ranks_here else None
+            number = self.ranks_here.index(rank) if rank in self.ranks_here else None
             for batches, shards in self.uses_of_rank(rank):
                 for column in shards.T:
-                    here = column >= 0  # of equal places the last one counts
-                    if place is None:
-                        np.maximum.at(of_others, column[here], batches[here].astype(np.int32))
+                    used = column >= 0  # of equal indexes the last one counts
+                    if number is None:
+                        np.maximum.at(elsewhere, column[used], batches[used].astype(np.int32))
                     else:
-                        readers = place * self.num_workers + batches % self.num_workers
-                        last[readers[here], column[here]] = batches[here]
-        return LastBatches(last, np.maximum(last.max(axis=0), of_others))
+                        readers = number * self.num_workers + batches % self.num_workers
+                        last[readers[used], column[used]] = batches[used]
+        return LastBatches(last, np.maximum(last.max(axis=0), elsewhere))
 
 
 class Uses(NamedTuple):
@@ -138,28 +143,28 @@ class Uses(NamedTuple):
     batches: NDArray[np.int64]
     """The global batch of each sample, of shape (samples,)."""
     shards: NDArray[np.int64]
-    """Of shape (samples, shards), -1 for none."""
+    """Shards of each sample, of shape (samples, shards); -1 for none."""
 
 
 class LastBatches(NamedTuple):
-    """The last global batches in which shards are needed; -1 where they are in none."""
+    """The last global batches that need each shard; -1 if none does."""
 
     of_readers: NDArray[np.int32]
-    """By each reader here, of shape (readers, shards)."""
+    """By reader here, of shape (readers, shards)."""
     of_node: NDArray[np.int32]
     """By any reader of the node, also those on other machines; of shape (shards,)."""
 
 
-class Asked(NamedTuple):
-    """What a node asks for in an epoch when nothing is removed: each shard once. Arrays of one shape."""
+class FirstRequests(NamedTuple):
+    """The first request of a node for each shard in an epoch, if nothing is evicted. Arrays of one shape."""
 
     steps: NDArray[np.int64]
-    """After how many steps; 0 for what is asked for before the first batch is read."""
+    """Steps before the request; 0 for shards that are requested before the first batch is read."""
     shards: NDArray[np.int64]
 
 
-def asked_for(reads: NodeReads) -> Asked:
-    """When each shard is first asked for by any worker, all of them reading in step."""
+def first_requests(reads: NodeReads) -> FirstRequests:
+    """Return when each shard is first requested by any worker, all of them reading in step."""
     first = np.full(reads.num_shards, _NEVER, np.int64)
     for partition in reads.workers():
         ahead = reads.lookahead(partition)
@@ -171,12 +176,12 @@ def asked_for(reads: NodeReads) -> Asked:
             read = np.searchsorted(ends, rows - ahead.later, side="right") + 1
             steps = np.where(rows < ahead.at_first, 0, partition.worker + (read - 1) * partition.num_workers + 1)
             for column in window.needed().T:
-                here = column >= 0
-                np.minimum.at(first, column[here], steps[here])
+                used = column >= 0
+                np.minimum.at(first, column[used], steps[used])
             if partition.worker + (read[-1] - 1) * partition.num_workers >= reads.num_batches:
                 break
     shards = np.flatnonzero(first <= reads.num_batches)
-    return Asked(first[shards], shards)
+    return FirstRequests(first[shards], shards)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -184,45 +189,44 @@ class ShardBytes:
     """Bytes of each shard, those of joined datasets included; arrays of shape (shards,)."""
 
     fetched: NDArray[np.int64]
-    """Over the link; 0 where it is read in place."""
+    """Bytes downloaded; 0 if it is read in place."""
     kept: NDArray[np.int64]
-    """In a cache directory; 0 where nothing is written."""
+    """Bytes in a cache directory; 0 if no file is written."""
     making: NDArray[np.int64]
-    """The same while it is decompressed, which takes room for both of its forms."""
+    """Bytes there while it is decompressed, which takes room for both of its forms."""
 
     @classmethod
     def plain(cls, sizes: NDArray[np.int64]) -> ShardBytes:
-        """Of shards that are stored uncompressed, and fetched."""
+        """Return the bytes of shards that are stored uncompressed, and downloaded."""
         return cls(fetched=sizes, kept=sizes, making=sizes)
 
 
 def stored_bytes(table: ShardTable, *, in_place: bool, keep_zip: bool) -> ShardBytes:
-    """Add up what an index says of files.
+    """Add up the sizes of files in an index.
 
     Args:
         table: The shards of one dataset.
         in_place: Whether its own directory is read.
-        keep_zip: Whether compressed files are kept.
+        keep_zip: Whether compressed files are cached, too.
     """
-    raw, packed = np.zeros((2, len(table)), np.int64)
-    is_packed = np.zeros(len(table), np.bool_)
+    raw, compressed = np.zeros((2, len(table)), np.int64)
+    is_compressed = np.zeros(len(table), np.bool_)
     for number, kind in enumerate(table.kinds):
         here = np.flatnonzero(table.kind_of_shard == number)
-        is_packed[here] = kind.example.compression is not None
-        for place, field in enumerate(kind.files):
-            of = packed if field.startswith("zip") else raw
-            of[here] += table.sizes[table.first_file[here] + place]
-        if kind.example.compression == PART:  # of a file that holds several, what is made of its part
-            packed[here] = 0
+        is_compressed[here] = kind.example.compression is not None
+        for file, name in enumerate(kind.files):
+            sizes = compressed if name.startswith("zip") else raw
+            sizes[here] += table.sizes[table.first_file[here] + file]
+        if kind.example.compression == PART:  # of a file that holds several shards, what is made of its part
+            compressed[here] = 0
     if in_place:
-        kept = np.where(is_packed, raw, 0)
+        kept = np.where(is_compressed, raw, 0)
         return ShardBytes(fetched=np.zeros_like(raw), kept=kept, making=kept)
-    fetched = np.where(packed > 0, packed, raw)
-    return ShardBytes(fetched=fetched, kept=raw + packed if keep_zip else raw, making=raw + packed)
+    fetched, both = np.where(compressed > 0, compressed, raw), raw + compressed
+    return ShardBytes(fetched=fetched, kept=both if keep_zip else raw, making=both)
 
 
-_NOW = 1_800_000_000 * 10**9
-"""When the simulation begins, in nanoseconds since 1970: after all that the cache takes for finished."""
+# Its cache directory
 
 
 class CachedShards:
@@ -232,7 +236,7 @@ class CachedShards:
     """
 
     def __init__(self) -> None:
-        self._clock = count(_NOW, 1000)
+        self._clock = count(_START, 1000)
         self._accessed = dict[int, int]()
         """Access time of each shard, in nanoseconds."""
         self._coldest = list[tuple[int, int]]()
@@ -292,12 +296,12 @@ class CachedShards:
 
 
 class NodeCache:
-    """What a node's cache directory holds, by the rules of ``cache/eviction.py``.
+    """The cache directory of a node.
 
     Args:
         sizes: Bytes of each shard.
         limit: Most bytes; None for no limit.
-        fixed: Bytes that always stay: indexes, and what else is kept.
+        fixed: Bytes of files that are never evicted: indexes and selections.
     """
 
     def __init__(self, sizes: ShardBytes, limit: int | None, fixed: int = 0) -> None:
@@ -310,14 +314,14 @@ class NodeCache:
         self.used = self.peak = fixed
         """Bytes now, and at most so far."""
         self.times_fetched = np.zeros(len(sizes.kept), np.int32)
-        """Of each shard."""
+        """Downloads of each shard."""
         self.downloads = self.exceeded = 0
-        """How often shards were fetched, and a reader went beyond the limit."""
+        """Downloads of all shards, and how often a reader exceeded the limit."""
         self.on_fetch: Callable[[int], object] = lambda _: None
         """Called with each shard that is fetched."""
 
     def put(self, shards: Iterable[int]) -> None:
-        """Let some shards be here that were fetched before."""
+        """Add shards that were fetched before."""
         for shard in shards:
             if self._making[shard]:
                 self.shards.add(shard)
@@ -325,19 +329,19 @@ class NodeCache:
         self.peak = max(self.peak, self.used)
 
     def size(self, shard: int) -> int:
-        """Bytes of a shard that is here."""
+        """Return the bytes of a shard in the cache."""
         kept: int = self._kept[shard]
         return kept
 
     def touch(self, shard: int) -> bool:
-        """Note that a shard is used, if it is here; says whether it is."""
+        """Note that a shard is used, and return whether it is here."""
         if shard in self.shards:
             self.shards.add(shard)
             return True
         return not self._making[shard]  # it is read in place
 
     def fetch(self, shard: int, spare_since: int | None = None, *, must: bool = False) -> bool:
-        """Fetch a shard if there is room, or in any case; says whether it was."""
+        """Fetch a shard if there is room, or in any case; return whether it was fetched."""
         size = self._making[shard]
         if self._limit is not None:
             enough = bytes_to_free(self.used, size, self._limit)
@@ -355,184 +359,149 @@ class NodeCache:
         return True
 
 
-class _Opened:
-    """In the place of a shard's reader."""
-
-    def close(self) -> None:
-        """Nothing is mapped."""
-
-
-class _Uses(NamedTuple):
-    """When shards are used for the last time."""
-
-    last: NDArray[np.int32]
-    """The worker's last batch of each shard, of shape (shards,)."""
-    finished: list[tuple[int, int]]
-    """After how many of the worker's batches the node is done with a shard, and which one; the last one first."""
-
-    @classmethod
-    def of(cls, last: NDArray[np.int32], node_last: NDArray[np.int32], partition: WorkerPartition) -> _Uses:
-        mine = np.flatnonzero(last >= 0)
-        after = batches_until(node_last[mine].astype(np.int64), partition.worker, partition.num_workers)
-        order = np.argsort(after, kind="stable")[::-1]
-        return cls(last, list(zip(after[order].tolist(), mine[order].tolist(), strict=True)))
+# Its workers
 
 
 class _Group(NamedTuple):
     """Batches that a worker reads at once."""
 
     shards: list[int]
-    """What they need, in the order in which it is opened."""
+    """Shards that they need, in the order in which they are opened."""
     rows: list[int]
-    """Samples of each."""
-
-    @property
-    def rows_before_last(self) -> int:
-        """Samples of all but the last one."""
-        return sum(self.rows[:-1])
+    """Samples of each batch."""
 
 
 _NOTHING = _Group([], [])
 
 
-@dataclass(slots=True)
-class _Done:
-    """What a worker has read."""
-
-    batches: int = 0
-    rows: int = 0
-
-
 class _SimulatedWorker:
-    """One worker under way: the steps of ``reading/plan.py`` and ``reading/prefetch.py``, one batch at a time.
+    """A worker: the steps of ``reading/plan.py`` and ``reading/prefetch.py``, one group of batches at a time.
 
     Args:
+        number: Number of the worker among all readers of the node.
         partition: What it reads.
-        reads: Of which node.
-        cache: Of that node.
-        uses: When it uses shards for the last time; None where nobody knows.
+        reads: What its node reads.
+        cache: The cache of that node.
+        last: When shards are used for the last time; None if that is not known.
     """
 
     def __init__(
-        self,
-        partition: WorkerPartition,
-        reads: NodeReads,
-        cache: NodeCache,
-        uses: _Uses | None,
+        self, number: int, partition: WorkerPartition, reads: NodeReads, cache: NodeCache, last: LastBatches | None
     ) -> None:
         share = None if cache.room is None else reader_share(cache.room, reads.num_readers)
-        self._partition, self._cache, self._uses = partition, cache, uses
-        # What is joined by ids is not known by its place, and left out.
+        self._partition, self._cache = partition, cache
+        # Shards that are joined by id are not known by position, and left out.
         self._needs = (need for need in shard_needs(partition, reads.catalog) if need.indexes is None)
         self._need = next(self._needs, None)
         self._ahead, self._open = ShardsAhead(share), OpenShards(cache.shards.release, share)
         self._lookahead = reads.lookahead(partition)
         self._groups = _groups(located(partition, reads.catalog), reads.batch_bytes)
-        self._done = _Done()
+        self._batches = self._rows = 0
+        """Batches and samples that it has read."""
+        self._last = None if last is None else last.of_readers[number]
+        """Its last batch with each shard."""
+        self._finished = list[tuple[int, int]]()
+        """After how many of its batches the node does not need a shard again, and which one; the last first."""
+        if last is not None:
+            mine = np.flatnonzero(last.of_readers[number] >= 0)
+            after = batches_until(last.of_node[mine].astype(np.int64), partition.worker, partition.num_workers)
+            order = np.argsort(after, kind="stable")[::-1]
+            self._finished = list(zip(after[order].tolist(), mine[order].tolist(), strict=True))
         self.group, self.ready = _NOTHING, 0
-        """What it reads at once, and batches of that which are left to hand out."""
+        """Batches that it reads at once, and the number of them that it has not yielded."""
 
-    def fetch_ahead(self, rows: int = 0, batches: int = 0) -> None:
-        """Fetch what comes within reach, until there is no room; as if so much more had been read."""
-        has_begun = self._done.batches or batches
-        reach = self._done.rows + rows + (self._lookahead.later if has_begun else self._lookahead.at_first)
+    def prefetch(self, rows: int = 0, batches: int = 0) -> None:
+        """Fetch what is within reach, until there is no room; as if so much more had been read."""
+        has_begun = self._batches or batches
+        reach = self._rows + rows + (self._lookahead.later if has_begun else self._lookahead.at_first)
+        cache = self._cache
         while self._need is not None and self._need.sample < reach:
-            is_passed = self._need.sample < self._done.rows
-            if not is_passed and not self._fetch_one(self._need.shard):
-                return
+            shard, size = self._need.shard, cache.size(self._need.shard)
+            if self._need.sample >= self._rows:
+                spare_since = self._ahead.spare_since(size)
+                if not cache.touch(shard) and not cache.fetch(shard, spare_since):
+                    return
+                if shard not in self._open.readers:
+                    self._ahead.begin(shard, size, cache.shards.now())
             self._need = next(self._needs, None)
 
-    def _fetch_one(self, shard: int) -> bool:
-        cache, size = self._cache, self._cache.size(shard)
-        spare_since = self._ahead.spare_since(size)
-        if not cache.touch(shard) and not cache.fetch(shard, spare_since):
-            return False
-        if shard not in self._open.readers:
-            self._ahead.begin(shard, size, cache.shards.now())
-        return True
-
     def begin(self) -> _Group:
-        """Begin to read what comes next; nothing is left of what was read before."""
+        """Begin to read the next group, and return it."""
         self.group = next(self._groups, _NOTHING)
         self.ready = len(self.group.rows)
-        self.fetch_ahead(self.group.rows_before_last, self.ready - 1)
+        self.prefetch(sum(self.group.rows[:-1]), self.ready - 1)
         return self.group
 
     def open(self, shard: int, others: Sequence[_SimulatedWorker]) -> None:
         """Open a shard, unless it is open."""
+        cache = self._cache
         if shard in self._open.readers:
             self._open.readers.move_to_end(shard)
-        else:
-            self._open_shard(shard, others)
-
-    def end(self) -> None:
-        """Go on as a worker does after what it has read."""
-        if self.group is _NOTHING:
             return
-        self._done.rows += sum(self.group.rows)
-        self._let_go(self.group.shards, len(self.group.rows))
-        share = self._open.most_bytes
-        if share is not None and share < self._cache.largest:
-            self._open.close_all()
-        self.fetch_ahead()
-
-    def _let_go(self, needed: Iterable[int], batches: int) -> None:
-        """Close shards that the batches just read needed last; and say which ones the node is done with."""
-        self._done.batches += batches
-        if self._uses is None:
-            return
-        batch, (last, finished) = (
-            self._partition.worker + (self._done.batches - 1) * self._partition.num_workers,
-            self._uses,
-        )
-        for shard in needed:
-            if last[shard] <= batch:
-                self._open.close(shard)
-                self._ahead.end(shard)
-        while finished and finished[-1][0] <= self._done.batches:
-            self._cache.shards.finish(finished.pop()[1])
-
-    def _open_shard(self, shard: int, others: Sequence[_SimulatedWorker]) -> None:
-        info = _files(self._cache.size(shard))
+        info = _shard_info(cache.size(shard))
         self._open.make_room(info)
         self._ahead.end(shard)
-        cache = self._cache
         if not cache.touch(shard) and not cache.fetch(shard):
             self.close_all()
-            if not cache.fetch(shard):  # then others rest, and close theirs
+            if not cache.fetch(shard):  # then the other workers pause, and close theirs
                 for other in others:
                     other.close_all()
                 cache.fetch(shard, must=True)
         cache.shards.hold(shard)
-        self._open.add(shard, info, _opened())
+        self._open.add(shard, info, _NO_READER)
+
+    def end(self) -> None:
+        """Finish the group: close what it needed last, report what the node has finished, and prefetch."""
+        if self.group is _NOTHING:
+            return
+        self._rows += sum(self.group.rows)
+        self._batches += len(self.group.rows)
+        if self._last is not None:
+            batch = self._partition.worker + (self._batches - 1) * self._partition.num_workers
+            for shard in self.group.shards:
+                if self._last[shard] <= batch:
+                    self._open.close(shard)
+                    self._ahead.end(shard)
+            while self._finished and self._finished[-1][0] <= self._batches:
+                self._cache.shards.finish(self._finished.pop()[1])
+        share = self._open.most_bytes
+        if share is not None and share < self._cache.largest:
+            self.close_all()
+        self.prefetch()
 
     def close_all(self) -> None:
-        """Close what is open, as a pass does at its end, or for somebody who waits for room."""
+        """Close all shards, as at the end of an epoch, or because another reader waits for room."""
         self._open.close_all()
 
 
-def _opened() -> Any:
-    return _Opened()
+class _NoReader:
+    """Stands for the reader of a shard, which is not opened in a simulation."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class _Files(NamedTuple):
-    """In the place of what an index says of a shard's files."""
+    """Stands for what an index says of a shard's files."""
 
     bytes: int
     files: Any
 
 
+_NO_READER: Any = _NoReader()
+
+
 @lru_cache(maxsize=1 << 12)
-def _files(size: int) -> Any:
+def _shard_info(size: int) -> Any:
     return _Files(0, ((_Files(size, None), None),))
 
 
 def _groups(windows: Iterator[Window], batch_bytes: int) -> Iterator[_Group]:
-    """What a worker reads at once: one batch, then twice as many each time, as many as are quick to gather.
+    """Yield what a worker reads at once: one batch, then twice as many each time, as many as are quick to gather.
 
     Args:
         windows: Its samples.
-        batch_bytes: Of each batch; 0 where batches are read one by one.
+        batch_bytes: Bytes of each batch; 0 if batches are read one by one.
     """
     together, most = 1, max(1, GATHERED_BYTES // batch_bytes) if batch_bytes else 1
     for window in windows:
@@ -552,45 +521,37 @@ def read_epoch(
     goes_on: Callable[[int], bool] = lambda _: True,
     last: LastBatches | None = None,
 ) -> int:
-    """Let all workers of a node read an epoch, by way of its cache.
+    """Let all workers of a node read an epoch through its cache.
 
     Args:
         reads: What they read.
-        cache: What is here before and after.
-        goes_on: Told of the batches that each rank has read, before the next; False where that is enough.
-        last: What :meth:`NodeReads.last_uses` gives, if that is known already; looked at where there is a limit.
+        cache: The cache, which is changed.
+        goes_on: Called with the batches that each rank has read, before the next; returns whether to read it.
+        last: What :meth:`NodeReads.last_uses` returns, if that is known already; used with a limit.
 
     Returns:
         The batches of each rank that were read.
     """
     if cache.room is not None and last is None:
         last = reads.last_uses()
-    workers = list[_SimulatedWorker]()
-    for number, partition in enumerate(reads.workers()):
-        uses = None if last is None else _Uses.of(last.of_readers[number], last.of_node, partition)
-        workers.append(_SimulatedWorker(partition, reads, cache, uses))
+    workers = [_SimulatedWorker(*one, reads, cache, last) for one in enumerate(reads.workers())]
     for worker in workers:
-        worker.fetch_ahead()
+        worker.prefetch()
     done = 0
     while done < reads.num_batches and goes_on(done):
         of_ranks = workers[done % reads.num_workers :: reads.num_workers]
         if not all(worker.ready for worker in of_ranks):
-            _read_on(workers)
+            # All workers without a batch read their next group at the same time: a shard of each in turn.
+            waiting = [worker for worker in workers if worker.ready <= 0]
+            for shards in zip_longest(*[worker.begin().shards for worker in waiting]):
+                for worker, shard in zip(waiting, shards, strict=True):
+                    if shard is not None:
+                        worker.open(shard, workers)
+            for worker in waiting:
+                worker.end()
         for worker in of_ranks:
             worker.ready -= 1
         done += 1
     for worker in workers:
         worker.close_all()
     return done
-
-
-def _read_on(workers: Sequence[_SimulatedWorker]) -> None:
-    """Let all who have nothing left read what comes next, at the same time: a shard of each in turn."""
-    waiting = [worker for worker in workers if worker.ready <= 0]
-    groups = [worker.begin().shards for worker in waiting]
-    for shards in zip_longest(*groups):
-        for worker, shard in zip(waiting, shards, strict=True):
-            if shard is not None:
-                worker.open(shard, workers)
-    for worker in waiting:
-        worker.end()

@@ -16,26 +16,20 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache.eviction import check_limit, least_limit
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.reading.dataset import StreamingDataset
-from lightning_streaming.reading.passes import passes_of
-from lightning_streaming.sequence.packing.settings import BudgetSettings
 from lightning_streaming.tools.console import BAD, FINE, PROGRAM, counted, print_error, print_json, print_note, progress
-from lightning_streaming.tools.planning.fail_if import AtLeast, PlanCondition
+from lightning_streaming.tools.planning.fail_if import values_of
 from lightning_streaming.tools.planning.node import NodeReads, ShardBytes
-from lightning_streaming.tools.planning.planned_reads import PlannedEpoch, Reads, RunEnd, RunReads, epochs_of, extent_of
+from lightning_streaming.tools.planning.planned_reads import PlannedEpoch, RunReads, planned_epochs, with_end
 from lightning_streaming.tools.planning.resources import (
     MOST_SAMPLES,
     FirstBatch,
     Link,
-    Memory,
     NodeFetches,
     batches_ahead,
-    bytes_of_dataset,
+    bytes_of_shards,
     first_batch,
-    gathered_bytes,
     index_bytes,
     memory_of,
-    streams_of_shards,
     tokens_of_samples,
 )
 from lightning_streaming.tools.planning.show_plan import check_page, print_report, write_page
@@ -43,379 +37,26 @@ from lightning_streaming.tools.runs.training_run import TracedRun, traced_run
 from lightning_streaming.units import bytes_as_written, format_bytes, parse_bytes
 from lightning_streaming.world import World
 
-_MOST_TICKS = 400
-"""Points of what is told over time."""
-
-
-def report_of(planned: Planned) -> dict[str, Any]:
-    """All that was worked out, as plain values."""
-    streams = _streams(planned)
-    caches = [_cache(planned, place) for place in range(len(planned.fetches[0].found))]
-    return {
-        "run": _run(planned),
-        "streams": streams,
-        "schedule": _phases(planned),
-        "packs": _packs(planned),
-        "caches": caches,
-        "first_batch": _first_batch(planned),
-        "mixing": _mixing(planned),
-        "memory": {
-            "order": planned.memory.order,
-            "lengths": planned.memory.lengths,
-            "index": planned.memory.index,
-            "batches": planned.memory.batches,
-            "total": planned.memory.total,
-        },
-        "over_time": _over_time(planned),
-        "notes": [*planned.notes, *_notes(planned, caches)],
-    }
-
-
-def _run(planned: Planned) -> dict[str, Any]:
-    run, reads = planned.run, planned.reads
-    loader, machines = run.loader, run.order.epoch(run.begins).partition.geometry
-    first, stop = int(reads.epochs[0].steps[0]), int(reads.epochs[-1].steps[-1]) + reads.rest.steps
-    looked_at = sum(one.part * one.batches for one in reads.epochs)
-    return {
-        "nodes": run.num_nodes,
-        "ranks_per_node": run.ranks_per_node,
-        "replication": run.replication,
-        "workers": loader.num_workers,
-        "batch_size": machines.batch_size,
-        "unit": "sample" if run.packs is None else "group" if isinstance(run.packs, BudgetSettings) else "pack",
-        "global_batch": machines.global_batch_size,
-        "begins": {**run.begins._asdict(), "step": run.steps.first_step},
-        "epochs": len(reads.epochs) + reads.rest.epochs,
-        "first_step": first,
-        "stop_step": stop,
-        "steps": stop - first,
-        "nodes_simulated": list(planned.nodes),
-        "looked_at": looked_at / (sum(one.batches for one in reads.epochs) + reads.rest.batches),
-    }
-
-
-def _times(planned: Planned, of_epochs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """The sum over all epochs, those included that are taken to be like the last one."""
-    total: NDArray[np.int64] = np.sum(of_epochs, axis=0, dtype=np.int64)
-    total += _rest(planned, of_epochs[-1])
-    return total
-
-
-def _rest(planned: Planned, of_last: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What epochs have that are taken to be like the last one, of what that has."""
-    reads = planned.reads
-    rest: NDArray[np.int64] = np.rint(of_last * (reads.rest.batches / reads.epochs[-1].batches)).astype(np.int64)
-    return rest
-
-
-def _streams(planned: Planned) -> list[dict[str, Any]]:
-    reads, dataset = planned.reads, planned.run.loader.dataset
-    catalog = passes_of(dataset).catalog
-    samples = _times(planned, [one.samples.sum(axis=0) for one in reads.epochs])
-    tokens = _times(planned, [one.tokens.sum(axis=0) for one in reads.epochs])
-    fetched = np.mean([_fetched(planned, node, 0) for node in planned.fetches], axis=0) * planned.run.num_nodes
-    found = []
-    for place, (name, stream) in enumerate(dataset.streams.items()):
-        size, before = catalog.samples_per_stream[place], int(reads.samples_before[place])
-        drawn = before + int(samples[place])
-        repeat = reads.first_repeats.get(place)
-        most = reads.most_reads.get(place)
-        is_whole = not reads.rest.batches and all(one.part == 1 for one in reads.epochs)
-        is_known, least = reads.is_tallied and is_whole, math.ceil(drawn / size) if is_whole else drawn // size
-        read = int(samples[place])
-        found.append(
-            {
-                "stream": name,
-                "stored": stream.num_stored,
-                "selected": stream.num_selected,
-                "samples": read,
-                "samples_before": before,
-                "share": read / max(1, int(samples.sum())),
-                "tokens": _tokens(planned, place, read, int(tokens[place])),
-                "passes": drawn / size,
-                "repeats": most if most is not None and is_known else max(most or 0, least),
-                "first_repeat": None if repeat is None else {"epoch": repeat[0], "step": repeat[1]},
-                "bytes": round(float(fetched[place])),
-                "is_exact": is_known,
-            }
-        )
-    return found
-
-
-def _tokens(planned: Planned, stream: int, samples: int, tokens: int) -> int | None:
-    """Tokens of a stream's samples, if they are known."""
-    is_known = planned.run.packs is not None or planned.tokens_of_sample[stream] or not samples
-    return tokens if is_known else None
-
-
-def _fetched(planned: Planned, node: NodeFetches, place: int) -> NDArray[np.int64]:
-    """What a node fetches of each stream; of shape (streams,)."""
-    found = node.found[place]
-    total: NDArray[np.int64] = np.sum([epoch.sum(axis=0) for epoch in found.epochs], axis=0, dtype=np.int64)
-    total += _fetched_later(planned, node, place)
-    return total
-
-
-def _fetched_later(planned: Planned, node: NodeFetches, place: int) -> NDArray[np.int64]:
-    """What a node fetches in epochs that nobody looked at: where all is kept, only what it has not yet."""
-    rest, found = _rest(planned, node.found[place].epochs[-1].sum(axis=0)), node.found[place]
-    return np.minimum(rest, node.not_asked) if found.keeps_all else rest
-
-
-def _phases(planned: Planned) -> list[dict[str, Any]]:
-    order, reads = planned.run.order.order, planned.reads
-    if order.plan is None:
-        return []
-    names = passes_of(planned.run.loader.dataset).catalog.stream_names
-    samples = _times(planned, [one.phase_samples for one in reads.epochs])
-    tokens = _times(planned, [one.phase_tokens for one in reads.epochs])
-    return [
-        {
-            "phase": phase.name,
-            "streams": [
-                {
-                    "stream": name,
-                    "samples": int(samples[number, place]),
-                    "share": int(samples[number, place]) / max(1, int(samples[number].sum())),
-                    "tokens": _tokens(planned, place, int(samples[number, place]), int(tokens[number, place])),
-                }
-                for place, name in enumerate(names)
-                if samples[number, place]
-            ],
-        }
-        for number, phase in enumerate(order.plan.phases)
-    ]
-
-
-def _packs(planned: Planned) -> dict[str, Any] | None:
-    if planned.run.packs is None:
-        return None
-    epochs = planned.reads.epochs
-    fill = np.sum([one.fill for one in epochs], axis=0)
-    room = sum(one.room for one in epochs)
-    return {
-        "fill": sum(one.packed for one in epochs) / max(1, room),
-        "histogram": fill.tolist(),
-    }
-
-
-def _cache(planned: Planned, place: int) -> dict[str, Any]:
-    of_nodes = [node.found[place] for node in planned.fetches]
-    nodes, part = planned.run.num_nodes, min(one.part for one in of_nodes)
-    fetched = float(np.mean([_fetched(planned, node, place).sum() for node in planned.fetches]))
-    needed = float(np.mean([_needed(planned, node).sum() for node in planned.fetches]))
-    looked_at = sum(one.batches for one in planned.reads.epochs)
-    times = nodes / part * (1 + planned.reads.rest.batches / looked_at)
-    exceeded = float(np.mean([one.exceeded for one in of_nodes])) * times
-    return {
-        "limit": of_nodes[0].limit,
-        "is_configured": place == 0,
-        "bytes": round(fetched * nodes),
-        "bytes_of_node": round(fetched),
-        # Less is fetched than what is asked for in the end where there is no room for what nobody comes to read.
-        "refetched": max(1.0, fetched / needed) if needed else 1.0,
-        "downloads_of_node": round(float(np.mean([_downloads(planned, node, place) for node in planned.fetches]))),
-        "peak": max(one.peak for one in of_nodes),
-        "exceeded": math.ceil(exceeded),
-        "simulated": part,
-        "was_full": all(one.was_full for one in of_nodes),
-    }
-
-
-def _needed(planned: Planned, node: NodeFetches) -> NDArray[np.int64]:
-    """Bytes of all shards that a node needs, each once, of each stream; of shape (streams,)."""
-    keeping = [place for place, found in enumerate(node.found) if found.keeps_all]
-    more = _fetched_later(planned, node, keeping[0]) if keeping else np.zeros_like(node.needed)
-    return node.needed + more
-
-
-def _downloads(planned: Planned, node: NodeFetches, place: int) -> float:
-    found = node.found[place]
-    last = int(found.epochs[-1].sum())
-    times = int(_fetched_later(planned, node, place).sum()) / last if last else 0.0
-    return sum(found.downloads) + found.downloads[-1] * times
-
-
-def _first_batch(planned: Planned) -> dict[str, Any]:
-    first, link = planned.first, planned.link
-    return {
-        "seconds": first.seconds,
-        "index_seconds": first.index,
-        "order_seconds": first.order,
-        "shard_seconds": first.shards,
-        "index_bytes": first.index_bytes,
-        "shard_bytes": first.shard_bytes,
-        "ahead_bytes": first.ahead_bytes,
-        "link_bytes_per_second": link.bytes_per_second,
-        "latency": link.latency,
-    }
-
-
-def _mixing(planned: Planned) -> float | None:
-    pairs = [pair for one in planned.reads.epochs for pair in one.mixing]
-    uniform = sum(pair[1] for pair in pairs)
-    if not pairs:
-        return None
-    return sum(pair[0] for pair in pairs) / uniform if uniform else 1.0
-
-
-def _over_time(planned: Planned) -> dict[str, Any]:
-    """What the charts show: at each step the samples of each stream until then, and what was fetched.
-
-    What nobody looked at is one stretch at the end.
-    """
-    reads, names = planned.reads, passes_of(planned.run.loader.dataset).catalog.stream_names
-    epochs = reads.epochs
-    steps = np.concatenate([epochs[0].steps[:1], *(one.steps[1:] for one in epochs)])
-    samples = [one.samples for one in epochs]
-    if reads.rest.batches:
-        steps = np.append(steps, steps[-1] + reads.rest.steps)
-        samples.append(_rest(planned, samples[-1].sum(axis=0))[None])
-    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_TICKS)).astype(int))
-    so_far = np.concatenate([np.zeros((1, len(names)), np.int64), np.cumsum(np.concatenate(samples), axis=0)])
-    caches = []
-    for place, found in enumerate(planned.fetches[0].found):
-        both = [_cache_over_time(planned, node, place) for node in planned.fetches]
-        fetched = np.mean([one[0] for one in both], axis=0) * planned.run.num_nodes
-        caches.append(
-            {
-                "limit": found.limit,
-                "fetched": np.rint(fetched[kept]).astype(np.int64).tolist(),
-                "used": np.max([one[1] for one in both], axis=0)[kept].tolist(),
-            }
-        )
-    return {
-        "steps": steps[kept].tolist(),
-        "samples": {name: so_far[kept, place].tolist() for place, name in enumerate(names)},
-        "schedule": _phase_steps(planned),
-        "caches": caches,
-    }
-
-
-def _cache_over_time(planned: Planned, node: NodeFetches, place: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What a node has fetched at each tick, and what its cache holds; arrays of shape (ticks + 1,)."""
-    found = node.found[place]
-    fetched = np.concatenate([[0], np.cumsum(np.concatenate(found.epochs).sum(axis=1))])
-    used = np.concatenate([[planned.fixed], *found.used])
-    if planned.reads.rest.batches:
-        fetched = np.append(fetched, fetched[-1] + _fetched_later(planned, node, place).sum())
-        used = np.append(used, used[-1])
-    return fetched, used
-
-
-def _phase_steps(planned: Planned) -> list[dict[str, Any]]:
-    """At which step each phase of the first epoch begins, where that is read."""
-    run, order = planned.run, planned.run.order.order
-    if order.plan is None or run.begins.epoch:
-        return []
-    read, steps = run.order.epoch(run.begins), run.steps
-    sequence, size = read.partition.sequence, read.partition.geometry.global_batch_size
-    begins = [0, *order.phase_stops(read.composed, 0)[:-1].tolist()]
-    batches = [(sequence.entries_before(begin) - read.partition.entries_before) // size for begin in begins]
-    return [
-        {"phase": phase.name, "step": steps.first_step + steps.of_epoch(0).step_of(batch)}
-        for phase, begin, batch in zip(order.plan.phases, begins, batches, strict=True)
-        if begin >= run.begins.sample_in_epoch and batch < planned.reads.epochs[0].batches
-    ]
-
-
-def _notes(planned: Planned, caches: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where numbers are not exact, and what stands out."""
-    reads, notes = planned.reads, list[str]()
-    part = min(one.part for one in reads.epochs)
-    if part < 1:
-        notes.append(f"{part:.1%} of the samples were looked at; counts are about so, repeats at least so")
-    elif not reads.is_tallied:
-        notes.append("there are too many samples to count each; repeats are at least so")
-    if reads.rest.batches:
-        looked, epochs = len(reads.epochs), len(reads.epochs) + reads.rest.epochs
-        notes.append(f"{looked} of {epochs} epochs were looked at; those after them are taken to be like the last one")
-    for one in caches:
-        if one["simulated"] < 1:
-            limit = format_bytes(one["limit"])
-            goes_on = "the rest is taken to go on like that"
-            if not one["was_full"]:
-                goes_on = "they do not fill it, so what is fetched again after that is not known"
-            how = f"{one['simulated']:.1%} of the reads were simulated; {goes_on}"
-            notes.append(f"with a limit of {limit}, {how}")
-    if caches[0]["exceeded"]:
-        limit, times = format_bytes(caches[0]["limit"]), counted(caches[0]["exceeded"], "time")
-        notes.append(f"cache_limit={limit} would be exceeded {times}, as all that it holds is open")
-    catalog = passes_of(planned.run.loader.dataset).catalog
-    if catalog.joins is not None and catalog.joins.by_id:
-        notes.append("what is joined by id is not counted: which shards that needs is known once the ids are read")
-    if len(planned.nodes) < planned.run.num_nodes:
-        told = ", ".join(map(str, planned.nodes))
-        notes.append(f"of {planned.run.num_nodes} nodes, node {told} was simulated, and stands for all")
-    return notes
-
-
-def values_of(report: Mapping[str, Any]) -> dict[Any, float | AtLeast | None]:
-    """What conditions may ask about, by name, and by name and stream."""
-    streams, cache, run = report["streams"], report["caches"][0], report["run"]
-    tokens = [one["tokens"] for one in streams]
-    fetched = _exactly if cache["was_full"] else AtLeast
-    repeats = [_exactly(one["repeats"]) if one["is_exact"] else AtLeast(one["repeats"]) for one in streams]
-    values: dict[Any, float | AtLeast | None] = {
-        "samples": sum(one["samples"] for one in streams),
-        "tokens": None if None in tokens else sum(tokens),
-        "share": 1.0,
-        "passes": max(one["passes"] for one in streams),
-        "repeats": max(repeats, key=_number),
-        "first_repeat": _earliest(streams),
-        "bytes": fetched(cache["bytes"]),
-        "refetched": fetched(cache["refetched"]),
-        "cache_peak": cache["peak"],
-        "cache_exceeded": fetched(cache["exceeded"]),
-        "first_batch_seconds": report["first_batch"]["seconds"],
-        "first_batch_bytes": report["first_batch"]["index_bytes"] + report["first_batch"]["shard_bytes"],
-        "mixing": report["mixing"],
-        "fill": None if report["packs"] is None else report["packs"]["fill"],
-        "memory": report["memory"]["total"],
-        "steps": run["steps"],
-        "epochs": run["epochs"],
-    }
-    for one, most in zip(streams, repeats, strict=True):
-        for name in ("samples", "tokens", "share", "passes"):
-            values[name, one["stream"]] = one[name]
-        values["repeats", one["stream"]], values["bytes", one["stream"]] = most, fetched(one["bytes"])
-        values["first_repeat", one["stream"]] = _earliest([one])
-    return values
-
-
-def _exactly(number: float) -> float:
-    return number
-
-
-def _number(value: float | AtLeast) -> tuple[float, bool]:
-    """What the largest of some is chosen by: of two that are as large, the one that may be larger."""
-    return (value.number, True) if isinstance(value, AtLeast) else (value, False)
-
-
-def _earliest(streams: Sequence[Mapping[str, Any]]) -> float | None:
-    """The step of the first repeat in any of some streams; None where nobody looked far enough."""
-    steps = [one["first_repeat"]["step"] for one in streams if one["first_repeat"] is not None]
-    return min(steps, default=math.inf if all(one["is_exact"] for one in streams) else None)
-
-
 _MOST_NODES = 4
 """Nodes that are simulated."""
 _PARTS = (0.5, 0.25)
-"""Of what a node reads: limits that are planned where none are asked for."""
+"""Parts of what a node reads: limits that are planned if none are requested."""
+_MOST_TICKS = 400
+"""Points of what is reported over time."""
 
 
 def plan_run(args: Namespace) -> int:
-    """Plan a run, and show it.
+    """Plan a run, and show the plan.
 
     Args:
-        args: What ``plan`` was told.
+        args: Arguments of ``plan``.
 
     Returns:
-        The exit code: whether a condition holds.
+        The exit code, which says whether a condition holds.
 
     Raises:
-        ConfigError: The configuration describes no run that can be planned, or a condition asks for what is not there.
-        StateError: The checkpoint has no place to begin at, or is of other data.
+        ConfigError: The configuration describes no run that can be planned, or a condition needs what is not known.
+        StateError: The checkpoint has no saved position, or is of other data.
         StorageError: An index could not be fetched, or the page not be written.
     """
     changes = dict(args.set) | ({} if args.batch_size is None else {"batch_size": str(args.batch_size)})
@@ -424,58 +65,41 @@ def plan_run(args: Namespace) -> int:
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         run = traced_run(args, changes)
     try:
-        for condition in args.fail_if:
-            _check_stream(condition, run)
+        for condition in args.fail_if:  # an unknown stream is an error before minutes of work
+            if condition.stream is not None:
+                condition.holds({(condition.name, name): 0 for name in run.catalog.stream_names})
         if args.html is not None:
             check_page(args.html)
         report = report_of(planned(run, args))
     finally:
         run.loader.close()
-    values = values_of(report)
-    judged = [(condition, _holds(condition, values)) for condition in args.fail_if]
-    report["failed"] = failed = [condition.text for condition, holds in judged if holds is True]
-    _show(report, args)
-    for text in failed:
+    values, errors, report["failed"] = values_of(report), list[ConfigError](), []
+    for condition in args.fail_if:
+        try:
+            report["failed"] += [condition.text] if condition.holds(values) else []
+        except ConfigError as error:  # noqa: PERF203  raised after all that is known is shown
+            errors.append(error)
+    if args.json:
+        print_json(report)
+    else:
+        print_report(report)
+        for note in report["notes"]:
+            print_note("plan", note)
+    for text in report["failed"]:
         print_error(f"{PROGRAM} plan", f"--fail-if: {text} holds")
     if args.html is not None:
         write_page(args.html, report, _planned_from(args))
         print_note("plan", f"wrote {args.html}")
-    for _, holds in judged:
-        if isinstance(holds, ConfigError):
-            raise holds
-    return BAD if failed else FINE
+    if errors:
+        raise errors[0]
+    return BAD if report["failed"] else FINE
 
 
 def _planned_from(args: Namespace) -> str:
-    """The configuration and the checkpoint; of settings that were changed the names, as values may be secrets."""
+    """Return the paths of configuration and checkpoint, and names of changed settings, whose values may be secrets."""
     changed = [name for name, _ in args.set]
-    told = ", ".join(args.config) + (f" with other {', '.join(changed)}" if changed else "")
-    return told if args.checkpoint is None else f"{told}, from {args.checkpoint}"
-
-
-def _holds(condition: PlanCondition, values: Mapping[Any, Any]) -> bool | ConfigError:
-    """Whether a condition holds, or why nobody knows, which is raised once all is shown that is known."""
-    try:
-        return condition.holds(values)
-    except ConfigError as error:
-        return error
-
-
-def _show(report: Mapping[str, Any], args: Namespace) -> None:
-    if args.json:
-        print_json(report)
-        return
-    print_report(report)
-    for note in report["notes"]:
-        print_note("plan", note)
-
-
-def _check_stream(condition: PlanCondition, run: TracedRun) -> None:
-    """Refuse a condition on a stream that is not there, before minutes of work."""
-    if condition.stream is not None:
-        names = passes_of(run.loader.dataset).catalog.stream_names
-        there: dict[Any, float | None] = {(condition.name, name): 0 for name in names}
-        condition.holds(there)
+    paths = ", ".join(args.config) + (f" with other {', '.join(changed)}" if changed else "")
+    return paths if args.checkpoint is None else f"{paths}, from {args.checkpoint}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -485,16 +109,16 @@ class Planned:
     run: TracedRun
     reads: RunReads
     nodes: Sequence[int]
-    """Those that were simulated."""
+    """Nodes that were simulated."""
     fetches: Sequence[NodeFetches]
-    """Of each of these nodes, for each limit; the configured one comes first."""
+    """Downloads of each of these nodes, for each limit; the configured one comes first."""
     first: FirstBatch
     link: Link
     fixed: int
-    """Bytes of indexes, and of what else a cache holds besides shards."""
+    """Bytes of indexes and selections in a cache."""
     tokens_of_sample: NDArray[np.int64]
-    """Of each stream, where all have equally many and they are not packed; else 0."""
-    memory: Memory
+    """Tokens of a sample of each stream, if its samples have equally many and are not packed; else 0."""
+    memory: Mapping[str, int]
     notes: Sequence[str]
 
 
@@ -503,122 +127,360 @@ def planned(run: TracedRun, args: Namespace) -> Planned:
 
     Args:
         run: The run.
-        args: ``epochs``, ``steps``, ``limit``, ``link`` and ``latency``, as ``plan`` was told.
+        args: ``epochs``, ``steps``, ``limit``, ``link`` and ``latency`` of ``plan``.
 
     Raises:
-        ConfigError: A limit is too small to work.
+        ConfigError: A limit is too small, or there is nothing to read.
     """
-    dataset, extent = run.loader.dataset, extent_of(run, args.epochs, args.steps)
-    sizes, streams = bytes_of_dataset(dataset), streams_of_shards(dataset)
-    fixed, tokens = passes_of(dataset).fixed_bytes(), tokens_of_samples(dataset)
-    nodes = _nodes(run, extent)
-    share = float(np.mean([_share_of(run, node) for node in nodes]))
-    limits = _limits(dataset, sizes, fixed, share, args.limit)
+    run, assumed = with_end(run, args.epochs, args.steps)
+    whole = run.steps.rest(run.begins.epoch, run.steps.first_step)
+    num_samples = whole.batches * run.order.epoch(run.begins).partition.geometry.global_batch_size
+    is_little = num_samples <= MOST_SAMPLES
+    spread = np.linspace(0, run.num_nodes - 1, min(run.num_nodes, _MOST_NODES) if is_little else 1)
+    nodes = sorted({int(node) for node in spread})
+    sizes, streams = bytes_of_shards(run.described)
+    fixed, tokens = run.described.fixed_bytes(), tokens_of_samples(run.described)
+    limits = _limits(run, sizes, fixed, nodes, args.limit)
     each = [NodeFetches(sizes, streams, limits, fixed, MOST_SAMPLES // len(nodes)) for _ in nodes]
     link = Link(bytes_per_second=args.link, latency=args.latency)
-    reads, epochs, began = Reads(run, tokens), epochs_of(run, extent), time.monotonic()
+    reads, epochs, began = RunReads(run, tokens), planned_epochs(run), time.monotonic()
     begun = next(epochs, None)
     if begun is None:
-        raise _nothing_left(run, extent)
-    begun.sequence.ids(np.asarray([begun.partition.start]))
-    took = time.monotonic() - began
-    found = (first_batch(_node_reads(run, begun, node), sizes, link, index_bytes(dataset), took) for node in nodes)
-    first = max(found, key=lambda one: one.seconds)
-    num_epochs = extent.of_run(run).epochs
-    with progress(reads.samples_before() + _num_samples(run, extent), "plan", "sample") as told:
-        reads.look_back(told)
+        end = [f"epoch {run.steps.stop_epoch}"] if run.steps.stop_epoch is not None else []
+        end += [f"step {run.steps.max_steps}"] if run.steps.max_steps is not None else []
+        raise ConfigError(
+            f"there is nothing to read: the run is at epoch {run.begins.epoch}, step {run.steps.first_step}, and ends "
+            f"before {', '.join(end)}",
+            hint="see --epochs and --steps",
+            option="--steps",
+        )
+    begun.described.sequence.ids(np.asarray([begun.partition.start]))
+    took, indexes = time.monotonic() - began, index_bytes(run.loader.dataset)
+    firsts = (first_batch(_node_reads(run, begun, node), sizes, link, indexes, took) for node in nodes)
+    first = max(firsts, key=lambda one: one.seconds)
+    with progress(reads.entries_before() + num_samples, "plan", "sample") as advance:
+        reads.count_before(advance)
         for epoch in chain([begun], epochs):
-            reads.look_at(epoch, num_epochs, told)
-            edges = epoch.edges(num_epochs)
+            reads.count(epoch, whole.epochs, advance)
+            edges = epoch.edges(whole.epochs)
             for node, fetches in zip(nodes, each, strict=True):
                 fetches.read(_node_reads(run, epoch, node), edges)
             if reads.is_enough():
                 break
+    reads.finish(epoch)
     return Planned(
-        run=run, reads=reads.finish(run, extent, epoch), nodes=nodes, fetches=each, first=first,
-        link=link, fixed=fixed, tokens_of_sample=tokens,
-        memory=memory_of(run, num_epochs), notes=[note for note in (run.assumed, extent.assumed) if note],
-    )  # fmt: skip
-
-
-def _nothing_left(run: TracedRun, extent: RunEnd) -> ConfigError:
-    where = f"epoch {run.begins.epoch}, step {run.steps.first_step}"
-    ends = f"epoch {extent.stop_epoch}, step {extent.max_steps}".replace("epoch None, ", "").replace(", step None", "")
-    return ConfigError(
-        f"there is nothing to read: the run stands at {where}, and ends before {ends}",
-        hint="see --epochs and --steps",
-        option="--steps",
+        run=run,
+        reads=reads,
+        nodes=nodes,
+        fetches=each,
+        first=first,
+        link=link,
+        fixed=fixed,
+        tokens_of_sample=tokens,
+        memory=memory_of(run, whole.epochs),
+        notes=[note for note in (run.assumed, assumed) if note],
     )
 
 
-def _num_samples(run: TracedRun, extent: RunEnd) -> int:
-    """About how many samples, or packs, a run reads."""
-    return extent.of_run(run).batches * run.order.epoch(run.begins).partition.geometry.global_batch_size
+def _readers(run: TracedRun, node: int) -> list[World]:
+    """Return the ranks of a machine among those that read different samples; all are of one node of these."""
+    return [run.reader(rank) for rank in range(node * run.ranks_per_node, (node + 1) * run.ranks_per_node)]
 
 
 def _node_reads(run: TracedRun, epoch: PlannedEpoch, node: int) -> NodeReads:
     loader, readers = run.loader, _readers(run, node)
+    # Workers prepare batches that are not read if the trainer ends the epoch early.
+    batches = min(epoch.partition.num_batches(run.order.machines.drop_last), epoch.batches + batches_ahead(loader))
     return NodeReads(
-        catalog=passes_of(loader.dataset).catalog,
-        sequence=epoch.sequence,
+        catalog=run.catalog,
+        sequence=epoch.described.sequence,
         partition=epoch.partition,
         node=readers[0].node,
         ranks=sorted({reader.rank_of_node for reader in readers}),
         num_workers=max(1, loader.num_workers),
-        num_batches=_batches_made(run, epoch),
+        num_batches=batches,
         predownload=loader.dataset.predownload,
-        batch_bytes=gathered_bytes(run),
+        batch_bytes=run.described.gathered_bytes(loader, epoch.partition.geometry.batch_size),
     )
 
 
-def _batches_made(run: TracedRun, epoch: PlannedEpoch) -> int:
-    """Batches that a rank's workers make of an epoch: some that nobody reads, where the trainer ends it early."""
-    whole = epoch.partition.num_batches(run.order.machines.drop_last)
-    return min(whole, epoch.batches + batches_ahead(run.loader))
-
-
-def _readers(run: TracedRun, node: int) -> list[World]:
-    """The ranks of a machine among those that read different samples: all of one node of these."""
-    return [run.reader(rank) for rank in range(node * run.ranks_per_node, (node + 1) * run.ranks_per_node)]
-
-
-def _share_of(run: TracedRun, node: int) -> float:
-    """The part of all samples that the ranks of a machine read."""
-    return len({reader.rank for reader in _readers(run, node)}) / (run.num_ranks // run.replication)
-
-
-def _nodes(run: TracedRun, extent: RunEnd) -> list[int]:
-    """The machines that are simulated: some of them where there is little to read, else one."""
-    nodes = run.num_nodes
-    is_little = _num_samples(run, extent) <= MOST_SAMPLES
-    spread = np.linspace(0, nodes - 1, min(nodes, _MOST_NODES) if is_little else 1)
-    return sorted({int(node) for node in spread})
-
-
 def _limits(
-    dataset: StreamingDataset, sizes: ShardBytes, fixed: int, share: float, asked: Sequence[int | None]
+    run: TracedRun, sizes: ShardBytes, fixed: int, nodes: Sequence[int], requested: Sequence[int | None]
 ) -> list[int | None]:
-    """The limits to plan, that of the run first.
+    """Return the limits to plan, that of the run first.
 
     Args:
-        dataset: What is read.
+        run: The run.
         sizes: Bytes of its shards.
-        fixed: Bytes that a cache holds besides.
-        share: The part of them that a node reads.
-        asked: Those that were asked for.
+        fixed: Bytes of indexes and selections in a cache.
+        nodes: Nodes that are simulated.
+        requested: Limits of ``--limit``.
 
     Raises:
-        ConfigError: One that was asked for is too small to work.
+        ConfigError: A requested limit is too small.
     """
-    configured = dataset.cache_limit
+    configured = run.loader.dataset.cache_limit
     limits = [None if configured is None else parse_bytes(configured)]
     if not sizes.kept.any():
         return limits
     largest = int(sizes.making.max())
-    for limit in asked:
+    for limit in requested:
         check_limit(limit, fixed, largest, "--limit")
-    if not asked:
-        node_bytes = int(sizes.kept.sum()) * share
+    if not requested:
+        # Parts of what the ranks of a node read on average.
+        readers = [len({reader.rank for reader in _readers(run, node)}) for node in nodes]
+        node_bytes = int(sizes.kept.sum()) * float(np.mean(readers)) / (run.num_ranks // run.replication)
         rounded = (fixed + parse_bytes(bytes_as_written(int(part * node_bytes))) for part in _PARTS)
-        asked = [None, *(one for one in rounded if one >= least_limit(fixed, largest))]
-    return list(dict.fromkeys([*limits, *asked]))
+        requested = [None, *(limit for limit in rounded if limit >= least_limit(fixed, largest))]
+    return list(dict.fromkeys([*limits, *requested]))
+
+
+# The report
+
+
+def report_of(planned: Planned) -> dict[str, Any]:
+    """Return all that was worked out, as plain values."""
+    run, reads, first, link = planned.run, planned.reads, planned.first, planned.link
+    epochs, rest, geometry = reads.epochs, reads.rest, run.order.epoch(run.begins).partition.geometry
+    first_step, stop_step = int(epochs[0].steps[0]), int(epochs[-1].steps[-1]) + rest.steps
+    batches = sum(epoch.batches for epoch in epochs)
+    caches = [_cache(planned, number) for number in range(len(planned.fetches[0].by_limit))]
+    pairs = [pair for epoch in epochs for pair in epoch.mixing]
+    mixed, random = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+    return {
+        "run": {
+            "nodes": run.num_nodes,
+            "ranks_per_node": run.ranks_per_node,
+            "replication": run.replication,
+            "workers": run.loader.num_workers,
+            "batch_size": geometry.batch_size,
+            "unit": run.described.unit,
+            "global_batch": geometry.global_batch_size,
+            "begins": {**run.begins._asdict(), "step": run.steps.first_step},
+            "epochs": len(epochs) + rest.epochs,
+            "first_step": first_step,
+            "stop_step": stop_step,
+            "steps": stop_step - first_step,
+            "nodes_simulated": list(planned.nodes),
+            "looked_at": sum(epoch.part * epoch.batches for epoch in epochs) / (batches + rest.batches),
+        },
+        "streams": _streams(planned),
+        "schedule": _schedule(planned),
+        "packs": None
+        if run.packs is None
+        else {
+            "fill": sum(epoch.packed for epoch in epochs) / max(1, sum(epoch.room for epoch in epochs)),
+            "histogram": np.sum([epoch.fill for epoch in epochs], axis=0).tolist(),
+        },
+        "caches": caches,
+        "first_batch": {
+            "seconds": first.seconds,
+            "index_seconds": first.index,
+            "order_seconds": first.order,
+            "shard_seconds": first.shards,
+            "index_bytes": first.index_bytes,
+            "shard_bytes": first.shard_bytes,
+            "ahead_bytes": first.ahead_bytes,
+            "link_bytes_per_second": link.bytes_per_second,
+            "latency": link.latency,
+        },
+        "mixing": None if not pairs else mixed / random if random else 1.0,
+        "memory": dict(planned.memory),
+        "over_time": _over_time(planned),
+        "notes": [*planned.notes, *_notes(planned, caches)],
+    }
+
+
+def _of_rest(planned: Planned, of_last: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return what the epochs have that were not counted, from what the last counted one has."""
+    reads = planned.reads
+    rest: NDArray[np.int64] = np.rint(of_last * (reads.rest.batches / reads.epochs[-1].batches)).astype(np.int64)
+    return rest
+
+
+def _sum(planned: Planned, of_epochs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return the sum over all epochs, those included that were not counted."""
+    total: NDArray[np.int64] = np.sum(of_epochs, axis=0, dtype=np.int64)
+    return total + _of_rest(planned, of_epochs[-1])
+
+
+def _streams(planned: Planned) -> list[dict[str, Any]]:
+    run, reads = planned.run, planned.reads
+    samples = _sum(planned, [epoch.samples.sum(axis=0) for epoch in reads.epochs]).tolist()
+    tokens = _sum(planned, [epoch.tokens.sum(axis=0) for epoch in reads.epochs]).tolist()
+    fetched = np.mean([_fetched(planned, node, 0) for node in planned.fetches], axis=0) * run.num_nodes
+    is_whole = not reads.rest.batches and all(epoch.part == 1 for epoch in reads.epochs)
+    is_exact, report = reads.is_tallied and is_whole, []
+    for number, (name, stream) in enumerate(run.loader.dataset.streams.items()):
+        size, before = run.catalog.samples_per_stream[number], int(reads.samples_before[number])
+        drawn, most, repeat = before + samples[number], reads.most_reads.get(number), reads.first_repeats.get(number)
+        least = math.ceil(drawn / size) if is_whole else drawn // size
+        report.append(
+            {
+                "stream": name,
+                "stored": stream.num_stored,
+                "selected": stream.num_selected,
+                "samples": samples[number],
+                "samples_before": before,
+                "share": samples[number] / max(1, sum(samples)),
+                "tokens": _tokens(planned, number, samples[number], tokens[number]),
+                "passes": drawn / size,
+                "repeats": most if most is not None and is_exact else max(most or 0, least),
+                "first_repeat": None if repeat is None else {"epoch": repeat[0], "step": repeat[1]},
+                "bytes": round(float(fetched[number])),
+                "is_exact": is_exact,
+            }
+        )
+    return report
+
+
+def _tokens(planned: Planned, stream: int, samples: int, tokens: int) -> int | None:
+    """Return the tokens of a stream's samples, if they are known."""
+    is_known = planned.run.packs is not None or planned.tokens_of_sample[stream] or not samples
+    return tokens if is_known else None
+
+
+def _schedule(planned: Planned) -> list[dict[str, Any]]:
+    names, epochs = planned.run.catalog.stream_names, planned.reads.epochs
+    samples = _sum(planned, [epoch.phase_samples for epoch in epochs]).tolist()
+    tokens = _sum(planned, [epoch.phase_tokens for epoch in epochs]).tolist()
+    return [
+        {
+            "phase": phase,
+            "streams": [
+                {
+                    "stream": name,
+                    "samples": count,
+                    "share": count / max(1, sum(samples[number])),
+                    "tokens": _tokens(planned, stream, count, tokens[number][stream]),
+                }
+                for stream, (name, count) in enumerate(zip(names, samples[number], strict=True))
+                if count
+            ],
+        }
+        for number, phase in enumerate(planned.run.described.phases)
+    ]
+
+
+def _fetched_later(planned: Planned, node: NodeFetches, number: int) -> NDArray[np.int64]:
+    """Return what a node fetches in epochs that were not counted: if nothing is evicted, only what is not cached."""
+    fetches = node.by_limit[number]
+    rest = _of_rest(planned, fetches.epochs[-1].sum(axis=0))
+    return np.minimum(rest, node.not_requested) if fetches.keeps_all else rest
+
+
+def _fetched(planned: Planned, node: NodeFetches, number: int) -> NDArray[np.int64]:
+    """Return what a node fetches of each stream under a limit; of shape (streams,)."""
+    epochs = [epoch.sum(axis=0) for epoch in node.by_limit[number].epochs]
+    return np.sum(epochs, axis=0, dtype=np.int64) + _fetched_later(planned, node, number)
+
+
+def _cache(planned: Planned, number: int) -> dict[str, Any]:
+    by_node = [node.by_limit[number] for node in planned.fetches]
+    nodes, part, needed, downloads = planned.run.num_nodes, min(one.part for one in by_node), [], []
+    for node, fetches in zip(planned.fetches, by_node, strict=True):
+        keeping = [other for other, one in enumerate(node.by_limit) if one.keeps_all]
+        later = _fetched_later(planned, node, keeping[0]).sum() if keeping else 0
+        needed.append(node.needed.sum() + later)
+        last = int(fetches.epochs[-1].sum())
+        times = int(_fetched_later(planned, node, number).sum()) / last if last else 0.0
+        downloads.append(sum(fetches.downloads) + fetches.downloads[-1] * times)
+    fetched = float(np.mean([_fetched(planned, node, number).sum() for node in planned.fetches]))
+    counted_batches = sum(epoch.batches for epoch in planned.reads.epochs)
+    exceeded = float(np.mean([fetches.exceeded for fetches in by_node])) * nodes / part
+    return {
+        "limit": by_node[0].limit,
+        "is_configured": number == 0,
+        "bytes": round(fetched * nodes),
+        "bytes_of_node": round(fetched),
+        # Without room for it, some of what is prefetched and not read in the end is not fetched.
+        "refetched": max(1.0, fetched / float(np.mean(needed))) if np.mean(needed) else 1.0,
+        "downloads_of_node": round(float(np.mean(downloads))),
+        "peak": max(fetches.peak for fetches in by_node),
+        "exceeded": math.ceil(exceeded * (1 + planned.reads.rest.batches / counted_batches)),
+        "simulated": part,
+        "was_full": all(fetches.was_full for fetches in by_node),
+    }
+
+
+def _over_time(planned: Planned) -> dict[str, Any]:
+    """Return what the charts show: at each step the samples of each stream until then, and the bytes fetched.
+
+    What was not counted is one interval at the end.
+    """
+    run, reads = planned.run, planned.reads
+    epochs, rest, names = reads.epochs, reads.rest, run.catalog.stream_names
+    steps = np.concatenate([epochs[0].steps[:1], *(epoch.steps[1:] for epoch in epochs)])
+    samples = [epoch.samples for epoch in epochs]
+    if rest.batches:
+        steps = np.append(steps, steps[-1] + rest.steps)
+        samples.append(_of_rest(planned, samples[-1].sum(axis=0))[None])
+    shown = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_TICKS)).astype(int))
+    so_far = np.concatenate([np.zeros((1, len(names)), np.int64), np.cumsum(np.concatenate(samples), axis=0)])
+    caches = []
+    for number, fetches in enumerate(planned.fetches[0].by_limit):
+        fetched, used = [], []
+        for node in planned.fetches:  # at each tick what it has fetched, and what its cache holds
+            of_node = node.by_limit[number]
+            fetched.append(np.concatenate([[0], np.cumsum(np.concatenate(of_node.epochs).sum(axis=1))]))
+            used.append(np.concatenate([[planned.fixed], *of_node.used]))
+            if rest.batches:
+                fetched[-1] = np.append(fetched[-1], fetched[-1][-1] + _fetched_later(planned, node, number).sum())
+                used[-1] = np.append(used[-1], used[-1][-1])
+        mean = np.mean(fetched, axis=0) * run.num_nodes
+        caches.append(
+            {
+                "limit": fetches.limit,
+                "fetched": np.rint(mean[shown]).astype(np.int64).tolist(),
+                "used": np.max(used, axis=0)[shown].tolist(),
+            }
+        )
+    return {
+        "steps": steps[shown].tolist(),
+        "samples": {name: so_far[shown, stream].tolist() for stream, name in enumerate(names)},
+        "schedule": _phase_steps(planned),
+        "caches": caches,
+    }
+
+
+def _phase_steps(planned: Planned) -> list[dict[str, Any]]:
+    """Return the step at which each phase of the first epoch begins, as far as that is read."""
+    run, phases, report = planned.run, planned.run.described.phases, list[dict[str, Any]]()
+    if run.begins.epoch:
+        return report
+    epoch, steps = run.described.epoch(run.begins), run.steps.of_epoch(0)
+    partition, size = epoch.partition, epoch.partition.geometry.global_batch_size
+    for phase, begin in zip(phases, [0, *epoch.phase_stops.tolist()], strict=False):
+        batch = (partition.sequence.entries_before(begin) - partition.entries_before) // size
+        if begin >= run.begins.sample_in_epoch and batch < planned.reads.epochs[0].batches:
+            report.append({"phase": phase, "step": run.steps.first_step + steps.step_of(batch)})
+    return report
+
+
+def _notes(planned: Planned, caches: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return sentences on numbers that are not exact, and on what is remarkable."""
+    run, reads, notes = planned.run, planned.reads, list[str]()
+    part = min(epoch.part for epoch in reads.epochs)
+    if part < 1:
+        notes.append(f"{part:.1%} of the samples were counted; counts are about so, repeats at least so")
+    elif not reads.is_tallied:
+        notes.append("there are too many samples to count each; repeats are at least so")
+    if reads.rest.batches:
+        number, epochs = len(reads.epochs), len(reads.epochs) + reads.rest.epochs
+        notes.append(f"{number} of {epochs} epochs were counted; those after them are taken to be like the last one")
+    for cache in caches:
+        if cache["simulated"] < 1:
+            limit = format_bytes(cache["limit"])
+            rest = "the rest is taken to be like them"
+            if not cache["was_full"]:
+                rest = "they do not fill it, so what is fetched again after that is not known"
+            notes.append(f"with a limit of {limit}, {cache['simulated']:.1%} of the reads were simulated; {rest}")
+    if caches[0]["exceeded"]:
+        limit, times = format_bytes(caches[0]["limit"]), counted(caches[0]["exceeded"], "time")
+        notes.append(f"cache_limit={limit} would be exceeded {times}, as all shards in the cache are open")
+    if run.catalog.joins is not None and run.catalog.joins.by_id:
+        notes.append("what is joined by id is not counted: the shards are known once the ids are read")
+    if len(planned.nodes) < run.num_nodes:
+        nodes = ", ".join(map(str, planned.nodes))
+        notes.append(f"of {run.num_nodes} nodes, node {nodes} was simulated, and stands for all")
+    return notes

@@ -101,8 +101,11 @@ class EpochDescription:
 
     run: RunDescription
     read: Epoch
-    sequence: Batched
-    """Sample ids by position."""
+
+    @cached_property
+    def sequence(self) -> Batched:
+        """Sample ids by position; drawn when it is first used."""
+        return drawn_sequence(self.read)
 
     @property
     def partition(self) -> Partition:
@@ -224,7 +227,7 @@ class RunDescription:
         """
         read = self.run.epoch(cursor)
         read = read if skipped is None else replace(read, skipped=skipped)
-        return EpochDescription(run=self, read=read, sequence=drawn_sequence(read))
+        return EpochDescription(run=self, read=read)
 
     def streams_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the stream of each sample id, counted in stream order."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.options.groups import group_of
@@ -285,6 +285,15 @@ class EpochSteps:
         return range(max(0, first), min(first + self.accumulate, self.batches))
 
 
+class Rest(NamedTuple):
+    """What a run reads from some epoch on."""
+
+    epochs: int = 0
+    """Epochs that have batches."""
+    batches: int = 0
+    steps: int = 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSteps:
     """The steps of a run, epoch after epoch."""
@@ -376,3 +385,41 @@ class RunSteps:
         else:
             before = sum(len(self.of_epoch(other)) for other in range(self.first_epoch, epoch))
         return self.first_step + before + self.of_epoch(epoch).step_of(batch)
+
+    def read_in(self, epoch: int, step: int) -> EpochSteps:
+        """Return the steps read in an epoch that begins at a global step: fewer if the run ends within it."""
+        whole = self.of_epoch(epoch)
+        left = len(whole) if self.max_steps is None else max(0, self.max_steps - step)
+        if left >= len(whole):
+            return whole
+        return replace(whole, batches=whole.batches_of(left - 1).stop if left else 0)
+
+    def rest(self, epoch: int, step: int) -> Rest:
+        """Return what the run reads from the beginning of an epoch on; it must have an end.
+
+        Epochs of packs differ in length, which is known once they are packed; all are taken to be like the first here.
+
+        Args:
+            epoch: The epoch; the first one counts from where the run begins.
+            step: Global step at its first batch.
+        """
+        rest = Rest()
+        while epoch < self.first_epoch + len(self.early) and self.has(epoch, step):
+            read = self.read_in(epoch, step)
+            rest = Rest(rest.epochs + bool(read.batches), rest.batches + read.batches, rest.steps + len(read))
+            epoch, step = epoch + 1, step + len(read)
+        each = self.of_epoch(epoch)
+        if not self.has(epoch, step) or not len(each):
+            return rest
+        whole = [] if self.stop_epoch is None else [self.stop_epoch - epoch]
+        whole += [] if self.max_steps is None else [(self.max_steps - step) // len(each)]
+        epochs = min(whole)
+        step += epochs * len(each)
+        last = EpochSteps(done=0, batches=0, accumulate=1)
+        if self.has(epoch + epochs, step):
+            last = self.read_in(epoch, step)  # as long as the last one
+        return Rest(
+            rest.epochs + epochs + bool(last.batches),
+            rest.batches + epochs * each.batches + last.batches,
+            rest.steps + epochs * len(each) + len(last),
+        )

@@ -17,7 +17,7 @@ from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.planning import planned_reads, resources
 from lightning_streaming.tools.planning.fail_if import NAMES, AtLeast, parse_condition
-from lightning_streaming.tools.planning.node import NodeReads, ShardBytes, asked_for
+from lightning_streaming.tools.planning.node import NodeReads, ShardBytes, first_requests
 from lightning_streaming.tools.planning.resources import Link, first_batch
 from lightning_streaming.tools.planning.show_plan import facts_told
 from lightning_streaming.trainer.config import config_of
@@ -136,7 +136,7 @@ def test_of_long_runs_a_part_is_looked_at_and_said_to_be(
     whole = plan(tmp_path, phased_train(data), "--json", max_epochs=40).json
     monkeypatch.setattr(planned_reads, "MOST_SAMPLES", 1200)
     part = plan(tmp_path, phased_train(data), "--json", max_epochs=40).json
-    assert any("epochs were looked at" in note for note in part["notes"])
+    assert any("epochs were counted" in note for note in part["notes"])
     for one, other in zip(part["streams"], whole["streams"], strict=True):
         assert one["samples"] == pytest.approx(other["samples"], rel=0.02)
         assert not one["is_exact"]
@@ -151,7 +151,7 @@ def test_of_a_long_epoch_a_part_is_looked_at(data: Path, tmp_path: Path, monkeyp
     whole = plan(tmp_path, train, "--json", max_epochs=1).json
     monkeypatch.setattr(planned_reads, "MOST_SAMPLES", 20_000)
     part = plan(tmp_path, train, "--json", max_epochs=1).json
-    assert any("of the samples were looked at" in note for note in part["notes"])
+    assert any("of the samples were counted" in note for note in part["notes"])
     for one, other in zip(part["streams"], whole["streams"], strict=True):
         assert one["samples"] == pytest.approx(other["samples"], rel=0.05)
 
@@ -308,7 +308,7 @@ def test_conditions_are_reported_to_programs(data: Path, tmp_path: Path) -> None
         ("nonsense > 3", ["there is no 'nonsense'", "repeats"]),
         ("__import__('os').system('true') > 0", ["there is no '__import__'"]),
         ("4 < repeats", ["takes conditions like"]),
-        ("cache_peak(web) > 3", ["is not told of each stream"]),
+        ("cache_peak(web) > 3", ["is not a number of each stream"]),
         ("bytes > 3 apples", ["b, kb, mb"]),
         ("repeats > many", ["k, m, b, t"]),
         ("tokens(web) > 3", ["tokens is not known of this run"]),
@@ -336,7 +336,7 @@ def test_any_text_is_a_condition_or_refused(text: str) -> None:
 @given(st.sampled_from(sorted(NAMES)), st.text(min_size=1, max_size=20), st.integers(0, 10**9))
 def test_a_condition_of_any_stream_is_understood(name: str, stream: str, number: int) -> None:
     if not NAMES[name].of_stream:
-        with raises(ConfigError, "not told of each stream"):
+        with raises(ConfigError, "not a number of each stream"):
             parse_condition(f"{name}({stream}) > {number}")
         return
     stripped = stream.strip()
@@ -366,7 +366,7 @@ def test_of_a_number_of_which_the_least_is_known_only_what_follows_is_said(
 ) -> None:
     parsed = parse_condition(condition)
     if holds is None:
-        with raises(ConfigError, r"or more, which does not tell whether that holds"):
+        with raises(ConfigError, r"or more, which does not say whether that holds"):
             parsed.holds({parsed.name: AtLeast(least)})
     else:
         assert parsed.holds({parsed.name: AtLeast(least)}) is holds
@@ -444,7 +444,7 @@ def test_the_first_batch_waits_for_its_shards_and_for_those_beside_them(data: Pa
 
 def test_all_shards_are_asked_for_once_and_before_they_are_read(data: Path) -> None:
     dataset, reads_of = node_reads(data, num_workers=3)
-    asked = asked_for(reads_of)
+    asked = first_requests(reads_of)
     assert asked.shards.tolist() == list(range(reads_of.num_shards))
     assert set(reads_of.first_shards(1).tolist()) <= set(asked.shards[asked.steps == 0].tolist())
     assert asked.steps.max() < reads_of.num_batches
