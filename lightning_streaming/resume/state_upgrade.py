@@ -104,7 +104,7 @@ def _stream(value: Any) -> Any:
 def _packing(value: Any) -> dict[str, Any]:
     """Return the settings of version 1, a list that begins with the method, by their names."""
     facts = value.get("method") if isinstance(value, Mapping) else None
-    if not isinstance(facts, list | tuple) or not facts:
+    if not isinstance(facts, list | tuple) or not facts or not isinstance(facts[0], str):
         return {"packing": value}
     settings = named_facts(facts)
     is_budget = settings["method"] == "budget"

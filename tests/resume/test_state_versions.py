@@ -14,6 +14,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_streaming import Stream, StreamingDataset
@@ -197,3 +198,14 @@ def test_what_a_later_release_has_added_is_a_difference(part: str, data: Path) -
     dataset.load_state_dict(state)
     with pytest.raises(StateMismatchError, match=rf"{part}\.(\w+\.)?later"):
         dataset.state_dict()
+
+
+@pytest.mark.parametrize("method", [3, None, np.arange(3), [], {}], ids=repr)
+def test_a_packing_of_version_1_without_a_method_in_text_reads_as_another(method: Any) -> None:
+    packed = next(state for state in STATES.values() if "pack" in state["fingerprint"]["order"])
+    state = json_copy(packed)
+    state["fingerprint"]["order"]["pack"]["method"][0] = method
+    fingerprint = read_state(state).fingerprint
+    assert fingerprint is not None
+    assert fingerprint.packing is not None
+    assert "capacity" not in fingerprint.packing.settings
