@@ -1,11 +1,11 @@
-"""How whole shard files are compressed.
+"""Compression of whole shard files.
 
 An algorithm is written ``family`` or ``family:level``, for example ``zstd`` or ``zstd:19``. A file is compressed as one
 unit, its name ends in the family, and the level does not matter when it is read.
 
-Every family unpacks piece by piece, or looks at what the data says of itself first, so that neither a bomb nor an index
-that lies makes us set aside more memory than the data fills. All but snappy, whose blocks are read as a whole, need no
-more memory for a large file than for a small one.
+Every family decompresses piece by piece, or checks the size that the data states first, so that neither a bomb nor a
+wrong index allocates more memory than the data fills. Except for snappy, whose blocks are read as a whole, a large file
+needs no more memory than a small one.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from lightning_streaming.escaping import short_repr
 
 
 def check_algorithm(algorithm: str) -> None:
-    """Refuse an algorithm that cannot be used here.
+    """Raise if an algorithm cannot be used here.
 
     Raises:
-        ConfigError: There is no such algorithm or level.
+        ConfigError: The algorithm or level is unknown.
         MissingDependencyError: The package it needs is not installed.
     """
     _package(extension(algorithm))
 
 
 def extension(algorithm: str) -> str:
-    """What a compressed file's name ends in, without the dot: ``zstd`` for ``zstd:19``.
+    """Return the suffix of a compressed file's name, without the dot: ``zstd`` for ``zstd:19``.
 
     Raises:
-        ConfigError: There is no such algorithm or level.
+        ConfigError: The algorithm or level is unknown.
     """
     return _find(algorithm)[0]
 
@@ -47,7 +47,7 @@ def compress(algorithm: str, data: bytes | memoryview) -> bytes:
     """Compress a whole file.
 
     Raises:
-        ConfigError: There is no such algorithm or level.
+        ConfigError: The algorithm or level is unknown.
         MissingDependencyError: The package it needs is not installed.
     """
     _, codec, level = _find(algorithm)
@@ -55,12 +55,12 @@ def compress(algorithm: str, data: bytes | memoryview) -> bytes:
 
 
 def decompress(algorithm: str, data: bytes, raw_bytes: int) -> bytes:
-    """Decompress a whole file in memory, never into more than it should hold.
+    """Decompress a whole file in memory, never into more than its raw size.
 
     Args:
-        algorithm: How it was compressed; the level does not matter.
+        algorithm: Its algorithm; the level does not matter.
         data: The compressed file.
-        raw_bytes: Size of the raw file, as the index tells it.
+        raw_bytes: Size of the raw file according to the index.
 
     Raises:
         StreamingError: As for :func:`decompressed_pieces`.
@@ -72,32 +72,32 @@ def decompress(algorithm: str, data: bytes, raw_bytes: int) -> bytes:
 
 
 def decompressed_pieces(algorithm: str, file: BinaryIO, raw_bytes: int) -> Iterator[bytes]:
-    """Decompress a file piece by piece, together never more than it should hold.
+    """Decompress a file piece by piece, never into more than its raw size.
 
-    That takes a few MiB whatever the size of the file, but for snappy, which takes as much as both forms of it.
+    That takes a few MiB for any size of the file; snappy takes as much as both forms of it.
 
     Args:
-        algorithm: How it was compressed; the level does not matter.
+        algorithm: Its algorithm; the level does not matter.
         file: The compressed file.
-        raw_bytes: Size of the raw file, as the index tells it.
+        raw_bytes: Size of the raw file according to the index.
 
     Yields:
-        What comes next of the raw file.
+        The next piece of the raw file.
 
     Raises:
         ShardCorruptError: The data is damaged, or the raw file has another size.
-        ConfigError: There is no such algorithm or level.
+        ConfigError: The algorithm or level is unknown.
         MissingDependencyError: The package it needs is not installed.
     """
     _, codec, _ = _find(algorithm)
-    found = 0
+    size = 0
     for piece in codec.decompress(file, raw_bytes + 1):  # one more shows data that is too long
-        found += len(piece)
-        if found > raw_bytes:
+        size += len(piece)
+        if size > raw_bytes:
             raise ShardCorruptError(f"{algorithm} data must hold {raw_bytes} bytes, but holds more")
         yield piece
-    if found < raw_bytes:
-        raise ShardCorruptError(f"{algorithm} data must hold {raw_bytes} bytes, but holds only {found}")
+    if size < raw_bytes:
+        raise ShardCorruptError(f"{algorithm} data must hold {raw_bytes} bytes, but holds only {size}")
 
 
 ZSTD_HEAD_BYTES = 18
@@ -105,22 +105,22 @@ ZSTD_HEAD_BYTES = 18
 
 
 def declared_zstd_bytes(data: bytes) -> int:
-    """What a zstd frame says of its raw size, in its head; it may say anything.
+    """Return the raw size that a zstd frame states in its head; it may be wrong.
 
     Raises:
-        ShardCorruptError: It begins like none, or does not say.
+        ShardCorruptError: It does not begin like a frame, or does not state the size.
         MissingDependencyError: The package that decompresses it is not installed.
     """
     zstandard = _package("zstd")
-    with _sound("zstd", zstandard.ZstdError):
-        found = int(zstandard.frame_content_size(data))
-    if found < 0:
-        raise ShardCorruptError("zstd data must say its raw size, but does not")
-    return found
+    with _checked("zstd", zstandard.ZstdError):
+        size = int(zstandard.frame_content_size(data))
+    if size < 0:
+        raise ShardCorruptError("zstd data must state its raw size, but does not")
+    return size
 
 
 def _find(algorithm: str) -> tuple[str, _Codec, int]:
-    """The family, its codec, and the level that ``algorithm`` asks for."""
+    """Return the family, its codec, and the level of an algorithm."""
     family, colon, level = algorithm.partition(":")
     codec = CODECS.get(family)
     if codec is None:
@@ -137,13 +137,13 @@ def _find(algorithm: str) -> tuple[str, _Codec, int]:
     return family, codec, int(level)
 
 
-# --- the work behind each family ---
+# --- families ---
 
 _PACKAGES = {"br": "brotli", "snappy": "cramjam", "zstd": "zstandard"}
 _PIECE_BYTES = 2**20
 _SMALLEST_ZSTD_WINDOW = 2**23
-"""What a zstd frame may ask for, however little it holds; any decoder must grant it."""
-_MOST_SNAPPY_RATIO = 64 / 3
+"""Window that any zstd frame may use, and every decoder must support."""
+_MAX_SNAPPY_RATIO = 64 / 3
 """A copy of 64 bytes takes 3."""
 
 
@@ -152,20 +152,20 @@ class _Codec:
     """One family of compression."""
 
     levels: range
-    """Levels that may be asked for; empty where the family has none."""
+    """Valid levels; empty if the family has none."""
     default_level: int
-    """The level when none is asked for."""
+    """The level by default."""
     compress: Callable[[bytes | memoryview, int], bytes]
     """(raw data, level) to compressed data. Raises MissingDependencyError."""
     decompress: Callable[[BinaryIO, int], Iterator[bytes]]
-    """(compressed file, most bytes to give) to pieces of the raw data, which may be cut there.
+    """(compressed file, most bytes) to pieces of the raw data, which may be truncated there.
 
-    Raises ShardCorruptError where the data is damaged, and MissingDependencyError.
+    Raises ShardCorruptError if the data is damaged, and MissingDependencyError.
     """
 
 
 def _package(family: str) -> Any:
-    """The module behind a family; None where Python has it built in."""
+    """Return the module of a family; None if it is built into Python."""
     name = _PACKAGES.get(family)
     try:
         return name and import_module(name)
@@ -180,12 +180,12 @@ class _Readable(Protocol):
 
 
 @contextmanager
-def _sound(family: str, *errors: type[Exception]) -> Iterator[None]:
-    """Say of what a decompressor refuses that the data is damaged."""
+def _checked(family: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise ShardCorruptError for the errors of a decompressor."""
     try:
         yield
     except errors as error:
-        raise ShardCorruptError(f"not sound {family} data ({error})") from None
+        raise ShardCorruptError(f"not valid {family} data ({error})") from None
 
 
 def _read_up_to(file: _Readable, most_bytes: int) -> Iterator[bytes]:
@@ -196,12 +196,12 @@ def _read_up_to(file: _Readable, most_bytes: int) -> Iterator[bytes]:
 
 
 def _decompress_gz(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
-    with _sound("gz", OSError, EOFError, zlib.error):
+    with _checked("gz", OSError, EOFError, zlib.error):
         yield from _read_up_to(gzip.GzipFile(fileobj=file), most_bytes)
 
 
 def _decompress_bz2(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
-    with _sound("bz2", OSError, EOFError, ValueError):
+    with _checked("bz2", OSError, EOFError, ValueError):
         yield from _read_up_to(bz2.BZ2File(file), most_bytes)
 
 
@@ -212,8 +212,8 @@ def _compress_zstd(data: bytes | memoryview, level: int) -> bytes:
 def _decompress_zstd(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
     zstandard = _package("zstd")
     window = max(_SMALLEST_ZSTD_WINDOW, 1 << most_bytes.bit_length())
-    with _sound("zstd", zstandard.ZstdError):
-        # As a stream: decompressing in one call would trust the size that the data itself declares.
+    with _checked("zstd", zstandard.ZstdError):
+        # As a stream: decompressing in one call would trust the size that the data states.
         decompressor = zstandard.ZstdDecompressor(max_window_size=min(window, 2**31))
         yield from _read_up_to(decompressor.stream_reader(file, closefd=False), most_bytes)
 
@@ -225,7 +225,7 @@ def _compress_br(data: bytes | memoryview, level: int) -> bytes:
 def _decompress_br(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
     brotli = _package("br")
     decompressor = brotli.Decompressor()
-    with _sound("br", brotli.error):
+    with _checked("br", brotli.error):
         while most_bytes and not decompressor.is_finished():
             data = file.read(_PIECE_BYTES) if decompressor.can_accept_more_data() else b""
             piece = decompressor.process(data, output_buffer_limit=min(_PIECE_BYTES, most_bytes))
@@ -243,20 +243,20 @@ def _decompress_snappy(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
     cramjam = _package("snappy")
     data = file.read()
     declared = _declared_snappy_bytes(data)
-    if declared > most_bytes or declared > len(data) * _MOST_SNAPPY_RATIO:
+    if declared > most_bytes or declared > len(data) * _MAX_SNAPPY_RATIO:
         raise ShardCorruptError(f"{len(data)} bytes of snappy data cannot or must not hold {declared} bytes")
-    with _sound("snappy", cramjam.DecompressionError):
+    with _checked("snappy", cramjam.DecompressionError):
         yield bytes(cramjam.snappy.decompress_raw(data))
 
 
 def _declared_snappy_bytes(data: bytes) -> int:
-    """The raw size with which a snappy block begins: 7 bits a byte, the lowest first."""
+    """Return the raw size at the start of a snappy block: 7 bits per byte, the lowest first."""
     declared = 0
     for place, byte in enumerate(data[:5]):
         declared |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
             return declared
-    raise ShardCorruptError(f"not sound snappy data (it begins with {data[:5]!r})")
+    raise ShardCorruptError(f"not valid snappy data (it begins with {data[:5]!r})")
 
 
 CODECS: Mapping[str, _Codec] = {
@@ -266,4 +266,4 @@ CODECS: Mapping[str, _Codec] = {
     "snappy": _Codec(levels=range(0), default_level=0, compress=_compress_snappy, decompress=_decompress_snappy),
     "zstd": _Codec(levels=range(1, 23), default_level=3, compress=_compress_zstd, decompress=_decompress_zstd),
 }
-"""Every family, by the name that its files end in."""
+"""Every family, by the suffix of its files."""

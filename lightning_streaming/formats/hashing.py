@@ -1,4 +1,4 @@
-"""The hashes an index may record of its files: those of hashlib, and those of the xxhash package."""
+"""Hashes that an index may record of its files: those of hashlib, and those of the xxhash package."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class _Hasher(Protocol):
 
 
 def hash_names() -> tuple[str, ...]:
-    """Names of all hashes an index may record, sorted; those that start with xxh need the xxhash package."""
+    """Return the names of all hashes an index may record, sorted; those that start with xxh need the xxhash package."""
     return tuple(sorted(CHEAPEST_FIRST))
 
 
 def hash_bytes(name: str, *pieces: bytes | memoryview) -> str:
-    """Hash bytes, be they in several pieces, as lowercase hexadecimal digits.
+    """Hash bytes, in one or several pieces; return lowercase hexadecimal digits.
 
     Raises:
         ConfigError: No hash has this name.
@@ -55,7 +55,7 @@ def hash_bytes(name: str, *pieces: bytes | memoryview) -> str:
 
 
 def hash_file(name: str, path: Path) -> str:
-    """Hash a whole file, as lowercase hexadecimal digits, one mebibyte at a time.
+    """Hash a whole file, one mebibyte at a time; return lowercase hexadecimal digits.
 
     Raises:
         ConfigError: No hash has this name.
@@ -71,19 +71,15 @@ def hash_file(name: str, path: Path) -> str:
 
 def _new_hasher(name: str) -> _Hasher:
     if name in _HASHLIB_NAMES:
-        # Without the flag, md5 is refused on machines that follow FIPS.
+        # Without the flag, md5 fails on machines that follow FIPS.
         return hashlib.new(name, usedforsecurity=False)
     if name in _XXHASH_NAMES:
-        return _new_xxhash(name)
+        try:
+            import xxhash
+        except ImportError:
+            raise MissingDependencyError(
+                f"the hash {name} needs the xxhash package", hint="run: pip install 'lightning-streaming[xxhash]'"
+            ) from None
+        hasher: _Hasher = getattr(xxhash, name)()
+        return hasher
     raise ConfigError(f"a hash must be one of {', '.join(hash_names())}, but got {brief(name)}", option="hashes")
-
-
-def _new_xxhash(name: str) -> _Hasher:
-    try:
-        import xxhash
-    except ImportError:
-        raise MissingDependencyError(
-            f"the hash {name} needs the xxhash package", hint="run: pip install 'lightning-streaming[xxhash]'"
-        ) from None
-    hasher: _Hasher = getattr(xxhash, name)()
-    return hasher

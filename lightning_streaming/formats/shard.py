@@ -58,7 +58,7 @@ def check_wanted(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: 
     if wanted:
         raise ConfigError(
             f"{info.raw_data.basename} has a column {wanted[0]!r}, which can run any code when it is read",
-            hint="pass allow_unsafe_types=True if you trust whoever wrote it, or columns= to read others only",
+            hint="pass allow_unsafe_types=True if you trust its author, or list the other columns in columns=",
             option="allow_unsafe_types",
             path=info.raw_data.basename,
         )

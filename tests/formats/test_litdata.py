@@ -373,9 +373,9 @@ def damaged(tmp_path: Path, name: str, place: int, new: bytes) -> tuple[ShardInf
 @pytest.mark.parametrize(
     ("name", "place", "new", "words"),
     [
-        ("mixed", 0, b"\x05", "must have 4 samples by its index, but says it has 5"),
+        ("mixed", 0, b"\x05", "must have 4 samples by its index, but states 5"),
         ("mixed", 4, b"\x19", "must hold its samples between bytes 24 and"),
-        ("mixed", 8, b"\x09", "sample 0: expected at least 24 bytes, but the offsets say"),
+        ("mixed", 8, b"\x09", "sample 0: expected at least 24 bytes, but the offsets state"),
         ("mixed_batch", 0, b"X", "must begin with"),
         ("mixed_batch", 8, b"\x02", "must begin with"),
         ("mixed_batch", 12, b"\x09", "must have 4 samples by its index, but states 9"),

@@ -49,7 +49,7 @@ def test_offsets_are_read() -> None:
     ("start", "samples", "said"),
     [
         (memoryview(b"1234567"), 0, "x.mds must have 8 bytes for its offsets alone, but has 7"),
-        (_table(4, [0, 0]), 3, "must have 3 samples by its index, but says it has 4"),
+        (_table(4, [0, 0]), 3, "must have 3 samples by its index, but states 4"),
         (_table(3, [20, 20, 20, 20])[:19], 3, "must have 20 bytes for its offsets alone, but has 19"),
     ],
 )
@@ -140,14 +140,14 @@ def test_a_reader_is_closed_while_a_failed_sample_is_still_looked_at(tmp_path: P
         (lambda data: b"", "must have 84 bytes by its index, but has 0"),
         (lambda data: data[:-1], "but has"),
         (lambda data: data + b"\0", "but has"),
-        (with_word(0, 4), "must have 3 samples by its index, but says it has 4"),
+        (with_word(0, 4), "must have 3 samples by its index, but states 4"),
         (with_word(4, 19), "must hold its samples between bytes 20 and"),  # they would start inside the offsets
-        (with_word(4, 2**32 - 1), "expected at least 12 bytes, but the offsets say"),
-        (with_word(8, 2**32 - 1), "sample 1: expected at least 12 bytes, but the offsets say"),
-        (with_word(12, 0), "sample 1: expected at least 12 bytes, but the offsets say"),  # offsets go backwards
+        (with_word(4, 2**32 - 1), "expected at least 12 bytes, but the offsets state"),
+        (with_word(8, 2**32 - 1), "sample 1: expected at least 12 bytes, but the offsets state"),
+        (with_word(12, 0), "sample 1: expected at least 12 bytes, but the offsets state"),  # offsets go backwards
         (
             with_word(8, len(DATA) - 27),
-            "sample 1: expected at least 12 bytes, but the offsets say 11",
+            "sample 1: expected at least 12 bytes, but the offsets state 11",
         ),  # too short a sample
         (with_word(16, 0), "and end at 0"),
         (with_word(16, 10**6), "and end at 1000000"),

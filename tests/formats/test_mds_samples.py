@@ -273,7 +273,7 @@ def test_the_column_of_a_wrong_payload_is_named(columns: dict[str, str]) -> None
         ((), (), (), "at least one column"),
         (("a",), ("int", "int"), (8, 8), "at least one column"),
         (("a", "a"), ("int", "int"), (8, 8), "its own name"),
-        (("a",), ("int",), (), "column_sizes must be 1"),
+        (("a",), ("int",), (), "column_sizes must have 1"),
         (("a",), ("int",), (None,), "encoding int"),
         (("a", "b"), ("int", "str"), (8, 3), "encoding str"),
         (("a",), ("text",), (None,), "but got 'text'"),

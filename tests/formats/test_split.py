@@ -436,7 +436,7 @@ class TestDamage:
     @pytest.mark.parametrize("samples", [0, 3, 5])
     def test_another_number_of_samples_is_refused(self, split_format: str, tmp_path: Path, samples: int) -> None:
         info = put_split_shard(tmp_path, layout_of(split_format), SAMPLES)
-        with pytest.raises(ShardCorruptError, match=rf"must have {samples} samples by its index, but says it has 4"):
+        with pytest.raises(ShardCorruptError, match=rf"must have {samples} samples by its index, but states 4"):
             SplitReader(replace(info, samples=samples), tmp_path)
 
     @EVERY
@@ -471,7 +471,7 @@ class TestDamage:
                 if broken == sound or (place not in (0, 4) and broken == sorted(broken)):
                     continue
                 set_offsets(info, tmp_path, broken)
-                with pytest.raises(ShardCorruptError, match=r"must hold its samples|the offsets say"):
+                with pytest.raises(ShardCorruptError, match=r"must hold its samples|the offsets state"):
                     SplitReader(info, tmp_path)
 
     @EVERY

@@ -1,13 +1,12 @@
-"""MDS samples and their bytes: one is written by :class:`SampleLayout`, read by :class:`SampleDecoder`.
+"""MDS samples and their bytes: :class:`SampleLayout` writes them, :class:`SampleDecoder` reads them.
 
     uint32 size of each column whose size varies, in column order
     payload of each column, in column order
 
 Names are not stored. A writer sorts the columns by name, and the index lists them in that order.
 
-Samples of nothing but numbers, and arrays of one shape, are :class:`PlainRows`. Where arrays may have any shape, each
-sample says which its own have, before their values; as long as all say the same, they are such rows with heads that
-nobody wants.
+Samples of only numbers, and arrays of one shape, are :class:`PlainRows`. If arrays may have any shape, each sample
+states the shapes before the values; as long as all state the same, they are such rows with heads that are skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import (
     ConfigError,
     EncodingError,
-    IndexFormatError,
     MissingDependencyError,
     ShardCorruptError,
 )
@@ -34,13 +32,14 @@ from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.encodings import Encoding, encode_value, encoding, is_unsafe
 from lightning_streaming.formats.index import MAX_RAW_BYTES, ShardInfo
 from lightning_streaming.formats.readers import PlainRows, plain_rows
+from lightning_streaming.formats.shard_table import entry_error
 from lightning_streaming.formats.values import NUMBERS, IntEncoding, NdarrayEncoding
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-# --- written ---
+# --- writing ---
 
 _SIZE = struct.Struct("<I")
 _PACKED: Mapping[str, str] = {
@@ -49,15 +48,15 @@ _PACKED: Mapping[str, str] = {
     **dict(zip(("uint8", "uint16", "uint32", "uint64"), "BHIQ", strict=True)),
     **dict(zip(("float32", "float64"), "fd", strict=True)),
 }
-"""Encodings that :mod:`struct` writes as numpy does, as long as the value is Python's int, or float, and fits.
+"""Encodings that :mod:`struct` writes like numpy, if the value is a Python int or float and fits.
 
-They take a number of numpy's own type too, except ``int``.
+Except ``int``, they also take a number of the numpy type.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _PlainNumbers:
-    """Samples of nothing but numbers, written in one step where all values are Python's own, or numpy's."""
+    """Samples of only numbers, written in one step if all values are Python's, or all are numpy's."""
 
     names: tuple[str, ...]
     own_types: list[type]
@@ -65,7 +64,7 @@ class _PlainNumbers:
     packed: struct.Struct
 
     def parts(self, sample: Mapping[str, Any]) -> tuple[bytes] | None:
-        """The sample's bytes; None where a value needs a closer look."""
+        """Return the sample's bytes; None if a value needs more checks."""
         try:
             values = [sample[name] for name in self.names]
             types = list(map(type, values))
@@ -73,7 +72,7 @@ class _PlainNumbers:
                 return (self.packed.pack(*values),)
             if types == self.numpy_types:
                 data = self.packed.pack(*values)
-                # There are many NaNs, and on the way through a Python float one may become another.
+                # There are many NaNs, and conversion to a Python float may turn one into another.
                 return None if math.isnan(sum(self.packed.unpack(data))) else (data,)
         except (KeyError, OverflowError, struct.error):
             pass
@@ -88,7 +87,7 @@ class _OneArray:
     encoding: NdarrayEncoding
 
     def parts(self, sample: Mapping[str, Any]) -> tuple[Buffer, ...] | None:
-        """The sample's bytes; None where the value needs a closer look."""
+        """Return the sample's bytes; None if the value needs more checks."""
         value = sample.get(self.name)
         if type(value) is not np.ndarray or value.nbytes > MAX_RAW_BYTES // 2:
             return None
@@ -103,7 +102,7 @@ class _OneArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleLayout:
-    """Where each column of a sample lies; made once for all shards of one schema by :func:`compile_layout`."""
+    """Layout of the columns of a sample; created once for all shards of a schema by :func:`compile_layout`."""
 
     names: tuple[str, ...]
     """Column names, in the order the columns are stored."""
@@ -112,13 +111,13 @@ class SampleLayout:
     encodings: tuple[Encoding, ...]
     """The encoding of each column."""
     sizes: tuple[int | None, ...]
-    """Bytes of each column, or None where they vary."""
+    """Bytes of each column, or None if they vary."""
     header: struct.Struct
     """Sizes of the columns that vary."""
     varying: tuple[int, ...]
-    """Places of the columns that vary."""
+    """Numbers of the columns that vary."""
     quick: _PlainNumbers | _OneArray | None
-    """A quick way for samples of numbers alone, or of one array alone."""
+    """A faster writer for samples of only numbers, or of one array."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -130,7 +129,7 @@ class SampleLayout:
         }
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
-        """Turn a sample into bytes. What it holds beside the columns is left out.
+        """Encode a sample. Other keys than the columns are ignored.
 
         Raises:
             EncodingError: A column is missing, or its value does not fit.
@@ -138,12 +137,12 @@ class SampleLayout:
         return b"".join(self.parts(sample))
 
     def parts(self, sample: Mapping[str, Any]) -> Sequence[Buffer]:
-        """Turn a sample into bytes, in parts that follow each other. An array's part is the array.
+        """Encode a sample in consecutive parts. The part of an array is the array.
 
         Raises:
             EncodingError: A column is missing, or its value does not fit.
         """
-        if self.quick is not None and type(sample) is dict:  # another mapping may make up what it lacks
+        if self.quick is not None and type(sample) is dict:  # another mapping may compute missing keys
             quick = self.quick.parts(sample)
             if quick is not None:
                 return quick
@@ -155,11 +154,11 @@ class SampleLayout:
         return parts
 
     def _add_column(self, place: int, sample: Mapping[str, Any], parts: list[Buffer]) -> int:
-        """Add the payload of one column, and give its size."""
+        """Add the payload of one column, and return its size."""
         name, column_encoding = self.names[place], self.encodings[place]
         if name not in sample:
-            found = ", ".join(map(repr, sample)) or "none"
-            raise EncodingError(f"column {name!r} is missing; the sample has {found}")
+            names = ", ".join(map(repr, sample)) or "none"
+            raise EncodingError(f"column {name!r} is missing; the sample has {names}")
         value = sample[name]
         try:
             if isinstance(value, np.ndarray) and isinstance(column_encoding, NdarrayEncoding):
@@ -175,7 +174,7 @@ class SampleLayout:
 
 @lru_cache(maxsize=1024)
 def compile_layout(names: tuple[str, ...], encoding_names: tuple[str, ...]) -> SampleLayout:
-    """Lay out the columns of a sample.
+    """Return the layout of the columns of a sample.
 
     Args:
         names: Column names, in the order they are stored; a writer sorts them.
@@ -201,7 +200,7 @@ def compile_layout(names: tuple[str, ...], encoding_names: tuple[str, ...]) -> S
 
 
 def check_names(names: tuple[str, ...], encoding_names: tuple[str, ...]) -> None:
-    """Refuse columns that no sample can have.
+    """Raise ConfigError if no sample can have these columns.
 
     Raises:
         ConfigError: There are none, two share a name, or one lacks an encoding.
@@ -229,34 +228,34 @@ def _quick_way(
     )
 
 
-# --- read ---
+# --- reading ---
 
 _Piece = tuple[str, tuple[str, ...], Any, int | None]
-"""A column; or a run of columns, numbers of one type that follow each other, which are read at once.
+"""A column; or a run of columns, consecutive numbers of one type, which are read at once.
 
-Its name, or that of the run's first; the names in the run, none where it is one column; what decodes it (a column's
-``Encoding.decode``, a run's ``DecodeMany``), None if it is not wanted; and its bytes, None if they vary.
+Its name, or that of the run's first; the names in the run, none for one column; its decoder (``Encoding.decode`` of a
+column, ``DecodeMany`` of a run), None if it is not requested; and its bytes, None if they vary.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleDecoder:
-    """Reads samples of one schema; made once for all its shards by :func:`read_decoder`."""
+    """Decoder of samples of a schema; created once for all its shards by :func:`read_decoder`."""
 
     header: struct.Struct
     """Sizes of the columns that vary."""
     smallest_bytes: int
     """Bytes of a sample whose columns that vary are empty."""
     pieces: tuple[_Piece, ...]
-    """All columns in the order in which they are stored, up to the last that is wanted."""
+    """All columns in the order in which they are stored, up to the last that is requested."""
 
     def decode(self, data: memoryview, start: int = 0, stop: int | None = None) -> dict[str, Any]:
-        """Turn the bytes of a sample into its wanted columns.
+        """Decode the requested columns of a sample.
 
         Args:
-            data: What holds the sample.
-            start: Where the sample starts in it.
-            stop: Where the sample ends, within ``data``; None where that ends.
+            data: Bytes that include the sample.
+            start: Position of the sample's first byte.
+            stop: Position after its last byte; None if it ends with ``data``.
 
         Raises:
             ShardCorruptError: The sizes in the bytes do not add up to their length.
@@ -271,7 +270,7 @@ class SampleDecoder:
             for name, run, decode, size in self.pieces:
                 end = start + (next(varying) if size is None else size)
                 if run:
-                    sample.update(zip(run, decode(data, start)))  # noqa: B905  # it gives as many
+                    sample.update(zip(run, decode(data, start)))  # noqa: B905  # both have the same length
                 elif decode is not None:
                     sample[name] = decode(data[start:end])
                 start = end
@@ -296,18 +295,18 @@ def read_decoder(
     columns: Sequence[str] | None = None,
     as_files: Collection[str] = (),
 ) -> SampleDecoder:
-    """What reads a shard's samples, or why nothing can. What is not wanted need not be readable.
+    """Return the decoder of a shard's samples. Columns that are not requested do not have to be readable.
 
     Args:
         info: The shard, as its index describes it.
-        allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
-        columns: The columns wanted, which the shard has; None for all.
-        as_files: Columns whose image files are given as bytes.
+        allow_unsafe_types: Whether encodings may be read that can run code of the data's author.
+        columns: The requested columns, which the shard has; None for all.
+        as_files: Columns whose image files are returned as bytes.
 
     Raises:
-        IndexFormatError: The index describes columns that cannot be.
-        ConfigError: A wanted column is unsafe and that was not allowed.
-        MissingDependencyError: A wanted column needs a package that is not installed.
+        IndexFormatError: The index describes invalid columns.
+        ConfigError: A requested column is unsafe and that was not allowed.
+        MissingDependencyError: A requested column needs a package that is not installed.
     """
     names, encoding_names = info.schema["column_names"], info.schema["column_encodings"]
     if not allow_unsafe_types:
@@ -319,26 +318,23 @@ def read_decoder(
         file = info.raw_data.basename
         raise error.with_context(f"{file} cannot be read", path=file) from None
     except ConfigError as error:
-        raise IndexFormatError(
-            f"the index entry of {info.raw_data.basename} cannot be read: {shortened(str(error))}",
-            path=info.raw_data.basename,
-        ) from None
+        raise entry_error(info, f"cannot be read: {shortened(str(error))}") from None
 
 
 def check_safe(info: ShardInfo, columns: Sequence[str] | None) -> None:
-    """Refuse a shard with a wanted column that can run code of whoever wrote it.
+    """Raise ConfigError if a requested column can run code of its author.
 
     Raises:
         ConfigError: Names the shard and the encoding.
     """
-    if info.format != "mds":  # others hold texts and numbers only
+    if info.format != "mds":  # others have texts and numbers only
         return
     pairs = zip(info.schema["column_names"], info.schema["column_encodings"], strict=False)
-    unsafe = [one for name, one in pairs if is_unsafe(one) and _wanted(name, columns)]
+    unsafe = [kind for name, kind in pairs if is_unsafe(kind) and (columns is None or name in columns)]
     if unsafe:
         raise ConfigError(
             f"{info.raw_data.basename} has a column of encoding {unsafe[0]}, which can run any code when it is read",
-            hint="pass allow_unsafe_types=True if you trust whoever wrote it, or columns= to read others only",
+            hint="pass allow_unsafe_types=True if you trust its author, or list the other columns in columns=",
             option="allow_unsafe_types",
             path=info.raw_data.basename,
         )
@@ -354,15 +350,12 @@ def _compile_decoder(
 ) -> SampleDecoder:
     check_names(names, encoding_names)
     if len(sizes) != len(names):
-        raise ConfigError(f"column_sizes must be {len(names)}, one for each column, but are {sizes}")
-    told = [
-        "bytes" if name in as_files and one in ("jpeg", "png") else one
-        for name, one in zip(names, encoding_names, strict=True)
-    ]
-    columns = [
-        (name, _encoding(encoding_name, size, wanted=_wanted(name, wanted)), size)
-        for name, encoding_name, size in zip(names, told, sizes, strict=True)
-    ]
+        raise ConfigError(f"column_sizes must have {len(names)} items, one for each column, but is {sizes}")
+    columns = list[tuple[str, Encoding | None, int | None]]()
+    for name, kind, size in zip(names, encoding_names, sizes, strict=True):
+        as_file = name in as_files and kind in ("jpeg", "png")
+        is_wanted = wanted is None or name in wanted
+        columns.append((name, _encoding("bytes" if as_file else kind, size, wanted=is_wanted), size))
     varying = sizes.count(None)
     last = max((place for place, column in enumerate(columns) if column[1] is not None), default=-1)
     return SampleDecoder(
@@ -373,36 +366,32 @@ def _compile_decoder(
 
 
 def _encoding(encoding_name: str, size: int | None, *, wanted: bool) -> Encoding | None:
-    """A column's encoding; None if it is not wanted, which then may be anything of the size that the index says."""
+    """Return a column's encoding; None if it is not requested, which then may be anything of the index's size."""
     try:
-        found = encoding(encoding_name)
+        known = encoding(encoding_name)
     except (ConfigError, MissingDependencyError):
         if wanted:
             raise
         return None
-    if found.size != size:
-        raise ConfigError(f"column_sizes has {size} for encoding {encoding_name}, which has {found.size}")
-    return found if wanted else None
+    if known.size != size:
+        raise ConfigError(f"column_sizes has {size} for encoding {encoding_name}, which has {known.size}")
+    return known if wanted else None
 
 
 def _pieces(columns: Iterable[tuple[str, Encoding | None, int | None]]) -> Iterator[_Piece]:
     for _, group in groupby(columns, key=lambda column: id(column[1])):
         run = list(group)
-        first, one, size = run[0]
-        if size is not None and len(run) > 1 and isinstance(one, NUMBERS):
-            yield first, tuple(name for name, _, _ in run), one.decoder_of(len(run)), size * len(run)
+        first, kind, size = run[0]
+        if size is not None and len(run) > 1 and isinstance(kind, NUMBERS):
+            yield first, tuple(name for name, _, _ in run), kind.decoder_of(len(run)), size * len(run)
         else:
-            yield from ((name, (), None if one is None else one.decode, size) for name, one, size in run)
+            yield from ((name, (), None if kind is None else kind.decode, size) for name, kind, size in run)
 
 
-def _wanted(name: str, columns: Sequence[str] | frozenset[str] | None) -> bool:
-    return columns is None or name in columns
+# --- tables of samples ---
 
-
-# --- read as a table ---
-
-_MOST_ROW_BYTES = 2**31 - 1
-"""Of what numpy takes for one entry of a table."""
+_MAX_ROW_BYTES = 2**31 - 1
+"""Most bytes of an entry of a table in numpy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,10 +399,10 @@ class PlainSchema:
     """The columns of samples that may be plain; see :func:`plain_schema`."""
 
     columns: tuple[tuple[str, Encoding, int | None, bool], ...]
-    """Name, encoding, bytes if they do not vary, and whether the column is wanted."""
+    """Name, encoding, bytes if they do not vary, and whether the column is requested."""
 
     def rows_like(self, sample: memoryview) -> PlainRows | None:
-        """How samples lie in their bytes that are like this one; None if it cannot be read, or no column is wanted."""
+        """Return the layout of samples like this one; None if it cannot be read, or no column is requested."""
         varying = [size for _, _, size, _ in self.columns].count(None)
         start = 4 * varying
         if len(sample) < start:
@@ -432,17 +421,17 @@ class PlainSchema:
             if is_wanted:
                 fields.append((name, start + values, dtype))
             start += size
-        heads = [one for one in heads if one[1]]
-        if start != len(sample) or start > _MOST_ROW_BYTES or not fields:
+        heads = [(position, head) for position, head in heads if head]
+        if start != len(sample) or start > _MAX_ROW_BYTES or not fields:
             return None
         return plain_rows(start, tuple(fields), tuple(heads))
 
     def values_of(self, rows: NDArray[np.void], plain: PlainRows) -> tuple[tuple[str, Callable[[int], Any]], ...]:
-        """What gives a value of one sample by the sample's number, for each wanted column by name.
+        """Return for each requested column its name, and a function from a sample's number to the value.
 
         Args:
-            rows: The bytes of samples whose columns are all of a fixed size.
-            plain: How they lie in them.
+            rows: The bytes of samples whose columns all have a fixed size.
+            plain: Their layout.
         """
         table = rows.view(plain.columns)
         wanted = [(name, its_encoding) for name, its_encoding, _, is_wanted in self.columns if is_wanted]
@@ -450,11 +439,11 @@ class PlainSchema:
 
 
 def plain_schema(info: ShardInfo, columns: Sequence[str] | None = None) -> PlainSchema | None:
-    """What a shard's samples may have in common; None where a column is neither a number nor an array.
+    """Return what a shard's samples may share; None if a column is neither a number nor an array.
 
     Args:
         info: The shard, as its index describes it.
-        columns: The columns wanted, which the shard has; None for all.
+        columns: The requested columns, which the shard has; None for all.
     """
     if info.format != "mds":
         return None
@@ -466,34 +455,33 @@ def plain_schema(info: ShardInfo, columns: Sequence[str] | None = None) -> Plain
 def _schema(
     names: tuple[str, ...], encodings: tuple[str, ...], sizes: tuple[int | None, ...], wanted: frozenset[str] | None
 ) -> PlainSchema | None:
-    found = [_plain_encoding(one) for one in encodings]
-    columns = [
-        (name, one, size, wanted is None or name in wanted)
-        for name, one, size in zip(names, found, sizes, strict=True)
-        if one is not None and one.size == size  # an index that is wrong is for whoever opens the shard
-    ]
-    return PlainSchema(tuple(columns)) if columns and len(columns) == len(names) else None
+    columns = list[tuple[str, Encoding, int | None, bool]]()
+    for name, kind, size in zip(names, map(_plain_encoding, encodings), sizes, strict=True):
+        if kind is None or kind.size != size:  # opening the shard raises the error of a wrong index
+            return None
+        columns.append((name, kind, size, wanted is None or name in wanted))
+    return PlainSchema(tuple(columns)) if columns else None
 
 
 def _plain_encoding(name: str) -> Encoding | None:
     try:
-        found = encoding(name)
+        known = encoding(name)
     except (ConfigError, MissingDependencyError):
-        return None  # whoever opens the shard says why it cannot be read
-    return found if isinstance(found, (*NUMBERS, NdarrayEncoding)) else None
+        return None  # opening the shard raises the error
+    return known if isinstance(known, (*NUMBERS, NdarrayEncoding)) else None
 
 
 def _value_by_number(its_encoding: Encoding, column: NDArray[Any]) -> Callable[[int], Any]:
-    """What gives an entry of a column as the encoding decodes it."""
+    """Return a function from a number to the entry of a column, as the encoding decodes it."""
     if isinstance(its_encoding, NdarrayEncoding):
         return lambda index: column[index].copy()
     return column.item if isinstance(its_encoding, IntEncoding) else column.__getitem__
 
 
 def _values(its_encoding: Encoding, payload: memoryview) -> tuple[np.dtype[Any], int]:
-    """What the values of a payload are to numpy, and at which byte of it they start."""
+    """Return the dtype of the values of a payload, and the byte at which they start."""
     if isinstance(its_encoding, NdarrayEncoding):
         shape, dtype, start = its_encoding.read_layout(payload)
         return np.dtype((dtype, shape)), start
-    assert isinstance(its_encoding, NUMBERS), "what _plain_encoding lets through"
+    assert isinstance(its_encoding, NUMBERS), "checked by _plain_encoding"
     return its_encoding.dtype, 0

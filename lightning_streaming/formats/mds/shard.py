@@ -1,4 +1,4 @@
-"""The MDS shard file: its bytes, its reader, and what the files of all formats have in common.
+"""The MDS shard file: its bytes, its reader, and the table of offsets that split shards share.
 
     bytes        content
     4            uint32 n, the number of samples
@@ -6,8 +6,8 @@
     any          config, JSON text that ends where the first sample starts
     any          the samples, back to back
 
-All integers are little-endian. The config repeats what the index says of the columns; the index is what we believe. The
-meta file of a split shard begins with the same table of offsets.
+All integers are little-endian. The config repeats the columns of the index, which is authoritative. The meta
+file of a split shard begins with the same table of offsets.
 """
 
 from __future__ import annotations
@@ -30,24 +30,23 @@ from lightning_streaming.errors import (
     ConfigError,
     FormatError,
     ObjectNotFoundError,
-    SampleIndexError,
     ShardCorruptError,
     StorageError,
 )
 from lightning_streaming.files import join_under, open_regular
 from lightning_streaming.formats.mds.samples import plain_schema, read_decoder
-from lightning_streaming.formats.readers import PlainRows
+from lightning_streaming.formats.readers import PlainRows, no_such_sample
 from lightning_streaming.formats.shard_table import MAX_RAW_BYTES, ShardInfo, check_columns, shared_entry
 
 _COUNT = struct.Struct("<I")
 _OFFSET_PAIR = struct.Struct("<II")
-_MORE_FILES = "each shard that is read from keeps a file open: allow more (ulimit -n), or write larger shards"
+_MORE_FILES = "each shard that is read keeps a file open: allow more files (ulimit -n), or write larger shards"
 
-# --- what the files of all formats have in common ---
+# --- files of all formats ---
 
 
 def table_bytes(num_samples: int) -> int:
-    """Bytes of the table of so many samples."""
+    """Return the bytes of the table of that many samples."""
     return 4 + 4 * (num_samples + 1)
 
 
@@ -55,47 +54,45 @@ def read_offsets(start: memoryview, num_samples: int, shown: str) -> NDArray[np.
     """Read the table.
 
     Args:
-        start: The file that begins with it; of the bytes after it nothing is read.
-        num_samples: How many samples the index says there are.
-        shown: What to call the file in an error.
+        start: The file that begins with it; bytes after it are not read.
+        num_samples: Number of samples according to the index.
+        shown: Name of the file in errors.
 
     Returns:
         Array of shape (num_samples + 1,).
 
     Raises:
-        ShardCorruptError: The file is too short, or says another number of samples.
+        ShardCorruptError: The file is too short, or states another number of samples.
     """
     stop = table_bytes(num_samples)
     if stop > len(start):
         raise ShardCorruptError(
             f"{shown} must have {stop} bytes for its offsets alone, but has {len(start)}", path=shown
         )
-    (found,) = _COUNT.unpack_from(start)
-    if found != num_samples:
-        raise ShardCorruptError(
-            f"{shown} must have {num_samples} samples by its index, but says it has {found}", path=shown
-        )
+    (count,) = _COUNT.unpack_from(start)
+    if count != num_samples:
+        raise ShardCorruptError(f"{shown} must have {num_samples} samples by its index, but states {count}", path=shown)
     return np.frombuffer(start, "<u4", num_samples + 1, 4).astype(np.int64)
 
 
 def write_offsets(offsets: NDArray[np.int64]) -> bytes:
-    """The table of such offsets, of shape (samples + 1,)."""
+    """Return the table of offsets of shape (samples + 1,)."""
     return _COUNT.pack(len(offsets) - 1) + offsets.astype("<u4").tobytes()
 
 
 def check_lengths(
     offsets: NDArray[np.int64], smallest_bytes: int, shown: str, largest_bytes: int | None = None
 ) -> int | None:
-    """Refuse offsets that go back, or leave a sample fewer or more bytes than it can have.
+    """Raise ShardCorruptError if offsets decrease, or a sample is smaller or larger than possible.
 
     Args:
-        offsets: What :func:`read_offsets` gives.
-        smallest_bytes: The fewest bytes of a sample.
-        shown: What to call the file in an error.
-        largest_bytes: The most bytes of a sample; None if these vary.
+        offsets: The result of :func:`read_offsets`.
+        smallest_bytes: Smallest size of a sample.
+        shown: Name of the file in errors.
+        largest_bytes: Largest size of a sample; None if it varies.
 
     Returns:
-        The bytes of each sample if all have as many; else None, also where there is none.
+        The bytes of each sample if all have the same size; else None, also without samples.
 
     Raises:
         ShardCorruptError: Names the worst sample.
@@ -111,7 +108,7 @@ def check_lengths(
     else:
         return shortest if shortest == longest else None
     raise ShardCorruptError(
-        f"{shown}, sample {worst}: expected {expected} bytes, but the offsets say {lengths[worst]}",
+        f"{shown}, sample {worst}: expected {expected} bytes, but the offsets state {lengths[worst]}",
         path=shown,
         sample=worst,
     )
@@ -120,18 +117,18 @@ def check_lengths(
 def read_places(
     table: memoryview, info: ShardInfo, shown: str, earliest: int, smallest_bytes: int, largest_bytes: int | None = None
 ) -> tuple[NDArray[np.int64], int | None]:
-    """Read the offsets of samples that follow each other up to the end of their file.
+    """Read the offsets of consecutive samples up to the end of their file.
 
     Args:
         table: The file that begins with them.
         info: The shard, as its index describes it.
-        shown: What to call the file in an error.
-        earliest: Where the first sample may start.
-        smallest_bytes: The fewest bytes of a sample.
-        largest_bytes: The most bytes of a sample; None if these vary.
+        shown: Name of the file in errors.
+        earliest: Smallest offset of the first sample.
+        smallest_bytes: Smallest size of a sample.
+        largest_bytes: Largest size of a sample; None if it varies.
 
     Returns:
-        What :func:`read_offsets` and :func:`check_lengths` give.
+        The results of :func:`read_offsets` and :func:`check_lengths`.
 
     Raises:
         ShardCorruptError: The offsets contradict the index.
@@ -148,33 +145,32 @@ def read_places(
 
 
 def map_file(path: Path, expected_bytes: int, start: int = 0, stop: int | None = None) -> memoryview:
-    """Map a file that must have a known size, or some of its bytes; nothing, which cannot be mapped, is an empty view.
+    """Map a file of a known size, or some of its bytes; an empty range is an empty view.
 
-    As long as the map lives it has a shared lock on the file, by which a cache knows that the file is in use.
+    While the map is alive it holds a shared lock on the file, which tells a cache that the file is in use.
 
     Args:
         path: The file.
         expected_bytes: Its size.
         start: The first byte to map.
-        stop: The one after the last, if the file is so long; None for its end.
+        stop: The byte after the last, if the file has it; None for its end.
 
     Raises:
         ShardCorruptError: It has another size.
-        ObjectNotFoundError: It is not there.
+        ObjectNotFoundError: It is missing.
         StorageError: It cannot be opened.
     """
     try:
         with open(path, "rb", opener=open_regular) as file:
-            with suppress(OSError):  # a filesystem without locks, or a file that is just being removed
+            with suppress(OSError):  # a filesystem without locks, or a file that is being removed
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            found = os.fstat(file.fileno())
-            if found.st_nlink and found.st_size != expected_bytes:
+            status = os.fstat(file.fileno())
+            if status.st_nlink and status.st_size != expected_bytes:
                 raise ShardCorruptError(
-                    f"{path} must have {expected_bytes} bytes by its index, but has {found.st_size}", path=str(path)
+                    f"{path} must have {expected_bytes} bytes by its index, but has {status.st_size}", path=str(path)
                 )
-            if found.st_nlink:
-                # The map keeps the file open by itself, and so the lock. Files are replaced by renaming and never cut,
-                # so it stays sound.
+            if status.st_nlink:
+                # The map keeps the file open, and so the lock. Files are replaced by renaming and never truncated.
                 return _mapped(file.fileno(), start, expected_bytes if stop is None else min(stop, expected_bytes))
     except FileNotFoundError:
         pass
@@ -182,7 +178,7 @@ def map_file(path: Path, expected_bytes: int, start: int = 0, stop: int | None =
         hint = _MORE_FILES if error.errno == errno.EMFILE else None
         raise StorageError(f"{path} cannot be opened: {error}", hint=hint, path=str(path)) from error
     # It may also have been removed from a cache between opening and locking it.
-    raise ObjectNotFoundError(f"{path} is named by an index, but is not there", path=str(path))
+    raise ObjectNotFoundError(f"{path} is missing, but an index lists it", path=str(path))
 
 
 def _mapped(descriptor: int, start: int, stop: int) -> memoryview:
@@ -190,23 +186,23 @@ def _mapped(descriptor: int, start: int, stop: int) -> memoryview:
         return memoryview(b"")
     ahead = start % mmap.ALLOCATIONGRANULARITY
     length, offset = stop - start + ahead, start - ahead
-    found = memoryview(mmap.mmap(descriptor, length, access=mmap.ACCESS_READ, offset=offset))
-    return found[ahead:] if ahead else found
+    view = memoryview(mmap.mmap(descriptor, length, access=mmap.ACCESS_READ, offset=offset))
+    return view[ahead:] if ahead else view
 
 
 class Decoder(Protocol):
-    """Turns the bytes of samples into their wanted columns."""
+    """Decodes the bytes of samples to their requested columns."""
 
     @property
     def smallest_bytes(self) -> int:
-        """The fewest bytes of a sample."""
+        """Smallest size of a sample."""
         ...
 
     def decode(self, data: memoryview, start: int = 0, stop: int | None = None) -> dict[str, Any]:
-        """Decode the sample that lies there in its data file, or is all of the data.
+        """Decode the sample at these positions of its data file, or all of the data.
 
         Raises:
-            FormatError: There is none.
+            FormatError: The bytes are not a sample.
         """
         ...
 
@@ -219,14 +215,14 @@ class MappedShard:
 
         Raises:
             ShardCorruptError: A file is not the one that the index describes.
-            ObjectNotFoundError: A file is not there.
+            ObjectNotFoundError: A file is missing.
             StorageError: A file cannot be opened.
         """
         table = info.raw_meta or info.raw_data
         self._path, self._table_path = (join_under(directory, file.basename) for file in (info.raw_data, table))
         self._num_samples, self._decoder = info.samples, decoder
         self._values: tuple[tuple[str, Callable[[int], Any]], ...] = ()
-        """What gives each column of a sample by its number, where samples are alike and any bytes are one."""
+        """A function from number to value for each column, if samples are alike and any bytes are valid."""
         self._table = map_file(self._table_path, table.bytes)
         self._data = self._table if info.raw_meta is None else map_file(self._path, info.raw_data.bytes)
 
@@ -242,11 +238,7 @@ class MappedShard:
             EncodingError: A column does not hold what its encoding says.
         """
         if not 0 <= index < self._num_samples:
-            raise SampleIndexError(
-                f"{self._path} has {self._num_samples} samples, but sample {index} was asked for",
-                path=str(self._path),
-                sample=index,
-            )
+            raise no_such_sample(self._path, self._num_samples, index)
         if self._values:
             return {name: value(index) for name, value in self._values}
         start, stop = _OFFSET_PAIR.unpack_from(self._table, 4 + 4 * index)
@@ -257,9 +249,9 @@ class MappedShard:
             raise error.with_context(f"{shown}, sample {index}", path=shown, sample=index) from error
 
     def close(self) -> None:
-        """Let go of the files; nothing can be read afterwards. A map goes with the last slice of it.
+        """Release the files; nothing can be read afterwards. A map is closed with its last slice.
 
-        Only the traceback of a failed decode can hold such a slice for longer.
+        Only the traceback of a failed decode can hold such a slice longer.
         """
         self._table.release()
         self._data.release()
@@ -296,7 +288,7 @@ class MDSReader(MappedShard):
             self._values = self._schema.values_of(self._rows, plain)
 
     def plain_rows(self) -> PlainRows | None:
-        """How the first sample lies in its bytes, if it may be plain and all samples have as many; else None."""
+        """Return the layout of the first sample, if it may be plain and all samples have the same size; else None."""
         if self._plain is None and self._schema is not None and self._sample_bytes is not None:
             start = len(self._data) - self._num_samples * self._sample_bytes
             self._plain = self._schema.rows_like(self._data[start : start + self._sample_bytes])
@@ -309,14 +301,14 @@ class MDSReader(MappedShard):
     def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
         """Copy the bytes of some samples; see :class:`PlainReader`."""
         assert self._rows is not None, "it has plain rows"
-        self._rows.take(indexes, out=rows, mode="clip")  # which writes to its place at once, unlike the other modes
+        self._rows.take(indexes, out=rows, mode="clip")  # writes directly, unlike the other modes
 
     def bytes_and_offsets(self) -> tuple[memoryview, NDArray[np.int64]]:
-        """The file, and where in it each sample starts; the last offset is where the last sample ends."""
+        """Return the file, and the offset of each sample; the last offset is the end of the last sample."""
         return self._data, read_offsets(self._table, self._num_samples, str(self._path))
 
     def close(self) -> None:
-        """Let go of the file; nothing can be read afterwards."""
+        """Release the file; nothing can be read afterwards."""
         self._schema = self._plain = self._rows = None
         self._values = ()
         super().close()
@@ -330,20 +322,20 @@ def encode_config(
     hashes: Sequence[str],
     size_limit: int | None,
 ) -> bytes:
-    """The config text of a shard, byte for byte as the original writer makes it."""
+    """Return the config text of a shard, byte for byte as the original writer creates it."""
     return json.dumps(shared_entry(schema, shard_format, compression, hashes, size_limit), sort_keys=True).encode()
 
 
 def shard_bytes(num_samples: int, samples_bytes: int, config_bytes: int) -> int:
-    """Size of the shard file that holds so many samples, of so many bytes together."""
+    """Return the size of a shard file with that many samples and bytes of samples."""
     return table_bytes(num_samples) + config_bytes + samples_bytes
 
 
 def check_shard_bytes(size: int) -> None:
-    """Refuse a shard file that would have 4 GiB or more, which its 32-bit offsets cannot reach.
+    """Raise ConfigError if a shard file would have 4 GiB or more, which its 32-bit offsets cannot address.
 
     Raises:
-        ConfigError: It would.
+        ConfigError: See above.
     """
     if size > MAX_RAW_BYTES:
         raise ConfigError(
@@ -354,11 +346,11 @@ def check_shard_bytes(size: int) -> None:
 
 
 def head_bytes(ends: Sequence[int] | NDArray[np.int64], config: bytes) -> bytes:
-    """What a shard file has before its samples.
+    """Return the part of a shard file before its samples.
 
     Args:
-        ends: Where each sample ends, counted from the start of the first; of shape (samples,).
-        config: What :func:`encode_config` gives.
+        ends: End of each sample, counted from the start of the first; of shape (samples,).
+        config: The result of :func:`encode_config`.
 
     Raises:
         ConfigError: The file would have 4 GiB or more.
