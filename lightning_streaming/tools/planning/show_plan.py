@@ -1,8 +1,8 @@
-"""A plan for people: tables on a terminal, and one self-contained HTML page with charts."""
+"""Show a plan: tables on a terminal, and one self-contained HTML page with charts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from errno import EISDIR
 from itertools import pairwise
 from pathlib import Path
@@ -26,143 +26,131 @@ from lightning_streaming.tools.report.charts import (
 from lightning_streaming.tools.report.pages import fill, import_jinja
 from lightning_streaming.units import format_bytes
 
+_MOST_SERIES = 12
+"""Series of a chart; of more streams the largest have one each, and the others one together."""
+_OTHERS = "all others"
+_MIXTURES = 40
+"""Intervals for which the mixture is shown: in shorter ones it would be random."""
+_STEP = Axis(label="step", low=None)
+
+Table = tuple[list[str], list[list[str]]]
+"""Heads and rows."""
+
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """Print tables."""
-    print_table(f"plan: {machines_told(report['run'])}", (), facts_told(report))
-    heads, rows = streams_told(report)
-    print_table("streams", heads, rows, right=heads[1:], whole=heads[1:])
-    if report["schedule"]:
-        heads, rows = phases_told(report)
-        print_table("phases", heads, rows, right=heads[2:], whole=heads[2:])
-    if fetches_any(report):
-        heads, rows = caches_told(report)
-        print_table("caches, empty at first", heads, rows, right=heads[1:], whole=heads)
+    """Print the facts and tables of a plan."""
+    print_table(f"plan: {machines_of(report['run'])}", (), facts_of(report))
+    streams, phases, caches = _tables(report)
+    print_table("streams", *streams, right=streams[0][1:], whole=streams[0][1:])
+    if phases is not None:
+        print_table("phases", *phases, right=phases[0][2:], whole=phases[0][2:])
+    if caches is not None:
+        print_table("caches, empty at first", *caches, right=caches[0][1:], whole=caches[0])
 
 
-def fetches_any(report: Mapping[str, Any]) -> bool:
-    """Whether anything is fetched, with any limit; if not, caches hold indexes at most."""
-    return any(one["bytes"] for one in report["caches"])
-
-
-def machines_told(run: Mapping[str, Any]) -> str:
-    """Who reads, in a line."""
+def machines_of(run: Mapping[str, Any]) -> str:
+    """Return nodes, ranks, workers and batch size in a line."""
     nodes, ranks = counted(run["nodes"], "node"), counted(run["ranks_per_node"], "rank")
     machines = f"{nodes} of {ranks}" if run["nodes"] > 1 else ranks
     batch = f"batches of {counted(run['batch_size'], run['unit'])}"
     return f"{machines}, {counted(run['workers'], 'worker')} each, {batch}"
 
 
-def facts_told(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What there is to know at a glance: names and values."""
-    run, first, streams = report["run"], report["first_batch"], report["streams"]
-    begins, samples = run["begins"], sum(one["samples"] for one in streams)
-    tokens = [one["tokens"] for one in streams]
-    reads = f"{counted(samples, 'document' if report['packs'] else 'sample')}"
-    reads += "" if None in tokens else f", {counted(sum(tokens), 'token')}"
-    where = f"step {run['first_step']:,} to {run['stop_step']:,}, {counted(run['epochs'], 'epoch')}"
+def facts_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the main numbers of a plan, as names and texts."""
+    run, first, memory, cache = report["run"], report["first_batch"], report["memory"], report["caches"][0]
+    begins, tokens = run["begins"], [stream["tokens"] for stream in report["streams"]]
+    samples = sum(stream["samples"] for stream in report["streams"])
+    steps = f"step {run['first_step']:,} to {run['stop_step']:,}, {counted(run['epochs'], 'epoch')}"
     if begins["epoch"] or begins["sample_in_epoch"]:
-        where += f", from epoch {begins['epoch']}, {run['unit']} {begins['sample_in_epoch']:,}"
-    facts = [("run", where), ("reads", reads)]
-    cache = report["caches"][0]
+        steps += f", from epoch {begins['epoch']}, {run['unit']} {begins['sample_in_epoch']:,}"
+    reads = counted(samples, "document" if report["packs"] else "sample")
+    facts = [("run", steps), ("reads", reads if None in tokens else f"{reads}, {counted(sum(tokens), 'token')}")]
     if cache["bytes"]:
         again = f", each shard {cache['refetched']:.2f} times" if cache["refetched"] > 1.005 else ""
-        facts.append(
-            ("fetches", f"{format_bytes(cache['bytes'])} in all, {format_bytes(cache['bytes_of_node'])} a node{again}")
-        )
-        speed = f"{first['link_bytes_per_second'] * 8 / 1e9:.3g} Gbit/s"
-        facts.append(
+        facts += [
+            ("fetches", f"{format_bytes(cache['bytes'])} in all, {format_bytes(cache['bytes_of_node'])} a node{again}"),
             (
                 "first batch",
-                f"{first['seconds']:.1f} s at {speed}: {first['index_seconds']:.1f} s indexes "
+                f"{first['seconds']:.1f} s at {_speed(first)}: {first['index_seconds']:.1f} s indexes "
                 f"({format_bytes(first['index_bytes'])}), {first['order_seconds']:.1f} s order, "
                 f"{first['shard_seconds']:.1f} s shards ({format_bytes(first['shard_bytes'])})",
-            )
-        )
+            ),
+        ]
     else:
-        facts.append(("fetches", "nothing: what is read lies here"))
+        facts.append(("fetches", "nothing: the data is read in place"))
     if report["mixing"] is not None:
         above = ", and above it more even than that" if round(report["mixing"], 3) > 1 else ""
         facts.append(("mixing", f"{report['mixing']:.3f}, where 1 is as drawn at random{above}"))
     if report["packs"] is not None:
         facts.append(("fill", f"{report['packs']['fill']:.2%}"))
-    memory = report["memory"]
-    parts = [
-        f"{format_bytes(memory[name])} {name}" for name in ("order", "lengths", "index", "batches") if memory[name]
-    ]
-    facts.append(("memory", f"{format_bytes(memory['total'])} a node: {', '.join(parts)}"))
-    return facts
+    parts = ", ".join(f"{format_bytes(size)} {part}" for part, size in memory.items() if size and part != "total")
+    return [*facts, ("memory", f"{format_bytes(memory['total'])} a node: {parts}")]
 
 
-def streams_told(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table of streams."""
+def _speed(first: Mapping[str, Any]) -> str:
+    return f"{first['link_bytes_per_second'] * 8 / 1e9:.3g} Gbit/s"
+
+
+def _tables(report: Mapping[str, Any]) -> tuple[Table, Table | None, Table | None]:
+    """Return the tables of streams, phases and caches; None without a schedule, and if nothing is fetched."""
+
+    def row_of(stream: Mapping[str, Any], has_tokens: bool) -> list[str]:
+        tokens = "?" if stream["tokens"] is None else f"{stream['tokens']:,}"
+        row = [printable_name(stream["stream"]), f"{stream['samples']:,}", f"{stream['share']:.1%}"]
+        return [*row, tokens] if has_tokens else row
+
     streams = report["streams"]
     has_tokens, fetches = any(one["tokens"] for one in streams), any(one["bytes"] for one in streams)
-    heads = ["stream", "there", "samples", "share", *(["tokens"] if has_tokens else []), "passes", "most reads"]
-    heads += ["first repeat", *(["fetched"] if fetches else [])]
+    heads = ["stream", "there", "samples", "share", *(["tokens"] if has_tokens else [])]
+    heads += ["passes", "most reads", "first repeat", *(["fetched"] if fetches else [])]
     rows = []
-    for one in streams:
-        repeat, told = one["first_repeat"], "" if one["is_exact"] else "≥ "
-        row = [printable_name(one["stream"]), f"{one['selected']:,}", f"{one['samples']:,}", f"{one['share']:.1%}"]
-        row += [_tokens(one)] if has_tokens else []
-        row += [f"{one['passes']:.3f}", f"{told}{one['repeats']}"]
-        row += ["-" if repeat is None and one["is_exact"] else "?" if repeat is None else f"step {repeat['step']:,}"]
-        row += [format_bytes(one["bytes"])] if fetches else []
-        rows.append(row)
-    return heads, rows
-
-
-def phases_told(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table of phases."""
-    has_tokens = any(one["tokens"] for phase in report["schedule"] for one in phase["streams"])
+    for stream in streams:
+        repeat, is_exact = stream["first_repeat"], stream["is_exact"]
+        name, *numbers = row_of(stream, has_tokens)
+        row = [name, f"{stream['selected']:,}", *numbers, f"{stream['passes']:.3f}"]
+        row.append(f"{'' if is_exact else '≥ '}{stream['repeats']}")
+        row.append(f"step {repeat['step']:,}" if repeat is not None else "-" if is_exact else "?")
+        rows.append([*row, format_bytes(stream["bytes"])] if fetches else row)
+    of_streams: Table = (heads, rows)
+    has_tokens = any(stream["tokens"] for phase in report["schedule"] for stream in phase["streams"])
     heads = ["phase", "stream", "samples", "share", *(["tokens"] if has_tokens else [])]
-    rows = []
-    for phase in report["schedule"]:
-        for place, one in enumerate(phase["streams"]):
-            names = [printable_name(phase["phase"]) if not place else "", printable_name(one["stream"])]
-            row = [*names, f"{one['samples']:,}", f"{one['share']:.1%}"]
-            rows.append(row + ([_tokens(one)] if has_tokens else []))
-    return heads, rows
-
-
-def _tokens(one: Mapping[str, Any]) -> str:
-    return "?" if one["tokens"] is None else f"{one['tokens']:,}"
-
-
-def caches_told(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table of caches."""
-    heads = ["cache_limit", "fetched in all", "by a node", "× needed", "peak of a node", "exceeded"]
-    rows = []
-    for one in report["caches"]:
-        limit = "none" if one["limit"] is None else format_bytes(one["limit"])
-        told = "" if one["simulated"] == 1 else "≈ " if one["was_full"] else "≥ "
-        rows.append(
+    of_phases = [
+        ["" if number else printable_name(phase["phase"]), *row_of(stream, has_tokens)]
+        for phase in report["schedule"]
+        for number, stream in enumerate(phase["streams"])
+    ]
+    caches = []
+    for cache in report["caches"]:
+        limit = "none" if cache["limit"] is None else format_bytes(cache["limit"])
+        about = "" if cache["simulated"] == 1 else "≈ " if cache["was_full"] else "≥ "
+        caches.append(
             [
-                f"{limit}{' (configured)' if one['is_configured'] else ''}",
-                f"{told}{format_bytes(one['bytes'])}",
-                f"{told}{format_bytes(one['bytes_of_node'])}",
-                f"{told}{one['refetched']:.2f}",
-                format_bytes(one["peak"]),
-                counted(one["exceeded"], "time") if one["exceeded"] else "-",
+                f"{limit}{' (configured)' if cache['is_configured'] else ''}",
+                f"{about}{format_bytes(cache['bytes'])}",
+                f"{about}{format_bytes(cache['bytes_of_node'])}",
+                f"{about}{cache['refetched']:.2f}",
+                format_bytes(cache["peak"]),
+                counted(cache["exceeded"], "time") if cache["exceeded"] else "-",
             ]
         )
-    return heads, rows
+    of_caches = (["cache_limit", "fetched in all", "by a node", "× needed", "peak of a node", "exceeded"], caches)
+    return of_streams, (heads, of_phases) if of_phases else None, of_caches if _fetches_any(report) else None
 
 
-_MOST_SERIES = 12
-"""Streams that a chart tells apart; of more the largest, and the others together."""
-_OTHERS = "all others"
-_MIXTURES = 40
-"""Stretches of which the mixture is shown: in shorter ones it would be that of chance."""
-_STEP = Axis(label="step", low=None)
+def _fetches_any(report: Mapping[str, Any]) -> bool:
+    return any(cache["bytes"] for cache in report["caches"])
+
+
+# The page
 
 
 def check_page(path: Path) -> None:
-    """Find out whether the page can be written, before the minutes that it takes to know what is on it.
+    """Check that the page can be written, before the minutes that planning may take.
 
     Raises:
-        OSError: It cannot; what is there stays as it is.
-        MissingDependencyError: What makes pages is not installed.
+        OSError: It cannot be written; what is there is unchanged.
+        MissingDependencyError: A package that renders pages is not installed.
     """
     import_jinja()
     if path.is_dir():
@@ -177,61 +165,55 @@ def write_page(path: Path, report: Mapping[str, Any], planned_from: str) -> None
 
     Args:
         path: The file.
-        report: What ``--json`` prints.
-        planned_from: What the run was planned from, for whoever finds the page later: ``"run.yaml"``.
+        report: The report, as ``--json`` prints it.
+        planned_from: What the run was planned from, like ``"run.yaml"``, for later readers of the page.
 
     Raises:
-        OSError: It cannot be written; what was there before is as it was.
+        OSError: It cannot be written; an earlier file is unchanged.
     """
-    with appears_whole(path) as staged:
-        staged.write_text(page_of(report, planned_from), encoding="utf-8")
-
-
-def page_of(report: Mapping[str, Any], planned_from: str) -> str:
-    """The page, as HTML."""
-    planned_from, day = printable_name(planned_from), strftime("%Y-%m-%d %H:%M UTC", gmtime())
-    report = _with_printable_names(report)
-    return fill(
-        "plan.html",
-        {
-            "title": f"Plan of {planned_from}",
-            "tool": "plan",
-            "subject": f"{planned_from}, planned on {day}: {machines_told(report['run'])}",
-            "figures": _figures(report),
-            "facts": facts_told(report),
-            "failed": report["failed"],
-            "notes": report["notes"],
-            "streams": streams_told(report),
-            "phases": phases_told(report) if report["schedule"] else None,
-            "caches": caches_told(report) if fetches_any(report) else None,
-            "charts": list(_charts(report)),
-            "made_by": f"Made by lightning-streaming plan on {day}, from {planned_from} and the indexes of its data.",
-        },
-        single_file=True,
-    )
-
-
-def _with_printable_names(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, with names as a terminal shows them: what turns a line around would do so on a page, too."""
+    source, day = printable_name(planned_from), strftime("%Y-%m-%d %H:%M UTC", gmtime())
+    # On a page as on a terminal, some characters in names would reverse a line.
     over = report["over_time"]
-    return {
+    report = {
         **report,
-        "streams": [{**one, "stream": printable_name(one["stream"])} for one in report["streams"]],
+        "streams": [{**stream, "stream": printable_name(stream["stream"])} for stream in report["streams"]],
         "over_time": {
             **over,
             "samples": {printable_name(name): counts for name, counts in over["samples"].items()},
-            "schedule": [{**one, "phase": printable_name(one["phase"])} for one in over["schedule"]],
+            "schedule": [{**phase, "phase": printable_name(phase["phase"])} for phase in over["schedule"]],
         },
     }
+    streams, phases, caches = _tables(report)
+    text = fill(
+        "plan.html",
+        {
+            "title": f"Plan of {source}",
+            "tool": "plan",
+            "subject": f"{source}, planned on {day}: {machines_of(report['run'])}",
+            "figures": _figures(report),
+            "facts": facts_of(report),
+            "failed": report["failed"],
+            "notes": report["notes"],
+            "streams": streams,
+            "phases": phases,
+            "caches": caches,
+            "charts": list(_charts(report)),
+            "made_by": f"Generated by lightning-streaming plan on {day}, from {source} and the indexes of its data.",
+        },
+        single_file=True,
+    )
+    with appears_whole(path) as staged:
+        staged.write_text(text, encoding="utf-8")
 
 
 def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the numbers at the top of the page, as names and texts."""
     run, cache, streams = report["run"], report["caches"][0], report["streams"]
-    tokens = [one["tokens"] for one in streams]
-    figures = [("samples", short_number(sum(one["samples"] for one in streams)))]
+    tokens = [stream["tokens"] for stream in streams]
+    figures = [("samples", short_number(sum(stream["samples"] for stream in streams)))]
     figures += [] if None in tokens else [("tokens", short_number(sum(tokens)))]
     figures.append(("steps", short_number(run["steps"])))
-    most = max(streams, key=lambda one: one["passes"])
+    most = max(streams, key=lambda stream: stream["passes"])
     figures.append((f"passes over {most['stream']}", f"{most['passes']:.3g}"))
     if cache["bytes"]:
         figures.append(("fetched", format_bytes(cache["bytes"])))
@@ -244,126 +226,101 @@ def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return figures
 
 
-def _charts(report: Mapping[str, Any]) -> list[Markup]:
-    over, charts = report["over_time"], list[Markup]()
-    begins = over["steps"][0]
-    marks = [Mark(at=one["step"], name=one["phase"]) for one in over["schedule"] if one["step"] > begins]
-    if len(over["steps"]) > 1:
-        charts += [_shares(report, marks), _passes(report, marks)]
-    if fetches_any(report):
-        if len(over["steps"]) > 1:
-            charts += [_fetched(report, marks), _used(report, marks)]
-        charts += [_peaks(report), _waits(report)]
+def _charts(report: Mapping[str, Any]) -> Iterator[Markup]:
+    """Yield the charts of a plan."""
+    over, caches = report["over_time"], report["caches"]
+    steps, marks = over["steps"], [Mark(at=phase["step"], name=phase["phase"]) for phase in over["schedule"]]
+    marks = [mark for mark in marks if mark.at > steps[0]]
+    if len(steps) > 1:
+        yield _mixture_chart(report, marks)
+        yield _passes_chart(report, marks)
+    if len(steps) > 1 and _fetches_any(report):
+        series = [Curve(name=_limit(cache), x=steps, y=cache["fetched"]) for cache in over["caches"]]
+        words = "; ".join(f"{_limit(cache)}: {format_bytes(cache['bytes'])}" for cache in caches)
+        axis = Axis(label="fetched by all nodes", show=format_bytes, base=1024)
+        yield lines("Bytes fetched, by cache_limit", f"In the end, with {words}.", _STEP, axis, series, marks)
+        series = [Curve(name=_limit(cache), x=steps, y=cache["used"]) for cache in over["caches"]]
+        words = "; ".join(f"{_limit(cache)}: {format_bytes(cache['peak'])}" for cache in caches)
+        axis = Axis(label="in a node's cache", show=format_bytes, base=1024)
+        yield lines("Bytes in a node's cache", f"At most, with {words}.", _STEP, axis, series, marks)
+    if _fetches_any(report):
+        of_caches = [
+            Bar(
+                name=f"{_limit(cache)}{', as configured' if cache['is_configured'] else ''}",
+                value=cache["bytes"],
+                label=f"{'' if cache['was_full'] else '≥ '}{format_bytes(cache['bytes'])}, × {cache['refetched']:.2f}",
+                colour=number,
+            )
+            for number, cache in enumerate(caches)
+        ]
+        yield bars("Fetched in all, and × what is needed", _words(of_caches), Axis(label="bytes"), of_caches)
+        first = report["first_batch"]
+        waits = (
+            (f"indexes{_size(first['index_bytes'])}", first["index_seconds"]),
+            ("computing the order", first["order_seconds"]),
+            (f"shards{_size(first['shard_bytes'])}", first["shard_seconds"]),
+        )
+        of_waits = [
+            Bar(name=name, value=seconds, label=f"{seconds:.2f} s", colour=number)
+            for number, (name, seconds) in enumerate(waits)
+        ]
+        title = f"Before the first batch: {first['seconds']:.2f} s at {_speed(first)}"
+        yield bars(title, _words(of_waits), Axis(label="s"), of_waits)
     if report["packs"] is not None:
-        edges = [place / len(report["packs"]["histogram"]) for place in range(len(report["packs"]["histogram"]) + 1)]
-        full = f"Packs are {report['packs']['fill']:.2%} full on average."
-        axis = Axis(label="how full", show=_percent, base=10, high=1)
-        packs = Axis(label="packs")
-        charts.append(histogram("How full packs are", full, axis, packs, edges, report["packs"]["histogram"]))
-    return charts
+        counts, fill_of = report["packs"]["histogram"], report["packs"]["fill"]
+        edges = [number / len(counts) for number in range(len(counts) + 1)]
+        axis, packs = Axis(label="how full", show=_percent, base=10, high=1), Axis(label="packs")
+        yield histogram("How full packs are", f"Packs are {fill_of:.2%} full on average.", axis, packs, edges, counts)
 
 
-def _shares(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
-    """What part of the samples is of each stream, from step to step."""
+def _mixture_chart(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
+    """Return a chart of the share of each stream over the steps."""
     over = report["over_time"]
-    kept = sorted({round(at * (len(over["steps"]) - 1) / _MIXTURES) for at in range(_MIXTURES + 1)})
-    steps = [over["steps"][place] for place in kept]
-    samples = {name: [of[place] for place in kept] for name, of in over["samples"].items()}
-    counts = {name: [after - before for before, after in _pairs(told)] for name, told in _largest(samples)}
+    ticks = sorted({round(at * (len(over["steps"]) - 1) / _MIXTURES) for at in range(_MIXTURES + 1)})
+    samples = {name: [counts[tick] for tick in ticks] for name, counts in over["samples"].items()}
+    if len(samples) > _MOST_SERIES:
+        largest = sorted(samples, key=lambda name: -samples[name][-1])[: _MOST_SERIES - 1]
+        others = [sum(at) for at in zip(*(of for name, of in samples.items() if name not in largest), strict=True)]
+        samples = {**{name: of for name, of in samples.items() if name in largest}, _OTHERS: others}
+    counts = {name: [after - before for before, after in pairwise(of)] for name, of in samples.items()}
     sums = [max(1, sum(at)) for at in zip(*counts.values(), strict=True)]
-    # Each stretch from one point to the next has one share: two points of equal height.
-    xs = [step for pair in _pairs(steps) for step in pair]
+    # Each interval has one share: two points of equal height.
+    xs = [over["steps"][tick] for pair in pairwise(ticks) for tick in pair]
     series = [
         Curve(name=name, x=xs, y=[part for one, total in zip(of, sums, strict=True) for part in [one / total] * 2])
         for name, of in counts.items()
     ]
-    told = "; ".join(f"{one['stream']} {one['share']:.1%}" for one in report["streams"][:_MOST_SERIES])
+    words = "; ".join(f"{stream['stream']} {stream['share']:.1%}" for stream in report["streams"][:_MOST_SERIES])
     share = Axis(label="share of samples", show=_percent, base=10, high=1)
-    return areas("The mixture, step by step", f"Over the whole run: {told}.", _STEP, share, series, marks)
+    return areas("The mixture, step by step", f"Over the whole run: {words}.", _STEP, share, series, marks)
 
 
-def _passes(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
-    over, by_name = report["over_time"], {one["stream"]: one for one in report["streams"]}
-    most = sorted(by_name.values(), key=lambda one: -one["passes"])[:_MOST_SERIES]
+def _passes_chart(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
+    """Return a chart of the passes over each stream until each step."""
+    over, streams = report["over_time"], report["streams"]
+    most = sorted(streams, key=lambda stream: -stream["passes"])[:_MOST_SERIES]
     series = []
-    for one in [one for one in report["streams"] if one in most]:
-        size, before = max(1, one["selected"]), one["samples_before"]
-        passes = [(before + count) / size for count in over["samples"][one["stream"]]]
-        series.append(Curve(name=one["stream"], x=over["steps"], y=passes))
-    told = "; ".join(f"{one['stream']} {one['passes']:.3g} times" for one in most)
-    once = [Mark(at=1, name="all read once", is_level=True)] if any(one["passes"] > 1 for one in most) else []
-    axis = Axis(label="passes")
-    return lines("How often each stream has been read", f"In the end: {told}.", _STEP, axis, series, [*marks, *once])
+    for stream in streams:
+        if stream in most:
+            size, before = max(1, stream["selected"]), stream["samples_before"]
+            passes = [(before + count) / size for count in over["samples"][stream["stream"]]]
+            series.append(Curve(name=stream["stream"], x=over["steps"], y=passes))
+    words = "; ".join(f"{stream['stream']} {stream['passes']:.3g} times" for stream in most)
+    once = [Mark(at=1, name="all read once", is_level=True)] if any(stream["passes"] > 1 for stream in most) else []
+    axis, title = Axis(label="passes"), "How often each stream has been read"
+    return lines(title, f"In the end: {words}.", _STEP, axis, series, [*marks, *once])
 
 
-def _fetched(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
-    over = report["over_time"]
-    series = [Curve(name=_limit(one), x=over["steps"], y=one["fetched"]) for one in over["caches"]]
-    told = "; ".join(f"{_limit(one)}: {format_bytes(one['bytes'])}" for one in report["caches"])
-    axis = Axis(label="fetched by all nodes", show=format_bytes, base=1024)
-    return lines("Bytes fetched, by cache_limit", f"In the end, with {told}.", _STEP, axis, series, marks)
+def _words(of: Sequence[Bar]) -> str:
+    return "; ".join(f"{bar.name}: {bar.label}" for bar in of)
 
 
-def _used(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
-    over = report["over_time"]
-    series = [Curve(name=_limit(one), x=over["steps"], y=one["used"]) for one in over["caches"]]
-    told = "; ".join(f"{_limit(one)}: {format_bytes(one['peak'])}" for one in report["caches"])
-    axis = Axis(label="in a node's cache", show=format_bytes, base=1024)
-    return lines("What a node's cache holds", f"At most, with {told}.", _STEP, axis, series, marks)
+def _size(size: int) -> str:
+    return f", {format_bytes(size)}" if size else ""
 
 
-def _peaks(report: Mapping[str, Any]) -> Markup:
-    of = [
-        Bar(
-            name=f"{_limit(one)}{', as configured' if one['is_configured'] else ''}",
-            value=one["bytes"],
-            label=f"{'' if one['was_full'] else '≥ '}{format_bytes(one['bytes'])}, × {one['refetched']:.2f}",
-            colour=place,
-        )
-        for place, one in enumerate(report["caches"])
-    ]
-    told = "; ".join(f"{bar.name}: {bar.label}" for bar in of)
-    return bars("Fetched in all, and × what is needed", told, Axis(label="bytes"), of)
-
-
-def _waits(report: Mapping[str, Any]) -> Markup:
-    first = report["first_batch"]
-    parts = [
-        ("indexes", first["index_seconds"], first["index_bytes"]),
-        ("making the order", first["order_seconds"], 0),
-        ("shards", first["shard_seconds"], first["shard_bytes"]),
-    ]
-    of = [
-        Bar(
-            name=f"{name}{f', {format_bytes(size)}' if size else ''}",
-            value=seconds,
-            label=f"{seconds:.2f} s",
-            colour=place,
-        )
-        for place, (name, seconds, size) in enumerate(parts)
-    ]
-    told = f"{first['seconds']:.2f} s at {first['link_bytes_per_second'] * 8 / 1e9:.3g} Gbit/s"
-    return bars(
-        f"Before the first batch: {told}", "; ".join(f"{bar.name}: {bar.label}" for bar in of), Axis(label="s"), of
-    )
-
-
-def _largest(samples: Mapping[str, Sequence[int]]) -> list[tuple[str, Sequence[int]]]:
-    """The streams of which most is read, in their order; and what is read of the others together."""
-    if len(samples) <= _MOST_SERIES:
-        return list(samples.items())
-    kept = sorted(samples, key=lambda name: -samples[name][-1])[: _MOST_SERIES - 1]
-    others = [of for name, of in samples.items() if name not in kept]
-    together = [sum(at) for at in zip(*others, strict=True)]
-    return [*((name, of) for name, of in samples.items() if name in kept), (_OTHERS, together)]
-
-
-def _pairs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    return list(pairwise(numbers))
-
-
-def _limit(one: Mapping[str, Any]) -> str:
-    return "no limit" if one["limit"] is None else format_bytes(one["limit"])
+def _limit(cache: Mapping[str, Any]) -> str:
+    return "no limit" if cache["limit"] is None else format_bytes(cache["limit"])
 
 
 def _percent(part: float) -> str:

@@ -19,7 +19,7 @@ from lightning_streaming.tools.planning import planned_reads, resources
 from lightning_streaming.tools.planning.fail_if import NAMES, AtLeast, parse_condition
 from lightning_streaming.tools.planning.node import NodeReads, ShardBytes, first_requests
 from lightning_streaming.tools.planning.resources import Link, first_batch
-from lightning_streaming.tools.planning.show_plan import facts_told
+from lightning_streaming.tools.planning.show_plan import facts_of
 from lightning_streaming.trainer.config import config_of
 from lightning_streaming.units import format_bytes
 from tests.helpers import raises
@@ -246,7 +246,7 @@ def test_data_that_is_read_in_place_fetches_nothing(data: Path, tmp_path: Path) 
     ):  # whose selections caches do hold
         shown = plan(tmp_path, train, max_epochs=1).out
         assert "caches" not in shown
-        assert re.search(r"^ fetches +nothing: what is read lies here$", shown, re.MULTILINE)
+        assert re.search(r"^ fetches +nothing: the data is read in place$", shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("mixing", "told"), [(0.8684, "0.868, where 1 is as drawn at random"), (None, None)])
@@ -254,8 +254,8 @@ def test_mixing_is_told_beside_what_chance_gives(
     data: Path, tmp_path: Path, mixing: float | None, told: str | None
 ) -> None:
     report = plan(tmp_path, phased_train(data), "--json", max_epochs=1).json
-    assert dict(facts_told({**report, "mixing": mixing})).get("mixing") == told
-    above = dict(facts_told({**report, "mixing": 1.0962}))["mixing"]
+    assert dict(facts_of({**report, "mixing": mixing})).get("mixing") == told
+    above = dict(facts_of({**report, "mixing": 1.0962}))["mixing"]
     assert above == "1.096, where 1 is as drawn at random, and above it more even than that"
 
 
