@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import StateError, StreamingError
-from lightning_streaming.sequence.batchings import Batched, batched
+from lightning_streaming.sequence.batching import Batched, batched
 from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.sequence.settings import OrderSettings
@@ -220,7 +220,7 @@ class Ours:
 def our_epoch(config: Config) -> Ours:
     """Plan and partition as the loading room does."""
     world = World(num_nodes=config.world[0], ranks_per_node=config.world[1]).replicated(config.replication)
-    settings = OrderSettings(**config.settings).settled(world.num_nodes)
+    settings = OrderSettings(**config.settings).resolved(world.num_nodes)
     sizes = tuple(np.asarray(shards, np.int64) for shards in config.shards)
     weights = resolve_weights(
         [StreamWeight(**weight) for weight in config.weights],

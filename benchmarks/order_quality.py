@@ -27,11 +27,11 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.order_mixing import Mixing, largest_burst, mixing, needed_within, uniform_mixing
-from lightning_streaming.sequence.batchings import Batched, batched
+from lightning_streaming.sequence.batching import Batched, batched
 from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.partition import BatchGeometry, Partition
 from lightning_streaming.sequence.quality import lru_downloads, open_at_once, shard_visits
-from lightning_streaming.sequence.settings import SHUFFLE_ALGOS, OrderSettings, SettledOrder, ShuffleAlgo
+from lightning_streaming.sequence.settings import SHUFFLE_ALGOS, OrderSettings, ResolvedOrder, ShuffleAlgo
 from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.units import parse_bytes, parse_count
 
@@ -99,7 +99,7 @@ class Row:
 # --- the only part that knows how an epoch is planned ---
 
 
-def plan(setting: Setting, settings: SettledOrder, epoch: int) -> Batched:
+def plan(setting: Setting, settings: ResolvedOrder, epoch: int) -> Batched:
     """Plan an epoch that reads every sample once."""
     weights = resolve_weights([StreamWeight()], sizes=[setting.samples], epoch_size=None, seed=settings.shuffle_seed)
     shape = DatasetShape(shard_sizes=(setting.shard_sizes(),), weights=weights)
@@ -122,7 +122,7 @@ def node_batches(setting: Setting, epoch: Batched, node: int) -> NDArray[np.int6
 
 def order_settings(
     setting: Setting, algo: ShuffleAlgo | None, block_size: int | None, canonical: int | None
-) -> SettledOrder:
+) -> ResolvedOrder:
     """The settings of one order, defaults filled in; ``algo=None`` does not shuffle."""
     written = OrderSettings(
         shuffle=algo is not None,
@@ -130,13 +130,13 @@ def order_settings(
         shuffle_block_size=block_size,
         num_canonical_nodes=canonical,
     )
-    return written.settled(setting.nodes)
+    return written.resolved(setting.nodes)
 
 
 # --- measuring ---
 
 
-def measure(setting: Setting, settings: SettledOrder, uniform: Mixing) -> Row:
+def measure(setting: Setting, settings: ResolvedOrder, uniform: Mixing) -> Row:
     """Draw two epochs of an order and measure the second."""
     began = time.perf_counter()
     sizes, shard_bytes = setting.shard_sizes(), setting.bytes_of_shards()
@@ -160,7 +160,7 @@ def measure(setting: Setting, settings: SettledOrder, uniform: Mixing) -> Row:
     )
 
 
-def all_orders(setting: Setting, block_sizes: list[int | None], splits: list[int]) -> list[SettledOrder]:
+def all_orders(setting: Setting, block_sizes: list[int | None], splits: list[int]) -> list[ResolvedOrder]:
     """Every order once; those with blocks at every size with a canonical node per node, then with more of these."""
     orders = [order_settings(setting, algo, None, None) for algo in (None, *SHUFFLE_ALGOS) if algo not in IN_BLOCKS]
     for algo in [algo for algo in SHUFFLE_ALGOS if algo in IN_BLOCKS]:

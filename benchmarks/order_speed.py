@@ -131,14 +131,14 @@ def our_partition(case: Case) -> WorkerPartition:
     """The epoch, planned as the loading room does, and the first worker's part of it."""
     from lightning_streaming.reading.plan import WorkerPartition
     from lightning_streaming.resume.order_files import shared_order
-    from lightning_streaming.sequence.batchings import batched
+    from lightning_streaming.sequence.batching import batched
     from lightning_streaming.sequence.draw import Shuffled
     from lightning_streaming.sequence.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
     from lightning_streaming.sequence.settings import OrderSettings
     from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 
     shuffled: dict[str, Any] = {"shuffle": True, "shuffle_algo": case.order} if case.order != "none" else {}
-    settings = OrderSettings(shuffle_seed=SEED, **shuffled).settled(case.nodes)
+    settings = OrderSettings(shuffle_seed=SEED, **shuffled).resolved(case.nodes)
     weights = resolve_weights([StreamWeight()], [case.samples], None, SEED)
     shape = DatasetShape(shard_sizes=(case.shards,), weights=weights)
     current = BatchGeometry(num_nodes=case.nodes, ranks_per_node=case.ranks, batch_size=case.batch_size)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.random  # numpy would load it at first use
 
-from lightning_streaming.sequence.batchings import Batched, batched
+from lightning_streaming.sequence.batching import Batched, batched
 from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.partition import BatchGeometry, Layout, Partition, epoch_geometry, rank_layout
 from lightning_streaming.sequence.settings import (
@@ -110,7 +110,7 @@ def first_ids(case: Case, sizes: tuple[Any, ...]) -> Any:
         shuffle_seed=SEED,
         num_canonical_nodes=case.canonical_nodes,
         batching_method=case.batching,
-    ).settled(NODES)
+    ).resolved(NODES)
     totals = [int(stream.sum()) for stream in sizes]
     proportions = [StreamWeight(proportion=1 + stream % 7) for stream in range(case.streams)]
     weights = resolve_weights(proportions, totals, int(sum(totals) * case.epoch_share), SEED)

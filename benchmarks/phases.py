@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming.formats.index import parse_index
-from lightning_streaming.options.schedule import MixturePhase, settled_phases
+from lightning_streaming.options.schedule import MixturePhase, resolved_phases
 from lightning_streaming.reading.passes import drawn_sequence
 from lightning_streaming.resume.run import Machines, Run, new_run, resume
 from lightning_streaming.resume.run_order import RunRequest
@@ -104,7 +104,7 @@ def measure(algo: str, samples: int, streams: int, phases: int) -> dict[str, Any
             settings=order,
             weights=(StreamWeight(),) * streams,
             epoch_size=samples,
-            phases=settled_phases(make_phases(catalog, phases, last), samples),
+            phases=resolved_phases(make_phases(catalog, phases, last), samples),
         )
 
     before, found = _peak_mib(), {}

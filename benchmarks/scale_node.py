@@ -85,7 +85,7 @@ class Order:
     def settled_for(self, nodes: int) -> Order:
         """With the defaults of a run on so many nodes, to be used on others."""
         algo: Any = "py1e" if self.name == "stored" else self.name
-        settled = OrderSettings(shuffle=self.name != "stored", shuffle_algo=algo).settled(nodes)
+        settled = OrderSettings(shuffle=self.name != "stored", shuffle_algo=algo).resolved(nodes)
         return replace(
             self,
             block_size=self.block_size or settled.shuffle_block_size,

@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from lightning_streaming import MixturePhase
-from lightning_streaming.options.schedule import settled_phases
+from lightning_streaming.options.schedule import resolved_phases
 from lightning_streaming.sequence.phases import planned
 
 MILLION = 1_000_000
@@ -29,7 +29,7 @@ PHASES = {
 
 def main() -> None:
     """Write the picture beside this file."""
-    plan = planned(settled_phases(PHASES, EPOCH_SIZE), num_canonical_nodes=1)
+    plan = planned(resolved_phases(PHASES, EPOCH_SIZE), num_canonical_nodes=1)
     places = [plan.streams.index(name) for name in SIZES]
     drawn = plan.drawn[:, places]
     borders = np.concatenate([[0], plan.stops])

@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from lightning_streaming.sequence.batchings import batched
+from lightning_streaming.sequence.batching import batched
 from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.partition import BatchGeometry
 from lightning_streaming.sequence.settings import OrderSettings
@@ -50,7 +50,7 @@ def main() -> None:
             num_canonical_nodes=CANONICAL_NODES,
             shuffle_block_size=block_size,
         )
-        ids = batched(Shuffled(settings.settled(CANONICAL_NODES), shape, epoch=0), machines).ids(positions)
+        ids = batched(Shuffled(settings.resolved(CANONICAL_NODES), shape, epoch=0), machines).ids(positions)
         for node, colour in enumerate(("tab:blue", "tab:orange")):
             own = positions % CANONICAL_NODES == node
             axis.scatter(positions[own], ids[own], s=1, linewidths=0, color=colour)

@@ -33,7 +33,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.escaping import in_one_line, package_logger
 from lightning_streaming.options.bad_samples import BadSamplesConfig, parse_limit
-from lightning_streaming.resume.state import PassStart
+from lightning_streaming.resume.state import EpochStart
 
 _log = package_logger(__name__)
 _MOST_ATTEMPTS = 8
@@ -126,7 +126,7 @@ class BadSamples:
         self,
         asked: BadSamplesConfig,
         source: SampleSource,
-        start: PassStart,
+        start: EpochStart,
         worker: int,
         *,
         in_packs: bool,
@@ -254,7 +254,7 @@ class BadSamples:
         )
 
 
-def bad_samples_of(directory: Path, start: PassStart) -> Iterator[BadSample]:
+def bad_samples_of(directory: Path, start: EpochStart) -> Iterator[BadSample]:
     """What a log tells of the epoch of a pass, by whichever rank and worker."""
     with suppress(ObjectNotFoundError):  # nothing was bad as yet
         for one in read_bad_samples(directory):
@@ -271,7 +271,7 @@ class BadTally:
         has_warned: Takes a word for what was warned of, so that it is not again.
     """
 
-    def __init__(self, asked: BadSamplesConfig, start: PassStart, has_warned: set[str]) -> None:
+    def __init__(self, asked: BadSamplesConfig, start: EpochStart, has_warned: set[str]) -> None:
         assert asked.log is not None, "checked with the options"
         self._directory = Path(asked.log)
         self._limit = parse_limit(asked.max)

@@ -28,10 +28,10 @@ from lightning_streaming.options.groups import (
 )
 from lightning_streaming.options.join import JoinConfig, Joins
 from lightning_streaming.options.packing import Packing, PackingConfig
-from lightning_streaming.options.schedule import Schedule, check_mixes, named_phases, settled_phases
+from lightning_streaming.options.schedule import Schedule, check_mixes, named_phases, resolved_phases
 from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.options.token_budget import TokenBudget
-from lightning_streaming.sequence.phases import SettledPhase
+from lightning_streaming.sequence.phases import ResolvedPhase
 from lightning_streaming.sequence.settings import OrderSettings
 from lightning_streaming.sequence.skips import parse_batch_ranges
 from lightning_streaming.sequence.steps import SequenceStep, check_steps
@@ -144,7 +144,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         object.__setattr__(self, "skip", tuple(self.skip))
         object.__setattr__(self, "sequence", check_steps(self.sequence))
         object.__setattr__(self, "schedule", named_phases(self.schedule) or None)
-        self._check_packing(self.settled_phases())
+        self._check_packing(self.resolved_phases())
         object.__setattr__(self, "join", named_groups(JoinConfig, self.join))
 
     def _store_streams(self) -> None:
@@ -177,7 +177,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
                 option=f"decode.columns.{lacking[0]}",
             )
 
-    def _check_packing(self, phases: Sequence[SettledPhase]) -> None:
+    def _check_packing(self, phases: Sequence[ResolvedPhase]) -> None:
         documents = self.documents()
         ended = [phase.name for phase in phases if phase.cut is not None]
         if ended and (documents is not None or self.sequence):
@@ -219,7 +219,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
             )
         return samples or None
 
-    def settled_phases(self) -> tuple[SettledPhase, ...]:
+    def resolved_phases(self) -> tuple[ResolvedPhase, ...]:
         """The phases as order takes them, checked.
 
         Raises:
@@ -254,7 +254,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
                 hint="give its samples, like 800m, or leave epoch_size out and give the last phase an end",
                 option="epoch_size",
             )
-        return settled_phases(phases, size)
+        return resolved_phases(phases, size)
 
 
 @dataclass(frozen=True, kw_only=True)

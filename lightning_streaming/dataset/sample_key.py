@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.resume.state import PassStart
+from lightning_streaming.resume.state import EpochStart
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.packing.packed import rows_of
 from lightning_streaming.sequence.partition import Partition
 
@@ -248,7 +248,7 @@ class KeyedBatch(NamedTuple):
     """One key for each sample that the collate function was given."""
 
 
-def keys_of_rows(catalog: Catalog, start: PassStart) -> Callable[[Row], SampleKey]:
+def keys_of_rows(catalog: Catalog, start: EpochStart) -> Callable[[Row], SampleKey]:
     """What finds the key of a sample of this pass."""
     first_shards = [0, *accumulate(catalog.shards_per_stream)]
 
@@ -267,7 +267,7 @@ def keys_of_rows(catalog: Catalog, start: PassStart) -> Callable[[Row], SampleKe
     return key
 
 
-def keys_of_batches(start: PassStart, plan: Batched, partition: Partition, catalog: Catalog) -> Iterator[SampleKeys]:
+def keys_of_batches(start: EpochStart, plan: Batched, partition: Partition, catalog: Catalog) -> Iterator[SampleKeys]:
     """The keys of each batch that one rank reads in a pass, the last one maybe of fewer samples."""
     node, rank_of_node = start.world.node, start.world.rank_of_node
     of_pass = _of_pass(start, catalog)
@@ -293,12 +293,12 @@ def keys_of_batches(start: PassStart, plan: Batched, partition: Partition, catal
             yield SampleKeys(KeyTable(of_pass, rows[begin:stop], first_reads[begin:stop], of_batch))
 
 
-def no_keys(start: PassStart, catalog: Catalog) -> SampleKeys:
+def no_keys(start: EpochStart, catalog: Catalog) -> SampleKeys:
     """The keys of each batch of a rank that reads no samples."""
     return SampleKeys(KeyTable(_of_pass(start, catalog), np.zeros((0, 5), np.int64), np.zeros(0, np.bool_)))
 
 
-def _of_pass(start: PassStart, catalog: Catalog) -> Pass:
+def _of_pass(start: EpochStart, catalog: Catalog) -> Pass:
     return Pass(tuple(catalog.stream_names), start.cursor.epoch, start.shuffle_seed)
 
 

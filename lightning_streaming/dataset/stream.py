@@ -210,7 +210,7 @@ def join_sources_of(stream: Stream, name: str, defaults: StreamDefaults) -> dict
 
 def selection_of(stream: Stream, defaults: StreamDefaults) -> SelectionConfig:
     """Return which of a stream's samples are read."""
-    return group_of(options_of(stream, defaults), SelectionConfig).settled()
+    return group_of(options_of(stream, defaults), SelectionConfig).resolved()
 
 
 def named_streams(

@@ -1,4 +1,4 @@
-"""Options of the phases of an epoch, checked, and settled for order: each with its end in samples."""
+"""Options of the phases of an epoch, checked, and resolved for order: each with its end in samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, named_groups, store_plain
 from lightning_streaming.replaced_names import tells_unknown_arguments
-from lightning_streaming.sequence.phases import Mix, SettledPhase
+from lightning_streaming.sequence.phases import Mix, ResolvedPhase
 from lightning_streaming.units import check_whole, parse_count, plain_number
 
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
@@ -111,12 +111,12 @@ class MixturePhase(OptionGroup):
                     option="schedule.max_repeats",
                 )
 
-    def settled(self, name: str, planned_stop: int) -> SettledPhase:
+    def resolved(self, name: str, planned_stop: int) -> ResolvedPhase:
         """Return the phase as order takes it, with its end in samples."""
         names = sorted(self.mix)
         ramps = any(isinstance(weight, Sequence) for weight in self.mix.values())
         begin, end = (tuple((stream, self._weights(stream)[place]) for stream in names) for place in (0, 1))
-        return SettledPhase(
+        return ResolvedPhase(
             name=name,
             planned_stop=planned_stop,
             begin=begin,
@@ -196,7 +196,7 @@ def named_phases(schedule: Schedule | None) -> Mapping[str, MixturePhase]:
     return phases or {}
 
 
-def settled_phases(phases: Mapping[str, MixturePhase], epoch_size: int | None) -> tuple[SettledPhase, ...]:
+def resolved_phases(phases: Mapping[str, MixturePhase], epoch_size: int | None) -> tuple[ResolvedPhase, ...]:
     """Return phases as order takes them, each with its end in samples.
 
     Args:
@@ -207,7 +207,7 @@ def settled_phases(phases: Mapping[str, MixturePhase], epoch_size: int | None) -
         ConfigError: A border is missing or does not lie after the one before, or the last border is not the epoch's
             end.
     """
-    settled: list[SettledPhase] = []
+    resolved: list[ResolvedPhase] = []
     for number, (name, phase) in enumerate(phases.items()):
         is_last, option = number == len(phases) - 1, f"schedule.{name}.end"
         stop = phase.planned_stop(name, epoch_size)
@@ -224,17 +224,17 @@ def settled_phases(phases: Mapping[str, MixturePhase], epoch_size: int | None) -
                 hint="end it earlier, or raise epoch_size",
                 option=option,
             )
-        before = 0 if not settled else settled[-1].planned_stop if settled[-1].cut is None else settled[-1].cut
-        if settled and stop <= before:
+        before = 0 if not resolved else resolved[-1].planned_stop if resolved[-1].cut is None else resolved[-1].cut
+        if resolved and stop <= before:
             raise ConfigError(
-                f"{option} is {stop}, and phase {settled[-1].name!r} before it ends at {before}",
+                f"{option} is {stop}, and phase {resolved[-1].name!r} before it ends at {before}",
                 hint="borders must rise, counted from the beginning of the epoch",
                 option=option,
             )
         if stop < 1:
             raise ConfigError(f"{option} must be at least one sample, but is {short_repr(phase.end)}", option=option)
-        settled.append(phase.settled(name, stop))
-    last = settled[-1] if settled else None
+        resolved.append(phase.resolved(name, stop))
+    last = resolved[-1] if resolved else None
     if epoch_size is not None and last is not None and last.cut is not None:
         raise ConfigError(
             f"schedule.{last.name}.ended_at is {last.cut}, and no phase continues up to epoch_size={epoch_size}",
@@ -247,7 +247,7 @@ def settled_phases(phases: Mapping[str, MixturePhase], epoch_size: int | None) -
             hint="the last phase ends with the epoch, so give one of them",
             option=f"schedule.{last.name}.end",
         )
-    return tuple(settled)
+    return tuple(resolved)
 
 
 def check_mixes(phases: Mapping[str, MixturePhase], streams: Collection[str]) -> None:

@@ -140,7 +140,7 @@ class SelectionConfig(OptionGroup):
         own, others = ([getattr(group, item.name) for item in fields(self) if item.compare] for group in (self, other))
         return own == others and _are_equal(self.indices, other.indices)
 
-    def settled(self) -> SelectionConfig:
+    def resolved(self) -> SelectionConfig:
         """Return the conditions with None in place of empty texts."""
         return replace(self, where=self.where or None, fraction=self.fraction or None, group_by=self.group_by or None)
 

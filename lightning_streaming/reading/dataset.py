@@ -151,7 +151,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             epoch_size=options.samples_per_epoch(),
             skip=parse_batch_ranges(options.skip, "skip"),
             batch_size=options.batch_size,
-            phases=options.settled_phases(),
+            phases=options.resolved_phases(),
             pack=pack,
             steps=tuple(options.sequence),
             followed=frozenset(

@@ -44,7 +44,7 @@ from lightning_streaming.reading.sample_log import last_sample
 from lightning_streaming.reading.transport import make_slots
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.resume.run import OnMismatch
-from lightning_streaming.resume.state import Cursor, PassStart
+from lightning_streaming.resume.state import Cursor, EpochStart
 from lightning_streaming.sequence.partition import Partition
 from lightning_streaming.signatures import check_accepts
 from lightning_streaming.units import check_truth, check_whole
@@ -315,7 +315,7 @@ class StreamingDataLoader(AcceleratedLoader):
             _log.warning(str(error))
         return progress.passes_begun, self._reading(start) if start.world.is_reader else self._without_samples(start)
 
-    def _reading(self, start: PassStart) -> _UnderWay:
+    def _reading(self, start: EpochStart) -> _UnderWay:
         """A pass whose batches are made by workers, or here."""
         progress = self._progress
         # Workers that live on keep what they were told; those of a pass given up have another channel.
@@ -334,7 +334,7 @@ class StreamingDataLoader(AcceleratedLoader):
         bad = passes_of(self.dataset).bad_tally(start)
         return _UnderWay(start, groups, batches, replaced, bad, channel.arrivals)
 
-    def _without_samples(self, start: PassStart) -> _UnderWay:
+    def _without_samples(self, start: EpochStart) -> _UnderWay:
         """A pass of a rank that reads no samples: as many batches as on the others, without workers."""
         batches = passes_of(self.dataset).run.epoch_of(start).partition.num_batches(self.drop_last)
         return _UnderWay(start, None, (({}, self._tally.nothing()) for _ in range(batches)), {}, None)
@@ -359,18 +359,18 @@ class StreamingDataLoader(AcceleratedLoader):
             )
         return number == progress.passes_begun
 
-    def _hand_out(self, start: PassStart, end: Cursor, measures: NDArray[np.int64], wait_ns: int) -> None:
+    def _hand_out(self, start: EpochStart, end: Cursor, measures: NDArray[np.int64], wait_ns: int) -> None:
         """Note that a batch is handed out of the pass that began at ``start``: where it ends, and what it took."""
         self._tally.add(measures, wait_ns)
         self._progress.end = end
         self._progress.unclaimed.append(end)
         passes_of(self.dataset).hand_out(start, end)
 
-    def _new_channel(self, start: PassStart) -> workers.WorkerChannel:
+    def _new_channel(self, start: EpochStart) -> workers.WorkerChannel:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
         most_skipped = len(passes_of(self.dataset).run.asked.skip)
         arrivals = None if self._progress.look_on is None else ArrivalCounts(max(self.num_workers, 1))
-        return workers.WorkerChannel(workers.SharedPassStart(most_skipped, start.growth), slots, arrivals)
+        return workers.WorkerChannel(workers.SharedEpochStart(most_skipped, start.growth), slots, arrivals)
 
     def _worker_batches(self, channel: workers.WorkerChannel) -> workers.WorkerBatches:
         pinned = self._is_pinned()
@@ -447,7 +447,7 @@ class LoaderPass(Iterator[Any]):
         self._loader._end_workers(under_way and under_way.groups)
         self._keys = None  # which hold the order, maybe a mapped file
 
-    def _last_sample(self, start: PassStart, dead: workers.DeadWorker) -> str:
+    def _last_sample(self, start: EpochStart, dead: workers.DeadWorker) -> str:
         directory = passes_of(self._loader.dataset).debug.sample_log
         return last_sample(directory, start.world.rank, dead.worker, dead.pid)
 
@@ -477,7 +477,7 @@ class LoaderPass(Iterator[Any]):
 
 
 class _UnderWay(NamedTuple):
-    start: PassStart
+    start: EpochStart
     groups: Iterator[workers.BatchGroup] | None
     """torch's iterator; None for a rank that reads no samples."""
     batches: Iterator[workers.Measured]

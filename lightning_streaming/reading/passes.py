@@ -44,11 +44,11 @@ from lightning_streaming.resume.run import (
     settings_of_pass,
 )
 from lightning_streaming.resume.run_order import RunRequest
-from lightning_streaming.resume.state import Cursor, PassStart, SavedPosition
+from lightning_streaming.resume.state import Cursor, EpochStart, SavedPosition
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.selection.missing_ids import MissingIds
 from lightning_streaming.selection.scanning import Watched
-from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.partition import BatchGeometry
 from lightning_streaming.sequence.settings import OrderSettings
@@ -206,7 +206,7 @@ class CurrentRun:
         """Go on with this run, which has begun, or counts batches from somewhere."""
         self._run, self._settings, self._initial_nodes = run, run.settings, run.initial_nodes
 
-    def begin(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool) -> PassStart:
+    def begin(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool) -> EpochStart:
         """Begin a pass at ``cursor``, or where it leads to, and say what there is to say about it.
 
         Raises:
@@ -256,7 +256,7 @@ class CurrentRun:
         self._has_told_changes = True
         return resumed.run
 
-    def epoch_of(self, start: PassStart) -> Epoch:
+    def epoch_of(self, start: EpochStart) -> Epoch:
         """The epoch of a pass that was begun, here or in the process that has started this one."""
         settings = settings_of_pass(self.asked, start)
         self._settings = settings
@@ -268,7 +268,7 @@ class CurrentRun:
             known = order_of_pass(self.asked, self._source.catalog, start)
         return Epoch.of_pass(known, start)
 
-    def prepare_after(self, start: PassStart) -> None:
+    def prepare_after(self, start: EpochStart) -> None:
         """Begin to make the order of the epoch after a pass, so that nobody waits for it then."""
         epoch = start.cursor.epoch + 1
         order = self.epoch_of(start).order.of_epoch(epoch)
@@ -337,7 +337,7 @@ class Passes:
         self._settings = settings
         self._next = Cursor(0, 0)
         self._counter = PassCounter()
-        self._latest: PassStart | None = None
+        self._latest: EpochStart | None = None
         self._handed_out: Cursor | None = None
         self._assigned: WorkerPass | None = None
         self._reading: WorkerSamples | None = None
@@ -409,7 +409,7 @@ class Passes:
         self._counter.reset(cursor)
         self._latest = self._handed_out = self._reading = self._assigned = None
 
-    def begin(self, world: World, batch_size: int, drop_last: bool = False) -> PassStart:
+    def begin(self, world: World, batch_size: int, drop_last: bool = False) -> EpochStart:
         """Begin the next pass and say where; the pass after it is that of the next epoch."""
         self._source.prepare()
         start = self.run.begin(self.next_cursor(), world, batch_size, drop_last)
@@ -417,14 +417,14 @@ class Passes:
         self._latest = start
         return start
 
-    def begin_in_worker(self, worker: int, world: World, batch_size: int) -> PassStart:
+    def begin_in_worker(self, worker: int, world: World, batch_size: int) -> EpochStart:
         """The same in a worker of a plain torch DataLoader, which tells it nothing."""
         start = self.run.begin(self._counter.count_pass(worker), world, batch_size, drop_last=False)
         if worker == 0 and self._counter.passes_counted() == 1:
             self.tell_unsuited(start)
         return start
 
-    def tell_unsuited(self, start: PassStart) -> None:
+    def tell_unsuited(self, start: EpochStart) -> None:
         """Say once, on one rank, which settings do not suit the data or the machines."""
         if start.world.rank or "unsuited" in self._told:
             return
@@ -434,7 +434,7 @@ class Passes:
         for sentence in _unsuited(self.run.settings, start, catalog, self.run.weights.epoch_size, ahead):
             _log.warning("streams %s: %s", ", ".join(catalog.stream_names[:3]), sentence)
 
-    def tell_mixed_columns(self, start: PassStart) -> None:
+    def tell_mixed_columns(self, start: EpochStart) -> None:
         """Say once, on one rank, where torch's default collate will meet samples of different columns."""
         if start.world.rank or "columns" in self._told:
             return
@@ -455,7 +455,7 @@ class Passes:
         return _mixed_columns(self.catalog, shares, in_a_batch=batching_method in _MIX_STREAMS)
 
     def of_worker(
-        self, making_of: MakingOf, start: PassStart, worker: int, num_workers: int, *, is_measured: bool = False
+        self, making_of: MakingOf, start: EpochStart, worker: int, num_workers: int, *, is_measured: bool = False
     ) -> WorkerPass:
         """What one of a loader's workers, or the only reader there is, reads of a pass that was begun."""
         # Not self, which may hold the pass: it ends with its last user.
@@ -502,14 +502,14 @@ class Passes:
         source = self._source
         return ColumnTypes(packing, lambda: stored_types(packing, source.catalog), self._settled_types)
 
-    def _bad_samples(self, start: PassStart, worker: int, meter: BatchMeter, is_measured: bool) -> BadSamples | None:
+    def _bad_samples(self, start: EpochStart, worker: int, meter: BatchMeter, is_measured: bool) -> BadSamples | None:
         if not self._settings.bad.replaces:
             return None
         tally, in_packs = None if is_measured else self.bad_tally(start), self.run.asked.pack is not None
         found = meter.found_bad
         return BadSamples(self._settings.bad, self._source, start, worker, in_packs=in_packs, found=found, tally=tally)
 
-    def bad_tally(self, start: PassStart) -> BadTally | None:
+    def bad_tally(self, start: EpochStart) -> BadTally | None:
         """Counts the bad samples of a pass for who consumes it; None where they are errors."""
         return BadTally(self._settings.bad, start, self._told) if self._settings.bad.replaces else None
 
@@ -527,7 +527,7 @@ class Passes:
         self._reading = WorkerSamples(of_pass)
         return self._reading
 
-    def hand_out(self, start: PassStart, end: Cursor) -> None:
+    def hand_out(self, start: EpochStart, end: Cursor) -> None:
         """Take note that a loader has handed out a pass up to here; of no meaning if another has begun since."""
         if start is self._latest:
             self._handed_out = end
@@ -589,7 +589,7 @@ def _mixed_columns(catalog: Catalog, shares: Sequence[int], *, in_a_batch: bool)
 
 
 def _unsuited(
-    settings: OrderSettings, start: PassStart, catalog: Catalog, epoch_size: int, predownload: int | None
+    settings: OrderSettings, start: EpochStart, catalog: Catalog, epoch_size: int, predownload: int | None
 ) -> Iterator[str]:
     """A sentence for each setting that does not suit, and what to do about it.
 

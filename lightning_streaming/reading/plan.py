@@ -40,7 +40,7 @@ from lightning_streaming.reading.prefetch import (
 )
 from lightning_streaming.reading.sample_log import SampleWatch
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.packing.packed import rows_of, rows_per_entry
 from lightning_streaming.sequence.packing.packs import PackRows
 from lightning_streaming.sequence.partition import Partition

@@ -26,19 +26,19 @@ from lightning_streaming.dataset.sample_key import Row, SampleKey, keys_of_rows
 from lightning_streaming.dataset.samples import SampleSource
 from lightning_streaming.errors import FormatError, StorageError
 from lightning_streaming.options.debug import DebugConfig
-from lightning_streaming.resume.state import PassStart
+from lightning_streaming.resume.state import EpochStart
 
 _NO_MORE = object()
 
 
-def watch_of(debug: DebugConfig, source: SampleSource, start: PassStart, worker: int) -> SampleWatch | None:
+def watch_of(debug: DebugConfig, source: SampleSource, start: EpochStart, worker: int) -> SampleWatch | None:
     """Return the watch over a worker's pass; None without a log and a watchdog."""
     if debug.sample_log is None and debug.watchdog_seconds is None:
         return None
     return SampleWatch(partial(_watchers, debug, source, start, worker))
 
 
-def _watchers(debug: DebugConfig, source: SampleSource, start: PassStart, worker: int) -> Sequence[Watcher]:
+def _watchers(debug: DebugConfig, source: SampleSource, start: EpochStart, worker: int) -> Sequence[Watcher]:
     key = keys_of_rows(source.catalog, start)
     rank = start.world.rank
     log = None if debug.sample_log is None else _sample_log_path(debug.sample_log, rank, worker)

@@ -49,7 +49,7 @@ from lightning_streaming.reading.passes import passes_of
 from lightning_streaming.reading.plan import WorkerPass
 from lightning_streaming.reading.transport import BatchMessage, BatchSender, BatchSlots, shared
 from lightning_streaming.resume.appended_data import NO_GROWTH, Growth
-from lightning_streaming.resume.state import PassStart
+from lightning_streaming.resume.state import EpochStart
 
 if TYPE_CHECKING:
     from lightning_streaming.reading.dataset import StreamingDataset
@@ -78,7 +78,7 @@ Measured = tuple[Any, NDArray[np.int64]]
 """A batch, and what it took to make, as :meth:`BatchMeter.end_batches` says."""
 
 
-class SharedPassStart:
+class SharedEpochStart:
     """Shared memory through which a loader tells its own workers where each pass begins.
 
     It has no name: it reaches workers by inheritance or through their start-up pickle, serves those that live on from
@@ -93,18 +93,18 @@ class SharedPassStart:
         size = _START_BYTES + _RUN_BYTES * most_skipped_runs + len(pickle.dumps(growth))
         self._memory = shared(torch.zeros(size, dtype=torch.uint8))
 
-    def has_room_for(self, start: PassStart) -> bool:
+    def has_room_for(self, start: EpochStart) -> bool:
         """Whether a pass start can be assigned: data may have grown once more since."""
         return len(pickle.dumps(start)) <= len(self._memory)
 
-    def assign(self, start: PassStart) -> None:
+    def assign(self, start: EpochStart) -> None:
         """Tell workers that begin from now on to read this pass."""
         pickled = bytearray(pickle.dumps(start))
         self._memory[: len(pickled)] = torch.frombuffer(pickled, dtype=torch.uint8)
 
-    def assigned(self) -> PassStart:
+    def assigned(self) -> EpochStart:
         """The pass that was assigned last."""
-        start: PassStart = pickle.loads(self._memory.numpy().tobytes())  # noqa: S301  # what our own loader has put there
+        start: EpochStart = pickle.loads(self._memory.numpy().tobytes())  # noqa: S301  # what our own loader has put there
         return start
 
 
@@ -112,7 +112,7 @@ class SharedPassStart:
 class WorkerChannel:
     """Shared memory of a loader and of the workers that it has started together, for as long as they live."""
 
-    pass_start: SharedPassStart
+    pass_start: SharedEpochStart
     """Where the pass begins."""
     slots: BatchSlots | None
     """The batches themselves; None where torch is left to send them."""
@@ -162,7 +162,7 @@ def _unchanged(group: BatchGroup) -> BatchGroup:
 
 
 def _start_worker(
-    pass_start: SharedPassStart, dataset: StreamingDataset, users_init: Callable[[int], None] | None, worker: int
+    pass_start: SharedEpochStart, dataset: StreamingDataset, users_init: Callable[[int], None] | None, worker: int
 ) -> None:
     """What a worker process does first: its shield, its random generators, then what the user asked for."""
     prepare_worker_process()

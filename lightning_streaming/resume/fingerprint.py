@@ -27,10 +27,10 @@ from lightning_streaming.resume.saved_fingerprint import (
     SavedStreams,
 )
 from lightning_streaming.resume.stream_list import StreamFacts, StreamList, list_streams, stream_changes
-from lightning_streaming.selection.catalog import Extent
+from lightning_streaming.selection.catalog import CatalogView
 from lightning_streaming.selection.saved_join import SavedJoin
 from lightning_streaming.sequence.base import digest_of
-from lightning_streaming.sequence.phases import SettledPhase, StepPlan
+from lightning_streaming.sequence.phases import MixtureSchedule, ResolvedPhase
 from lightning_streaming.sequence.settings import OrderSettings
 from lightning_streaming.sequence.weights import ResolvedWeights
 
@@ -47,7 +47,7 @@ class Fingerprint:
 
     Args:
         catalog: The data, as far as it is read.
-        settings: The order settings, settled.
+        settings: The order settings, resolved.
         weights: The streams' shares of an epoch.
         plan: The phases of an epoch, if it has any.
         phases_begun: How many of them have begun.
@@ -59,10 +59,10 @@ class Fingerprint:
 
     def __init__(
         self,
-        catalog: Extent,
+        catalog: CatalogView,
         settings: OrderSettings,
         weights: ResolvedWeights,
-        plan: StepPlan | None = None,
+        plan: MixtureSchedule | None = None,
         phases_begun: int = 0,
         grown: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType({}),
         packing: SavedPacking | None = None,
@@ -180,7 +180,7 @@ class Fingerprint:
             yield Difference(f"streams.{name}.hashes", _in_short(then), _in_short(facts.hashes))
 
 
-def told_mix(phase: SettledPhase) -> str:
+def told_mix(phase: ResolvedPhase) -> str:
     """The weights of a phase in one line, without names where streams are many: different where the weights are."""
     told = ", ".join(
         f"{name} {begin!r}" + ("" if begin == end else f" to {end!r}")
@@ -203,7 +203,7 @@ def _saved_order(settings: OrderSettings, epoch_size: int) -> SavedOrder:
     )
 
 
-def _saved_schedule(plan: StepPlan, phases_begun: int) -> dict[str, SavedPhase]:
+def _saved_schedule(plan: MixtureSchedule, phases_begun: int) -> dict[str, SavedPhase]:
     """Return the phases that have begun; where the last of them ends is still open."""
     return {
         phase.name: SavedPhase(
@@ -217,7 +217,7 @@ def _saved_schedule(plan: StepPlan, phases_begun: int) -> dict[str, SavedPhase]:
 
 
 def _description(
-    catalog: Extent, stream: int, index: int, drawn: int, grown: tuple[tuple[int, int], ...] = ()
+    catalog: CatalogView, stream: int, index: int, drawn: int, grown: tuple[tuple[int, int], ...] = ()
 ) -> SavedStream:
     """Return what a state says of a stream."""
     return SavedStream(
@@ -233,13 +233,13 @@ def _description(
     )
 
 
-def _selection_of(catalog: Extent, stream: int) -> str | None:
+def _selection_of(catalog: CatalogView, stream: int) -> str | None:
     """Return a digest of what is selected of a stream; None if all of it is."""
     selection = catalog.selections[stream]
     return None if selection is None or len(selection) == selection.num_stored else selection.digest
 
 
-def _joins_of(catalog: Extent, stream: int, saved: SavedStream | None = None) -> dict[str, SavedJoin]:
+def _joins_of(catalog: CatalogView, stream: int, saved: SavedStream | None = None) -> dict[str, SavedJoin]:
     """Return what a state says of the datasets that are joined with a stream.
 
     Args:
@@ -258,7 +258,7 @@ def _joins_of(catalog: Extent, stream: int, saved: SavedStream | None = None) ->
     }
 
 
-def _lengths_of(catalog: Extent, stream: int) -> str | None:
+def _lengths_of(catalog: CatalogView, stream: int) -> str | None:
     """Return a digest of the lengths of a stream's documents, where documents are packed."""
     if catalog.lengths is None:
         return None
@@ -292,7 +292,7 @@ def _in_short(hashes: tuple[str, ...]) -> str:
     return ", ".join(hashes) or "none"
 
 
-def is_same_data(saved: SavedStream, catalog: Extent, stream: int) -> bool:
+def is_same_data(saved: SavedStream, catalog: CatalogView, stream: int) -> bool:
     """Return whether a stream's data is what a saved fingerprint says, wherever it is and however much is drawn of it.
 
     Lengths of documents are not compared: where they alone differ, that is the difference to report.

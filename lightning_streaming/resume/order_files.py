@@ -219,7 +219,7 @@ class _Draw:
         return self.thread is not None and self.thread.is_alive()
 
     @property
-    def is_settled(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether another try would end the same; not so where another process was busy."""
         return self.ids is not None or self.has_failed
 
@@ -250,7 +250,7 @@ class OrderAhead:
         if draw is not None and draw.is_running:
             return
         digest = order.digest
-        if draw is not None and draw.digest == digest and draw.is_settled:
+        if draw is not None and draw.digest == digest and draw.is_valid:
             return
         self._draw = draw = _Draw(digest=digest, process=os.getpid())
         draw.thread = threading.Thread(target=_make_ahead, args=(draw, order), name="order-ahead", daemon=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from lightning_streaming.resume.differences import Difference
 from lightning_streaming.resume.state import SavedPosition
-from lightning_streaming.sequence.phases import SettledPhase
+from lightning_streaming.sequence.phases import ResolvedPhase
 
 
 def ways_out_of_phases(
-    found: Sequence[Difference], saved: SavedPosition, phases: Sequence[SettledPhase], checkpoint: str
+    found: Sequence[Difference], saved: SavedPosition, phases: Sequence[ResolvedPhase], checkpoint: str
 ) -> str:
     """Sentences on what to write, or which command tells it; empty where no phase differs.
 
@@ -32,7 +32,7 @@ def ways_out_of_phases(
     return "".join(f" {sentence}" for sentence in told)
 
 
-def _why(one: Difference, saved: SavedPosition, asked: dict[str, SettledPhase]) -> Iterator[str]:
+def _why(one: Difference, saved: SavedPosition, asked: dict[str, ResolvedPhase]) -> Iterator[str]:
     """What is to be said of one difference alone."""
     name, _, field = one.setting.removeprefix("schedule.").rpartition(".")
     phase, (epoch, sample) = asked.get(name), saved.cursor

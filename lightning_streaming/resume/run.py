@@ -24,16 +24,16 @@ from lightning_streaming.resume.appended_data import Growth, growth_since
 from lightning_streaming.resume.differences import Difference, in_words
 from lightning_streaming.resume.fingerprint import refusal
 from lightning_streaming.resume.phase_refusal import ways_out_of_phases
-from lightning_streaming.resume.run_order import RunOrder, RunRequest, order_of, settled_order
+from lightning_streaming.resume.run_order import RunOrder, RunRequest, order_of, resolved_order
 from lightning_streaming.resume.saved_fingerprint import SavedStream
-from lightning_streaming.resume.state import Cursor, PassStart, SavedPosition
+from lightning_streaming.resume.state import Cursor, EpochStart, SavedPosition
 from lightning_streaming.saved_fields import DAMAGED
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.packing.packed import PackedEpoch
 from lightning_streaming.sequence.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.sequence.phased import Phased
-from lightning_streaming.sequence.settings import OrderSettings, SettledOrder
+from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.skips import (
     NOTHING_SKIPPED,
     BatchRange,
@@ -70,7 +70,7 @@ class Epoch:
     """What it leaves out."""
 
     @classmethod
-    def of_pass(cls, order: RunOrder, start: PassStart) -> Epoch:
+    def of_pass(cls, order: RunOrder, start: EpochStart) -> Epoch:
         """The epoch of a pass that another process has begun."""
         world = start.world
         machines = BatchGeometry(
@@ -78,10 +78,10 @@ class Epoch:
         )
         return cls(order=order, cursor=start.cursor, composed=start.geometry, machines=machines, skipped=start.skipped)
 
-    def pass_start(self, world: World) -> PassStart:
+    def pass_start(self, world: World) -> EpochStart:
         """All that another process must be told to read its share."""
         settings = self.order.settings
-        return PassStart(
+        return EpochStart(
             cursor=self.cursor,
             world=world,
             batch_size=self.machines.batch_size,
@@ -163,7 +163,7 @@ class Run:
     """Of phases: streams that they have read and that are not there now, as they were saved; they may come back."""
 
     @property
-    def settings(self) -> SettledOrder:
+    def settings(self) -> ResolvedOrder:
         """How epochs are ordered."""
         return self.order.settings
 
@@ -464,7 +464,7 @@ def new_run(
         ConfigError: The weights, or the canonical nodes asked for, cannot be of this data.
     """
     initial_nodes = initial_nodes or machines.num_nodes
-    order = settled_order(asked, asked.settings.settled(initial_nodes), catalog)
+    order = resolved_order(asked, asked.settings.resolved(initial_nodes), catalog)
     _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
     order.check_phases()
     return Run(order=order, machines=machines, skip=asked.skip, initial_nodes=initial_nodes, reader=reader)
@@ -502,7 +502,7 @@ def resume(
     composed = {} if saved.geometry is None else {saved.cursor.epoch: saved.geometry}
     then = None  # as it was read, where the data has grown
     if growth.shards:
-        then = order_of(asked, settings.settled(initial_nodes), catalog.head(dict(growth.shards)), growth)
+        then = order_of(asked, settings.resolved(initial_nodes), catalog.head(dict(growth.shards)), growth)
         before = Run(
             order=then,
             machines=machines,
@@ -512,7 +512,7 @@ def resume(
             composed=composed,
         )
         growth = before.growth_in_passes(saved.cursor)
-    order = settled_order(asked, settings.settled(initial_nodes), catalog, growth)
+    order = resolved_order(asked, settings.resolved(initial_nodes), catalog, growth)
     if saved.num_canonical_nodes == asked.settings.num_canonical_nodes:
         _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
     what = f"{told}'num_canonical_nodes' of the saved position is"
@@ -554,20 +554,20 @@ def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brou
         settings: Those of that run.
         brought: What its :meth:`Run.without_data` gave.
     """
-    assert isinstance(settings, SettledOrder), "as of every run"
+    assert isinstance(settings, ResolvedOrder), "as of every run"
     of_run = dict(brought)
-    return Run(order=settled_order(asked, settings, catalog, of_run.pop("growth")), **of_run)
+    return Run(order=resolved_order(asked, settings, catalog, of_run.pop("growth")), **of_run)
 
 
-def settings_of_pass(asked: RunRequest, start: PassStart) -> SettledOrder:
+def settings_of_pass(asked: RunRequest, start: EpochStart) -> ResolvedOrder:
     """The settings of a pass that another process has begun."""
     seeded = replace(asked.settings, shuffle_seed=start.shuffle_seed)
-    return seeded.settled_as(start.num_canonical_nodes, start.shuffle_block_size)
+    return seeded.resolved_as(start.num_canonical_nodes, start.shuffle_block_size)
 
 
-def order_of_pass(asked: RunRequest, catalog: Catalog, start: PassStart) -> RunOrder:
+def order_of_pass(asked: RunRequest, catalog: Catalog, start: EpochStart) -> RunOrder:
     """The order of a pass that another process has begun."""
-    return settled_order(asked, settings_of_pass(asked, start), catalog, start.growth)
+    return resolved_order(asked, settings_of_pass(asked, start), catalog, start.growth)
 
 
 def _check_canonical_nodes(

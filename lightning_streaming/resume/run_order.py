@@ -1,7 +1,7 @@
-"""The order of every epoch of a run: what was asked for, settled, over the data.
+"""The order of every epoch of a run: what was asked for, resolved, over the data.
 
 RunRequest   what was asked for: order, weights, phases, packs, what to skip
-RunOrder     that, settled, over the data: of each epoch its sequence, and what a state says of it
+RunOrder     that, resolved, over the data: of each epoch its sequence, and what a state says of it
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from lightning_streaming.resume.fingerprint import Fingerprint
 from lightning_streaming.resume.order_files import shared_order
 from lightning_streaming.resume.pack_plans import EpochPacker
 from lightning_streaming.resume.state import Cursor, SavedPosition
-from lightning_streaming.selection.catalog import Catalog, Extent
-from lightning_streaming.sequence.batchings import Batched, batched
+from lightning_streaming.selection.catalog import Catalog, CatalogView
+from lightning_streaming.sequence.batching import Batched, batched
 from lightning_streaming.sequence.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.sequence.packing.packed import PackedEpoch, PackedPart
 from lightning_streaming.sequence.partition import BatchGeometry
 from lightning_streaming.sequence.phased import Mixture, Phased
-from lightning_streaming.sequence.phases import SettledPhase, StepPlan
-from lightning_streaming.sequence.settings import OrderSettings, SettledOrder
+from lightning_streaming.sequence.phases import MixtureSchedule, ResolvedPhase
+from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.skips import (
     BatchRange,
 )
 from lightning_streaming.sequence.steps import SequenceStep, with_steps
-from lightning_streaming.sequence.stretches import ShorterPasses, StreamPasses
+from lightning_streaming.sequence.stream_slices import StreamPasses, TruncatedEpochs
 from lightning_streaming.sequence.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
 
 _SEQUENCES_KEPT = 3
@@ -42,17 +42,17 @@ _SEQUENCES_KEPT = 3
 _weights = lru_cache(maxsize=16)(resolve_weights)
 
 
-def _sizes_of_read_shards(catalog: Extent) -> tuple[NDArray[np.int64], ...]:
+def _sizes_of_read_shards(catalog: CatalogView) -> tuple[NDArray[np.int64], ...]:
     """Samples in each shard, per stream; shards of which nothing is selected have no ids, so no order knows of them."""
     sizes = zip(catalog.shard_sizes_per_stream, catalog.selections, strict=True)
     return tuple(of if selection is None else of[of > 0] for of, selection in sizes)
 
 
-def _shorter_passes(catalog: Extent, stream: int, grown: Sequence[tuple[int, int]]) -> tuple[ShorterPasses, ...]:
+def _shorter_passes(catalog: CatalogView, stream: int, grown: Sequence[tuple[int, int]]) -> tuple[TruncatedEpochs, ...]:
     """The passes of a stream that read less, in shards of which something is selected."""
     sizes = catalog.shard_sizes_per_stream[stream]
     are_read = np.cumsum(sizes > 0 if catalog.selections[stream] is not None else np.ones_like(sizes))
-    found = tuple(ShorterPasses(shards=int(are_read[shards - 1]), stop=stop) for stop, shards in grown)
+    found = tuple(TruncatedEpochs(shards=int(are_read[shards - 1]), stop=stop) for stop, shards in grown)
     if not StreamPasses(sizes[sizes > 0] if catalog.selections[stream] is not None else sizes, found).are_whole:
         raise StateError(
             f"'grown' of stream {catalog.stream_names[stream]!r} of the saved position has passes that do not end with "
@@ -76,7 +76,7 @@ class RunRequest:
     """Global batches of the run to leave out."""
     batch_size: int | None = None
     """Samples per batch on each rank, if the dataset was told."""
-    phases: tuple[SettledPhase, ...] = ()
+    phases: tuple[ResolvedPhase, ...] = ()
     """What each part of an epoch takes of each stream, in place of weights and size."""
     pack: Packing | None = None
     """How documents are brought together, if they are."""
@@ -85,7 +85,7 @@ class RunRequest:
     followed: frozenset[int] = frozenset()
     """Streams, by place, of which epochs after a resume read what was appended meanwhile."""
 
-    def mixture(self, settings: SettledOrder, catalog: Extent, growth: Growth = NO_GROWTH) -> Mixture | None:
+    def mixture(self, settings: ResolvedOrder, catalog: CatalogView, growth: Growth = NO_GROWTH) -> Mixture | None:
         """The streams that its phases mix; None if it has none.
 
         Raises:
@@ -103,16 +103,18 @@ class RunRequest:
             draw=shared_order,
         )
 
-    def resolved_weights(self, catalog: Extent, settings: OrderSettings, growth: Growth = NO_GROWTH) -> ResolvedWeights:
+    def resolved_weights(
+        self, catalog: CatalogView, settings: OrderSettings, growth: Growth = NO_GROWTH
+    ) -> ResolvedWeights:
         """What each stream gives; the seed decides which streams get the samples that rounding leaves over."""
-        settled = settings if isinstance(settings, SettledOrder) else settings.settled(1)
-        mixture = self.mixture(settled, catalog, growth)
+        resolved = settings if isinstance(settings, ResolvedOrder) else settings.resolved(1)
+        mixture = self.mixture(resolved, catalog, growth)
         if mixture is not None:
             return mixture.plan.weights(catalog.stream_names, mixture.passes)
         self._check_repeats(catalog)
         return _weights(self.weights, tuple(catalog.samples_per_stream), self.epoch_size, settings.shuffle_seed)
 
-    def _check_repeats(self, catalog: Extent) -> None:
+    def _check_repeats(self, catalog: CatalogView) -> None:
         """Raise ConfigError where a stream is repeated so rarely that no epoch reads a sample of it."""
         for name, weight, samples in zip(catalog.stream_names, self.weights, catalog.samples_per_stream, strict=True):
             if weight.repeat and int(weight.repeat * samples) < 1:
@@ -130,19 +132,19 @@ class RunRequest:
 
     def resumed(self, saved: SavedPosition) -> OrderSettings:
         """The settings with seed and canonical nodes of a saved position."""
-        # From what was asked, not from what was settled since: the block size follows the canonical nodes.
+        # From what was asked, not from what was resolved since: the block size follows the canonical nodes.
         return replace(self.settings, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunOrder:
-    """The order of every epoch of a run: settled settings over its data.
+    """The order of every epoch of a run: resolved settings over its data.
 
     Where the data has grown, and epochs differ in how much of it they read, :meth:`of_epoch` gives that of one epoch.
     """
 
-    settings: SettledOrder
-    catalog: Extent
+    settings: ResolvedOrder
+    catalog: CatalogView
     weights: ResolvedWeights
     mixture: Mixture | None = None
     """What phases read of the streams, where there are phases."""
@@ -174,7 +176,7 @@ class RunOrder:
         return self.later is not None or self.packer is not None or bool(self.steps)
 
     @property
-    def plan(self) -> StepPlan | None:
+    def plan(self) -> MixtureSchedule | None:
         """What each step of each phase takes of each stream; None without phases."""
         return None if self.mixture is None else self.mixture.plan
 
@@ -311,7 +313,9 @@ class RunOrder:
         return [PackedPart(order=order, first_position=start) for order, start in zip(orders, starts, strict=False)]
 
 
-def settled_order(asked: RunRequest, settings: SettledOrder, catalog: Catalog, growth: Growth = NO_GROWTH) -> RunOrder:
+def resolved_order(
+    asked: RunRequest, settings: ResolvedOrder, catalog: Catalog, growth: Growth = NO_GROWTH
+) -> RunOrder:
     later = order_of(asked, settings, catalog.head(growth.shards_in(growth.last_epoch + 1)), growth)
     if not growth.followed or growth.last_epoch < 0:
         return later
@@ -319,7 +323,7 @@ def settled_order(asked: RunRequest, settings: SettledOrder, catalog: Catalog, g
 
 
 def order_of(
-    asked: RunRequest, settings: SettledOrder, data: Extent, growth: Growth, later: RunOrder | None = None
+    asked: RunRequest, settings: ResolvedOrder, data: CatalogView, growth: Growth, later: RunOrder | None = None
 ) -> RunOrder:
     mixture = asked.mixture(settings, data, growth)
     if mixture is None:

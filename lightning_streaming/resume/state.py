@@ -60,7 +60,7 @@ class Cursor(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PassStart:
+class EpochStart:
     """All that a process must be told to read its share of one pass."""
 
     cursor: Cursor

@@ -38,7 +38,7 @@ class SamplePlace(NamedTuple):
     """Sample, counted within its shard."""
 
 
-class Extent:
+class CatalogView:
     """How far each stream is read: its shards, and which of their samples.
 
     Args:
@@ -85,7 +85,7 @@ class Extent:
         """Whether between the ids of two streams lie some that are not read."""
 
 
-class Catalog(Extent):
+class Catalog(CatalogView):
     """The shards of all streams in one numbering: stream 0's first, each in the order of its index.
 
     Where not all samples of a stream are selected, those that are have the ids and count; the others have none.
@@ -112,9 +112,9 @@ class Catalog(Extent):
         self.shards: Sequence[ShardInfo] = _AllShards(self.indexes)
         self._selected = _SelectedPlaces(self) if any(one is not None for one in self.selections) else None
         self._heads: dict[tuple[int, int], tuple[DatasetIndex, Selection | None]] = {}
-        self._extents: dict[tuple[tuple[int, int], ...], Extent] = {}
+        self._extents: dict[tuple[tuple[int, int], ...], CatalogView] = {}
 
-    def head(self, shards: Mapping[int, int]) -> Extent:
+    def head(self, shards: Mapping[int, int]) -> CatalogView:
         """The data as it is if of some streams only the first shards are read, with the same sample ids.
 
         Args:
@@ -132,7 +132,7 @@ class Catalog(Extent):
                     indexes[name], selection = self._head_of(stream, shards[stream])
                 if selection is not None:
                     selections[name] = selection
-            extent = self._extents[asked] = Extent(indexes, selections, self.first_ids, self.joins)
+            extent = self._extents[asked] = CatalogView(indexes, selections, self.first_ids, self.joins)
             extent.lengths = self.lengths
         return self._extents[asked] if asked else self
 

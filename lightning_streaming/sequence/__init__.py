@@ -5,15 +5,15 @@ entries it has, the sample ids of any of them at once, and a digest of all it de
 
     weights        DatasetShape   the samples there are, shard by shard, and how many of each stream an epoch draws
     draw           Shuffled       the samples that one epoch draws, shuffled; drawn when ids are first asked for
-    batchings      Batched        in which order these are read, and so which share a batch: what saved states count
+    batching       Batched        in which order these are read, and so which share a batch: what saved states count
     skips          Skipped        without the positions that skipped batches have
     partition      Partition      divided among nodes, ranks and batches
 
     settings       what the user says about order, and the names of its algorithms
     shuffles       the shuffle algorithms: permutations, drawn
     blockwise      the same without drawing: a permutation worked out place by place
-    phases         StepPlan       of an epoch whose mixture changes: what each step of each phase takes of each stream
-    stretches      which samples these are: the next ones of the stream's passes
+    phases         MixtureSchedule: how many samples each step of each phase takes of each stream
+    stream_slices  which samples these are: the next ones of the stream's passes
     step_draws     StepDraws      a step, drawn; and what a step that is cut leaves
     phased         Phased         the steps one after another, each shuffled and batched by itself, as one Batched
     canonical      how canonical nodes are read in turn

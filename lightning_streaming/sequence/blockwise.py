@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from lightning_streaming.sequence.base import check_entries
 from lightning_streaming.sequence.permutation import Permutations, drawn_keys, numbered_keys
 from lightning_streaming.sequence.runs import RunLookup
-from lightning_streaming.sequence.settings import SettledOrder
+from lightning_streaming.sequence.settings import ResolvedOrder
 from lightning_streaming.sequence.shuffles import ShuffleTask, Spans, joined_spans, spans_per_canonical_node
 from lightning_streaming.sequence.weights import StreamGroup
 
@@ -66,7 +66,7 @@ class BlockwiseOrder:
         return self.pieces.units_at(self.blocks.mixed(places))
 
 
-def blockwise_order(groups: Iterable[StreamGroup], settings: SettledOrder, epoch: int) -> BlockwiseOrder:
+def blockwise_order(groups: Iterable[StreamGroup], settings: ResolvedOrder, epoch: int) -> BlockwiseOrder:
     """The order of one group of streams after another.
 
     Takes time and memory for each shard and canonical node, none for a sample.
@@ -79,7 +79,7 @@ def blockwise_order(groups: Iterable[StreamGroup], settings: SettledOrder, epoch
     orders: list[BlockwiseOrder] = []
     first_place = first_part = 0
     for group in groups:
-        drawn = _taken_units(group, settings) if group.stretches else _draw_units(group, settings, epoch)
+        drawn = _taken_units(group, settings) if group.stream_slices else _draw_units(group, settings, epoch)
         generator = _generator_for(_RandomPurpose.MIXING, settings.shuffle_seed, epoch, group.first_id)
         task = ShuffleTask(
             units=drawn.sizes,
@@ -289,7 +289,7 @@ class _DrawnUnits:
     """Whether these are the units of a step of a phase."""
 
 
-def _draw_units(group: StreamGroup, settings: SettledOrder, epoch: int) -> _DrawnUnits:
+def _draw_units(group: StreamGroup, settings: ResolvedOrder, epoch: int) -> _DrawnUnits:
     """Draw ``choose[s]`` samples from each stream ``s``."""
     seed, first_id = settings.shuffle_seed, group.first_id
     sizes = np.concatenate(group.shard_sizes)
@@ -323,9 +323,9 @@ def _draw_units(group: StreamGroup, settings: SettledOrder, epoch: int) -> _Draw
     )
 
 
-def _taken_units(group: StreamGroup, settings: SettledOrder) -> _DrawnUnits:
+def _taken_units(group: StreamGroup, settings: ResolvedOrder) -> _DrawnUnits:
     """What a step of a phase takes of each stream."""
-    units = group.stretch_units(settings.shuffle_seed, is_shuffled=True)
+    units = group.slice_units(settings.shuffle_seed, is_shuffled=True)
     partial = np.flatnonzero(units.are_parts)
     parts = np.where(units.are_listed, _LISTED, -1)
     parts[partial] = np.arange(len(partial))

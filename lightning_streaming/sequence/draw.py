@@ -16,9 +16,9 @@ from lightning_streaming.sequence.base import SampleSequence, digest_of
 from lightning_streaming.sequence.blockwise import BlockwiseOrder, blockwise_order
 from lightning_streaming.sequence.canonical import CanonicalSequence
 from lightning_streaming.sequence.runs import RunLookup, write_runs
-from lightning_streaming.sequence.settings import OrderSettings, SettledOrder
+from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.shuffles import ShuffleTask, shuffle_into, shuffle_items
-from lightning_streaming.sequence.stretches import MOST_STEPS, Stretch, in_pass_order
+from lightning_streaming.sequence.stream_slices import MOST_STEPS, StreamSlice, in_pass_order
 from lightning_streaming.sequence.weights import DatasetShape, StreamGroup
 
 _ORDER_VERSION = 2
@@ -51,7 +51,7 @@ class EpochPart(SampleSequence):
     A part is the whole epoch, or one mixture step of a schedule.
     """
 
-    settings: SettledOrder
+    settings: ResolvedOrder
     """How it is ordered and batched."""
     epoch: int
     """Counts from 0."""
@@ -86,7 +86,7 @@ class Shuffled(EpochPart):
         shape: The data.
         epoch: Counts from 0.
         draw: Draws it, where each id cannot be worked out by itself.
-        stretches: Of a step of a phase: where it goes on with each stream. The shape is then of the step.
+        stream_slices: Of a step of a phase: where it goes on with each stream. The shape is then of the step.
         step: The step's number in its epoch.
 
     Raises:
@@ -94,11 +94,11 @@ class Shuffled(EpochPart):
             algorithm.
     """
 
-    settings: SettledOrder
+    settings: ResolvedOrder
     shape: DatasetShape
     epoch: int
     draw: Draw = drawn_here
-    stretches: tuple[Stretch, ...] = ()
+    stream_slices: tuple[StreamSlice, ...] = ()
     step: int = 0
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class Shuffled(EpochPart):
     @property
     def digest(self) -> str:
         """See :class:`~lightning_streaming.sequence.base.SampleSequence`; no matter how it is drawn."""
-        of_step = [self.step, *(one.facts for one in self.stretches)] if self.stretches else []
+        of_step = [self.step, *(one.facts for one in self.stream_slices)] if self.stream_slices else []
         return digest_of(_ORDER_VERSION, self.settings.facts, self.epoch, self.shape.digest, *of_step)
 
     @property
@@ -137,28 +137,28 @@ class Shuffled(EpochPart):
     @property
     def turn(self) -> int:  # type: ignore[override]
         """See :class:`EpochPart`."""
-        return self.epoch * MOST_STEPS + self.step if self.stretches else self.epoch
+        return self.epoch * MOST_STEPS + self.step if self.stream_slices else self.epoch
 
     def name_of(self, stream: int) -> str | None:
         """Return the name of a stream, where it is known."""
-        return self.stretches[stream].stream if self.stretches else None
+        return self.stream_slices[stream].stream if self.stream_slices else None
 
     def stream_label(self, stream: int) -> str:
         """What an error calls a stream: its name, where that is known."""
-        return repr(self.stretches[stream].stream) if self.stretches else str(stream)
+        return repr(self.stream_slices[stream].stream) if self.stream_slices else str(stream)
 
     @property
     def dtype(self) -> np.dtype[np.integer[Any]]:
         """The smallest that :meth:`draw_into` can fill: 4 bytes wherever they hold every sample id and every place."""
         first_ids = [
-            one.first_id + int(of.sum()) for one, of in zip(self.stretches, self.shape.shard_sizes, strict=False)
+            one.first_id + int(of.sum()) for one, of in zip(self.stream_slices, self.shape.shard_sizes, strict=False)
         ]
         return np.dtype(np.uint32 if max(len(self.shape), len(self), *first_ids) <= 1 << 32 else np.int64)
 
     @property
     def is_identity(self) -> bool:
         """Whether the epoch reads every sample once, in the order of the ids."""
-        if self.stretches:
+        if self.stream_slices:
             return False
         sizes = [int(sizes.sum()) for sizes in self.shape.shard_sizes]
         return not self.settings.shuffle and list(self.shape.weights.choose) == sizes
@@ -219,7 +219,7 @@ class Shuffled(EpochPart):
                 choose=shape.weights.choose,
                 first_id=0,
                 block_size=block_size,
-                stretches=self.stretches,
+                stream_slices=self.stream_slices,
             )
             return
         weights = shape.weights
@@ -229,15 +229,15 @@ class Shuffled(EpochPart):
                 choose=weights.choose[stream : stream + 1],
                 first_id=first_id,
                 block_size=int(block_size * share),
-                stretches=self.stretches[stream : stream + 1],
+                stream_slices=self.stream_slices[stream : stream + 1],
             )
             # What a step takes of a stream stays as it is when the stream grows.
-            first_id += weights.choose[stream] if self.stretches else int(sizes.sum())
+            first_id += weights.choose[stream] if self.stream_slices else int(sizes.sum())
 
 
-def _draw_group(group: StreamGroup, settings: SettledOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
-    if group.stretches:
-        _draw_stretches(group, settings, turn, out)
+def _draw_group(group: StreamGroup, settings: ResolvedOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
+    if group.stream_slices:
+        _draw_stream_slices(group, settings, turn, out)
         return
     drawn = resample(group.shard_sizes, group.choose, settings, turn, out.dtype)
     if settings.shuffle:
@@ -252,7 +252,7 @@ def _draw_group(group: StreamGroup, settings: SettledOrder, turn: int, out: NDAr
         out += group.first_id
 
 
-def _shuffle_task(units: NDArray[np.int64], group: StreamGroup, settings: SettledOrder, turn: int) -> ShuffleTask:
+def _shuffle_task(units: NDArray[np.int64], group: StreamGroup, settings: ResolvedOrder, turn: int) -> ShuffleTask:
     return ShuffleTask(
         units=units,
         num_canonical_nodes=settings.num_canonical_nodes,
@@ -262,9 +262,9 @@ def _shuffle_task(units: NDArray[np.int64], group: StreamGroup, settings: Settle
     )
 
 
-def _draw_stretches(group: StreamGroup, settings: SettledOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
+def _draw_stream_slices(group: StreamGroup, settings: ResolvedOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
     """What a step of a phase takes of each stream, those of a pass before those of the next."""
-    units = group.stretch_units(settings.shuffle_seed, is_shuffled=settings.shuffle)
+    units = group.slice_units(settings.shuffle_seed, is_shuffled=settings.shuffle)
     if settings.shuffle and settings.shuffle_algo == "blockwise":
         order = blockwise_order([group], settings, turn)
         of_unit = np.empty(len(out), np.int64)
@@ -285,7 +285,7 @@ def _draw_stretches(group: StreamGroup, settings: SettledOrder, turn: int, out: 
     _look_up(sample_ids, out)
 
 
-def _reading_order(num_samples: int, settings: SettledOrder) -> NDArray[np.int64]:
+def _reading_order(num_samples: int, settings: ResolvedOrder) -> NDArray[np.int64]:
     """Places in the order in which they are read, each once."""
     sequence = CanonicalSequence(num_samples=num_samples, num_canonical_nodes=settings.num_canonical_nodes, num_nodes=1)
     places = sequence.places(np.arange(len(sequence)))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.sequence.base import SampleSequence
 from lightning_streaming.sequence.canonical import fits
-from lightning_streaming.sequence.settings import SettledOrder
+from lightning_streaming.sequence.settings import ResolvedOrder
 
 LARGEST_BATCH = 2**31 - 1
 """Samples of a global batch, so that its positions fit 64 bits with every number of steps."""
@@ -324,7 +324,7 @@ _BLOCK_METHODS = frozenset({"device_per_stream", "stratified"})
 """Batching methods that compose each rank's batch, one after another."""
 
 
-def epoch_geometry(settings: SettledOrder, current: BatchGeometry, initial_num_nodes: int | None) -> BatchGeometry:
+def epoch_geometry(settings: ResolvedOrder, current: BatchGeometry, initial_num_nodes: int | None) -> BatchGeometry:
     """The geometry for an epoch that begins now.
 
     It is that of the machines at hand, where the canonical nodes fit them. Where they do not, ``relaxed`` lets a run
@@ -364,7 +364,7 @@ def epoch_geometry(settings: SettledOrder, current: BatchGeometry, initial_num_n
     return BatchGeometry(num_nodes=1, ranks_per_node=current.num_ranks, batch_size=current.batch_size)
 
 
-def rank_layout(settings: SettledOrder, current: BatchGeometry, epoch: BatchGeometry) -> Layout:
+def rank_layout(settings: ResolvedOrder, current: BatchGeometry, epoch: BatchGeometry) -> Layout:
     """How global batches are divided among the machines at hand.
 
     Args:

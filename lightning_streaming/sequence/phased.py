@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.sequence.base import check_entries, digest_of
-from lightning_streaming.sequence.batchings import Batched, batched
+from lightning_streaming.sequence.batching import Batched, batched
 from lightning_streaming.sequence.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.sequence.partition import BatchGeometry
-from lightning_streaming.sequence.phases import LONGEST_STEP, SettledPhase, planned
-from lightning_streaming.sequence.settings import SettledOrder
+from lightning_streaming.sequence.phases import LONGEST_STEP, ResolvedPhase, planned
+from lightning_streaming.sequence.settings import ResolvedOrder
 from lightning_streaming.sequence.step_draws import Cuts, StepDraws, weights_of
 from lightning_streaming.sequence.steps import SequenceStep, with_steps
-from lightning_streaming.sequence.stretches import ShorterPasses, StreamPasses, Stretch
+from lightning_streaming.sequence.stream_slices import StreamPasses, StreamSlice, TruncatedEpochs
 from lightning_streaming.sequence.weights import DatasetShape
 
 _STEPS_KEPT = 2
@@ -45,12 +45,12 @@ class Mixture:
 
     def __init__(
         self,
-        settings: SettledOrder,
-        phases: Sequence[SettledPhase],
+        settings: ResolvedOrder,
+        phases: Sequence[ResolvedPhase],
         shard_sizes: Mapping[str, NDArray[np.int64]],
         first_ids: Mapping[str, int],
         longest_step: int | None = None,
-        shorter: Mapping[str, tuple[ShorterPasses, ...]] = MappingProxyType({}),
+        shorter: Mapping[str, tuple[TruncatedEpochs, ...]] = MappingProxyType({}),
         draw: Draw = drawn_here,
     ) -> None:
         self.settings = settings
@@ -84,9 +84,9 @@ class Mixture:
         """
         plan = self.plan
         drawn = epoch * plan.drawn[-1] + plan.drawn[begun]
-        returned = self._cuts.returned_before(begun)
+        requeued = self._cuts.requeued_before(begun)
         return {
-            name: max(count, returned[name].stop if name in returned else 0)
+            name: max(count, requeued[name].stop if name in requeued else 0)
             for name, count in zip(plan.streams, drawn.tolist(), strict=True)
         }
 
@@ -128,15 +128,15 @@ class Mixture:
         taken = self.plan.step(step)
         self._draws.check(self.plan, taken)
         self.check_epoch(epoch)
-        return self._draws.shuffled(self.plan, taken, self._cuts.returned_before(step), epoch, draw)
+        return self._draws.shuffled(self.plan, taken, self._cuts.requeued_before(step), epoch, draw)
 
     def counted(self, step: int) -> Shuffled:
         """A step to count with and not to read, whatever its epoch: also of streams that are not here any more."""
         taken = self.plan.step(step)
         sizes = tuple(np.asarray([count]) for count in taken.counts.tolist())
-        named = tuple(Stretch(stream=name, first_id=0, start=0) for name in self.plan.names_of(taken))
+        named = tuple(StreamSlice(stream=name, first_id=0, start=0) for name in self.plan.names_of(taken))
         shape = DatasetShape(shard_sizes=sizes, weights=weights_of(taken))
-        return Shuffled(self.settings, shape, 0, stretches=named, step=step)
+        return Shuffled(self.settings, shape, 0, stream_slices=named, step=step)
 
 
 class Phased(Batched):
@@ -215,7 +215,7 @@ class Phased(Batched):
         return min(int(np.searchsorted(self._stops, position, side="left")) + bool(position), len(self._stops))
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See :class:`~lightning_streaming.sequence.batchings.Batched`: those of each step after those before it."""
+        """See :class:`~lightning_streaming.sequence.batching.Batched`: those of each step after those before it."""
         starts = self._sample_stops
         return self._by_step(
             positions, lambda step, at: (int(starts[step - 1]) if step else 0) + self._step(step).places(at)

@@ -1,6 +1,6 @@
 """Mixtures that change in the course of an epoch: what each step of each phase takes of each stream.
 
-A phase is a stretch of the epoch with one mixture, or with a ramp from one to another. It is read in steps: a ramp has
+A phase is a part of the epoch with one mixture, or with a ramp from one to another. It is read in steps: a ramp has
 at least so many as were asked for, each of one mixture; and no step is much longer than what a shuffle mixes, so that
 an order that has to be drawn is drawn a step at a time.
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.sequence.stretches import MOST_STEPS, StreamPasses
+from lightning_streaming.sequence.stream_slices import MOST_STEPS, StreamPasses
 from lightning_streaming.sequence.weights import ResolvedWeights
 
 LONGEST_STEP = 1 << 22
@@ -37,7 +37,7 @@ Mix = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SettledPhase:
+class ResolvedPhase:
     """One phase, with its place in the epoch."""
 
     name: str
@@ -66,7 +66,7 @@ class Step:
     phase: int
     """Of which phase it is."""
     streams: NDArray[np.int64]
-    """The streams, by their place in :attr:`StepPlan.streams`."""
+    """The streams, by their place in :attr:`MixtureSchedule.streams`."""
     starts: NDArray[np.int64]
     """How many samples of each were drawn before, in this epoch."""
     counts: NDArray[np.int64]
@@ -74,10 +74,10 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StepPlan:
+class MixtureSchedule:
     """What each step of an epoch takes of each stream."""
 
-    phases: tuple[SettledPhase, ...]
+    phases: tuple[ResolvedPhase, ...]
     streams: tuple[str, ...]
     """Names of all streams that are read, in order of the alphabet."""
     phase_of_step: NDArray[np.int64]
@@ -209,16 +209,16 @@ PassesOf = Callable[[str], StreamPasses]
 class StepCutter(Protocol):
     """Cuts steps that a plan ends with, and keeps what that leaves."""
 
-    def cut_last_step(self, plan: StepPlan, read: int) -> NDArray[np.int64]:
+    def cut_last_step(self, plan: MixtureSchedule, read: int) -> NDArray[np.int64]:
         """How much is read of each stream in the last step of a plan, if it is cut after so many of its samples."""
 
 
 def planned(
-    phases: Sequence[SettledPhase],
+    phases: Sequence[ResolvedPhase],
     num_canonical_nodes: int,
     longest_step: int = LONGEST_STEP,
     cutter: StepCutter | None = None,
-) -> StepPlan:
+) -> MixtureSchedule:
     """Work out what each step of some phases takes of each stream.
 
     Borders between phases are rounded up to a multiple of the canonical nodes, and those between steps to the nearest
@@ -246,7 +246,7 @@ def planned(
 class _Planner:
     """A plan in the making, phase by phase."""
 
-    def __init__(self, phases: Sequence[SettledPhase], num_canonical_nodes: int, longest_step: int) -> None:
+    def __init__(self, phases: Sequence[ResolvedPhase], num_canonical_nodes: int, longest_step: int) -> None:
         self._phases, self._nodes, self._longest_step = tuple(phases), num_canonical_nodes, longest_step
         self._streams = tuple(sorted({name for phase in phases for name, _ in phase.begin}))
         self._place_of = {name: place for place, name in enumerate(self._streams)}
@@ -256,9 +256,9 @@ class _Planner:
         self._uncut: dict[int, NDArray[np.int64]] = {}
         self._planned_stops: list[int] = []
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> MixtureSchedule:
         """What there is of it."""
-        return StepPlan(
+        return MixtureSchedule(
             phases=self._phases,
             streams=self._streams,
             phase_of_step=np.asarray(self._of_phase, np.int64),
@@ -268,7 +268,7 @@ class _Planner:
             planned_stops=tuple(self._planned_stops),
         )
 
-    def add(self, number: int, phase: SettledPhase, cutter: StepCutter | None) -> None:
+    def add(self, number: int, phase: ResolvedPhase, cutter: StepCutter | None) -> None:
         """Add the steps of a phase, up to where it is cut."""
         borders = _step_borders(phase, self._stops[-1], self._nodes, min(self._longest_step, _MOST_COUNTED))
         self._planned_stops.append(borders[-1])
@@ -321,7 +321,7 @@ def _shares(mix: Mix, place_of: dict[str, int]) -> NDArray[np.float64]:
     return of_all
 
 
-def _step_borders(phase: SettledPhase, start: int, nodes: int, longest_step: int) -> list[int]:
+def _step_borders(phase: ResolvedPhase, start: int, nodes: int, longest_step: int) -> list[int]:
     """Where the steps of a phase begin, and where the last one ends."""
     stop = start - (start - phase.planned_stop) // nodes * nodes
     if stop <= start:

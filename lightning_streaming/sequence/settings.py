@@ -97,7 +97,7 @@ class OrderSettings:
         """Whether each epoch chooses anew how many samples each shard gives."""
         return self.shuffle and self.sampling_method == "balanced"
 
-    def settled(self, num_nodes: int) -> SettledOrder:
+    def resolved(self, num_nodes: int) -> ResolvedOrder:
         """The same settings with ``num_canonical_nodes`` and ``shuffle_block_size`` filled in.
 
         Settle once, where a run first starts, and keep the result: the defaults depend on the number of nodes, and an
@@ -111,17 +111,17 @@ class OrderSettings:
         # With blockwise the blocks of one node's canonical nodes together are as large as one block of the others.
         smallest = _SMALLEST_BLOCK // (nodes_each if self.shuffle_algo == "blockwise" else 1)
         block = self.shuffle_block_size or max(_BLOCK_BUDGET // canonical, smallest)
-        return self.settled_as(canonical, block)
+        return self.resolved_as(canonical, block)
 
-    def settled_as(self, num_canonical_nodes: int, shuffle_block_size: int) -> SettledOrder:
-        """The same settings with what :meth:`settled` once filled in."""
+    def resolved_as(self, num_canonical_nodes: int, shuffle_block_size: int) -> ResolvedOrder:
+        """The same settings with what :meth:`resolved` once filled in."""
         known = {"num_canonical_nodes": num_canonical_nodes, "shuffle_block_size": shuffle_block_size}
-        return SettledOrder(**{**vars(self), **known})
+        return ResolvedOrder(**{**vars(self), **known})
 
 
 @dataclass(frozen=True, kw_only=True)
-class SettledOrder(OrderSettings):
-    """Settings with every default filled in: what an order is made of. :meth:`OrderSettings.settled` makes them."""
+class ResolvedOrder(OrderSettings):
+    """Settings with every default filled in: what an order is made of. :meth:`OrderSettings.resolved` makes them."""
 
     num_canonical_nodes: int = field()
     shuffle_block_size: int = field()

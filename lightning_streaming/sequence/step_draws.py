@@ -8,12 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.sequence.batchings import batched
+from lightning_streaming.sequence.batching import batched
 from lightning_streaming.sequence.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.sequence.partition import BatchGeometry
-from lightning_streaming.sequence.phases import Step, StepPlan
-from lightning_streaming.sequence.settings import SettledOrder
-from lightning_streaming.sequence.stretches import Returned, ShorterPasses, StreamPasses, Stretch, returned_in_order
+from lightning_streaming.sequence.phases import MixtureSchedule, Step
+from lightning_streaming.sequence.settings import ResolvedOrder
+from lightning_streaming.sequence.stream_slices import (
+    RequeuedSamples,
+    StreamPasses,
+    StreamSlice,
+    TruncatedEpochs,
+    requeued_in_pass_order,
+)
 from lightning_streaming.sequence.weights import DatasetShape, ResolvedWeights
 
 
@@ -29,10 +35,10 @@ class StepDraws:
 
     def __init__(
         self,
-        settings: SettledOrder,
+        settings: ResolvedOrder,
         shard_sizes: Mapping[str, NDArray[np.int64]],
         first_ids: Mapping[str, int],
-        shorter: Mapping[str, tuple[ShorterPasses, ...]],
+        shorter: Mapping[str, tuple[TruncatedEpochs, ...]],
     ) -> None:
         self._settings, self._shorter = settings, shorter
         self._shard_sizes, self._first_ids = shard_sizes, first_ids
@@ -46,11 +52,11 @@ class StepDraws:
         first = self._first_ids[stream]
         return range(first, first + int(self._shard_sizes[stream].sum()))
 
-    def missing(self, plan: StepPlan, step: Step) -> str | None:
+    def missing(self, plan: MixtureSchedule, step: Step) -> str | None:
         """The first stream of a step that is not here, if there is one."""
         return next((name for name in plan.names_of(step) if name not in self._shard_sizes), None)
 
-    def check(self, plan: StepPlan, step: Step) -> None:
+    def check(self, plan: MixtureSchedule, step: Step) -> None:
         """Refuse a step that cannot be drawn.
 
         Raises:
@@ -70,14 +76,19 @@ class StepDraws:
         )
 
     def shuffled(
-        self, plan: StepPlan, step: Step, returned: Mapping[str, Returned], epoch: int, draw: Draw = drawn_here
+        self,
+        plan: MixtureSchedule,
+        step: Step,
+        requeued: Mapping[str, RequeuedSamples],
+        epoch: int,
+        draw: Draw = drawn_here,
     ) -> Shuffled:
         """What a step that was checked draws, shuffled.
 
         Args:
             plan: All steps of an epoch, at least up to this one.
             step: One of them.
-            returned: What cuts before it have left, by stream.
+            requeued: What cuts before it have left, by stream.
             epoch: Counts from 0.
             draw: Draws it, when ids are first asked for.
         """
@@ -88,13 +99,13 @@ class StepDraws:
             DatasetShape(shard_sizes=tuple(self._shard_sizes[name] for name in names), weights=weights_of(step)),
             epoch,
             draw,
-            stretches=tuple(
-                Stretch(
+            stream_slices=tuple(
+                StreamSlice(
                     stream=name,
                     first_id=self._first_ids[name],
                     start=start,
                     shorter=self._shorter.get(name, ()),
-                    returned=returned.get(name),
+                    requeued=requeued.get(name),
                 )
                 for name, start in zip(names, before.tolist(), strict=True)
             ),
@@ -120,7 +131,7 @@ class StepDraws:
         """
         first, stops = self._first_ids[stream], np.cumsum(self._shard_sizes[stream])
         passes = self.passes(stream).numbers(np.arange(start, stop))
-        return first + returned_in_order(left - first, passes, stops)
+        return first + requeued_in_pass_order(left - first, passes, stops)
 
 
 class Cuts:
@@ -133,13 +144,13 @@ class Cuts:
 
     def __init__(self, draws: StepDraws, draw: Draw = drawn_here) -> None:
         self._draws, self._draw = draws, draw
-        self._returned: list[tuple[int, dict[str, Returned]]] = []
+        self._requeued: list[tuple[int, dict[str, RequeuedSamples]]] = []
 
-    def returned_before(self, step: int) -> Mapping[str, Returned]:
+    def requeued_before(self, step: int) -> Mapping[str, RequeuedSamples]:
         """What cuts have left before a step, by stream."""
-        return next((found for first, found in reversed(self._returned) if first <= step), {})
+        return next((found for first, found in reversed(self._requeued) if first <= step), {})
 
-    def cut_last_step(self, plan: StepPlan, read: int) -> NDArray[np.int64]:
+    def cut_last_step(self, plan: MixtureSchedule, read: int) -> NDArray[np.int64]:
         """How much is read of each stream in the last step of a plan, if it is cut after so many of its samples.
 
         What is left of the step is kept, for those that follow.
@@ -149,11 +160,11 @@ class Cuts:
         """
         step = plan.step(len(plan) - 1)
         self._draws.check(plan, step)
-        before = self.returned_before(step.number)
+        before = self.requeued_before(step.number)
         one_node = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
         drawn = batched(self._draws.shuffled(plan, step, before, epoch=0, draw=self._draw), one_node)
         left_of = self._draws.by_stream(drawn.ids_between(read, len(drawn)), plan.names_of(step))
-        counts, returned = np.zeros(len(plan.streams), np.int64), dict(before)
+        counts, requeued = np.zeros(len(plan.streams), np.int64), dict(before)
         for stream, name, start, count in zip(
             step.streams.tolist(), plan.names_of(step), step.starts.tolist(), step.counts.tolist(), strict=True
         ):
@@ -162,8 +173,8 @@ class Cuts:
             known = before.get(name)
             if known is not None and known.stop > stop:  # not all of what an earlier cut returned was drawn again
                 left, stop = np.concatenate([left, known.ids[len(known.ids) - (known.stop - stop) :]]), known.stop
-            returned[name] = Returned(left, stop)
-        self._returned.append((step.number + 1, returned))
+            requeued[name] = RequeuedSamples(left, stop)
+        self._requeued.append((step.number + 1, requeued))
         return counts
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.sequence.base import SampleSequence, digest_of
-from lightning_streaming.sequence.stretches import StreamPasses, Stretch, StretchUnits, stretch_units
+from lightning_streaming.sequence.stream_slices import SliceUnits, StreamPasses, StreamSlice, slice_units
 from lightning_streaming.units import LARGEST_COUNT, plain_number, store_whole
 
 
@@ -235,21 +235,21 @@ class StreamGroup:
     choose: tuple[int, ...]
     """Samples to draw from each stream; more than it holds repeats it."""
     first_id: int
-    """Sample id at which the first shard of the first stream starts; with stretches, how much of a step is taken of the
+    """Sample id at which the first shard of the first stream starts; with slices, how much of a step is taken of the
     groups before."""
     block_size: int
     """Samples to mix with each other, for algorithms that work in blocks."""
-    stretches: tuple[Stretch, ...] = ()
+    stream_slices: tuple[StreamSlice, ...] = ()
     """Where each stream's passes go on, as in a step of a phase; none where an epoch draws its samples anew."""
 
-    def stretch_units(self, seed: int, *, is_shuffled: bool) -> StretchUnits:
-        """What :attr:`stretches` take, in whole shards and parts of shards."""
-        return stretch_units(self.shard_sizes, self.choose, self.stretches, seed, is_shuffled=is_shuffled)
+    def slice_units(self, seed: int, *, is_shuffled: bool) -> SliceUnits:
+        """What :attr:`slices` take, in whole shards and parts of shards."""
+        return slice_units(self.shard_sizes, self.choose, self.stream_slices, seed, is_shuffled=is_shuffled)
 
     @property
     def has_several_passes(self) -> bool:
-        """Whether :attr:`stretches` reach into several passes of a stream."""
-        asked = zip(self.shard_sizes, self.choose, self.stretches, strict=False)  # without stretches, none
+        """Whether :attr:`slices` reach into several passes of a stream."""
+        asked = zip(self.shard_sizes, self.choose, self.stream_slices, strict=False)  # without slices, none
         ends = (
             StreamPasses(sizes, one.shorter).numbers(np.asarray([one.start, one.start + count - 1]))
             for sizes, count, one in asked

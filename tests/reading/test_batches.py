@@ -30,7 +30,7 @@ from lightning_streaming.formats.mds.shard import MDSReader
 from lightning_streaming.reading.dataset import dataset_world
 from lightning_streaming.reading.passes import passes_of
 from lightning_streaming.reading.plan import by_shard
-from lightning_streaming.reading.workers import SharedPassStart, WorkerBatches, WorkerChannel
+from lightning_streaming.reading.workers import SharedEpochStart, WorkerBatches, WorkerChannel
 from tests.helpers import ids, make_loader, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -251,7 +251,7 @@ def test_large_samples_go_straight_to_their_place(tmp_path: Path, workers: int) 
 def test_where_batches_are_pinned_each_comes_alone_and_as_tensors(root: Path) -> None:
     dataset = StreamingDataset(remote=str(root))
     start = passes_of(dataset).begin(dataset_world(dataset), 8)
-    channel = WorkerChannel(SharedPassStart(), None)
+    channel = WorkerChannel(SharedEpochStart(), None)
     channel.pass_start.assign(start)
     groups = list(WorkerBatches(dataset, channel, default_collate, drop_last=False, one_by_one=True))
     assert [len(group.measures) for group in groups] == [1] * 7

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming import StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, StateMismatchError
-from lightning_streaming.sequence.phases import StepPlan
+from lightning_streaming.sequence.phases import MixtureSchedule
 from lightning_streaming.sequence.settings import SHUFFLE_ALGOS
 from lightning_streaming.sequence.step_draws import Cuts
 from tests.helpers import State, json_copy, raises
@@ -215,7 +215,7 @@ def test_what_a_cut_leaves_is_worked_out_once_for_each_process(root: Path, monke
     counted: list[int] = []
     cut_last_step = Cuts.cut_last_step
 
-    def counting(self: Cuts, plan: StepPlan, read: int) -> NDArray[np.int64]:
+    def counting(self: Cuts, plan: MixtureSchedule, read: int) -> NDArray[np.int64]:
         counted.append(read)
         return cut_last_step(self, plan, read)
 

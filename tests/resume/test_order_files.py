@@ -32,8 +32,8 @@ from lightning_streaming.resume.order_files import OrderAhead, order_ahead_of_us
 from lightning_streaming.resume.run_order import RunRequest
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.draw import Shuffled, drawn_here
-from lightning_streaming.sequence.phases import SettledPhase
-from lightning_streaming.sequence.settings import OrderSettings, SettledOrder
+from lightning_streaming.sequence.phases import ResolvedPhase
+from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 from tests.helpers import ids, make_loader, write_dataset
 from tests.reading.processes import wait_until
@@ -41,7 +41,7 @@ from tests.reading.processes import wait_until
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
-SETTINGS = OrderSettings(shuffle=True).settled(1)
+SETTINGS = OrderSettings(shuffle=True).resolved(1)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def _made(orders: Path) -> list[str]:
     return sorted(path.name for path in orders.glob("*") if path.name != "lock")
 
 
-def _order(shape: DatasetShape, epoch: int = 0, settings: SettledOrder = SETTINGS) -> NDArray[np.integer[Any]]:
+def _order(shape: DatasetShape, epoch: int = 0, settings: ResolvedOrder = SETTINGS) -> NDArray[np.integer[Any]]:
     order, expected = shared_order(Shuffled(settings, shape, epoch)), drawn_here(Shuffled(settings, shape, epoch))
     assert order.dtype == expected.dtype == np.uint32
     assert np.array_equal(order, expected)
@@ -75,7 +75,7 @@ def _is_mapped(order: NDArray[np.integer[Any]]) -> bool:
 def test_a_step_that_was_cut_is_drawn_once_for_all_processes(tmp_path: Path, orders: Path) -> None:
     index = parse_index((write_dataset(tmp_path / "web") / INDEX_BASENAME).read_bytes(), "web")
     whole = (("web", 1.0),)
-    cut = SettledPhase(name="cut", planned_stop=140_000, begin=whole, end=whole, cut=70_001)
+    cut = ResolvedPhase(name="cut", planned_stop=140_000, begin=whole, end=whole, cut=70_001)
     asked = RunRequest(settings=SETTINGS, weights=(StreamWeight(),), epoch_size=None, phases=(cut,))
     plans, made = [], []
     for _ in range(2):
@@ -104,7 +104,7 @@ def test_epochs_seeds_and_data_have_orders_of_their_own(orders: Path) -> None:
     kept = [
         _order(_shape()),
         _order(_shape(), epoch=1),
-        _order(_shape(), settings=OrderSettings(shuffle=True, shuffle_seed=1).settled(1)),
+        _order(_shape(), settings=OrderSettings(shuffle=True, shuffle_seed=1).resolved(1)),
         _order(_shape(80_000)),
         _order(_shape(repeat=1.5)),
     ]
@@ -118,20 +118,20 @@ def test_a_small_order_is_no_file(orders: Path, samples: int) -> None:
 
 
 def test_an_order_that_changes_nothing_is_no_file(orders: Path) -> None:
-    order = Shuffled(OrderSettings().settled(1), _shape(), 0, shared_order)
+    order = Shuffled(OrderSettings().resolved(1), _shape(), 0, shared_order)
     assert order.ids(np.asarray([69_999])).tolist() == [69_999]
     assert not orders.exists()
 
 
 def test_an_order_on_demand_is_no_file(orders: Path) -> None:
-    settings = OrderSettings(shuffle=True, shuffle_algo="blockwise").settled(1)
+    settings = OrderSettings(shuffle=True, shuffle_algo="blockwise").resolved(1)
     order = Shuffled(settings, _shape(), 0, shared_order)
     assert len(np.unique(order.ids(np.arange(70_000)))) == 70_000
     assert not orders.exists()
 
 
 def test_a_weighted_order_without_shuffle_is_a_file(orders: Path) -> None:
-    assert _is_mapped(_order(_shape(repeat=1.5), settings=OrderSettings().settled(1)))
+    assert _is_mapped(_order(_shape(repeat=1.5), settings=OrderSettings().resolved(1)))
 
 
 def test_orders_that_nobody_maps_are_removed_when_the_next_is_made(orders: Path) -> None:
@@ -246,7 +246,7 @@ def test_loaders_read_a_large_epoch_and_remove_it_in_time(orders: Path, tmp_path
     assert wait_until(lambda: len(_made(orders)) == 1)
 
 
-BROKEN = OrderSettings(shuffle=True, shuffle_algo="py1br", shuffle_block_size=1).settled(1)
+BROKEN = OrderSettings(shuffle=True, shuffle_algo="py1br", shuffle_block_size=1).resolved(1)
 
 
 def make_shape(samples: int) -> DatasetShape:
@@ -334,13 +334,13 @@ def test_close_lets_go(ahead: OrderAhead, orders: Path) -> None:
     ("settings", "samples"),
     [
         (SETTINGS, 100),
-        (OrderSettings().settled(1), 70_000),
-        (OrderSettings(shuffle=True, shuffle_algo="blockwise").settled(1), 70_000),
+        (OrderSettings().resolved(1), 70_000),
+        (OrderSettings(shuffle=True, shuffle_algo="blockwise").resolved(1), 70_000),
     ],
     ids=["small", "identity", "on demand"],
 )
 def test_what_needs_no_file_is_not_made(
-    ahead: OrderAhead, orders: Path, settings: SettledOrder, samples: int, monkeypatch: pytest.MonkeyPatch
+    ahead: OrderAhead, orders: Path, settings: ResolvedOrder, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
     ahead.prepare(Shuffled(settings, make_shape(samples), 1))

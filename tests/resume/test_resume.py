@@ -27,8 +27,8 @@ from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.reading.dataset import state_at
 from lightning_streaming.reading.position import position_of, run_of
 from lightning_streaming.reading.transport import PassCounter
-from lightning_streaming.reading.workers import SharedPassStart
-from lightning_streaming.resume.state import Cursor, PassStart
+from lightning_streaming.reading.workers import SharedEpochStart
+from lightning_streaming.resume.state import Cursor, EpochStart
 from lightning_streaming.sequence.partition import BatchGeometry
 from tests.helpers import (
     State,
@@ -160,7 +160,7 @@ def test_settings_settled_before_the_load_give_way_to_the_saved_ones(root: Path)
     assert len(ids(loader)) == 14
 
 
-START = PassStart(
+START = EpochStart(
     cursor=Cursor(3, 2**40),
     world=World(num_nodes=4, ranks_per_node=8, rank=31),
     batch_size=7,
@@ -193,13 +193,13 @@ def test_a_pass_that_begins_later_begins_at_an_epoch() -> None:
 
 
 def test_what_is_assigned_arrives_as_it_was() -> None:
-    pass_start = SharedPassStart()
+    pass_start = SharedEpochStart()
     pass_start.assign(START)
     assert pass_start.assigned() == START
 
 
 def test_a_child_sees_what_is_assigned_after_it_started() -> None:
-    pass_start, context = SharedPassStart(), get_context("fork")
+    pass_start, context = SharedEpochStart(), get_context("fork")
     told, answer = context.Event(), context.SimpleQueue()
 
     def wait_and_answer() -> None:

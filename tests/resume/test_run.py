@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
 from lightning_streaming.reading.passes import drawn_sequence
-from lightning_streaming.reading.workers import SharedPassStart
+from lightning_streaming.reading.workers import SharedEpochStart
 from lightning_streaming.resume.differences import Difference
 from lightning_streaming.resume.run import Epoch, Machines, Run, new_run, order_of_pass, resume
 from lightning_streaming.resume.run_order import RunRequest
@@ -378,7 +378,7 @@ def test_a_process_that_is_told_a_pass_reads_the_same(catalog: Catalog, method: 
     run = new_run(asked, catalog, machines(2, 2, 3)).at(Cursor(1, 0))
     begins = Cursor(0, 12)
     world = World(num_nodes=2, ranks_per_node=2, rank=3)
-    told = SharedPassStart(most_skipped_runs=1)
+    told = SharedEpochStart(most_skipped_runs=1)
     told.assign(run.epoch(begins).pass_start(world))
     start = told.assigned()
     mine, theirs = run.epoch(begins), Epoch.of_pass(order_of_pass(asked, catalog, start), start)

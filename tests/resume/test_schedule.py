@@ -12,8 +12,8 @@ import pytest
 
 from lightning_streaming import MixturePhase, Stream
 from lightning_streaming.errors import ConfigError, UnknownArgumentError
-from lightning_streaming.options.schedule import named_phases, settled_phases
-from lightning_streaming.sequence.phases import SettledPhase
+from lightning_streaming.options.schedule import named_phases, resolved_phases
+from lightning_streaming.sequence.phases import ResolvedPhase
 from tests.helpers import assert_error, make_dataset, raises
 from tests.resume.phased import NAMES, PHASES, phased_loader
 from tests.schedules import Phase, schedule
@@ -25,8 +25,8 @@ def phase(name: str = "one", mix: Any = ANY, **said: Any) -> Phase:
     return Phase(**{"name": name, "mix": mix, **said})
 
 
-def settled(phases: Sequence[Phase], epoch_size: int | None) -> tuple[SettledPhase, ...]:
-    return settled_phases(named_phases(schedule(phases)), epoch_size)
+def resolved(phases: Sequence[Phase], epoch_size: int | None) -> tuple[ResolvedPhase, ...]:
+    return resolved_phases(named_phases(schedule(phases)), epoch_size)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ BORDERS: list[tuple[Sequence[Any], int | None, list[str]]] = [
 def test_borders_rise_to_the_end_of_the_epoch(borders: Sequence[Any], epoch_size: int | None, words: list[str]) -> None:
     phases = [phase(str(number), end=end) for number, end in enumerate(borders)]
     with raises(ConfigError, *words):
-        settled(phases, epoch_size)
+        resolved(phases, epoch_size)
 
 
 @pytest.mark.parametrize(
@@ -119,19 +119,19 @@ def test_borders_are_samples_or_parts_of_the_epoch(
     borders: Sequence[Any], epoch_size: int | None, stops: list[int]
 ) -> None:
     phases = [phase(str(number), end=end) for number, end in enumerate(borders)]
-    assert [one.planned_stop for one in settled(phases, epoch_size)] == stops
+    assert [one.planned_stop for one in resolved(phases, epoch_size)] == stops
 
 
 def test_numbers_of_numpy_are_taken() -> None:
     written = phase(mix={"web": np.float32(0.5), "code": [np.int64(1), 2]}, end=np.int64(80), steps=np.uint8(2))
-    (found,) = settled([written], None)
-    assert found == settled([phase(mix={"web": 0.5, "code": [1, 2]}, end=80, steps=2)], None)[0]
+    (found,) = resolved([written], None)
+    assert found == resolved([phase(mix={"web": 0.5, "code": [1, 2]}, end=80, steps=2)], None)[0]
     assert {type(weight) for _, weight in found.begin + found.end} == {float}
     assert type(found.planned_stop) is type(found.steps) is int
 
 
 def test_only_a_ramp_has_steps() -> None:
-    level, ramp = settled([phase(end=20, steps=5), phase("ramp", {"web": (1, 2), "code": 1}, steps=5)], 160)
+    level, ramp = resolved([phase(end=20, steps=5), phase("ramp", {"web": (1, 2), "code": 1}, steps=5)], 160)
     assert (level.steps, ramp.steps) == (1, 5)
     assert (level.begin, level.end) == ((("web", 1.0),), (("web", 1.0),))
     assert (ramp.begin, ramp.end) == ((("code", 1.0), ("web", 1.0)), (("code", 1.0), ("web", 2.0)))

@@ -115,7 +115,7 @@ def test_the_digest_of_an_order_is_what_it_was(name: str, data: Path) -> None:
 def test_digests_of_orders_cover_every_setting() -> None:
     for kind in (OrderSettings, BatchGeometry):
         assert is_dataclass(kind)
-    assert OrderSettings().settled(1).facts.keys() == {field.name for field in fields(OrderSettings)}
+    assert OrderSettings().resolved(1).facts.keys() == {field.name for field in fields(OrderSettings)}
     facts = BatchGeometry(num_nodes=2, ranks_per_node=3, batch_size=4).facts
     assert facts == {"num_nodes": 2, "ranks_per_node": 3, "batch_size": 4}
 

@@ -1,4 +1,4 @@
-"""Settings and data for tests of order, settled and weighted, and shuffles by themselves."""
+"""Settings and data for tests of order, resolved and weighted, and shuffles by themselves."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.sequence.base import SampleSequence, digest_of
-from lightning_streaming.sequence.batchings import BatchedDraw, batched
+from lightning_streaming.sequence.batching import BatchedDraw, batched
 from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.partition import BatchGeometry, Partition
 from lightning_streaming.sequence.phased import Mixture
-from lightning_streaming.sequence.phases import LONGEST_STEP, SettledPhase
-from lightning_streaming.sequence.settings import OrderSettings, SettledOrder
+from lightning_streaming.sequence.phases import LONGEST_STEP, ResolvedPhase
+from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.shuffles import ShuffleTask, shuffle_into
 from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 
@@ -33,9 +33,9 @@ def make_shape(*streams: list[int], epoch_size: int | None = None, **said: Any) 
     return DatasetShape(shard_sizes=sizes, weights=weights)
 
 
-def make_settings(**said: Any) -> SettledOrder:
+def make_settings(**said: Any) -> ResolvedOrder:
     """Shuffled, in 12 canonical nodes, unless said otherwise."""
-    return OrderSettings(**{"shuffle": True, "num_canonical_nodes": CANONICAL, **said}).settled(1)
+    return OrderSettings(**{"shuffle": True, "num_canonical_nodes": CANONICAL, **said}).resolved(1)
 
 
 def shuffle_map(
@@ -77,16 +77,16 @@ def partition_of(length: int, start: int, nodes: int, ranks: int, batch_size: in
     return Partition(sequence=Numbers(length), start=start, geometry=geometry_of(nodes, ranks, batch_size))
 
 
-def epoch_of(settings: SettledOrder, shape: DatasetShape, geometry: BatchGeometry, epoch: int = 0) -> BatchedDraw:
+def epoch_of(settings: ResolvedOrder, shape: DatasetShape, geometry: BatchGeometry, epoch: int = 0) -> BatchedDraw:
     """The whole chain of an epoch, nothing skipped."""
     return batched(Shuffled(settings, shape, epoch), geometry)
 
 
-def phase(name: str, stop: int, mix: Mapping[str, float | tuple[float, float]], steps: int = 1) -> SettledPhase:
+def phase(name: str, stop: int, mix: Mapping[str, float | tuple[float, float]], steps: int = 1) -> ResolvedPhase:
     """A phase; two weights of a stream are a ramp."""
     pairs = {stream: one if isinstance(one, tuple) else (one, one) for stream, one in sorted(mix.items())}
     begin, end = (tuple((stream, pair[place]) for stream, pair in pairs.items()) for place in (0, 1))
-    return SettledPhase(name=name, planned_stop=stop, begin=begin, end=end, steps=steps)
+    return ResolvedPhase(name=name, planned_stop=stop, begin=begin, end=end, steps=steps)
 
 
 @st.composite
@@ -97,7 +97,7 @@ def phase_lists(
     weights: st.SearchStrategy[float],
     most_phases: int = 5,
     most_steps: int = 40,
-) -> list[SettledPhase]:
+) -> list[ResolvedPhase]:
     """Phases of some of these streams, which come and go; of some ramps, from or to 0."""
     phases, stop = [], 0
     for number in range(draw(st.integers(1, most_phases))):
@@ -113,8 +113,8 @@ def phase_lists(
 
 
 def make_mixture(
-    settings: SettledOrder,
-    phases: Sequence[SettledPhase],
+    settings: ResolvedOrder,
+    phases: Sequence[ResolvedPhase],
     shards: Mapping[str, Sequence[int]],
     longest_step: int = LONGEST_STEP,
 ) -> Mixture:

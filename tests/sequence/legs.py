@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.sequence.phased import Mixture, Phased
-from lightning_streaming.sequence.settings import SettledOrder
+from lightning_streaming.sequence.settings import ResolvedOrder
 from lightning_streaming.sequence.weights import DatasetShape
 from tests.sequence.builders import epoch_of
 
@@ -21,7 +21,7 @@ Data = DatasetShape | Mixture
 """Streams of one mixture, or of several."""
 
 
-def sequence_of(asked: SettledOrder, shape: Data, geometry: BatchGeometry, epoch: int) -> Batched:
+def sequence_of(asked: ResolvedOrder, shape: Data, geometry: BatchGeometry, epoch: int) -> Batched:
     """A whole epoch."""
     if isinstance(shape, Mixture):
         return Phased(shape, geometry, epoch)
@@ -48,7 +48,7 @@ class Stretch:
     batches: int
 
 
-def stretches(asked: SettledOrder, shape: Data, epoch: int, legs: Sequence[Leg]) -> Iterator[Stretch]:
+def stretches(asked: ResolvedOrder, shape: Data, epoch: int, legs: Sequence[Leg]) -> Iterator[Stretch]:
     """Go on as the loading room does: composed batches stay what the epoch began with, others follow the machines."""
     began_on = legs[0].machines.num_nodes
     kept: BatchGeometry | None = None
@@ -129,7 +129,7 @@ def ids_in_order(stretch: Stretch, read: NDArray[np.int64]) -> list[int]:
     return list(ids.tolist())
 
 
-def read_epoch(asked: SettledOrder, shape: Data, epoch: int, legs: Sequence[Leg]) -> list[int]:
+def read_epoch(asked: ResolvedOrder, shape: Data, epoch: int, legs: Sequence[Leg]) -> list[int]:
     """Sample ids of an epoch in the order in which they were read for the first time, all that is promised checked."""
     ids: list[int] = []
     for stretch in stretches(asked, shape, epoch, legs):

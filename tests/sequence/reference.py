@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.sequence.batchings import Batched, DevicePerStream
+from lightning_streaming.sequence.batching import Batched, DevicePerStream
 from lightning_streaming.sequence.partition import BatchGeometry, Partition, Regrouped, read_again
-from lightning_streaming.sequence.settings import SettledOrder
+from lightning_streaming.sequence.settings import ResolvedOrder
 from tests.golden import golden_path
 
 
@@ -27,7 +27,7 @@ def load(name: str) -> dict[str, Any]:
     return loaded
 
 
-def reference_start(settings: SettledOrder, consumed: int, current: BatchGeometry, epoch: BatchGeometry) -> int:
+def reference_start(settings: ResolvedOrder, consumed: int, current: BatchGeometry, epoch: BatchGeometry) -> int:
     """Where the reference starts dealing: it rounds down, to whole turns of the nodes or to whole global batches."""
     step = epoch.num_nodes if settings.batching_method == "random" else current.global_batch_size
     return consumed - consumed % step

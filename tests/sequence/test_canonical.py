@@ -30,7 +30,7 @@ REFUSED = [case for case in CASES if "error" in case["out"] and case not in GOES
 
 
 def partition(args: dict[str, Any], *, as_reference: bool = True) -> NDArray[np.int64]:
-    settings = OrderSettings(num_canonical_nodes=args["canonical"], partition_algo=args["algo"]).settled(1)
+    settings = OrderSettings(num_canonical_nodes=args["canonical"], partition_algo=args["algo"]).resolved(1)
     shape = DatasetShape(
         shard_sizes=(np.asarray([args["samples"]]),),
         weights=resolve_weights([StreamWeight()], [args["samples"]], None, 0),

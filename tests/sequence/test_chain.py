@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.sequence.batchings import Batched, batched
+from lightning_streaming.sequence.batching import Batched, batched
 from lightning_streaming.sequence.canonical import fits
 from lightning_streaming.sequence.draw import Shuffled, drawn_here
 from lightning_streaming.sequence.partition import BatchGeometry, Partition

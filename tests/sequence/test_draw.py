@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.sequence import draw as draw_module
 from lightning_streaming.sequence.draw import Resampled, Shuffled, drawn_here, per_shard_choice, resample
-from lightning_streaming.sequence.settings import OrderSettings, SamplingMethod, SettledOrder
+from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder, SamplingMethod
 from lightning_streaming.sequence.shuffles import SHUFFLES
 from lightning_streaming.sequence.weights import DatasetShape, ResolvedWeights
 from tests.sequence.builders import make_settings, make_shape
@@ -26,7 +26,7 @@ from tests.sequence.reference import load
 shards = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 
 
-def drawn(settings: SettledOrder, shape: DatasetShape, epoch: int = 0) -> list[int]:
+def drawn(settings: ResolvedOrder, shape: DatasetShape, epoch: int = 0) -> list[int]:
     order = drawn_here(Shuffled(settings, shape, epoch))
     assert order.dtype == np.uint32
     return list(order.tolist())

@@ -18,7 +18,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.sequence.canonical import fits
 from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.partition import BatchGeometry
-from lightning_streaming.sequence.settings import BATCHING_METHODS, SHUFFLE_ALGOS, OrderSettings, SettledOrder
+from lightning_streaming.sequence.settings import BATCHING_METHODS, SHUFFLE_ALGOS, OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.world import World
 from tests.sequence.builders import epoch_of, make_shape
@@ -39,7 +39,7 @@ UNHURRIED = settings(deadline=None)
 COMPOSED = ("device_per_stream", "per_stream", "stratified")
 
 
-def drawn_ids(asked: SettledOrder, shape: DatasetShape, epoch: int) -> list[int]:
+def drawn_ids(asked: ResolvedOrder, shape: DatasetShape, epoch: int) -> list[int]:
     """What the epoch draws."""
     return list(Shuffled(asked, shape, epoch).ids(np.arange(shape.epoch_size)).tolist())
 
@@ -66,14 +66,14 @@ ANY = st.integers(1, 7)
 epochs = st.integers(0, 2)
 
 
-def asked_for(algo: str, **said: object) -> SettledOrder:
+def asked_for(algo: str, **said: object) -> ResolvedOrder:
     """A shuffle in small blocks; None of it where there is no name."""
     return OrderSettings(
         shuffle=bool(algo),
         shuffle_algo=algo or "py1s",  # type: ignore[arg-type]  # checked at birth, too
         shuffle_block_size=20,
         **{"num_canonical_nodes": CANONICAL, **said},  # type: ignore[arg-type]  # each is checked at birth
-    ).settled(1)
+    ).resolved(1)
 
 
 @pytest.mark.rotate(2)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lightning_streaming.errors import StateError, StreamingError
-from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
-from lightning_streaming.sequence.settings import OrderSettings, SettledOrder
+from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
 from lightning_streaming.units import parse_count
 from lightning_streaming.world import World
@@ -36,7 +36,7 @@ ORDER_SETTINGS = (
 class Epoch:
     """One golden case, worked out by us."""
 
-    settings: SettledOrder
+    settings: ResolvedOrder
     weights: ResolvedWeights
     world: World
     plan: Batched
@@ -50,7 +50,7 @@ def parallel_world(config: dict[str, Any]) -> World:
 
 def work_out(config: dict[str, Any]) -> Epoch:
     world = parallel_world(config)
-    settings = OrderSettings(**{name: config[name] for name in ORDER_SETTINGS}).settled(world.num_nodes)
+    settings = OrderSettings(**{name: config[name] for name in ORDER_SETTINGS}).resolved(world.num_nodes)
     said = [{name: value for name, value in stream.items() if name != "shards"} for stream in config["streams"]]
     sizes = tuple(np.asarray(stream["shards"], np.int64) for stream in config["streams"])
     weights = resolve_weights(

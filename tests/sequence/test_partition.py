@@ -27,7 +27,7 @@ from lightning_streaming.sequence.partition import (
     epoch_geometry,
     rank_layout,
 )
-from lightning_streaming.sequence.settings import BATCHING_METHODS, SettledOrder
+from lightning_streaming.sequence.settings import BATCHING_METHODS, ResolvedOrder
 from lightning_streaming.sequence.skips import Skipped, SkippedPositions
 from tests.sequence.builders import epoch_of, geometry_of, make_settings, make_shape, partition_of
 
@@ -326,7 +326,7 @@ IN_BLOCKS = ("device_per_stream", "stratified")
 SHARED = ("per_stream", "random")
 
 
-def settings_of(method: str, canonical: int = 4, partition: str = "relaxed") -> SettledOrder:
+def settings_of(method: str, canonical: int = 4, partition: str = "relaxed") -> ResolvedOrder:
     return make_settings(batching_method=method, num_canonical_nodes=canonical, partition_algo=partition)
 
 

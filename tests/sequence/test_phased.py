@@ -16,7 +16,7 @@ from lightning_streaming.sequence.canonical import fits
 from lightning_streaming.sequence.draw import Shuffled, drawn_here
 from lightning_streaming.sequence.partition import BatchGeometry
 from lightning_streaming.sequence.phased import Mixture, Phased
-from lightning_streaming.sequence.settings import BATCHING_METHODS, SHUFFLE_ALGOS, SettledOrder
+from lightning_streaming.sequence.settings import BATCHING_METHODS, SHUFFLE_ALGOS, ResolvedOrder
 from tests.sequence.builders import geometry_of, ids_of, make_mixture, make_settings, phase, phase_lists
 from tests.sequence.legs import ALONE, Leg, legs_on, read_epoch, sequence_of
 from tests.tiers import examples
@@ -29,13 +29,13 @@ FITTING = st.sampled_from([1, 2, 3, 6, 12])
 WEIGHTS = st.floats(1e-3, 10.0)
 
 
-def asked_for(algo: str, **said: object) -> SettledOrder:
+def asked_for(algo: str, **said: object) -> ResolvedOrder:
     """A shuffle in small blocks; none where there is no name."""
     return make_settings(**{"shuffle": bool(algo), "shuffle_algo": algo or "py1s", "shuffle_block_size": 20, **said})
 
 
 @st.composite
-def mixtures(draw: st.DrawFn, asked: SettledOrder) -> Mixture:
+def mixtures(draw: st.DrawFn, asked: ResolvedOrder) -> Mixture:
     """Streams of a few shards, in one to four phases of which some are ramps."""
     shards = {
         name: draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
@@ -102,7 +102,7 @@ def test_relaxed_goes_on_with_nodes_that_canonical_nodes_do_not_fit(
 
 
 @st.composite
-def composed(draw: st.DrawFn, asked: SettledOrder) -> tuple[Mixture, list[Leg]]:
+def composed(draw: st.DrawFn, asked: ResolvedOrder) -> tuple[Mixture, list[Leg]]:
     """Phases that fill a few batches of each stream; the machines of later legs may be any."""
     legs = draw(legs_on(st.sampled_from([1, 2, 4]), st.integers(1, 7)))
     shards = {name: draw(st.lists(st.integers(9, 20), min_size=2, max_size=4)) for name in ("a", "b", "c")}

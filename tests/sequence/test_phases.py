@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.sequence import phases as planning
-from lightning_streaming.sequence.phases import LONGEST_STEP, SettledPhase, StepPlan, planned
-from lightning_streaming.sequence.stretches import StreamPasses
+from lightning_streaming.sequence.phases import LONGEST_STEP, MixtureSchedule, ResolvedPhase, planned
+from lightning_streaming.sequence.stream_slices import StreamPasses
 from tests.sequence.builders import phase, phase_lists
 
 NODES = st.sampled_from([1, 2, 3, 8, 64])
@@ -28,7 +28,7 @@ PHASE_LISTS = st.integers(1, 30).flatmap(
 """Of weights of any size."""
 
 
-def exact_by_step(plan: StepPlan) -> list[dict[str, Fraction]]:
+def exact_by_step(plan: MixtureSchedule) -> list[dict[str, Fraction]]:
     """What the weights ask for of each stream, from the beginning up to the end of each step, in no floats."""
     sizes = np.diff(plan.stops, prepend=0).tolist()
     steps_of = np.bincount(plan.phase_of_step).tolist()
@@ -50,7 +50,7 @@ def exact_by_step(plan: StepPlan) -> list[dict[str, Fraction]]:
 @given(phases=PHASE_LISTS, nodes=NODES, longest=st.sampled_from([64, 500, LONGEST_STEP]))
 @settings(deadline=None)
 def test_steps_are_whole_and_close_to_what_the_weights_ask_for(
-    phases: list[SettledPhase], nodes: int, longest: int
+    phases: list[ResolvedPhase], nodes: int, longest: int
 ) -> None:
     plan = planned(phases, nodes, longest)
     sizes = np.diff(plan.stops, prepend=0)
@@ -71,14 +71,14 @@ def test_steps_are_whole_and_close_to_what_the_weights_ask_for(
         assert read <= {name for name, _ in one.begin}
 
 
-def _steps(plan: StepPlan, number: int) -> list[int]:
+def _steps(plan: MixtureSchedule, number: int) -> list[int]:
     return list(np.flatnonzero(plan.phase_of_step == number).tolist())
 
 
 @given(phases=PHASE_LISTS, nodes=NODES, longest=st.sampled_from([64, LONGEST_STEP]), data=st.data())
 @settings(deadline=None)
 def test_what_phases_take_does_not_depend_on_those_after_them(
-    phases: list[SettledPhase], nodes: int, longest: int, data: st.DataObject
+    phases: list[ResolvedPhase], nodes: int, longest: int, data: st.DataObject
 ) -> None:
     kept = data.draw(st.integers(1, len(phases)))
     after = [phase("new", phases[kept - 1].planned_stop + 640, {"a": 1.0, "s00": 2.0, "s05x": (0.0, 1.0), "z": 3.0}, 7)]
@@ -100,7 +100,7 @@ def test_the_most_that_streams_are_owed_grows_with_the_logarithm_of_their_number
     # Each phase is of one sample, for those who got none so far: whoever is last waits for 1/n + ... + 1/2 of one.
     # No rule that does not know what comes does better: the phases could be written against it.
     left = [f"s{number:03}" for number in range(streams)]
-    phases: list[SettledPhase] = []
+    phases: list[ResolvedPhase] = []
     while len(left) > 1:
         phases.append(phase(f"p{len(phases)}", len(phases) + 1, dict.fromkeys(left, 1.0)))
         plan = planned(phases, 1)
@@ -187,7 +187,7 @@ def test_the_steps_of_all_phases_are_counted_together(monkeypatch: pytest.Monkey
 class _ReadsFirst:
     """Cuts a step that reads its streams one after another, so that the last ones get least of it."""
 
-    def cut_last_step(self, plan: StepPlan, read: int) -> NDArray[np.int64]:
+    def cut_last_step(self, plan: MixtureSchedule, read: int) -> NDArray[np.int64]:
         step = plan.step(len(plan) - 1)
         stops = np.minimum(np.cumsum(step.counts), read)
         counts = np.zeros(len(plan.streams), np.int64)

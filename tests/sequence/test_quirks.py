@@ -19,10 +19,10 @@ from lightning_streaming.resume.run import Machines, Run, resume
 from lightning_streaming.resume.run_order import RunRequest
 from lightning_streaming.resume.state import Cursor, SavedPosition
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.draw import Shuffled, per_shard_choice
 from lightning_streaming.sequence.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
-from lightning_streaming.sequence.settings import OrderSettings, SettledOrder
+from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.world import World
 from tests.sequence.builders import epoch_of, geometry_of, make_settings, make_shape, shuffle_map
@@ -30,7 +30,7 @@ from tests.sequence.reference import reference_work_array, work_array
 
 
 def dealt(
-    settings: SettledOrder, shape: DatasetShape, current: BatchGeometry, start: int = 0, initial: int | None = None
+    settings: ResolvedOrder, shape: DatasetShape, current: BatchGeometry, start: int = 0, initial: int | None = None
 ) -> tuple[Batched, Partition]:
     geometry = epoch_geometry(settings, current, initial)
     plan = epoch_of(settings, shape, geometry)

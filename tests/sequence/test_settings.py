@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.partition import Partition, epoch_geometry
 from lightning_streaming.sequence.settings import (
     BATCHING_METHODS,
     SHUFFLE_ALGOS,
     BatchingMethod,
     OrderSettings,
-    SettledOrder,
+    ResolvedOrder,
     ShuffleAlgo,
 )
 from lightning_streaming.sequence.shuffles import SHUFFLES
@@ -73,20 +73,20 @@ def test_a_number_that_cannot_work_is_refused_at_birth(said: dict[str, Any]) -> 
     ids=str,
 )
 def test_settling_fills_in_what_was_not_said(said: dict[str, Any], canonical: int, block: int) -> None:
-    settled = OrderSettings(**said).settled(num_nodes=2)
-    assert (settled.num_canonical_nodes, settled.shuffle_block_size) == (canonical, block)
+    resolved = OrderSettings(**said).resolved(num_nodes=2)
+    assert (resolved.num_canonical_nodes, resolved.shuffle_block_size) == (canonical, block)
 
 
 def test_settling_again_on_other_nodes_changes_nothing() -> None:
-    settled = OrderSettings(shuffle=True).settled(num_nodes=2)
-    assert settled.settled(num_nodes=16) == settled
+    resolved = OrderSettings(shuffle=True).resolved(num_nodes=2)
+    assert resolved.resolved(num_nodes=16) == resolved
 
 
 def test_settings_that_are_settled_leave_nothing_open() -> None:
     with pytest.raises(TypeError, match="num_canonical_nodes"):
-        SettledOrder(shuffle=True)  # type: ignore[call-arg]
-    settled = OrderSettings(shuffle=True).settled(num_nodes=2)
-    assert settled.settled_as(3, 5) == replace(settled, num_canonical_nodes=3, shuffle_block_size=5)
+        ResolvedOrder(shuffle=True)  # type: ignore[call-arg]
+    resolved = OrderSettings(shuffle=True).resolved(num_nodes=2)
+    assert resolved.resolved_as(3, 5) == replace(resolved, num_canonical_nodes=3, shuffle_block_size=5)
 
 
 GOLDEN = load("order_components.json")
@@ -106,7 +106,7 @@ def work_out(args: dict[str, Any]) -> tuple[Batched, Partition]:
         shuffle_seed=stretched_seed(args["shuffle_seed"]),
         num_canonical_nodes=args["num_canonical_nodes"] or nodes,
         partition_algo="orig",
-    ).settled(nodes)
+    ).resolved(nodes)
     shape = make_shape(GOLDEN["v02_shard_sets"][args["shards"]])
     current = geometry_of(nodes, ranks, batch_size)
     plan = epoch_of(settings, shape, epoch_geometry(settings, current, None), args["epoch"])

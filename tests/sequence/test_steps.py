@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from examples.every_nth import EveryNth
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.sequence import PartContext, SampleSequence, SequenceStep
-from lightning_streaming.sequence.batchings import BATCHINGS, batched
+from lightning_streaming.sequence.batching import BATCHING_CLASSES, batched
 from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.steps import Stepped, check_steps, with_steps
 from tests.helpers import assert_error
@@ -57,7 +57,7 @@ def ids_of(sequence: SampleSequence) -> list[int]:
 
 
 @given(
-    method=st.sampled_from(sorted(BATCHINGS)),
+    method=st.sampled_from(sorted(BATCHING_CLASSES)),
     sizes=st.lists(st.lists(st.integers(20, 60), min_size=1, max_size=3), min_size=1, max_size=3),
     n=st.integers(1, 4),
     epoch=st.integers(0, 5),
@@ -81,7 +81,7 @@ def test_a_step_is_applied_to_the_shuffled_order(
     assert stepped.ids(shaped).tolist() == [[expected[0], expected[-1]], [expected[1], expected[0]]]
 
 
-@pytest.mark.parametrize("method", sorted(BATCHINGS))
+@pytest.mark.parametrize("method", sorted(BATCHING_CLASSES))
 def test_batches_are_made_of_what_a_step_leaves(method: str) -> None:
     drawn = Shuffled(make_settings(batching_method=method, num_canonical_nodes=2), make_shape([64], [32, 32]), 0)
     stepped = with_steps(drawn, [EveryNth(2)])

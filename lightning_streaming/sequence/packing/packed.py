@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.sequence.base import check_entries, digest_of
-from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.draw import EpochPart
 from lightning_streaming.sequence.packing.packs import PackRows, Packs
 from lightning_streaming.sequence.packing.plan import Lengths, PackPlan, plan_packs

@@ -32,7 +32,7 @@ from lightning_streaming.reading.batches import GATHERED_BYTES
 from lightning_streaming.reading.plan import Window, WorkerPartition, located, lookahead_of, shard_needs
 from lightning_streaming.reading.prefetch import Lookahead, batches_until
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.partition import Partition
 
 _NEVER = np.iinfo(np.int64).max

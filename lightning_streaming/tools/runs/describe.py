@@ -28,7 +28,7 @@ from lightning_streaming.reading.passes import drawn_sequence, passes_of
 from lightning_streaming.resume.run import Epoch, Run
 from lightning_streaming.resume.state import Cursor, SavedPosition
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.sequence.batchings import Batched
+from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.packing.packed import PackedEpoch, rows_of, rows_per_entry
 from lightning_streaming.sequence.packing.settings import AnyPackSettings, BudgetSettings
 from lightning_streaming.sequence.partition import BatchGeometry, Partition

@@ -1,4 +1,4 @@
-"""Stretches of a stream's passes: whole passes between them, however they are cut."""
+"""Slices of a stream's passes: whole passes between them, however they are cut."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_streaming.sequence.stretches import ShorterPasses, StreamPasses, Stretch, StretchUnits, stretch_units
+from lightning_streaming.sequence.stream_slices import (
+    SliceUnits,
+    StreamPasses,
+    StreamSlice,
+    TruncatedEpochs,
+    slice_units,
+)
 
 shard_lists = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
 streams = st.builds(lambda sizes: np.asarray(sizes, np.int64), shard_lists)
 
 
-def taken(sizes: np.ndarray, start: int, stop: int, *, is_shuffled: bool = True, seed: int = 3) -> StretchUnits:
-    stretch = Stretch(stream="web", first_id=100, start=start)
-    return stretch_units([sizes], [stop - start], [stretch], seed, is_shuffled=is_shuffled)
+def taken(sizes: np.ndarray, start: int, stop: int, *, is_shuffled: bool = True, seed: int = 3) -> SliceUnits:
+    stream_slice = StreamSlice(stream="web", first_id=100, start=start)
+    return slice_units([sizes], [stop - start], [stream_slice], seed, is_shuffled=is_shuffled)
 
 
-def ids_of(units: StretchUnits) -> list[int]:
+def ids_of(units: SliceUnits) -> list[int]:
     out = np.empty(int(units.sizes.sum()), np.int64)
     units.write_ids(out)
     return list(out.tolist())
@@ -51,7 +57,7 @@ def test_samples_come_again_only_after_all_others(
 
 
 @given(case=cuts(), seed=st.integers(0, 5))
-def test_a_stretch_is_the_same_however_those_before_it_are_cut(case: tuple[np.ndarray, list[int]], seed: int) -> None:
+def test_a_slice_is_the_same_however_those_before_it_are_cut(case: tuple[np.ndarray, list[int]], seed: int) -> None:
     sizes, places = case
     start, stop = places[0], places[-1]
     pieces = [ids_of(taken(sizes, *between, seed=seed)) for between in pairwise(places)]
@@ -84,10 +90,10 @@ def test_units_are_whole_shards_but_for_those_at_its_ends(case: tuple[np.ndarray
 @pytest.mark.parametrize("first_id", [0, 10**12])
 def test_a_long_part_of_a_shard_is_what_short_ones_are_together(start: int, stop: int, first_id: int) -> None:
     sizes = np.asarray([100_000, 3, 90_000, 2_047, 4_000])
-    stretch = Stretch(stream="web", first_id=first_id, start=0)
+    stream_slice = StreamSlice(stream="web", first_id=first_id, start=0)
 
     def ids(first: int, last: int) -> list[int]:
-        return ids_of(stretch_units([sizes], [last - first], [replace(stretch, start=first)], 0, is_shuffled=True))
+        return ids_of(slice_units([sizes], [last - first], [replace(stream_slice, start=first)], 0, is_shuffled=True))
 
     pieces = [ids(first, min(first + 1_000, stop)) for first in range(start, stop, 1_000)]
     assert sorted(chain(*pieces)) == sorted(ids(start, stop))
@@ -98,9 +104,9 @@ def test_a_long_part_of_a_shard_is_what_short_ones_are_together(start: int, stop
 @given(case=cuts(passes=40))
 def test_runs_of_a_shuffle_hold_whole_units_of_one_stream(case: tuple[np.ndarray, list[int]]) -> None:
     sizes, places = case
-    stretches = [Stretch(stream=name, first_id=0, start=places[0]) for name in ("a", "b")]
+    slices = [StreamSlice(stream=name, first_id=0, start=places[0]) for name in ("a", "b")]
     counts = [places[-1] - places[0]] * 2
-    units = stretch_units([sizes, sizes * 100], counts, stretches, 0, is_shuffled=True)
+    units = slice_units([sizes, sizes * 100], counts, slices, 0, is_shuffled=True)
     stops = np.cumsum(units.shuffled_runs())
     assert set(stops.tolist()) <= set(np.cumsum(units.sizes).tolist())
     assert counts[0] in stops
@@ -109,8 +115,8 @@ def test_runs_of_a_shuffle_hold_whole_units_of_one_stream(case: tuple[np.ndarray
 
 def test_tiny_passes_are_shuffled_some_at_once_and_others_unit_by_unit() -> None:
     tiny, large = np.asarray([1, 2]), np.full(50, 20)
-    stretches = [Stretch(stream=name, first_id=0, start=0) for name in ("tiny", "large")]
-    units = stretch_units([tiny, large], [300_000, 5_000], stretches, 0, is_shuffled=True)
+    slices = [StreamSlice(stream=name, first_id=0, start=0) for name in ("tiny", "large")]
+    units = slice_units([tiny, large], [300_000, 5_000], slices, 0, is_shuffled=True)
     runs = units.shuffled_runs()
     of_tiny = np.cumsum(runs) <= 300_000
     assert of_tiny.sum() <= 300_000 // 1_024 + 1
@@ -122,8 +128,8 @@ def test_each_pass_of_each_stream_under_each_seed_has_an_order_of_its_own() -> N
     half = 100
 
     def first_half(stream: str, number: int, seed: int) -> tuple[int, ...]:
-        stretch = Stretch(stream=stream, first_id=0, start=number * 200)
-        return tuple(ids_of(stretch_units([sizes], [half], [stretch], seed, is_shuffled=True)))
+        stream_slice = StreamSlice(stream=stream, first_id=0, start=number * 200)
+        return tuple(ids_of(slice_units([sizes], [half], [stream_slice], seed, is_shuffled=True)))
 
     asked = [(stream, number, seed) for stream in ("web", "code", "") for number in (0, 1, 7) for seed in (0, 1)]
     found = [first_half(*one) for one in asked]
@@ -134,7 +140,7 @@ def test_each_pass_of_each_stream_under_each_seed_has_an_order_of_its_own() -> N
 def test_where_its_ids_begin_changes_nothing_else() -> None:
     sizes = np.asarray([4, 7, 0, 5])
     low, high = (
-        ids_of(stretch_units([sizes], [9], [Stretch(stream="web", first_id=first, start=5)], 0, is_shuffled=True))
+        ids_of(slice_units([sizes], [9], [StreamSlice(stream="web", first_id=first, start=5)], 0, is_shuffled=True))
         for first in (0, 10**12)
     )
     assert [one + 10**12 for one in low] == high
@@ -142,17 +148,17 @@ def test_where_its_ids_begin_changes_nothing_else() -> None:
 
 def test_several_streams_lie_one_after_another() -> None:
     several = [np.asarray([5, 5]), np.asarray([3]), np.asarray([2, 8])]
-    stretches = [Stretch(stream=name, first_id=first, start=2) for name, first in (("a", 0), ("b", 10), ("c", 13))]
-    together = stretch_units(several, [4, 7, 1], stretches, 0, is_shuffled=True)
+    slices = [StreamSlice(stream=name, first_id=first, start=2) for name, first in (("a", 0), ("b", 10), ("c", 13))]
+    together = slice_units(several, [4, 7, 1], slices, 0, is_shuffled=True)
     apart = [
-        ids_of(stretch_units([sizes], [count], [one], 0, is_shuffled=True))
-        for sizes, count, one in zip(several, [4, 7, 1], stretches, strict=True)
+        ids_of(slice_units([sizes], [count], [one], 0, is_shuffled=True))
+        for sizes, count, one in zip(several, [4, 7, 1], slices, strict=True)
     ]
     assert ids_of(together) == list(chain(*apart))
 
 
 @pytest.mark.parametrize("start", [0, 3 * 10**9 + 7])
-def test_a_stretch_of_a_large_stream_takes_only_the_shards_it_reads(start: int) -> None:
+def test_a_slice_of_a_large_stream_takes_only_the_shards_it_reads(start: int) -> None:
     sizes = np.full(100_000, 10_000)
     units = taken(sizes, start, start + 25_000)
     assert units.sizes.sum() == 25_000
@@ -160,7 +166,7 @@ def test_a_stretch_of_a_large_stream_takes_only_the_shards_it_reads(start: int) 
 
 
 def test_a_pass_begins_next_where_the_last_one_ends() -> None:
-    passes = StreamPasses(np.asarray([2, 3]), [ShorterPasses(shards=1, stop=4)])
+    passes = StreamPasses(np.asarray([2, 3]), [TruncatedEpochs(shards=1, stop=4)])
     beginnings = [0, 2, 4, 9, 14, 19]  # two passes of the first shard, then of both
     for samples in range(20):
         assert passes.next_beginning(samples) == min(start for start in beginnings if start >= samples)

@@ -1,4 +1,4 @@
-"""Batching methods: :data:`BATCHINGS` names them, one class each, and what they share stands around them.
+"""Batching methods: :data:`BATCHING_CLASSES` names them, one class each, and what they share stands around them.
 
 A batching method says in which order an epoch's places are read, and so which samples share a batch. All but
 ``random`` compose batches for given nodes, ranks and batch size, a
@@ -370,7 +370,7 @@ class DevicePerStream(BatchedDraw):
         return self._row_streams(self.rows_per_stream, self._num_nodes)
 
 
-BATCHINGS: dict[str, Callable[[EpochPart, BatchGeometry], BatchedDraw]] = {
+BATCHING_CLASSES: dict[str, Callable[[EpochPart, BatchGeometry], BatchedDraw]] = {
     "device_per_stream": DevicePerStream,
     "per_stream": PerStream,
     "random": Random,
@@ -380,7 +380,7 @@ BATCHINGS: dict[str, Callable[[EpochPart, BatchGeometry], BatchedDraw]] = {
 
 def batched(inner: EpochPart, geometry: BatchGeometry) -> BatchedDraw:
     """Batch what an epoch draws as its settings say; quick, whatever the epoch's size. See :class:`Batched`."""
-    return BATCHINGS[inner.settings.batching_method](inner, geometry)
+    return BATCHING_CLASSES[inner.settings.batching_method](inner, geometry)
 
 
 class _Streams:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError, StateError
-from lightning_streaming.sequence.batchings import Batched, ComputedRowStreams, draw_row_streams, shares_of_batch
+from lightning_streaming.sequence.batching import Batched, ComputedRowStreams, draw_row_streams, shares_of_batch
 from lightning_streaming.sequence.partition import BatchGeometry, Partition, rank_layout
-from lightning_streaming.sequence.settings import BATCHING_METHODS, SettledOrder
+from lightning_streaming.sequence.settings import BATCHING_METHODS, ResolvedOrder
 from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 from tests.sequence.builders import epoch_of, make_settings, make_shape
 
@@ -21,7 +21,7 @@ CANONICAL = 4
 COMPOSED = ("device_per_stream", "per_stream", "stratified")
 
 
-def settings_of(method: str, canonical: int = CANONICAL) -> SettledOrder:
+def settings_of(method: str, canonical: int = CANONICAL) -> ResolvedOrder:
     return make_settings(batching_method=method, num_canonical_nodes=canonical)
 
 
@@ -34,7 +34,7 @@ def streams_of(places: NDArray[np.int64], shape: DatasetShape) -> NDArray[np.int
     return np.searchsorted(np.cumsum(shape.weights.choose), places, side="right")
 
 
-def rank_batches(sequence: Batched, settings: SettledOrder, geometry: BatchGeometry) -> NDArray[np.int64]:
+def rank_batches(sequence: Batched, settings: ResolvedOrder, geometry: BatchGeometry) -> NDArray[np.int64]:
     """Places of shape (ranks, batches, batch size) that ranks read in an epoch of full batches."""
     partition = Partition(sequence=sequence, geometry=geometry, layout=rank_layout(settings, geometry, geometry))
     ts = np.arange(partition.num_batches())

@@ -1,12 +1,12 @@
-"""What a step of a phase takes of a stream: a stretch of its passes, as units of whole shards and parts of shards.
+"""What a step of a phase takes of a stream: a slice of its passes, as units of whole shards and parts of shards.
 
 A stream's passes follow each other without end; each reads all of its samples, shard by shard in an order of its own,
-and each shard in an order of its own. Stretches that follow each other share no sample of a pass and leave none out.
-For example two passes over shards of 4 and 2 samples, and three stretches of 5, 4 and 3:
+and each shard in an order of its own. Slices that follow each other share no sample of a pass and leave none out.
+For example two passes over shards of 4 and 2 samples, and three slices of 5, 4 and 3:
 
     pass           0               1
     shards         B B | A A A A | A A A A | B B
-    stretches      1 1   1 1 1 2   2 2 2 3   3 3
+    slices         1 1   1 1 1 2   2 2 2 3   3 3
 
 Where data is appended to a stream, the pass under way keeps its shards, and those after it read all.
 """
@@ -38,7 +38,7 @@ _LONG_PART = 1 << 11
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Returned:
+class RequeuedSamples:
     """Samples of a stream that were drawn and, because a phase was cut, not read: they are read before all others."""
 
     ids: NDArray[np.int64]
@@ -48,7 +48,7 @@ class Returned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShorterPasses:
+class TruncatedEpochs:
     """Passes that read only a stream's first shards: those that were there when they began."""
 
     shards: int
@@ -65,7 +65,7 @@ class StreamPasses:
         shorter: The passes that do not read all of them, in their order.
     """
 
-    def __init__(self, sizes: NDArray[np.int64], shorter: Sequence[ShorterPasses] = ()) -> None:
+    def __init__(self, sizes: NDArray[np.int64], shorter: Sequence[TruncatedEpochs] = ()) -> None:
         self._sizes = [*(sizes[: one.shards] for one in shorter), sizes]
         self._stops = np.asarray([one.stop for one in shorter], np.int64)
         self._starts = np.concatenate([[0], self._stops])
@@ -101,7 +101,7 @@ class StreamPasses:
         return start - (start - samples) // total * total
 
     def equal(self, start: int, stop: int) -> Iterator[EqualPasses]:
-        """A stretch of the passes, in parts of passes that are equally long."""
+        """A slice of the passes, in parts of passes that are equally long."""
         stops = [*self._stops.tolist(), stop]
         for at, (sizes, first) in enumerate(zip(self._sizes, self._starts.tolist(), strict=True)):
             begin, end = max(start, first), min(stop, stops[at])
@@ -110,7 +110,7 @@ class StreamPasses:
 
 
 class EqualPasses(NamedTuple):
-    """A stretch of passes over the same shards."""
+    """A slice of passes over the same shards."""
 
     sizes: NDArray[np.int64]
     """Samples of each shard."""
@@ -123,7 +123,7 @@ class EqualPasses(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stretch:
+class StreamSlice:
     """Where in a stream's passes a step begins to read it."""
 
     stream: str
@@ -132,23 +132,23 @@ class Stretch:
     """Sample id at which it begins."""
     start: int
     """Samples of its passes before, over all epochs."""
-    shorter: tuple[ShorterPasses, ...] = ()
+    shorter: tuple[TruncatedEpochs, ...] = ()
     """Passes that do not read all of its shards."""
-    returned: Returned | None = None
+    requeued: RequeuedSamples | None = None
     """What comes first, as a cut has left it."""
 
     @property
     def facts(self) -> tuple[object, ...]:
         """All that its samples depend on, for a digest."""
         own = self.stream, self.first_id, self.start, *((one.shards, one.stop) for one in self.shorter)
-        if self.returned is None:
+        if self.requeued is None:
             return own
-        ids = hashlib.blake2b(self.returned.ids.astype("<i8").tobytes()).hexdigest()
-        return *own, self.returned.stop, ids
+        ids = hashlib.blake2b(self.requeued.ids.astype("<i8").tobytes()).hexdigest()
+        return *own, self.requeued.stop, ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StretchUnits:
+class SliceUnits:
     """Shards, and parts of shards, in no particular order."""
 
     first_ids: NDArray[np.int64]
@@ -221,44 +221,52 @@ class StretchUnits:
             out[at] = permuted + self.first_ids.take(units)
 
 
-def stretch_units(
+def slice_units(
     shard_sizes: Sequence[NDArray[np.int64]],
     counts: Sequence[int],
-    stretches: Sequence[Stretch],
+    slices: Sequence[StreamSlice],
     seed: int,
     *,
     is_shuffled: bool,
-) -> StretchUnits:
-    """The units of some streams' stretches, stream by stream.
+) -> SliceUnits:
+    """The units of some streams' slices, stream by stream.
 
     Args:
         shard_sizes: Samples in each shard, per stream.
         counts: Samples to take of each stream.
-        stretches: Where they begin, per stream.
+        slices: Where they begin, per stream.
         seed: Of all passes.
         is_shuffled: Whether a pass has an order of its own, rather than that of the stored samples.
     """
-    asked = enumerate(zip(shard_sizes, counts, stretches, strict=True))
+    asked = enumerate(zip(shard_sizes, counts, slices, strict=True))
     found = ((stream, _of_stream(sizes, count, one, seed, is_shuffled)) for stream, (sizes, count, one) in asked)
     return _joined([replace(one, streams=np.full(len(one.sizes), stream)) for stream, one in found])
 
 
-def _of_stream(sizes: NDArray[np.int64], count: int, stretch: Stretch, seed: int, is_shuffled: bool) -> StretchUnits:
+def _of_stream(sizes: NDArray[np.int64], count: int, taken: StreamSlice, seed: int, is_shuffled: bool) -> SliceUnits:
     """The units of one stream, pass by pass."""
-    start, stop, passes, found = stretch.start, stretch.start + count, StreamPasses(sizes, stretch.shorter), []
-    if stretch.returned is not None and start < stretch.returned.stop:
-        ids, shard_stops = stretch.returned.ids, stretch.first_id + np.cumsum(sizes)
-        until, first = min(stop, stretch.returned.stop), stretch.returned.stop - len(stretch.returned.ids)
+    start, stop, passes, found = (
+        taken.start,
+        taken.start + count,
+        StreamPasses(sizes, taken.shorter),
+        [],
+    )
+    if taken.requeued is not None and start < taken.requeued.stop:
+        ids, shard_stops = taken.requeued.ids, taken.first_id + np.cumsum(sizes)
+        until, first = (
+            min(stop, taken.requeued.stop),
+            taken.requeued.stop - len(taken.requeued.ids),
+        )
         found.append(
             _listed_units(ids[start - first : until - first], shard_stops, passes.numbers(np.arange(start, until)))
         )
         start = until
     for part in passes.equal(start, stop):
-        found += _of_equal_passes(part, stretch, seed, is_shuffled)
+        found += _of_equal_passes(part, taken, seed, is_shuffled)
     return _joined(found)
 
 
-def _of_equal_passes(part: EqualPasses, stretch: Stretch, seed: int, is_shuffled: bool) -> Iterator[StretchUnits]:
+def _of_equal_passes(part: EqualPasses, taken: StreamSlice, seed: int, is_shuffled: bool) -> Iterator[SliceUnits]:
     sizes, start, stop, first_pass = part
     total = int(sizes.sum())
     whole = range(-(-start // total), max(stop // total, -(-start // total)))
@@ -267,9 +275,9 @@ def _of_equal_passes(part: EqualPasses, stretch: Stretch, seed: int, is_shuffled
         number = begin // total
         if end - begin < total:
             within = (begin - number * total, end - number * total)
-            yield _part_of_pass(sizes, within, stretch, (seed, first_pass + number), is_shuffled)
+            yield _part_of_pass(sizes, within, taken, (seed, first_pass + number), is_shuffled)
         elif number == whole.start:
-            yield _whole_passes(sizes, range(first_pass + whole.start, first_pass + whole.stop), stretch.first_id)
+            yield _whole_passes(sizes, range(first_pass + whole.start, first_pass + whole.stop), taken.first_id)
 
 
 def _by_pass(start: int, stop: int, total: int, passes: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -283,7 +291,7 @@ def _by_pass(start: int, stop: int, total: int, passes: Iterable[int]) -> Iterat
             yield begin, end
 
 
-def _listed_units(ids: NDArray[np.int64], shard_stops: NDArray[np.int64], passes: NDArray[np.int64]) -> StretchUnits:
+def _listed_units(ids: NDArray[np.int64], shard_stops: NDArray[np.int64], passes: NDArray[np.int64]) -> SliceUnits:
     """Of ids, and the pass of each, a unit for each run of one shard and pass."""
     shards = np.searchsorted(shard_stops, ids, side="right")
     starts = np.flatnonzero(np.diff(shards, prepend=-1) | np.diff(passes, prepend=-1))
@@ -291,7 +299,7 @@ def _listed_units(ids: NDArray[np.int64], shard_stops: NDArray[np.int64], passes
     return _units(sizes=sizes, offsets=starts, are_listed=are_listed, passes=passes[starts], listed=ids)
 
 
-def _units(*, sizes: NDArray[np.int64], passes: NDArray[np.int64], **more: NDArray[Any]) -> StretchUnits:
+def _units(*, sizes: NDArray[np.int64], passes: NDArray[np.int64], **more: NDArray[Any]) -> SliceUnits:
     """Units of which some things are said, of one stream; unless said otherwise they are whole shards."""
     zeros, no = np.zeros_like(sizes), np.zeros(len(sizes), np.bool_)
     unsaid: dict[str, NDArray[Any]] = {
@@ -301,10 +309,10 @@ def _units(*, sizes: NDArray[np.int64], passes: NDArray[np.int64], **more: NDArr
         "keys": zeros.astype(np.uint64),
         "listed": _NO_IDS,
     }
-    return StretchUnits(sizes=sizes, passes=passes, **{**unsaid, **more})
+    return SliceUnits(sizes=sizes, passes=passes, **{**unsaid, **more})
 
 
-def returned_in_order(
+def requeued_in_pass_order(
     left: NDArray[np.int64], passes: NDArray[np.int64], shard_stops: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """The samples that a cut leaves of a stream, pass by pass, and in each shard by shard.
@@ -357,7 +365,7 @@ def _stable_argsort(numbers: NDArray[np.int64]) -> NDArray[np.intp]:
     return order
 
 
-def _whole_passes(sizes: NDArray[np.int64], passes: range, first_id: int) -> StretchUnits:
+def _whole_passes(sizes: NDArray[np.int64], passes: range, first_id: int) -> SliceUnits:
     """As they are shuffled with all else of the step, the orders of their shards play no part."""
     firsts = (first_id + np.cumsum(sizes) - sizes)[sizes > 0]
     sizes, numbers = sizes[sizes > 0], np.repeat(np.arange(passes.start, passes.stop), len(firsts))
@@ -365,11 +373,11 @@ def _whole_passes(sizes: NDArray[np.int64], passes: range, first_id: int) -> Str
 
 
 def _part_of_pass(
-    sizes: NDArray[np.int64], part: tuple[int, int], stretch: Stretch, key: tuple[int, int], is_shuffled: bool
-) -> StretchUnits:
+    sizes: NDArray[np.int64], part: tuple[int, int], taken: StreamSlice, key: tuple[int, int], is_shuffled: bool
+) -> SliceUnits:
     """What a pass reads from one sample up to another, counted within it."""
     (start, stop), (seed, number) = part, key
-    name = int.from_bytes(hashlib.blake2b(stretch.stream.encode(), digest_size=8).digest(), "little")
+    name = int.from_bytes(hashlib.blake2b(taken.stream.encode(), digest_size=8).digest(), "little")
     generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_PURPOSE, number, name)))
     order = generator.permutation(len(sizes)) if is_shuffled else np.arange(len(sizes))
     pass_key = drawn_keys(generator, 1)
@@ -380,7 +388,7 @@ def _part_of_pass(
     offsets = np.maximum(start - starts, 0)
     units = _units(
         passes=np.full(len(shards), number),
-        first_ids=stretch.first_id + (np.cumsum(sizes) - sizes)[shards],
+        first_ids=taken.first_id + (np.cumsum(sizes) - sizes)[shards],
         shard_sizes=sizes[shards],
         offsets=offsets,
         sizes=np.minimum(stops, stop) - starts - offsets,
@@ -388,17 +396,17 @@ def _part_of_pass(
         are_parts=(offsets > 0) | (stops > stop) if is_shuffled else np.zeros(len(shards), np.bool_),
     )
     kept = units.sizes > 0
-    of_units = {one.name: getattr(units, one.name)[kept] for one in fields(StretchUnits) if one.name != "listed"}
-    return StretchUnits(**of_units, listed=_NO_IDS)
+    of_units = {one.name: getattr(units, one.name)[kept] for one in fields(SliceUnits) if one.name != "listed"}
+    return SliceUnits(**of_units, listed=_NO_IDS)
 
 
-def _joined(several: Sequence[StretchUnits]) -> StretchUnits:
+def _joined(several: Sequence[SliceUnits]) -> SliceUnits:
     if len(several) == 1:
         return several[0]
     first, moved = 0, []
     for one in several:
         moved.append(replace(one, offsets=one.offsets + first * one.are_listed) if first else one)
         first += len(one.listed)
-    return StretchUnits(
-        **{field.name: np.concatenate([getattr(one, field.name) for one in moved]) for field in fields(StretchUnits)}
+    return SliceUnits(
+        **{field.name: np.concatenate([getattr(one, field.name) for one in moved]) for field in fields(SliceUnits)}
     )
