@@ -128,8 +128,8 @@ class CommandParser(ArgumentParser):
     """
 
     def __init__(self, *, description: str | None = None, **settings: Any) -> None:
-        found = _EXAMPLES.search(description or "")
-        self.examples = "" if found is None else found[0].rstrip()
+        match = _EXAMPLES.search(description or "")
+        self.examples = "" if match is None else match[0].rstrip()
         super().__init__(description=_EXAMPLES.sub("", description or "", count=1) or None, **settings)
 
     def format_help(self) -> str:
@@ -137,11 +137,11 @@ class CommandParser(ArgumentParser):
         return super().format_help() + (f"\nexamples:\n\n{self.examples}\n" if self.examples else "")
 
     def error(self, message: str) -> NoReturn:
-        words, unknown, given = message.partition("unrecognized arguments: ")
-        names = [one.partition("=")[0] for one in given.split()]
-        # Not what follows a misspelt option: it may be a secret.
-        told = f"{words}{unknown}{' '.join([one for one in names if one.startswith('-')] or names)}"
-        print_error(self.prog, ConfigError(told, hint=f"see {self.prog} --help"))
+        words, unknown, arguments = message.partition("unrecognized arguments: ")
+        names = [argument.partition("=")[0] for argument in arguments.split()]
+        # Not the value of a misspelt option: it may be a secret.
+        shown = f"{words}{unknown}{' '.join([name for name in names if name.startswith('-')] or names)}"
+        print_error(self.prog, ConfigError(shown, hint=f"see {self.prog} --help"))
         sys.exit(UNUSABLE)
 
 
@@ -154,13 +154,13 @@ def _ended_in_order() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
         yield
         return
-    signals = [one for one in ENDING_SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
-    before = {one: signal.signal(one, lambda number, _: sys.exit(128 + number)) for one in signals}
+    signals = [number for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in signals}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def add_json(parser: ArgumentParser) -> None:
@@ -172,8 +172,8 @@ def add_loader(parser: ArgumentParser, words: str = "") -> None:
     """Add ``--loader NAME``, as ``args.loader``: which train loader of a checkpoint.
 
     Args:
-        parser: What to add it to.
-        words: More about it.
+        parser: Parser of the tool.
+        words: A suffix of its help.
     """
     words = f"name of the train loader; required if the checkpoint has several{words}"
     parser.add_argument("--loader", metavar="NAME", help=words)
@@ -183,7 +183,7 @@ def add_dataset(parser: ArgumentParser, *, or_else: bool = False) -> None:
     """Add the dataset, as ``args.dataset``, and ``--allow-unsafe-types``.
 
     Args:
-        parser: What to add it to.
+        parser: Parser of the tool.
         or_else: Whether the dataset may be omitted because the tool accepts something else.
     """
     words = "directory or URL of a dataset, or of its index.json"
@@ -193,11 +193,11 @@ def add_dataset(parser: ArgumentParser, *, or_else: bool = False) -> None:
 
 
 def add_format(parser: ArgumentParser, *, required: bool = False, has_block_length: bool = False) -> None:
-    """Add what data of another format is, as ``args.format`` and ``args.block_length``.
+    """Add ``--format`` and ``--block-length`` of data of another format, as ``args.format`` and ``args.block_length``.
 
     Args:
-        parser: What to add it to.
-        required: Whether it must be said.
+        parser: Parser of the tool.
+        required: Whether the format must be given.
         has_block_length: Whether the tool has an option of that name already.
     """
     words = (
@@ -213,13 +213,13 @@ def add_format(parser: ArgumentParser, *, required: bool = False, has_block_leng
 
 
 def add_action(actions: Any, word: str, words: str, action: Callable[[Namespace], int]) -> ArgumentParser:
-    """Add one of several actions of a tool, as ``args.action``; its docstring is what its ``--help`` shows.
+    """Add one of several actions of a tool, as ``args.action``; the docstring of the function is shown by ``--help``.
 
     Args:
-        actions: What ``add_subparsers`` gave.
-        word: What is typed.
-        words: What it does, in one line.
-        action: Does it, and returns an exit code.
+        actions: Result of ``add_subparsers``.
+        word: Name of the action.
+        words: Help in one line.
+        action: Runs the action, and returns an exit code.
     """
     texts = {"help": words, "description": getdoc(action)}
     parser: ArgumentParser = actions.add_parser(word, **texts, formatter_class=_LAYOUT, allow_abbrev=False)
@@ -231,9 +231,9 @@ def add_storage_options(parser: ArgumentParser, name: str = "--storage-options",
     """Add ``--storage-options KEY=VALUE``, a mapping.
 
     Args:
-        parser: What to add it to.
-        name: Its name, if there are several.
-        of: Whose options they are.
+        parser: Parser of the tool.
+        name: Name of the option, if there are several.
+        of: Name of the store.
     """
     parser.add_argument(
         name,
@@ -248,7 +248,7 @@ def add_storage_options(parser: ArgumentParser, name: str = "--storage-options",
 
 
 class _AddOption(Action):
-    """Adds an option to those given before; of two with one key the last one counts."""
+    """Adds an option to earlier ones; of two with the same key the last one counts."""
 
     def __call__(self, _: ArgumentParser, args: Namespace, pair: Any, __: str | None = None) -> None:
         """See :class:`argparse.Action`."""
@@ -259,15 +259,15 @@ def add_workers(parser: ArgumentParser, default: int | None, words: str) -> None
     """Add ``--workers``, a positive number, as ``args.workers``.
 
     Args:
-        parser: What to add it to.
-        default: How many there are if nothing is said; None leaves it to the tool.
-        words: What they are, and how many there are by default.
+        parser: Parser of the tool.
+        default: Number by default; None if the tool chooses it.
+        words: Help: what they are, and the default.
     """
     parser.add_argument("--workers", metavar="N", type=positive, default=default, help=words)
 
 
 def add_run(parser: ArgumentParser) -> None:
-    """Add ``args.config``, and what it may leave open: ``args.nodes``, ``args.ranks_per_node``, ``args.batch_size``."""
+    """Add ``args.config``, and settings it may omit: ``args.nodes``, ``args.ranks_per_node``, ``args.batch_size``."""
     words = "configuration of the run; may be given several times: as with fit, a later one overrides an earlier one"
     parser.add_argument("--config", metavar="C", action="append", required=True, help=words)
     parser.add_argument("--nodes", metavar="P", type=positive, help="number of nodes")
@@ -279,7 +279,7 @@ def add_set(parser: ArgumentParser, words: str = "") -> None:
     """Add ``--set FIELD=VALUE``, as ``args.set``: pairs of a setting of the data and its value.
 
     Args:
-        parser: What to add it to.
+        parser: Parser of the tool.
         words: A prefix of its help.
     """
     parser.add_argument(
@@ -294,10 +294,10 @@ def add_set(parser: ArgumentParser, words: str = "") -> None:
 
 
 def check_set_is_of_a_run(args: Namespace) -> None:
-    """Refuse ``--set`` of what has no configuration.
+    """Check that ``--set`` is not used without a configuration.
 
     Raises:
-        ConfigError: It was given.
+        ConfigError: It is.
     """
     if args.set:
         raise ConfigError(
@@ -335,7 +335,7 @@ def amount(text: str) -> int:
 
 
 def usable_cpus() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -369,8 +369,8 @@ def of_run(name: str) -> Callable[..., int]:
         name: Package, module and function under ``tools``, like "planning.plan_run.plan_run".
     """
     module, _, function = name.rpartition(".")
-    found: Callable[..., int] = getattr(import_module(f"lightning_streaming.tools.{module}"), function)
-    return found
+    of_run: Callable[..., int] = getattr(import_module(f"lightning_streaming.tools.{module}"), function)
+    return of_run
 
 
 _READER = "lightning_streaming.trainer.cli"
@@ -378,18 +378,18 @@ _USES = {"train": "no training", "val": "no validation", "test": "no test", "pre
 
 
 def read_run_files(files: Sequence[str], changes: Mapping[str, Any], stage: str | None = "train") -> Any:
-    """What configuration files of ``lightning-streaming fit`` say of data and trainer.
+    """Read data and trainer from configuration files of ``lightning-streaming fit``.
 
     Args:
-        files: Paths; what a later one says overrides an earlier one.
+        files: Paths; a later file overrides an earlier one.
         changes: More settings of the data, by dotted name without ``data.``.
-        stage: The data that is to be there: "train", "val", "test" or "predict"; None for any.
+        stage: The data that must be configured: "train", "val", "test" or "predict"; None for any.
 
     Returns:
         A :class:`~lightning_streaming.trainer.cli.WrittenRun`; its data module is not set up.
 
     Raises:
-        ConfigError: A file cannot be read, its data cannot be made, or the stage has none.
+        ConfigError: A file cannot be read, its data is invalid, or the stage has none.
     """
     # Lightning takes seconds to import, and other tools do not need it.
     written = import_module(_READER).read_config_files(files, changes)
@@ -403,10 +403,10 @@ def read_run_files(files: Sequence[str], changes: Mapping[str, Any], stage: str 
 
 
 def count_ranks(trainer: Mapping[str, Any]) -> tuple[int, str | None]:
-    """Ranks on each node as a trainer is configured; and what is assumed of them, where it leaves that open."""
+    """Return the configured ranks on each node; and an assumption about them, if the trainer leaves the number open."""
     devices = trainer.get("devices", "auto")
     if isinstance(devices, list):
         return len(devices), None
     if str(devices).isdecimal() and int(devices):
         return int(devices), None
-    return 1, "the configuration leaves the number of devices open; taken to be 1, see --ranks-per-node"
+    return 1, "the configuration leaves the number of devices open; assuming 1, see --ranks-per-node"

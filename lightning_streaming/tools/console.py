@@ -27,15 +27,15 @@ from lightning_streaming.waits import bar
 
 PROGRAM = "lightning-streaming"
 FINE = 0
-"""Exit code: done, and nothing is wrong."""
+"""Exit code: success, and nothing is wrong."""
 BAD = 1
-"""Exit code: something is wrong with the data, and the output says what."""
+"""Exit code: something is wrong with the data, as the output says."""
 UNUSABLE = 2
-"""Exit code: it could not be done as asked: arguments, settings, a missing package, a store that does not answer."""
+"""Exit code: the command failed: arguments, settings, a missing package, a store that does not respond."""
 INTERRUPTED = 130
 """Exit code: stopped by the user."""
 UNREAD = 141
-"""Exit code: whoever read the output went away before its end, as head does; what shells make of SIGPIPE."""
+"""Exit code: the reader closed the pipe, for example head; the code of shells for SIGPIPE."""
 
 
 def print_json(value: Any) -> None:
@@ -44,9 +44,9 @@ def print_json(value: Any) -> None:
 
 
 def print_line(text: str = "") -> None:
-    """Print a text, escaped. Line breaks at its beginning and end stay; what is within it is one line.
+    """Print an escaped text in one line, with the line breaks at its beginning and end.
 
-    The tools print by this and :func:`print_table` alone: names of files and columns may hold anything.
+    The tools print only by this and :func:`print_table`: names of files and columns may contain any characters.
     """
     inner = text.strip("\n")
     begin, _, end = text.partition(inner) if inner else (text, "", "")
@@ -62,32 +62,32 @@ def print_error(program: str, error: Exception | str) -> None:
 
 
 def print_note(tool: str, words: str) -> None:
-    """Print something worth knowing that is no result."""
+    """Print information that is no result."""
     write_error(in_one_line(f"{PROGRAM} {tool}: {words}") + "\n")
 
 
 def counted(number: int, thing: str) -> str:
-    """A number of things: ``"1 shard"``, ``"1,234 shards"``."""
+    """Return a number with a noun: ``"1 shard"``, ``"1,234 shards"``."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def first_few(files: Sequence[str]) -> str:
-    """How many, and the first ones: ``"7 files (a, b, c, d, e, ...)"``."""
+    """Return the number of files, and the first ones: ``"7 files (a, b, c, d, e, ...)"``."""
     more = ", ..." if len(files) > _MOST_FILES else ""
     return f"{counted(len(files), 'file')} ({', '.join(files[:_MOST_FILES])}{more})"
 
 
 @contextmanager
 def progress(total: int | None, words: str, unit: str) -> Iterator[Callable[[int], object]]:
-    """A progress bar on standard error, where that is a terminal.
+    """Show a progress bar on standard error, if that is a terminal.
 
     Args:
-        total: Steps to take, None if it is not known.
-        words: What is going on, for example ``"copy"``.
-        unit: What is counted, for example ``"shard"``; ``"B"`` is shown as KB, MB, and so on.
+        total: Number of steps, None if unknown.
+        words: Name of the task, for example ``"copy"``.
+        unit: Unit of the steps, for example ``"shard"``; ``"B"`` is shown as KB, MB, and so on.
 
     Yields:
-        A function to be told how many steps were taken since it was last told; it may be called by any thread.
+        A function that receives the number of steps since its last call; any thread may call it.
     """
     with bar(words, unit, total, shown=sys.stderr.isatty()) as drawn:
         yield drawn.update
@@ -103,15 +103,15 @@ def print_table(
 ) -> None:
     """Print a table to standard output. Texts are not markup, and are escaped, each in one line.
 
-    Where it is wider than the terminal, heads are put in more lines, if that is enough; else texts, the widest first,
-    between words if that is enough; else both. A table that cannot be as narrow keeps its heads on one line.
+    If it is wider than the terminal, heads are wrapped; if that is not enough, texts, the widest first, between words
+    if possible; else both. A table that cannot be that narrow keeps its heads on one line.
 
     Args:
-        title: What it is of.
-        heads: Name of each column; two facts in a row need none.
+        title: Title of the table.
+        heads: Name of each column; none for pairs of a name and a value.
         rows: Texts, one for each column.
         right: Columns that are aligned to the right.
-        whole: Columns whose texts stay on one line, also where that makes the table wider than the terminal.
+        whole: Columns whose texts are not wrapped, even if the table is wider than the terminal.
     """
     title, rows = in_one_line(title), [[*map(in_one_line, row)] for row in rows]
     columns = list(zip(heads or ("", ""), *rows, strict=True))
@@ -122,7 +122,7 @@ def print_table(
 
     def lines_of(cells: Sequence[Sequence[str]], style: str = "{}") -> Iterator[str]:
         for texts in zip(*cells, strict=True):
-            padded = [_padded(*one) for one in zip(texts, widths, is_right, strict=True)]
+            padded = [_padded(*cell) for cell in zip(texts, widths, is_right, strict=True)]
             yield style.format((begin + between.join(padded)).rstrip())
 
     bold = "\033[1m{}\033[0m" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else "{}"
@@ -148,7 +148,10 @@ def _cells(text: str) -> int:
     """Return the number of terminal cells that a text takes: two for a wide character, none for a combining one."""
     if text.isascii():
         return len(text)
-    return sum(0 if category(one) in ("Mn", "Me", "Cf") else 1 + (east_asian_width(one) in "WF") for one in text)
+    return sum(
+        0 if category(character) in ("Mn", "Me", "Cf") else 1 + (east_asian_width(character) in "WF")
+        for character in text
+    )
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -167,12 +170,12 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _widths(columns: Sequence[Sequence[str]], whole: Sequence[str], most: int) -> list[int]:
-    """Characters of each column, of which all together have at most so many; more where they cannot.
+    """Return the width of each column, within the width of the terminal if possible.
 
     Args:
-        columns: Head, and texts below it.
-        whole: Heads of those whose texts are not broken.
-        most: The room there is.
+        columns: The head of each, and the texts below it.
+        whole: Heads of those whose texts are not wrapped.
+        most: Maximum sum of the widths.
     """
     texts = [max((_cells(line) for text in column[1:] for line in text.split("\n")), default=0) for column in columns]
     words = [max((_cells(word) for text in column for word in text.split()), default=0) for column in columns]
@@ -193,8 +196,8 @@ def _widths(columns: Sequence[Sequence[str]], whole: Sequence[str], most: int) -
         return widths
 
     nowhere = [0] * len(columns)
-    found = [natural, slim, *(broken(begin, least) for least in (words, nowhere) for begin in (natural, slim))]
-    return next((one for one in found if sum(one) <= most), broken(natural, nowhere))
+    candidates = [natural, slim, *(broken(begin, least) for least in (words, nowhere) for begin in (natural, slim))]
+    return next((widths for widths in candidates if sum(widths) <= most), broken(natural, nowhere))
 
 
 def _in_lines(head: str, width: int) -> list[str]:
@@ -202,13 +205,13 @@ def _in_lines(head: str, width: int) -> list[str]:
 
 
 def _narrowest(head: str, lines: int) -> int:
-    """The width in which a head takes at most so many lines."""
+    """Return the smallest width in which a head takes at most ``lines`` lines."""
     least = max((len(word) for word in head.split()), default=0)
     return next((width for width in range(least, len(head)) if len(_in_lines(head, width)) <= lines), len(head))
 
 
 _AROUND = 1
-"""Characters that a table has beside those of its columns and between them."""
+"""Width of a table except its columns and the space between them."""
 _BETWEEN_COLUMNS = 3
 _LEAST_WIDTH = 12
 _MOST_CHARACTERS = 160
@@ -220,14 +223,14 @@ _DEEPEST = 3
 
 
 def render(value: Any, depth: int = 0) -> str:
-    """Describe a value.
+    """Describe a value in one line.
 
     Texts are quoted, and long ones cut; arrays show dtype, shape and their ends; images mode and size; bytes their
     number and beginning. For example ``uint16[2049] 17 4 901 7 … 3 0 12 9``.
 
     Args:
-        value: What a column was decoded to.
-        depth: In how many lists or mappings it lies.
+        value: The decoded value of a column.
+        depth: Number of lists and mappings around it.
     """
     import numpy as np  # not for --help
 
@@ -252,12 +255,12 @@ def render(value: Any, depth: int = 0) -> str:
 
 
 def printable_name(text: str) -> str:
-    """A name as it is, or quoted if it would do something to a terminal."""
+    """Return a name unchanged, or quoted if it has characters that a terminal interprets."""
     return text if text.isprintable() and text else repr(text)
 
 
 def is_image(value: object) -> bool:
-    """Whether a value is a PIL image; where PIL is not imported, nothing is."""
+    """Return whether a value is a PIL image; false if PIL is not imported."""
     pil = sys.modules.get("PIL.Image")
     return pil is not None and isinstance(value, pil.Image)
 

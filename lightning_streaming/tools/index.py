@@ -30,7 +30,7 @@ from lightning_streaming.tools.console import FINE, print_json, print_table, pro
 from lightning_streaming.tools.stored.stored_dataset import own_index
 
 _JOURNAL = ".index.journal"
-"""In the cache directory that a run would use: what was found so far."""
+"""File in the cache directory of runs with the results of the scan so far."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Make the index, and say what is in it."""
+    """Create the index, and print what is in it."""
     stream = Stream(
         remote=args.source,
         storage={"options": args.storage_options},
@@ -54,15 +54,15 @@ def run(args: Namespace) -> int:
     config = cache_config_of(stream, "0", StreamDefaults())
     if config.pattern is not None:
         raise ConfigError(
-            f"an index is of all files of a directory, so give {config.location}",
-            hint=f"runs that name some of its files, like {config.pattern!r}, take those from it",
+            f"an index describes all files of a directory, so pass {config.location}",
+            hint=f"runs with a pattern like {config.pattern!r} use the same index",
             option="DATASET",
         )
     source, out = config.location, _out(args, config.location)
     known, began = _known(out), time.monotonic()
     directory = config.cache_directory()
     make_cache_directory(directory)
-    with progress(None, "look at", "shards") as advance:
+    with progress(None, "scan", "shards") as advance:
         text = made_index(
             source,
             args.format,
@@ -71,7 +71,7 @@ def run(args: Namespace) -> int:
             journal=directory / _JOURNAL,
             progress=advance,
         )
-    _store(out / INDEX_BASENAME, text)
+    _write(out / INDEX_BASENAME, text)
     report = _report(parse_index(text, str(out)), str(out / INDEX_BASENAME), time.monotonic() - began)
     if args.json:
         print_json(report)
@@ -82,36 +82,36 @@ def run(args: Namespace) -> int:
 
 
 def _out(args: Namespace, source: Location) -> Location:
-    """Where the index goes.
+    """Return the location to write the index to.
 
     Raises:
-        ConfigError: There is another library's index of the same name.
+        ConfigError: It has another library's index of the same name.
     """
     if args.out is not None:
         return Location(args.out, args.storage_options if "://" in args.out else {}, source.attempts, source.timeout)
-    left = (source / INDEX_BASENAME).read_if_there()
-    if left is not None and own_index(left) is None:
+    existing = (source / INDEX_BASENAME).read_if_there()
+    if existing is not None and own_index(existing) is None:
         raise ConfigError(
-            f"{source / INDEX_BASENAME} is there, and is no index of ours",
-            hint="it is not replaced. Give --out another directory, or none: runs look at such data themselves",
+            f"{source / INDEX_BASENAME} exists, and is not an index of ours",
+            hint="it is not replaced. Pass another directory as --out, or create no index: runs scan the data too",
             option="--out",
             path=str(source / INDEX_BASENAME),
         )
     return source
 
 
-def _store(place: Location, text: bytes) -> None:
-    """Put an index where it goes, and take away what was left of it by those that were killed at this."""
-    if place.path is not None:
-        remove_partials(place.path)
-    place.put(text)
+def _write(location: Location, text: bytes) -> None:
+    """Write an index, and remove partial files of processes that were killed."""
+    if location.path is not None:
+        remove_partials(location.path)
+    location.put(text)
 
 
 def _known(out: Location) -> KnownIndex | None:
-    """The index that was made before; None if there is none, or its store does not tell when."""
-    place = out / INDEX_BASENAME
-    left, listed = place.read_if_there(), place.listed()
-    index = None if left is None else own_index(left)
+    """Return the existing index; None if there is none, or its store does not report its time."""
+    location = out / INDEX_BASENAME
+    text, listed = location.read_if_there(), location.listed()
+    index = None if text is None else own_index(text)
     if index is None or listed is None or listed.modified is None:
         return None
     return KnownIndex(index.shards, listed.modified)

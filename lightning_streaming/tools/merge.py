@@ -39,14 +39,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Publish the index, and say what it holds."""
+    """Publish the index, and print its totals."""
     options = args.storage_options
     if args.format is not None or args.block_length is not None:
         index = _merge_format(args)
-    elif (told := _other_format_at(args)) is not None:
+    elif (existing := _other_format_at(args)) is not None:
         raise ConfigError(
-            f"the index of {mask_url(args.out)} is of {told} files, so it is not replaced by one of MDS",
-            hint=f"add --format {told}, or merge datasets of MDS into another directory",
+            f"the index of {mask_url(args.out)} is of {existing} files, so it is not replaced by one of MDS",
+            hint=f"add --format {existing}, or merge datasets of MDS into another directory",
             option="--format",
             path=mask_url(args.out),
         )
@@ -67,7 +67,7 @@ def _merge_format(args: Namespace) -> DatasetIndex:
     """Publish an index over data of another format.
 
     Raises:
-        ConfigError: A part lies elsewhere, or what would be replaced is another library's.
+        ConfigError: A part is elsewhere, or an index of another library would be replaced.
     """
     out = find_dataset(args.out, args.storage_options, args.format, args.block_length)
     text = (out.at / INDEX_BASENAME).read_if_there()
@@ -85,40 +85,40 @@ def _merge_format(args: Namespace) -> DatasetIndex:
         index = joined({path: _part(out, path).cache().read_index() for path in parts})
     else:
         known = {path: own_index((out.at / path / INDEX_BASENAME).read()) for path in below}
-        found = {path: one for path, one in known.items() if one is not None}
-        for path, one in found.items():
-            told = _format_of(one)
-            if told != args.format:
+        indexes = {path: index for path, index in known.items() if index is not None}
+        for path, existing in indexes.items():
+            format_of_index = _format_of(existing)
+            if format_of_index != args.format:
                 raise ConfigError(
-                    f"{out.at / path} has an index of {told or 'MDS'} files, which cannot be merged with {args.format}",
+                    f"{out.at / path} has an index of {format_of_index or 'MDS'} files, which cannot be merged with "
+                    f"{args.format}",
                     hint="move it elsewhere, or read both as streams of one run (streams=)",
                     option="--format",
                     path=str(out.at / path),
                 )
-        left = joined(found)
-        believed = KnownIndex(left.shards, math.inf)
-        index = parse_index(made_index(out.at, args.format, args.block_length, known=believed), out.shown)
+        trusted = KnownIndex(joined(indexes).shards, math.inf)
+        index = parse_index(made_index(out.at, args.format, args.block_length, known=trusted), out.shown)
     publish(index, out.location, storage_options=args.storage_options)
     return index
 
 
 def _other_format_at(args: Namespace) -> str | None:
-    """The format of an index of ours that lies at OUT, if it is another one than MDS."""
+    """Return the format of our index at OUT, if it is not MDS."""
     text = (Location(args.out, args.storage_options if is_url(args.out) else {}) / INDEX_BASENAME).read_if_there()
     index = None if text is None else own_index(text)
     return None if index is None else _format_of(index)
 
 
 def _format_of(index: DatasetIndex) -> str | None:
-    """The format of other libraries that an index is of; None for MDS and what else we write."""
-    return next((one.format for _, one in index.shards.examples() if one.format in OTHER_FORMATS), None)
+    """Return the format of another library that an index describes; None for formats that we write."""
+    return next((shard.format for _, shard in index.shards.examples() if shard.format in OTHER_FORMATS), None)
 
 
 def _path_of(part: str, out: StoredDataset) -> str:
     path = path_below(dataset_location(part), out.location)
     if path is None:
         raise ConfigError(
-            f"a part must lie below {out.shown}, because an index names shards by their path from there, but got "
+            f"a part must be below {out.shown}, because an index names shards by their path from there, but got "
             f"{mask_url(part)}",
             hint="move it there, or merge into a directory above both",
             option="PART",

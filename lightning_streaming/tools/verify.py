@@ -72,9 +72,9 @@ from lightning_streaming.tools.stored.stored_dataset import (
 from lightning_streaming.units import format_bytes
 from lightning_streaming.writing.parallel import ignore_interrupts, without_interrupts
 
-_BYTES_FOR_A_PROCESS = 2**29
+_BYTES_PER_PROCESS = 2**29
 """Raw bytes that are checked in about the time it takes to start a process."""
-_MOST_SAMPLES_NAMED = 3
+_MAX_SAMPLES_NAMED = 3
 _CHECKED = {
     (False, False): "everything",
     (False, True): "sizes and samples",
@@ -82,14 +82,15 @@ _CHECKED = {
     (True, True): "sizes",
 }
 """What was checked: by whether ``--quick`` was given, and whether no hashes are recorded."""
-_UNSEEN = "bytes that changed may pass unseen; to record hashes, write with --hashes sha1, or hashes=['sha1'] in Python"
-"""What follows where none are recorded."""
-_LEFT_BEHIND = "it is of another dataset that was here, and some readers would take it for this one's"
+_WITHOUT_HASHES = (
+    "changed bytes may not be detected; to record hashes, write with --hashes sha1, or hashes=['sha1'] in Python"
+)
+_OF_ANOTHER = "it is of another dataset that was here, and some readers would use it as this one's"
 _LONG_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{8,}\b")
 _Problem = dict[str, str]
-"""Something that is wrong with a shard: the ``file``, as the index names it, and the ``problem``."""
+"""A problem of a shard: the ``file``, as the index names it, and the ``problem``."""
 _Check = Callable[..., list[_Problem]]
-"""Is given a dataset, a shard, and maybe a cache; see :func:`examine`."""
+"""Takes a dataset, a shard, and maybe a cache; see :func:`examine`."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -105,161 +106,152 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Check all shards, repair them if that was asked for, and say how they are."""
-    place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
-    source = None if args.repair is None else _repair_source(place, find_dataset(args.repair, args.storage_options))
-    # Not where runs keep what they fetch: what lies there was checked before.
-    with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
-        return _run(args, place, source, place.cache(Path(scratch)))
-
-
-def _run(args: Namespace, place: StoredDataset, source: StoredDataset | None, cache: ShardCache) -> int:
-    if place.format is None:
-        index, is_index_repaired = _find_index(place, source)
-    else:
-        index, is_index_repaired = cache.read_index(), False
-    _check_readable(index, args)
-    check = partial(examine, quick=args.quick, allow_unsafe_types=args.allow_unsafe_types)
-    found = _examine_all(place, index, partial(check, cache=_read_by(cache, index)), args.workers)
-    repairs = {}
+    """Check all shards, repair them if requested, and print the result."""
+    dataset = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
+    source = None if args.repair is None else find_dataset(args.repair, args.storage_options)
     if source is not None:
-        with progress(len(found), "repair", "shards") as advance:
-            for number in found:
-                repairs[number] = _repair(place, index.shards[number], source, check)
-                advance(1)
-    bad = [_bad_shard(index, number, problems, repairs.get(number)) for number, problems in found.items()]
+        _check_repairable(dataset, source)
+    # Not in the caches of runs: files there have been checked before.
+    with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
+        cache = dataset.cache(Path(scratch))
+        if dataset.format is None:
+            index, is_index_repaired = _find_index(dataset, source)
+        else:
+            index, is_index_repaired = cache.read_index(), False
+        _check_readable(index, args)
+        needs_cache = any(_is_unpacked_by_cache(shard) for _, shard in index.shards.examples())
+        if needs_cache:
+            cache.read_index()  # before worker processes get it
+        check = partial(examine, quick=args.quick, allow_unsafe_types=args.allow_unsafe_types)
+        problems_of = _examine_all(dataset, index, partial(check, cache=cache if needs_cache else None), args.workers)
+        repairs = {}
+        if source is not None:
+            with progress(len(problems_of), "repair", "shards") as advance:
+                for number in problems_of:
+                    repairs[number] = _repair(dataset, index.shards[number], source, check)
+                    advance(1)
+    not_repaired: dict[str, Any] = {"repaired": False, "not_repaired_because": None, "kept_aside": []}
+    bad = [
+        {
+            "shard": number,
+            "first_sample": int(index.samples_per_shard()[:number].sum()),
+            "samples": index.shards[number].samples,
+            "problems": problems,
+            **repairs.get(number, not_repaired),
+        }
+        for number, problems in problems_of.items()
+    ]
     totals = stored_dataset.add_up(index)
-    unhashed = _without_hashes(index, quick=args.quick)
+    unhashed = sum(
+        any(not ((stored or raw).hashes or (raw.hashes and not args.quick)) for raw, stored in shard.files)
+        for shard in index.shards
+    )
     report = {
-        "dataset": place.shown,
+        "dataset": dataset.shown,
         "checked": _CHECKED[args.quick, 0 < unhashed == len(index.shards)],
         "shards_without_hashes": unhashed,
         **{name: totals[name] for name in ("shards", "samples", "stored_bytes")},
         "sound": all(shard["repaired"] for shard in bad),
         "index_repaired": is_index_repaired,
-        # A store need not be listed.
-        "unnamed_files": None if place.directory is None else stored_dataset.unnamed_files(place.at.walk(), index),
-        "not_compared": _not_compared(place, index) if args.quick else [],
+        # Stores cannot always be listed.
+        "unnamed_files": None if dataset.directory is None else stored_dataset.unnamed_files(dataset.at.walk(), index),
+        "not_compared": _not_compared(dataset, index) if args.quick else [],
         "bad_shards": bad,
     }
     (print_json if args.json else _print_report)(report)
     return FINE if report["sound"] else BAD
 
 
-def _read_by(cache: ShardCache, index: DatasetIndex) -> ShardCache | None:
-    """The cache, if shards are read by way of it; it has read its index before worker processes get it."""
-    if not any(_is_unpacked_by_cache(shard) for _, shard in index.shards.examples()):
-        return None
-    cache.read_index()
-    return cache
-
-
 def _is_unpacked_by_cache(shard: ShardInfo) -> bool:
     return shard.format in OTHER_FORMATS and shard.compression is not None
 
 
-def _repair_source(place: StoredDataset, source: StoredDataset) -> StoredDataset:
-    if place.format is not None:
+def _check_repairable(dataset: StoredDataset, source: StoredDataset) -> None:
+    """Check that a dataset can be repaired from another one.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if dataset.format is not None:
         raise ConfigError(
-            f"--repair tells by the index which files are bad, but {place.shown} is looked at as "
-            f"format={place.format!r} without one",
-            hint="give it an index with lightning-streaming index while it is sound, or copy the files anew",
+            f"--repair finds bad files by the index, but {dataset.shown} is read as format={dataset.format!r} without "
+            "one",
+            hint="write an index with lightning-streaming index while the data is correct, or copy the files again",
             option="--repair",
-            path=place.shown,
+            path=dataset.shown,
         )
-    if place.directory is None:
+    if dataset.directory is None:
         raise ConfigError(
-            f"only a directory can be repaired, but {place.shown} is on a store",
-            hint="copy a sound dataset there with lightning-streaming copy",
+            f"only a directory can be repaired, but {dataset.shown} is on a store",
+            hint="copy a correct dataset there with lightning-streaming copy",
             option="--repair",
-            path=place.shown,
+            path=dataset.shown,
         )
-    if source.directory is not None and source.directory.resolve() == place.directory.resolve():
+    if source.directory is not None and source.directory.resolve() == dataset.directory.resolve():
         raise ConfigError(
-            f"{place.shown} cannot be repaired from itself",
+            f"{dataset.shown} cannot be repaired from itself",
             hint="name another directory or a URL",
             option="--repair",
-            path=place.shown,
+            path=dataset.shown,
         )
-    return source
 
 
 def _check_readable(index: DatasetIndex, args: Namespace) -> None:
-    """Refuse what cannot be checked for another reason than the data, once for all shards that are alike."""
+    """Check that all kinds of shards can be read with these arguments, once for each kind."""
     if args.quick:
         return
     for _, shard in index.shards.examples():
         check_shard(shard, allow_unsafe_types=True)
         unsafe = unsafe_columns(shard)
         if unsafe and not args.allow_unsafe_types:
-            encodings = {one.name: one.encoding for one in stored_dataset.columns_of(shard.schema)}
+            encodings = {column.name: column.encoding for column in stored_dataset.columns_of(shard.schema)}
             raise ConfigError(
                 f"column {unsafe[0]!r} is of encoding {encodings[unsafe[0]]}, which can run any code when it is "
                 "decoded",
-                hint="give --allow-unsafe-types if you trust whoever wrote it, or --quick to decode nothing",
+                hint="pass --allow-unsafe-types if you trust the author of the data, or --quick to decode nothing",
                 option="--allow-unsafe-types",
             )
 
 
 def _examine_all(
-    place: StoredDataset, index: DatasetIndex, check: _Check, workers: int | None
+    dataset: StoredDataset, index: DatasetIndex, check: _Check, workers: int | None
 ) -> dict[int, list[_Problem]]:
-    """What is wrong, by number of the shard; sound shards are left out."""
+    """Return the problems of all bad shards, by number."""
     raw_bytes = sum(raw.bytes for shard in index.shards for raw, _ in shard.files)
-    workers = workers or min(usable_cpus(), 1 + raw_bytes // _BYTES_FOR_A_PROCESS)
-    found = {}
+    workers = workers or min(usable_cpus(), 1 + raw_bytes // _BYTES_PER_PROCESS)
+    problems_of = {}
     with progress(len(index.shards), "verify", "shards") as advance:
-        problems_of = _map(partial(check, place), index.shards, min(workers, len(index.shards)))
-        for number, problems in enumerate(problems_of):
+        results = _map(partial(check, dataset), index.shards, min(workers, len(index.shards)))
+        for number, problems in enumerate(results):
             advance(1)
             if problems:
-                found[number] = problems
-    return found
+                problems_of[number] = problems
+    return problems_of
 
 
 def _map(check: Callable[[ShardInfo], Any], shards: Sequence[ShardInfo], workers: int) -> Iterator[Any]:
-    """Examine shards in order, in this process or in several."""
+    """Check shards in order, in this process or in several."""
     if workers <= 1:
         yield from map(check, shards)
         return
-    # Spawned, because a fork would copy the threads of a store's client in whatever state they are.
+    # Spawned, because a fork would copy the threads of a store's client in an undefined state.
     with ProcessPoolExecutor(workers, get_context("spawn"), ignore_interrupts) as pool:
         try:
             with without_interrupts():  # all processes are started here
-                found = pool.map(check, shards)
-            yield from found
+                results = pool.map(check, shards)
+            yield from results
         except BrokenProcessPool:
             raise StreamingError(
-                f"one of {workers} processes was killed, perhaps for want of memory",
-                hint="try fewer with --workers",
+                f"one of {workers} processes was killed, perhaps because memory ran out",
+                hint="use fewer with --workers",
                 option="--workers",
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _bad_shard(
-    index: DatasetIndex, number: int, problems: Sequence[_Problem], repaired: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    return {
-        "shard": number,
-        "first_sample": int(index.samples_per_shard()[:number].sum()),
-        "samples": index.shards[number].samples,
-        "problems": problems,
-        **(repaired or {"repaired": False, "not_repaired_because": None, "kept_aside": []}),
-    }
-
-
-def _without_hashes(index: DatasetIndex, *, quick: bool) -> int:
-    """How many shards have a file of which no hash is compared."""
-    return sum(
-        any(not ((stored or raw).hashes or (raw.hashes and not quick)) for raw, stored in shard.files)
-        for shard in index.shards
-    )
-
-
 def _print_report(report: Mapping[str, Any]) -> None:
-    """Print one line if all is sound; else each bad shard, and what can be done."""
+    """Print one line if nothing is wrong; else each bad shard, and what to do."""
     bad = report["bad_shards"]
     if report["index_repaired"]:
         print_line("The index was missing or damaged, and was fetched again.")
@@ -269,50 +261,39 @@ def _print_report(report: Mapping[str, Any]) -> None:
             f"{format_bytes(report['stored_bytes'])}; {report['checked']} checked, "
             f"{'nothing wrong found' if report['shards_without_hashes'] else 'all sound'}"
         )
-        _print_notes(report)
-        return
-    heads = ("shard", "samples", "file", "what is wrong")
-    print_table(f"bad shards of {report['dataset']}", heads, list(_rows(bad)), whole=heads[:2])
-    print_line(f"{len(bad):,} of {counted(report['shards'], 'shard')} bad; {report['checked']} checked")
-    for line in _outcome(bad):
-        print_line(line)
-    _print_notes(report)
-
-
-def _print_notes(report: Mapping[str, Any]) -> None:
+    else:
+        rows = [
+            (
+                *(("", "") if position else (str(shard["shard"]), _samples(shard))),
+                problem["file"],
+                _LONG_HASH.sub(r"\1…", problem["problem"]),  # --json has whole hashes
+            )
+            for shard in bad
+            for position, problem in enumerate(shard["problems"])
+        ]
+        heads = ("shard", "samples", "file", "what is wrong")
+        print_table(f"bad shards of {report['dataset']}", heads, rows, whole=heads[:2])
+        print_line(f"{len(bad):,} of {counted(report['shards'], 'shard')} bad; {report['checked']} checked")
+        repaired = [shard for shard in bad if shard["repaired"]]
+        if repaired:
+            print_line(f"repaired: {_numbers(repaired)}")
+        aside = [name for shard in bad for name in shard["kept_aside"]]
+        if aside:
+            print_line(f"kept aside, to be removed when you like: {', '.join(aside)}")
+        for shard in bad:
+            if shard["not_repaired_because"] is not None:
+                print_line(f"shard {shard['shard']} not repaired: {shard['not_repaired_because']}")
+        left = [shard for shard in bad if not shard["repaired"]]
+        if left:
+            print_line(f"to write again, or to fetch with --repair SOURCE: {_numbers(left)}")
     unhashed = report["shards_without_hashes"]
     if unhashed:
         which = "" if unhashed == report["shards"] else f" of {unhashed:,} of the {report['shards']:,} shards"
-        print_line(f"no hashes are recorded{which}, so {_UNSEEN}")
+        print_line(f"no hashes are recorded{which}, so {_WITHOUT_HASHES}")
     if report["unnamed_files"]:
         print_line(f"not named by the index, to be removed when you like: {first_few(report['unnamed_files'])}")
     if report["not_compared"]:
-        print_line(
-            f"not compared with the compressed files, as it is without --quick: {first_few(report['not_compared'])}"
-        )
-
-
-def _rows(bad: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
-    for shard in bad:
-        for position, problem in enumerate(shard["problems"]):
-            heads = ("", "") if position else (str(shard["shard"]), _samples(shard))
-            # Nobody compares whole hashes by eye; --json has them.
-            yield (*heads, problem["file"], _LONG_HASH.sub(r"\1…", problem["problem"]))
-
-
-def _outcome(bad: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    repaired = [shard for shard in bad if shard["repaired"]]
-    if repaired:
-        yield f"repaired: {_numbers(repaired)}"
-    kept = [name for shard in bad for name in shard["kept_aside"]]
-    if kept:
-        yield f"kept aside, to be removed when you like: {', '.join(kept)}"
-    for shard in bad:
-        if shard["not_repaired_because"] is not None:
-            yield f"shard {shard['shard']} not repaired: {shard['not_repaired_because']}"
-    left = [shard for shard in bad if not shard["repaired"]]
-    if left:
-        yield f"to write again, or to fetch with --repair SOURCE: {_numbers(left)}"
+        print_line(f"not compared with the compressed files, because of --quick: {first_few(report['not_compared'])}")
 
 
 def _numbers(shards: Sequence[Mapping[str, Any]]) -> str:
@@ -325,169 +306,122 @@ def _samples(shard: Mapping[str, Any]) -> str:
 
 
 def examine(
-    place: StoredDataset,
+    dataset: StoredDataset,
     shard: ShardInfo,
     *,
     quick: bool,
     allow_unsafe_types: bool,
     cache: ShardCache | None = None,
 ) -> list[_Problem]:
-    """Check a shard's files: presence, sizes, every recorded hash; then offsets and every sample.
+    """Check the files of a shard: presence, sizes, every recorded hash; then offsets and every sample.
 
-    Files on a store are fetched into a temporary directory, one shard at a time.
+    Files on a store are downloaded into a temporary directory, one shard at a time.
 
     Args:
-        place: The dataset.
+        dataset: The dataset.
         shard: An entry of its index.
-        quick: Whether only sizes and hashes of stored files are checked.
-        allow_unsafe_types: Whether samples may be decoded that can run code of whoever wrote the data.
-        cache: Of the dataset, for shards of another format that must be unpacked: the cache knows how.
+        quick: Whether to check only sizes and hashes of stored files.
+        allow_unsafe_types: Whether samples may be decoded that can run code of the author of the data.
+        cache: Cache of the dataset, for shards of another format that it must unpack.
 
     Returns:
-        All that is wrong, up to the step after which nothing more can be told.
+        All problems, up to the step after which no more can be found.
 
     Raises:
-        StorageError: The store does not answer.
+        StorageError: The store fails.
         ConfigError: A column is unsafe and that was not allowed, or a hash is unknown.
-        MissingDependencyError: A package is needed that is not installed.
+        MissingDependencyError: A package is not installed.
     """
     if cache is not None and _is_unpacked_by_cache(shard) and not quick:
-        return [_problem(shown_file(shard), words) for words in _examine_unpacked(cache, shard, allow_unsafe_types)]
+        name, directory = shown_file(shard).basename, cache.directory.path
+        try:
+            with open_cached(cache, shard, allow_unsafe_types=allow_unsafe_types) as reader:
+                words = _failures(reader, shard, directory)
+        except (IntegrityError, ObjectNotFoundError, FormatError) as error:
+            words = [str(error).removeprefix(f"{cache.label}: ").removeprefix(f"{directory}/")]
+        return [{"file": name, "problem": problem} for problem in words]
     problems = []
     with TemporaryDirectory(prefix="lightning_streaming_") as name:
         scratch = StoredDataset(location=name, options={})
-        for file in stored_files(shard) if place.directory is None else _present_files(place, shard):
+        for file in stored_files(shard) if dataset.directory is None else _present_files(dataset, shard):
             try:
-                if place.directory is None:
-                    place.fetch(file, scratch.path(file.basename), check=True)
+                if dataset.directory is None:
+                    dataset.fetch(file, scratch.path(file.basename), check=True)
                 else:
-                    place.check(file)
+                    dataset.check(file)
             except (IntegrityError, ObjectNotFoundError) as error:  # noqa: PERF203  each has its own
-                problems.append(_problem(file, str(error)))
+                problems.append({"file": file.basename, "problem": str(error)})
         if problems or quick:
             return problems
-        there = scratch if place.directory is None else place
+        local = scratch if dataset.directory is None else dataset
         return [
-            _problem(shard.raw_data, words) for words in _examine_content(there, shard, Path(name), allow_unsafe_types)
+            {"file": shard.raw_data.basename, "problem": problem}
+            for problem in _examine_content(local, shard, Path(name), allow_unsafe_types)
         ]
 
 
-def _problem(file: FileInfo, words: str) -> _Problem:
-    return {"file": file.basename, "problem": words}
-
-
-def _present_files(place: StoredDataset, shard: ShardInfo) -> Iterator[FileInfo]:
-    """The files of a shard that a directory has, of each pair at least one: the stored one, if there is none.
+def _present_files(dataset: StoredDataset, shard: ShardInfo) -> Iterator[FileInfo]:
+    """Yield the files of a shard that a directory has; at least one of each pair: the stored one if both are missing.
 
     A cache keeps raw files of a compressed dataset, with or without the compressed ones.
     """
     for raw, compressed in shard.files:
         forms = [file for file in (compressed, raw) if file is not None]
-        yield from [file for file in forms if place.size_of(file.basename) is not None] or forms[:1]
+        yield from [file for file in forms if dataset.size_of(file.basename) is not None] or forms[:1]
 
 
-def _not_compared(place: StoredDataset, index: DatasetIndex) -> list[str]:
-    """Raw files in a directory beside the compressed ones, of which only the size can be checked without these."""
-    if place.directory is None:
+def _not_compared(dataset: StoredDataset, index: DatasetIndex) -> list[str]:
+    """Return raw files of a directory that also has the compressed ones: without these only their size is checked."""
+    if dataset.directory is None:
         return []
-    pairs = [pair for shard in index.shards for pair in shard.files]
     return [
         raw.basename
-        for raw, compressed in pairs
+        for shard in index.shards
+        for raw, compressed in shard.files
         if compressed is not None and not raw.hashes
-        if None not in (place.size_of(raw.basename), place.size_of(compressed.basename))
+        if None not in (dataset.size_of(raw.basename), dataset.size_of(compressed.basename))
     ]
 
 
-def _examine_content(place: StoredDataset, shard: ShardInfo, scratch: Path, allow_unsafe_types: bool) -> Iterator[str]:
-    directory, name = place.directory, shard.raw_data.basename
+def _examine_content(dataset: StoredDataset, shard: ShardInfo, scratch: Path, allow_unsafe_types: bool) -> list[str]:
+    """Return the problems of the content of a shard in a directory."""
+    directory = dataset.directory
     assert directory is not None
     try:
-        there = scratch if _unpack(place, shard, scratch) else directory
-        reader = open_shard(shard, there, allow_unsafe_types=allow_unsafe_types)
+        raw_directory = scratch if _unpack(dataset, shard, scratch) else directory
+        reader = open_shard(shard, raw_directory, allow_unsafe_types=allow_unsafe_types)
     except (IntegrityError, FormatError) as error:
-        yield _short(error, scratch, directory)
-        return
-    failures = [_short(error, scratch, directory) for error in _failures(reader)]
+        return [_without_directories(error, scratch, directory)]
+    problems = _failures(reader, shard, scratch, directory)
     reader.close()
-    yield from _told(failures, name, shard)
+    return problems
 
 
-def _examine_unpacked(cache: ShardCache, shard: ShardInfo, allow_unsafe_types: bool) -> Iterator[str]:
-    """What is wrong with a shard that the cache unpacks."""
-    directory = cache.directory.path
-    try:
-        with open_cached(cache, shard, allow_unsafe_types=allow_unsafe_types) as reader:
-            failures = [_short(error, directory) for error in _failures(reader)]
-    except (IntegrityError, ObjectNotFoundError, FormatError) as error:
-        yield str(error).removeprefix(f"{cache.label}: ").removeprefix(f"{directory}/")
-        return
-    yield from _told(failures, shard.raw_data.basename, shard)
-
-
-def _failures(reader: ShardReader) -> Iterator[Exception]:
-    found = (_failure_of(reader, number) for number in range(len(reader)))
-    return (error for error in found if error is not None)
-
-
-def _told(failures: Sequence[str], name: str, shard: ShardInfo) -> Iterator[str]:
-    """What is said of samples that cannot be decoded."""
-    for words in failures[:_MOST_SAMPLES_NAMED]:
-        yield words.removeprefix(f"{name}, ")
-    if len(failures) > _MOST_SAMPLES_NAMED:
-        yield f"and {len(failures) - _MOST_SAMPLES_NAMED:,} more of {shard.samples:,} samples cannot be decoded"
-
-
-def _failure_of(reader: ShardReader, number: int) -> Exception | None:
-    try:
-        sample = reader[number]
-    except FormatError as error:
-        return error
-    try:
-        _load_images(sample)
-    except FormatError as error:
-        return error.with_context(f"sample {number}", sample=number)
-    except PILLOW_ERRORS as error:  # of images that a user's own encoding gives
-        return FormatError(f"sample {number}: {type(error).__name__}: {error}", sample=number)
-    return None
-
-
-def _unpack(place: StoredDataset, shard: ShardInfo, scratch: Path) -> bool:
-    """Put the raw files of a compressed shard into ``scratch``; False if it is not compressed.
-
-    Raises:
-        IntegrityError: One cannot be made, or the file under its name is another.
-    """
-    if shard.compression is None:
-        return False
-    is_proven = True  # whether more speaks for the raw files than their names and sizes
-    for raw, compressed in shard.files:
-        assert compressed is not None
-        there = place.path(raw.basename)
-        is_there = there != join_under(scratch, raw.basename) and find_size(there) is not None
-        if place.size_of(compressed.basename) is not None:
-            unpacked = unpack_into(scratch, place.path(compressed.basename), raw, compressed, shard)
-            check_hashes(raw, unpacked)
-            if is_there and not filecmp.cmp(there, unpacked, shallow=False):
-                raise IntegrityError(
-                    f"{raw.basename} is not what {compressed.basename} holds", hint=_LEFT_BEHIND, path=raw.basename
-                )
+def _failures(reader: ShardReader, shard: ShardInfo, *directories: Path) -> list[str]:
+    """Decode all samples; return the first errors, and how many samples have others."""
+    failures: list[Exception] = []
+    for number in range(len(reader)):
+        try:
+            sample = reader[number]
+        except FormatError as error:
+            failures.append(error)
             continue
-        is_proven = is_proven and bool(raw.hashes)
-        if is_there:
-            link = join_under(scratch, raw.basename)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(there.absolute())
-    if not is_proven and not was_written_for(shard, scratch):
-        name = shard.raw_data.basename
-        raise IntegrityError(
-            f"{name} was not written for compression {shard.compression}", hint=_LEFT_BEHIND, path=name
-        )
-    return True
+        try:
+            _load_images(sample)
+        except FormatError as error:
+            failures.append(error.with_context(f"sample {number}", sample=number))
+        except PILLOW_ERRORS as error:  # of images from a user's own encoding
+            failures.append(FormatError(f"sample {number}: {type(error).__name__}: {error}", sample=number))
+    prefix = f"{shard.raw_data.basename}, "
+    named = [_without_directories(error, *directories).removeprefix(prefix) for error in failures[:_MAX_SAMPLES_NAMED]]
+    if len(failures) > _MAX_SAMPLES_NAMED:
+        more = len(failures) - _MAX_SAMPLES_NAMED
+        named.append(f"and {more:,} more of {shard.samples:,} samples cannot be decoded")
+    return named
 
 
 def _load_images(value: Any) -> None:
-    """Decode the pixels of images, which their files need not have been for."""
+    """Decode the pixels of images, which reading a sample does not do."""
     if isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
             _load_images(item)
@@ -495,63 +429,97 @@ def _load_images(value: Any) -> None:
         load_whole(value)
 
 
-def _short(error: Exception, *directories: Path) -> str:
-    """The words of an error with names as the index has them."""
+def _without_directories(error: Exception, *directories: Path) -> str:
+    """Return the message of an error with file names as the index has them."""
     words = str(error)
     for directory in directories:
         words = words.removeprefix(f"{directory}/")
     return words
 
 
-def _find_index(place: StoredDataset, source: StoredDataset | None) -> tuple[DatasetIndex, bool]:
-    """The index of a dataset; if it is missing or cannot be used, that of the source, which takes its place.
+def _unpack(dataset: StoredDataset, shard: ShardInfo, scratch: Path) -> bool:
+    """Put the raw files of a compressed shard into ``scratch``; return False if it is not compressed.
+
+    Raises:
+        IntegrityError: One cannot be decompressed, or the file of its name differs.
+    """
+    if shard.compression is None:
+        return False
+    is_proven = True  # whether raw files are identified by more than their names and sizes
+    for raw, compressed in shard.files:
+        assert compressed is not None
+        path = dataset.path(raw.basename)
+        has_raw = path != join_under(scratch, raw.basename) and find_size(path) is not None
+        if dataset.size_of(compressed.basename) is not None:
+            unpacked = unpack_into(scratch, dataset.path(compressed.basename), raw, compressed, shard)
+            check_hashes(raw, unpacked)
+            if has_raw and not filecmp.cmp(path, unpacked, shallow=False):
+                raise IntegrityError(
+                    f"{raw.basename} differs from the contents of {compressed.basename}",
+                    hint=_OF_ANOTHER,
+                    path=raw.basename,
+                )
+            continue
+        is_proven = is_proven and bool(raw.hashes)
+        if has_raw:
+            link = join_under(scratch, raw.basename)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path.absolute())
+    if not is_proven and not was_written_for(shard, scratch):
+        name = shard.raw_data.basename
+        raise IntegrityError(f"{name} was not written for compression {shard.compression}", hint=_OF_ANOTHER, path=name)
+    return True
+
+
+def _find_index(dataset: StoredDataset, source: StoredDataset | None) -> tuple[DatasetIndex, bool]:
+    """Return the index of a dataset; if it is missing or invalid, replace it by that of the source.
 
     Returns:
         The index, and whether it was replaced.
 
     Raises:
-        IndexFormatError: Neither can be used.
+        IndexFormatError: Neither is valid.
         ObjectNotFoundError: There is none.
-        StorageError: A store does not give it.
+        StorageError: A store fails.
     """
     try:
-        index = place.read_index()
-        stored_dataset.check_hash_names(index, str(place.at / INDEX_BASENAME))
+        index = dataset.read_index()
+        stored_dataset.check_hash_names(index, str(dataset.at / INDEX_BASENAME))
     except (FormatError, ObjectNotFoundError):
-        if source is None or place.directory is None:
+        if source is None or dataset.directory is None:
             raise
     else:
         return index, False
     text = source.read_index_text()
     index = parse_index(text, source.shown)
     stored_dataset.check_hash_names(index, source.shown)
-    place.directory.mkdir(parents=True, exist_ok=True)
-    with appears_whole(place.path(INDEX_BASENAME)) as partial_file:
+    dataset.directory.mkdir(parents=True, exist_ok=True)
+    with appears_whole(dataset.path(INDEX_BASENAME)) as partial_file:
         partial_file.write_bytes(text)
-        _set_aside(place.path(INDEX_BASENAME))
+        _set_aside(dataset.path(INDEX_BASENAME))
     return index, True
 
 
-def _repair(place: StoredDataset, shard: ShardInfo, source: StoredDataset, check: _Check) -> dict[str, Any]:
-    """Fetch a shard again, check it in full, and put what differs into the dataset's directory.
+def _repair(dataset: StoredDataset, shard: ShardInfo, source: StoredDataset, check: _Check) -> dict[str, Any]:
+    """Download a shard again, check it in full, and replace the files of the directory that differ.
 
-    Nothing is deleted: a bad file is renamed, and stays.
+    Nothing is deleted: a bad file is renamed.
 
     Args:
-        place: A directory.
+        dataset: A dataset in a directory.
         shard: The bad shard.
-        source: Where to fetch it from.
-        check: Tells what is wrong with it.
+        source: The dataset to download from.
+        check: Returns the problems of a shard.
 
     Returns:
-        What the report says of it.
+        The part of the report about the repair.
 
     Raises:
-        StorageError: The source does not answer.
+        StorageError: The source fails.
     """
     failure, kept_aside = None, list[str]()
-    # Beside the dataset's files, so that they can be renamed into place.
-    with TemporaryDirectory(prefix=".repair-", dir=place.directory) as name:
+    # In the same directory, so that files can be renamed into place.
+    with TemporaryDirectory(prefix=".repair-", dir=dataset.directory) as name:
         staged = StoredDataset(location=name, options={})
         try:
             for file in stored_files(shard):
@@ -559,42 +527,41 @@ def _repair(place: StoredDataset, shard: ShardInfo, source: StoredDataset, check
         except (IntegrityError, ObjectNotFoundError) as error:
             failure = str(error)
         else:
-            problems = check(staged, shard, cache=_cache_of_one(staged, shard))
+            cache = None
+            if _is_unpacked_by_cache(shard):  # a cache of this shard alone
+                staged.path(INDEX_BASENAME).write_bytes(dump_index([shard]))
+                cache = staged.cache(staged.path("unpacked"))
+            problems = check(staged, shard, cache=cache)
             if problems:
                 failure = f"{source.shown} has it no better: {problems[0]['problem']}"
             else:
-                kept_aside.extend(_replace_bad(place, shard, staged))
+                kept_aside.extend(_replace_bad(dataset, shard, staged))
     return {"repaired": failure is None, "not_repaired_because": failure, "kept_aside": kept_aside}
 
 
-def _cache_of_one(staged: StoredDataset, shard: ShardInfo) -> ShardCache | None:
-    """What unpacks a shard that was fetched alone, if that takes a cache."""
-    if not _is_unpacked_by_cache(shard):
-        return None
-    staged.path(INDEX_BASENAME).write_bytes(dump_index([shard]))
-    return staged.cache(staged.path("unpacked"))
+def _replace_bad(dataset: StoredDataset, shard: ShardInfo, staged: StoredDataset) -> Iterator[str]:
+    """Replace the files that differ, and yield the new names of bad ones.
 
-
-def _replace_bad(place: StoredDataset, shard: ShardInfo, staged: StoredDataset) -> Iterator[str]:
-    """Files whose raw form is in the directory too, as in a cache, are decompressed for it."""
-    assert place.directory is not None
-    present = list(_present_files(place, shard))
+    Raw files that the directory has too, like a cache, are decompressed for it.
+    """
+    assert dataset.directory is not None
+    present = list(_present_files(dataset, shard))
     for raw, compressed in shard.files:
         if compressed is not None and raw in present:
             unpack_into(Path(staged.location), staged.path(compressed.basename), raw, compressed, shard)
     for file in present:
-        good, target = staged.path(file.basename), place.path(file.basename)
+        good, target = staged.path(file.basename), dataset.path(file.basename)
         if target.exists() and filecmp.cmp(good, target, shallow=False):
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = _set_aside(target)
         os.replace(good, target)
         if aside is not None:
-            yield aside.relative_to(place.directory).as_posix()
+            yield aside.relative_to(dataset.directory).as_posix()
 
 
 def _set_aside(path: Path) -> Path | None:
-    """Rename a file to ``NAME.damaged``, or ``NAME.damaged.2`` if that is taken; None if there is no file."""
+    """Rename a file to ``NAME.damaged``, or ``NAME.damaged.2`` if that exists; return None if there is no file."""
     if not path.exists():
         return None
     endings = (stored_dataset.DAMAGED + (f".{number}" if number > 1 else "") for number in count(1))

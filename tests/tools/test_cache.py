@@ -157,7 +157,7 @@ def test_what_is_no_cache_of_ours_is_refused_and_left(tmp_path: Path, action: st
     refused = run("cache", action, tmp_path)
     assert refused.code == 2
     assert "is not a cache directory: neither it nor a directory in it has an .origin of ours" in refused.err
-    assert "it is not there" in run("cache", action, tmp_path / "missing").err
+    assert "it does not exist" in run("cache", action, tmp_path / "missing").err
     assert contents(tmp_path) == before
 
 
@@ -179,7 +179,9 @@ def test_without_a_terminal_clearing_must_be_confirmed_beforehand(caches: Path) 
     command = [sys.executable, "-m", "lightning_streaming", "cache", "clear", str(caches)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "would remove 4 files (1.6 KB) of 2 caches, and there is nobody to ask; say --yes" in done.stderr
+    assert (
+        "would remove 4 files (1.6 KB) of 2 caches, and there is no terminal to confirm it; pass --yes" in done.stderr
+    )
     assert len(shards(caches / "books")) == 3
 
 

@@ -207,7 +207,7 @@ def test_onto_itself_is_refused(same: str, tmp_path: Path, monkeypatch: pytest.M
     write_texts("data")
     refused = run("copy", "data", same, "--exist-ok")
     assert refused.code == 2
-    assert "to another place" in refused.err
+    assert "to another location" in refused.err
 
 
 def test_into_itself_is_refused(tmp_path: Path, s3: S3Store) -> None:
@@ -250,7 +250,7 @@ def test_people_are_told_what_was_done(tmp_path: Path) -> None:
     count = len(index.shards)
     assert done.out.startswith(f"{tmp_path / 'data'} to {tmp_path / 'out'}: {count} of {count} files copied (")
     (tmp_path / "out" / "shard.00000.mds").unlink()
-    assert f", {count - 1} were there\n" in run("copy", tmp_path / "data", tmp_path / "out").out
+    assert f", {count - 1} existed\n" in run("copy", tmp_path / "data", tmp_path / "out").out
 
 
 def test_shards_of_the_dataset_that_was_there_stay_and_are_told(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_shards_of_the_dataset_that_was_there_stay_and_are_told(tmp_path: Path) 
     done = run("copy", tmp_path / "data", tmp_path / "out", "--exist-ok")
     stay = ["shard.00002.mds", "shard.00003.mds"]
     assert done.code == 0
-    assert done.out.endswith(f"of no part of this dataset, and left as they were: 2 files ({', '.join(stay)})\n")
+    assert done.out.endswith(f"not part of this dataset, and left unchanged: 2 files ({', '.join(stay)})\n")
     after = contents(tmp_path / "out")
     assert all(after[name] == before[name] for name in stay)
     again = run("copy", tmp_path / "data", tmp_path / "out", "--json")

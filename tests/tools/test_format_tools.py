@@ -518,7 +518,7 @@ def test_a_part_that_lies_elsewhere_is_refused(tmp_path: Path) -> None:
     root, told = below(tmp_path, "npy")
     failed = run("merge", root, tmp_path / "a" / "source", *told)
     assert failed.code == 2
-    assert "a part must lie below" in failed.err
+    assert "a part must be below" in failed.err
 
 
 def test_samples_and_lengths_are_told_of_data_as_it_lies(tmp_path: Path) -> None:

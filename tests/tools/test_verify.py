@@ -60,9 +60,9 @@ def test_what_no_hashes_leave_unchecked_is_said(tmp_path: Path, compression: str
     write_texts(tmp_path / "none", hashes=None, compression=compression)
     full, quick = run("verify", tmp_path / "none"), run("verify", tmp_path / "none", "--quick")
     assert (full.code, quick.code) == (0, 0)
-    assert "; sizes and samples checked, nothing wrong found\nno hashes are recorded, so bytes " in full.out
+    assert "; sizes and samples checked, nothing wrong found\nno hashes are recorded, so changed bytes " in full.out
     assert "write with --hashes sha1" in full.out
-    assert "; sizes checked, nothing wrong found\nno hashes are recorded, so bytes " in quick.out
+    assert "; sizes checked, nothing wrong found\nno hashes are recorded, so changed bytes " in quick.out
     assert "sound" not in full.out + quick.out
     assert run("verify", tmp_path / "none", "--json").json["shards_without_hashes"] > 0
     write_texts(tmp_path / "some", compression=compression)
@@ -181,7 +181,7 @@ def test_an_index_with_a_hash_that_there_is_not_is_named_and_fetched(tmp_path: P
         outcome = run(verb, tmp_path / "bad", *more)
         assert outcome.code == 1
         assert f"{tmp_path / 'bad'}" in outcome.err
-        assert "records of shard.00000.mds" in outcome.err
+        assert "an unknown hash 'md6' of shard.00000.mds" in outcome.err
         assert "an unknown hash 'md6'" in outcome.err
     assert run("verify", tmp_path / "bad", "--repair", tmp_path / "good").code == 0
     assert index.read_bytes() == (tmp_path / "good" / "index.json").read_bytes()
