@@ -137,7 +137,7 @@ def _datasets(args: Namespace) -> tuple[StoredDataset, StoredDataset]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _StoredFile:
+class _CopiedFile:
     """One stored file, and how to check its content."""
 
     info: FileInfo
@@ -146,14 +146,14 @@ class _StoredFile:
     compression: str | None
 
 
-def _files_of(index: DatasetIndex) -> list[_StoredFile]:
+def _files_of(index: DatasetIndex) -> list[_CopiedFile]:
     """Return the stored files of a dataset, each once: in other formats several shards may be parts of one file."""
     files = {}
     for shard in index.shards:
         compression = None if shard.compression == PART else shard.compression
         for raw, compressed in shard.files:
             info = compressed or raw
-            files[info.basename] = _StoredFile(info=info, raw_bytes=raw.bytes, compression=compression)
+            files[info.basename] = _CopiedFile(info=info, raw_bytes=raw.bytes, compression=compression)
     return list(files.values())
 
 
@@ -163,7 +163,7 @@ class _Claimed:
 
     existing: set[str]
     """All files that were there, except removed ones."""
-    to_copy: list[_StoredFile]
+    to_copy: list[_CopiedFile]
     """Files that are missing, or may differ."""
     unhashed: set[str]
     """Files of the same dataset that were there, without recorded hashes to compare."""
@@ -173,7 +173,7 @@ class _Claimed:
 
 def _claim(
     index: DatasetIndex,
-    files: Sequence[_StoredFile],
+    files: Sequence[_CopiedFile],
     source: StoredDataset,
     out: StoredDataset,
     index_text: bytes,
@@ -203,7 +203,7 @@ def _claim(
         progress(len(present), "check existing files", "files") as advance,
     ):
 
-        def is_complete(file: _StoredFile) -> bool:
+        def is_complete(file: _CopiedFile) -> bool:
             result = _has_file(file.info, out, trusted=trusted)
             advance(1)
             return result
@@ -272,7 +272,7 @@ def _has_file(info: FileInfo, out: StoredDataset, *, trusted: bool) -> bool:
 
 
 def _copy_all(
-    files: Sequence[_StoredFile], source: StoredDataset, out: StoredDataset, args: Namespace
+    files: Sequence[_CopiedFile], source: StoredDataset, out: StoredDataset, args: Namespace
 ) -> dict[str, str]:
     """Copy files; return the error of each that is missing or damaged in the source, by name."""
     failures = {}
@@ -295,7 +295,7 @@ def _copy_all(
     return failures
 
 
-def copy_file(file: _StoredFile, source: StoredDataset, out: StoredDataset, *, quick: bool) -> None:
+def copy_file(file: _CopiedFile, source: StoredDataset, out: StoredDataset, *, quick: bool) -> None:
     """Copy and check a file, which appears at the destination complete or not at all.
 
     Args:
@@ -332,7 +332,7 @@ def copy_file(file: _StoredFile, source: StoredDataset, out: StoredDataset, *, q
         raise IntegrityError(f"{file.info.bytes} bytes of {name} were sent, but the store has {size}", path=name)
 
 
-def _check_content(file: _StoredFile, path: Path, quick: bool) -> None:
+def _check_content(file: _CopiedFile, path: Path, quick: bool) -> None:
     if quick or file.compression is None:
         return
     try:
