@@ -19,7 +19,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.hashing import hash_names
 from lightning_streaming.formats.images.encodings import IMAGE_SUFFIXES
-from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS, format_told_by
+from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS, format_of_name
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
 from lightning_streaming.storage.urls import is_plain_name, split_location, without_query
 from lightning_streaming.units import is_one_of, plain_number, store_whole
@@ -88,7 +88,7 @@ class CacheConfig:
         if self.remote:
             object.__setattr__(self, "remote", str(self.remote))  # users give paths, too
         if self.format is None and "*" in without_query(self.remote or ""):
-            told = format_told_by(self.remote or "") or "parquet"
+            told = format_of_name(self.remote or "") or "parquet"
             raise ConfigError(
                 f"remote of stream {self.name!r} is {mask_url(self.remote or '')}, which names files by a wildcard",
                 hint=f"pass format= too, like format={told!r}; of MDS give the directory that has the index.json",
@@ -253,7 +253,7 @@ def other_format_at(path: Path) -> tuple[str, str] | None:
     """The format of what lies in a directory, or is a file, as far as names tell; and one of the names."""
     with suppress(OSError):
         names = (one.name for one in islice(path.iterdir(), _MOST_LOOKED_AT)) if path.is_dir() else (path.name,)
-        found = {told: name for name in sorted(names, reverse=True) if (told := format_told_by(name)) is not None}
+        found = {told: name for name in sorted(names, reverse=True) if (told := format_of_name(name)) is not None}
         return next(iter(found.items()), None)
     return None
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lightning_streaming.errors import FormatError
 from lightning_streaming.files import disk_errors
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.shard import parts_format
+from lightning_streaming.formats.shard import range_readable_format
 from lightning_streaming.formats.shard_format import RangedFile
 
 _MOST_KNOWN = 64
@@ -58,7 +58,7 @@ class PartsOfFiles:
             DiskFullError: There is no room for the raw file.
             StorageError: The stored file could not be read, or the raw one not be written.
         """
-        parts = parts_format(shard)
+        parts = range_readable_format(shard)
         assert parts is not None, "or it is no part of a file"
         watched, key = _WatchedFile(stored), (stored.shown, version)
         with disk_errors(destination):

@@ -25,7 +25,7 @@ from lightning_streaming.files import disk_errors, join_under, system_errors
 from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.hashing import CHEAPEST_FIRST, hash_bytes, hash_file
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
-from lightning_streaming.formats.shard import parts_format, was_written_for
+from lightning_streaming.formats.shard import range_readable_format, was_written_for
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.versions import NO_PIN, Pin, check_local
 
@@ -125,7 +125,7 @@ def _can_compute(name: str) -> bool:
 
 def takes_room_in_place(shard: ShardInfo) -> bool:
     """Whether a shard that lies on this machine is unpacked before it is read."""
-    parts = parts_format(shard)
+    parts = range_readable_format(shard)
     return shard.compression is not None if parts is None else not parts.is_read_in_place
 
 
@@ -179,7 +179,7 @@ class InPlaceSource:
             for raw, _ in shard.files:
                 self._check_raw(raw)
             return True
-        parts = parts_format(shard)
+        parts = range_readable_format(shard)
         if parts is not None and shard.zip_data is not None:
             if not self._has(shard.zip_data) and self._has(shard.raw_data):  # as in a directory that was a cache
                 self._sound_path(shard.raw_data)
@@ -293,7 +293,7 @@ class InPlaceSource:
             IntegrityError: One was.
         """
         stored = shard.stored
-        if parts_format(shard) is None or not self._has(stored[0]):
+        if range_readable_format(shard) is None or not self._has(stored[0]):
             stored = tuple(raw for raw, _ in shard.files)
         for file in stored:
             with suppress(FileNotFoundError):  # the reader that opens it raises the error

@@ -1,4 +1,4 @@
-"""Whole columns of a shard, for conditions over them: the other columns are not decoded."""
+"""Whole columns of a shard, without decoding the others."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ ColumnValues = NDArray[Any] | list[Any]
 """A column of a shard: numbers as an array of shape (samples,); text, bytes and long numbers as a list."""
 
 AT_ONCE = 1 << 16
-"""Samples whose places are worked out together."""
+"""Samples whose positions are computed together."""
 WHOLE_NUMBERS = ("int", "str_int", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
-"""Encodings whose values are whole numbers."""
+"""Encodings of integers."""
 _LISTED = ("str", "bytes", "json", "str_int", "str_float", "str_decimal")
 _HEADER = np.dtype("<u4")
 
 
 def encodings_of(info: ShardInfo) -> Mapping[str, str]:
-    """The columns of a shard, each with the name of its encoding, or of one that has such values."""
+    """Return the columns of a shard, each with the name of its encoding, or of one that has such values."""
     schema = info.schema
     if isinstance(schema.get("columns"), Mapping):
         return dict(schema["columns"])
     return dict(zip(schema["column_names"], schema["column_encodings"], strict=True))
 
 
-def check_columns_tell(
+def check_readable_columns(
     info: ShardInfo,
     names: Sequence[str],
-    asked: str,
+    subject: str,
     hints: Mapping[str, str] = MappingProxyType({}),
     option: str | None = None,
     other_hint: str | None = None,
 ) -> None:
-    """Refuse columns that a condition cannot look at.
+    """Raise ConfigError if a condition cannot read columns.
 
     Args:
         info: A shard, as its index describes it.
-        names: The columns that are looked at.
-        asked: What looks at them, as an error calls it.
-        hints: What may have been meant by a name, where no column has it.
-        option: Name of the option that looks at them.
-        other_hint: The hint for a name that is like no column's.
+        names: The columns that are read.
+        subject: The option that reads them, as errors show it.
+        hints: Hints for unknown names.
+        option: Name of the option.
+        other_hint: Hint for a name that is not similar to any column's.
 
     Raises:
         ConfigError: The shard lacks one, or it holds neither numbers nor text.
@@ -65,50 +65,50 @@ def check_columns_tell(
     known = encodings_of(info)
     for name in names:
         if name not in known:
-            raise no_such_column(asked, name, known, hints, option, other_hint)
+            raise no_such_column(subject, name, known, hints, option, other_hint)
         if known[name] not in _LISTED and not isinstance(_number(known[name]), NUMBERS):
             raise ConfigError(
-                f"{asked} looks at column {name!r}, which is {known[name]!r}",
-                hint="only numbers, text, bytes and json can be looked at",
+                f"{subject} reads column {name!r}, which is {known[name]!r}",
+                hint="name columns of numbers, text, bytes or json",
                 option=option,
             )
 
 
 def no_such_column(
-    asked: str,
+    subject: str,
     name: str,
     known: Mapping[str, str],
     hints: Mapping[str, str] = MappingProxyType({}),
     option: str | None = None,
     other_hint: str | None = None,
 ) -> ConfigError:
-    """What to say of a column that a shard lacks.
+    """Return the error of an unknown column.
 
     Args:
-        asked: What looks at it, as an error calls it.
+        subject: The option that reads it, as errors show it.
         name: The column.
-        known: The shard's own, by name.
-        hints: What else to say of some columns, by name.
-        option: Name of the option that looks at it.
-        other_hint: The hint for a name that is like no column's.
+        known: The shard's columns, by name.
+        hints: Hints for unknown names.
+        option: Name of the option.
+        other_hint: Hint for a name that is not similar to any column's.
     """
     close = get_close_matches(name, known, 1)
     hint = hints.get(name) or (f"did you mean {close[0]!r}?" if close else other_hint)
     return ConfigError(
-        f"{asked} looks at column {name!r}, which is not there; there are {', '.join(known)}", hint=hint, option=option
+        f"{subject}: unknown column {name!r}; the columns are {', '.join(known)}", hint=hint, option=option
     )
 
 
 def read_columns(info: ShardInfo, directory: Path, names: Sequence[str]) -> dict[str, ColumnValues]:
-    """Some columns of all samples of a shard.
+    """Read some columns of all samples of a shard.
 
     Args:
-        info: The shard, as its index describes it; :func:`check_columns_tell` accepts the columns.
-        directory: Where its raw files are.
-        names: Which columns.
+        info: The shard, as its index describes it; :func:`check_readable_columns` accepts the columns.
+        directory: Directory of its raw files.
+        names: Names of the columns.
 
     Returns:
-        By name; json as its text.
+        Values by column; json as its text.
 
     Raises:
         FormatError: The shard is damaged.
@@ -117,10 +117,8 @@ def read_columns(info: ShardInfo, directory: Path, names: Sequence[str]) -> dict
     reader = open_shard(info, directory, columns=list(names))
     try:
         if isinstance(reader, MDSReader):
-            return {name: _of_mds(reader, info, name) for name in names}
-        if isinstance(reader, RowsReader):
-            return {name: reader.column(name) for name in names}
-        if isinstance(reader, ArrowRows):
+            return {name: _mds_column(reader, info, name) for name in names}
+        if isinstance(reader, (RowsReader, ArrowRows)):
             return {name: reader.column(name) for name in names}
         rows = [reader[index] for index in range(len(reader))]
         return {name: [row[name] for row in rows] for name in names}
@@ -129,16 +127,16 @@ def read_columns(info: ShardInfo, directory: Path, names: Sequence[str]) -> dict
 
 
 def flat_column(reader: ShardReader, info: ShardInfo, name: str, dtype: str | None = None) -> FlatColumn:
-    """Where the values of a column of arrays lie.
+    """Return the positions of the values of a column of arrays.
 
     Args:
-        reader: Of the shard, which :func:`may_be_flat`.
+        reader: The reader of the shard, accepted by :func:`may_be_flat`.
         info: The shard, as its index describes it.
         name: The column.
-        dtype: What bytes are to be read as, where the column is of bytes.
+        dtype: The dtype of values in a column of bytes.
 
     Raises:
-        EncodingError: The column is of other values, or one of them is no one-dimensional array.
+        EncodingError: The column has other values, or one of them is not a one-dimensional array.
         ShardCorruptError: The shard is damaged.
         ConfigError: The shard has no such column.
     """
@@ -156,14 +154,15 @@ def flat_column(reader: ShardReader, info: ShardInfo, name: str, dtype: str | No
         if rest.any():
             file, worst = info.raw_data.basename, int(rest.argmax())
             raise EncodingError(
-                f"{file}, column {name!r}: sample {worst} is not of whole {dtype} values", path=file, sample=worst
+                f"{file}, column {name!r}: sample {worst} is not a whole number of {dtype} values",
+                path=file,
+                sample=worst,
             )
         return FlatColumn(data, values, starts, counts)
     if not isinstance(its_encoding, NdarrayEncoding):
         raise EncodingError(
-            f"{info.raw_data.basename}, column {name!r} is {encodings[place]!r}, not of arrays with a value for "
-            "each token",
-            hint="name no such column in column= or along=",
+            f"{info.raw_data.basename}, column {name!r} is {encodings[place]!r}, not arrays with a value per token",
+            hint="name columns of arrays in column= and along=",
             path=info.raw_data.basename,
         )
     try:
@@ -174,7 +173,7 @@ def flat_column(reader: ShardReader, info: ShardInfo, name: str, dtype: str | No
 
 
 def joined(parts: Sequence[ColumnValues]) -> ColumnValues:
-    """A column of several shards; numbers as an array where all are of one type: none is rounded to another's."""
+    """Return a column of several shards; numbers as an array if all have one dtype, so that none is rounded."""
     if len({part.dtype if isinstance(part, np.ndarray) else None for part in parts} - {None}) == 1:
         arrays = [part for part in parts if isinstance(part, np.ndarray)]
         if len(arrays) == len(parts):
@@ -183,7 +182,7 @@ def joined(parts: Sequence[ColumnValues]) -> ColumnValues:
 
 
 def listed(values: ColumnValues) -> list[Any]:
-    """A column as Python's own values."""
+    """Return a column as Python values."""
     return values.tolist() if isinstance(values, np.ndarray) else values
 
 
@@ -194,7 +193,7 @@ def _number(encoding_name: str) -> Encoding | None:
         return None
 
 
-def _of_mds(reader: MDSReader, info: ShardInfo, name: str) -> ColumnValues:
+def _mds_column(reader: MDSReader, info: ShardInfo, name: str) -> ColumnValues:
     data, offsets = reader.bytes_and_offsets()
     names, encodings, sizes = (info.schema[f"column_{what}"] for what in ("names", "encodings", "sizes"))
     place, its_encoding = names.index(name), encoding(encodings[names.index(name)])
@@ -221,37 +220,38 @@ def _of_mds(reader: MDSReader, info: ShardInfo, name: str) -> ColumnValues:
 def payloads(
     data: memoryview, offsets: NDArray[np.int64], sizes: Sequence[int | None], place: int, info: ShardInfo
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where a column's bytes start and stop in the file, sample by sample: after the sizes of those that vary."""
+    """Return where a column's bytes start and stop in the file, for each sample."""
     starts, lengths = offsets[:-1], np.diff(offsets)
     varying = [at for at, size in enumerate(sizes) if size is None]
     header = len(varying) * _HEADER.itemsize
-    said = (
-        gather(data, starts, header).view(_HEADER).astype(np.int64) if varying else np.empty((len(starts), 0), np.int64)
-    )
+    sizes_of_varying = np.empty((len(starts), 0), np.int64)
+    if varying:
+        sizes_of_varying = _gather(data, starts, header).view(_HEADER).astype(np.int64)
     fixed = sum(size for size in sizes if size is not None)
-    if (header + fixed + said.sum(axis=1) != lengths).any():
-        worst = int((header + fixed + said.sum(axis=1) != lengths).argmax())
+    is_wrong = header + fixed + sizes_of_varying.sum(axis=1) != lengths
+    if is_wrong.any():
+        worst = int(is_wrong.argmax())
         raise ShardCorruptError(
-            f"{info.raw_data.basename}: sample {worst} after byte {offsets[0]} has other bytes than it says",
+            f"{info.raw_data.basename}: sample {worst} after byte {offsets[0]} has another size than its columns state",
             path=info.raw_data.basename,
         )
     before = starts + header + sum(size for size in sizes[:place] if size is not None)
-    before = before + said[:, : sum(1 for at in varying if at < place)].sum(axis=1)
+    before = before + sizes_of_varying[:, : sum(1 for at in varying if at < place)].sum(axis=1)
     own = sizes[place]
-    return before, before + (said[:, varying.index(place)] if own is None else own)
+    return before, before + (sizes_of_varying[:, varying.index(place)] if own is None else own)
 
 
 def _numbers(data: memoryview, starts: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
     step = int(starts[1] - starts[0]) if len(starts) > 1 else dtype.itemsize
-    if (np.diff(starts) == step).all():  # the quick way, of samples that are all equally long
+    if (np.diff(starts) == step).all():  # faster, for samples of one size
         strided = np.ndarray((len(starts),), dtype, data, int(starts[0]), (step,))
         copied: NDArray[Any] = strided.copy()
         return copied
-    numbers: NDArray[Any] = gather(data, starts, dtype.itemsize).view(dtype)[:, 0]
+    numbers: NDArray[Any] = _gather(data, starts, dtype.itemsize).view(dtype)[:, 0]
     return numbers
 
 
-def gather(data: memoryview, starts: NDArray[np.int64], count: int) -> NDArray[np.uint8]:
-    """So many bytes from each place on; of shape (places, count)."""
+def _gather(data: memoryview, starts: NDArray[np.int64], count: int) -> NDArray[np.uint8]:
+    """Return bytes from each position; of shape (positions, count)."""
     bytes_: NDArray[np.uint8] = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(count)]
     return bytes_

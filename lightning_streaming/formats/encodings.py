@@ -1,4 +1,4 @@
-"""The encodings of columns by name: built-in ones, those that users register, and the values that one would change."""
+"""Encodings of columns by name: built-in ones, those that users register, and checks of changed values."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from lightning_streaming.formats.values import (
 
 
 class Encoding(Protocol):
-    """How the values of one column become bytes and come back."""
+    """Encoder and decoder of the values of one column."""
 
     @property
     def size(self) -> int | None:
-        """Bytes of every payload, or None where they vary."""
+        """Bytes of every payload, or None if they vary."""
         ...
 
     def encode(self, value: Any) -> bytes:
-        """Turn a value into its payload.
+        """Return the payload of a value.
 
         Raises:
-            EncodingError: The value does not fit; the message names what was expected and what was found.
+            EncodingError: The value does not fit; the message states the expected and the actual value.
         """
         ...
 
     def decode(self, data: bytes | memoryview) -> Any:
-        """Turn a payload into a value that shares no memory with it.
+        """Return the value of a payload, which shares no memory with it.
 
         Raises:
             EncodingError: The payload is not one of this encoding.
@@ -85,8 +85,8 @@ _IMAGE_ENCODINGS: Mapping[str, Encoding] = {
 }
 _UNSAFE = ("pkl",)
 
-# Of the whole process, because a name must mean one thing to every dataset and writer in it. Datasets carry what is
-# here to their worker processes.
+# Global, because a name must mean the same to every dataset and writer of the process. Datasets pass it to their worker
+# processes.
 _REGISTERED: dict[str, _UserEncoding] = {}
 
 
@@ -94,8 +94,8 @@ def encoding(name: str) -> Encoding:
     """Find an encoding by its name, for example ``"int"`` or ``"ndarray:float32:2,3"``.
 
     Raises:
-        ConfigError: There is no such encoding.
-        MissingDependencyError: It is one of images, and Pillow is not installed.
+        ConfigError: The encoding is unknown.
+        MissingDependencyError: It is for images, and Pillow is not installed.
     """
     if name in _ENCODINGS:
         return _ENCODINGS[name]
@@ -137,29 +137,29 @@ def register_encoding(name: str, encoding_class: type[EncodingClass]) -> None:
         raise ConfigError(f"an encoding's name must be a text with no colon, but got {name!r}", option="name")
     if name in _ENCODINGS or name in _IMAGE_ENCODINGS or name == "ndarray":
         raise ConfigError(f"{name} is a built-in encoding", hint="choose another name", option="name")
-    made = _REGISTERED.get(name) or _UserEncoding(name, encoding_class)
-    if made.kind is not encoding_class:
+    registered = _REGISTERED.get(name) or _UserEncoding(name, encoding_class)
+    if registered.kind is not encoding_class:
         raise ConfigError(
-            f"{name} is registered as {made.kind.__qualname__} already", hint="choose another name", option="name"
+            f"{name} is registered as {registered.kind.__qualname__} already", hint="choose another name", option="name"
         )
-    _REGISTERED[name] = made
+    _REGISTERED[name] = registered
 
 
 def registered_encodings() -> dict[str, type[EncodingClass]]:
     """Return the encodings registered in this process, name to class, to register them in another."""
-    return {name: one.kind for name, one in _REGISTERED.items()}
+    return {name: registered.kind for name, registered in _REGISTERED.items()}
 
 
 def is_unsafe(name: str) -> bool:
-    """Whether reading this encoding may run code that whoever wrote the data chose."""
+    """Return whether reading this encoding may run code chosen by the data's author."""
     return name in _UNSAFE
 
 
 def encode_value(column_encoding: Encoding, value: Any) -> bytes:
-    """Encode a value, unless it is ``bytes`` already: those are stored as they are, whatever the encoding.
+    """Encode a value; ``bytes`` are stored unchanged with any encoding.
 
     Raises:
-        EncodingError: The value does not fit, or the bytes have not the size that this encoding fixes.
+        EncodingError: The value does not fit, or the bytes do not have the size that this encoding fixes.
     """
     data = value if isinstance(value, bytes) else column_encoding.encode(value)
     if column_encoding.size is not None:
@@ -171,62 +171,62 @@ def encode_value(column_encoding: Encoding, value: Any) -> bytes:
 
 
 class EncodingClass(Protocol):
-    """What a user writes: a class like this, made with no arguments."""
+    """Interface of a user's class, which is created without arguments."""
 
     @property
     def size(self) -> int | None:
-        """Bytes of every payload, or None where they vary. A class attribute will do."""
+        """Bytes of every payload, or None if they vary. May be a class attribute."""
         ...
 
     def encode(self, value: Any, /) -> bytes:
-        """Turn a value into its payload."""
+        """Return the payload of a value."""
         ...
 
     def decode(self, data: bytes, /) -> Any:
-        """Turn a payload, a copy of what the shard has, into a value."""
+        """Return the value of a payload, which is a copy of the shard's bytes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _UserEncoding:
-    """An encoding of a user's class. Whatever the class raises becomes an EncodingError that names it.
+    """An encoding of a user's class. Errors of the class become an EncodingError that names it.
 
     Raises:
-        ConfigError: The class cannot be found again by its name, cannot be made, or lacks a part.
+        ConfigError: The class cannot be imported by its name, cannot be created, or lacks a method.
     """
 
     name: str
-    """What columns call it."""
+    """Its name in columns."""
     kind: type[EncodingClass]
     """The user's class."""
     size: int | None = field(init=False)
-    """Bytes of every payload, or None where they vary."""
-    _made: Any = field(init=False, repr=False)
+    """Bytes of every payload, or None if they vary."""
+    _encoding: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_importable(self.kind)
         try:
-            made = self.kind()
+            instance = self.kind()
         except TypeError as error:
             raise ConfigError(
-                f"{self.kind.__qualname__} must be made with no arguments, but {error}", option="encoding_class"
+                f"{self.kind.__qualname__} must be callable without arguments, but {error}", option="encoding_class"
             ) from error
-        size = getattr(made, "size", "no such attribute")
+        size = getattr(instance, "size", "no such attribute")
         if size is not None and (type(size) is not int or size < 1):
             raise ConfigError(
-                f"{self.kind.__qualname__}.size must be the bytes of every payload, or None where they vary, but is "
+                f"{self.kind.__qualname__}.size must be the bytes of every payload, or None if they vary, but is "
                 f"{size!r}",
                 option="encoding_class",
             )
         for method in ("encode", "decode"):
-            if not callable(getattr(made, method, None)):
+            if not callable(getattr(instance, method, None)):
                 raise ConfigError(f"{self.kind.__qualname__} must have a method {method}", option="encoding_class")
         object.__setattr__(self, "size", size)
-        object.__setattr__(self, "_made", made)
+        object.__setattr__(self, "_encoding", instance)
 
     def encode(self, value: Any) -> bytes:
         try:
-            data = self._made.encode(value)
+            data = self._encoding.encode(value)
         except Exception as error:  # a user's code may raise anything
             raise self._failed("encode", value, error) from error
         if not isinstance(data, bytes):
@@ -237,7 +237,7 @@ class _UserEncoding:
         if self.size is not None:
             check_length(data, self.size)
         try:
-            return self._made.decode(bytes(data))
+            return self._encoding.decode(bytes(data))
         except Exception as error:  # a user's code may raise anything
             raise self._failed("decode", data, error) from error
 
@@ -248,87 +248,87 @@ class _UserEncoding:
 
 
 def _check_importable(kind: object) -> None:
-    """Refuse what a worker process could not find by its module and name."""
+    """Raise ConfigError if a worker process could not import a class by its module and name."""
     if not isinstance(kind, type):
         raise ConfigError(f"an encoding must be given as a class, but got {kind!r}", option="encoding_class")
     if "<locals>" in kind.__qualname__:
         raise ConfigError(
-            f"{kind.__qualname__} must stand at the top of a module, so that worker processes can find it by its name",
+            f"{kind.__qualname__} must be defined at the top of a module, so that worker processes can import it",
             option="encoding_class",
         )
 
 
 # --- values that an encoding would change ---
 #
-# It may take them, as the reference does, but they would not come back. A float may be rounded to the width of its
-# column, because whoever chose the width chose that. Nothing else may change.
+# An encoding may take them, like the reference, but decoding returns other values. A float may be rounded to the width
+# of its column, because the user chose the width. Nothing else may change.
 
 _SAFE_DIGITS = 15
-"""Digits of a decimal number that a float64 keeps, whichever they are."""
-_MOST_DIGITS = 767
-"""Digits of the longest number that a float64 is exactly."""
+"""Digits of a decimal number that a float64 always keeps."""
+_MAX_DIGITS = 767
+"""Digits of the longest number that a float64 can represent exactly."""
 _WIDTHS = (8, 16, 32, 64)
 
 Check = Callable[[Any], None]
-"""Raises EncodingError where a value would change."""
+"""Raises EncodingError if a value would change."""
 
 
 def find_check(encoding_name: str) -> Check | None:
-    """What a value must pass so that it comes back from this encoding as it is; None where the encoding sees to it."""
+    """Return the check that a value stays unchanged with this encoding; None if the encoding checks it."""
     return _CHECKS.get(encoding_name)
 
 
 def check_float(value: Any, dtype: np.dtype[Any]) -> None:
-    """Refuse a number that a float of some width would make infinite or zero, and an integer whose digits it loses.
+    """Raise EncodingError if a float would turn a number into infinity or zero, or lose digits of an integer.
 
     Args:
         value: A number of Python or numpy.
-        dtype: The float.
+        dtype: Dtype of the float.
 
     Raises:
-        EncodingError: It would be another number than rounding makes of it.
+        EncodingError: It would change by more than rounding.
     """
     try:
         with np.errstate(all="ignore"):
-            made = dtype.type(value)
+            rounded = dtype.type(value)
     except OverflowError:
-        made = dtype.type(math.inf)
+        rounded = dtype.type(math.inf)
     if isinstance(value, (int, np.integer)):
-        if not np.isfinite(made) or int(made) != int(value):
+        if not np.isfinite(rounded) or int(rounded) != int(value):
             raise EncodingError(
                 f"{brief(int(value))} would lose digits as {dtype.name}", hint="choose a wider encoding, or int"
             )
-    elif np.isfinite(value) and not np.isfinite(made):
+    elif np.isfinite(value) and not np.isfinite(rounded):
         raise EncodingError(
-            f"{value} is too large for {dtype.name}, where it would be {made}", hint="choose a wider encoding"
+            f"{value} is too large for {dtype.name}, where it would be {rounded}", hint="choose a wider encoding"
         )
-    elif value != 0 and made == 0:
+    elif value != 0 and rounded == 0:
         raise EncodingError(
             f"{value} is too small for {dtype.name}, where it would be 0", hint="choose a wider encoding"
         )
 
 
 def parse_exact_float(text: str) -> float:
-    """A number in decimal digits as a float that says all of them.
+    """Parse decimal digits as a float that keeps all of them.
 
-    ``0.1`` and ``0.10000000000000001`` are both what a program writes of one float, and taken. What has more digits
-    than a float keeps, or is out of its range, is not.
+    ``0.1`` and ``0.10000000000000001`` are both common texts of one float, and accepted. Numbers with more digits than
+    a float keeps, or out of its range, are not.
 
     Raises:
         EncodingError: Digits would be lost.
     """
     number = float(text)
     if (len(text) <= _SAFE_DIGITS and "e" not in text and "E" not in text) or repr(number) == text:
-        return number  # nearly all, because what follows takes ten times as long
+        return number  # nearly all; the rest takes ten times as long
     if not math.isfinite(number):
         if any(digit in text for digit in "0123456789"):
             raise EncodingError(
                 f"{text:.60} is too large for a float, where it would be {number}", hint="write it as text"
             )
-        return number  # it says so itself
-    said = Decimal(text)
-    digits = len("".join(map(str, said.as_tuple().digits)).strip("0")) or 1
-    if digits > _MOST_DIGITS or Decimal(f"{number:.{digits - 1}e}") != said:
+        return number  # the text is inf or nan
+    exact = Decimal(text)
+    digits = len("".join(map(str, exact.as_tuple().digits)).strip("0")) or 1
+    if digits > _MAX_DIGITS or Decimal(f"{number:.{digits - 1}e}") != exact:
         raise EncodingError(f"{text:.60} would lose digits as a float, where it is {number!r}", hint="write it as text")
     return number
 
@@ -336,7 +336,7 @@ def parse_exact_float(text: str) -> float:
 def _refuse_change(value: Any, kind: str, becomes: str) -> None:
     raise EncodingError(
         f"expected {kind}, but got {type(value).__name__} {brief(value)}, which {becomes}",
-        hint="convert it yourself if that is meant",
+        hint="convert it explicitly if that is intended",
     )
 
 
@@ -357,26 +357,26 @@ def _check_text(value: Any) -> None:
 
 
 def _check_json(value: Any) -> None:
-    """Refuse what JSON cannot say, or gives back as something else."""
+    """Raise EncodingError if JSON cannot represent a value, or would change it."""
     try:
-        _check_said(value)
+        _check_json_value(value)
     except RecursionError:
-        raise EncodingError(f"expected a value of JSON, but {brief(value)} is nested too deep") from None
+        raise EncodingError(f"expected a value of JSON, but {brief(value)} is nested too deeply") from None
 
 
-def _check_said(value: Any) -> None:
+def _check_json_value(value: Any) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if type(key) is not str:
-                _refuse_change(key, "a key that is text", "would come back as text")
-            _check_said(item)
+                _refuse_change(key, "a key that is text", "would be read as text")
+            _check_json_value(item)
     elif isinstance(value, list):
         for item in value:
-            _check_said(item)
+            _check_json_value(item)
     elif type(value) not in (str, int, float, bool, type(None)):
-        _refuse_change(value, "a value of JSON", "would come back as something else, or not at all")
+        _refuse_change(value, "a value of JSON", "would be read as another value, or fail")
     elif isinstance(value, float) and not math.isfinite(value):
-        _refuse_change(value, "a number of JSON", "JSON cannot say")
+        _refuse_change(value, "a number of JSON", "JSON cannot represent")
 
 
 def _check_file(value: Any) -> None:
@@ -396,4 +396,4 @@ _CHECKS: dict[str, Check] = {
     **{f"{kind}{width}": _check_integer for kind in ("int", "uint") for width in _WIDTHS},
     **{f"float{width}": partial(_check_number, dtype=np.dtype(f"float{width}")) for width in _WIDTHS[1:]},
 }
-"""By encoding. ``int`` and ``float`` are also those of split shards. Arrays are of one dtype and shape anyway."""
+"""By encoding. ``int`` and ``float`` are also those of split shards. Arrays check their dtype and shape."""

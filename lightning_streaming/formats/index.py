@@ -1,9 +1,9 @@
 """``index.json``: the shards that a dataset consists of, read and written.
 
-A writer's shards differ in names, sizes and hashes alone. From the text of one that was read and checked, a regular
-expression is made that has groups for these, and every other character as it is. What it matches has the same keys and
-the same remaining values, so only the groups are looked at. That is several times faster than reading each as JSON.
-Memory holds the table, and of the text a few megabytes at a time.
+A writer's shards differ only in names, sizes and hashes. The text of a shard that was parsed and checked becomes a
+regular expression with groups for these, and all other characters unchanged. A text that matches has the same keys and
+other values, so only the groups are checked. That is several times faster than parsing each as JSON. Memory holds the
+table, and a few megabytes of the text at a time.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ __all__ = [
 _Type = TypeVar("_Type")
 
 Read = Callable[[int], bytes]
-"""Gives up to so many bytes of a file, none at its end."""
+"""Returns up to that many bytes of a file, none at its end."""
 
 
 class DatasetIndex:
     """A dataset: its shards in sample order.
 
     Args:
-        shards: May be none.
-        data_digest: What :attr:`data_digest` is, where that is known already.
+        shards: The shards; may be empty.
+        data_digest: The :attr:`data_digest`, if it is known already.
     """
 
     def __init__(self, shards: Iterable[ShardInfo], data_digest: str | None = None) -> None:
@@ -75,24 +75,24 @@ class DatasetIndex:
 
     @cached_property
     def num_samples(self) -> int:
-        """Samples of all shards."""
+        """Number of samples of all shards."""
         return int(self.shards.samples.sum())
 
     @cached_property
     def data_digest(self) -> str:
-        """What identifies the data, wherever and however it is stored: names, samples, sizes and hashes."""
+        """Digest that identifies the data, independent of location and storage: names, samples, sizes and hashes."""
         return self.shards.digest()
 
     def samples_per_shard(self) -> NDArray[np.int64]:
-        """Samples of each shard, of shape (shards,); not to be changed."""
+        """Return the samples of each shard, of shape (shards,); must not be changed."""
         return self.shards.samples
 
     def head(self, shards: int) -> DatasetIndex:
-        """The dataset as it was when it had only its first ``shards`` shards."""
+        """Return the dataset with only its first ``shards`` shards."""
         return DatasetIndex(self.shards.head(shards))
 
     def begins_like(self, other: DatasetIndex) -> bool:
-        """Whether its first shards hold the same data as all shards of another index of the same location."""
+        """Return whether its first shards hold the same data as all shards of another index of the same location."""
         count = len(other.shards)
         if count > len(self.shards) or self.head(count).data_digest != other.data_digest:
             return False
@@ -108,17 +108,17 @@ class DatasetIndex:
 
 
 def dump_index(shards: Iterable[ShardInfo], *, versions: bool = False) -> bytes:
-    """The text of ``index.json``, byte for byte as the original writer makes it.
+    """Return the text of ``index.json``, byte for byte as the original writer creates it.
 
     Args:
-        shards: In sample order.
-        versions: Whether to write the versions of files, which hold at the location where they were listed alone.
+        shards: The shards in sample order.
+        versions: Whether to write the versions of files, which are valid only at the location of the listing.
     """
     return _dumped(b'{"shards": [', shards, f'], "version": {INDEX_VERSION}}}'.encode(), versions=versions)
 
 
 def dump_merged_index(shards: Iterable[ShardInfo]) -> bytes:
-    """The text of a merged index, byte for byte as the original makes it: the version stands first."""
+    """Return the text of a merged index, byte for byte as the original creates it: the version is first."""
     return _dumped(f'{{"version": {INDEX_VERSION}, "shards": ['.encode(), shards, b"]}")
 
 
@@ -137,18 +137,18 @@ def _dumped(start: bytes, shards: Iterable[ShardInfo], end: bytes, *, versions: 
 
 
 def parse_index(data: bytes, source: str) -> DatasetIndex:
-    """Read the text of ``index.json``. Keys that this version does not know are ignored.
+    """Parse the text of ``index.json``. Unknown keys are ignored.
 
-    All formats that the specification knows are understood here; whether a shard can also be read,
-    :func:`~lightning_streaming.formats.shard.check_shard` tells.
+    All formats of the specification are parsed; :func:`~lightning_streaming.formats.shard.check_shard` checks whether a
+    shard can also be read.
 
     Args:
         data: The whole file.
         source: Its path or URL, for errors.
 
     Raises:
-        IndexFormatError: It is not an index of version 2, or one of its shards contradicts itself or would leave the
-            dataset's directory; the message names the shard by its number.
+        IndexFormatError: It is not an index of version 2, or a shard contradicts itself or has a path outside the
+            dataset's directory; the message has the number of the shard.
     """
     return read_index(io.BytesIO(data).read, source)
 
@@ -157,7 +157,7 @@ def read_index(read: Read, source: str) -> DatasetIndex:
     """Read ``index.json`` without holding its text, which may be hundreds of megabytes.
 
     Args:
-        read: Gives up to so many bytes of the file, from its beginning, and none at its end.
+        read: Returns up to that many bytes of the file, from its beginning, and none at its end.
         source: Its path or URL, for errors.
 
     Raises:
@@ -167,10 +167,10 @@ def read_index(read: Read, source: str) -> DatasetIndex:
         shards = _read_root(_Text(read))
     except IndexFormatError as error:
         raise IndexFormatError(f"{source}: {shortened(str(error.args[0]))}", hint=error.hint, path=source) from None
-    if shards.refusal is not None:
+    if shards.error is not None:
         raise IndexFormatError(
-            f"{source}, shard {len(shards.builder)}: {shortened(str(shards.refusal.args[0]))}",
-            hint=shards.refusal.hint,
+            f"{source}, shard {len(shards.builder)}: {shortened(str(shards.error.args[0]))}",
+            hint=shards.error.hint,
             path=source,
         )
     return DatasetIndex(shards.builder.table())
@@ -188,15 +188,15 @@ _SCHEMA_KEYS = {
 }
 _FILE_KEYS = ("raw_data", "raw_meta", "zip_data", "zip_meta")
 _PARALLEL = ("column_names", "column_encodings", "column_sizes")
-"""Lists that say something of each column, where a format has them."""
+"""Lists with an item for each column, if a format has them."""
 
 
 def parse_shard(entry: Any, schema_before: Mapping[str, Any]) -> ShardInfo:
-    """Check one entry of the list of shards.
+    """Parse one entry of the list of shards.
 
     Args:
-        entry: As it was in JSON.
-        schema_before: Shared if it is equal.
+        entry: The parsed JSON.
+        schema_before: A schema that is shared if it is equal.
 
     Raises:
         IndexFormatError: It is not the entry of a shard.
@@ -223,25 +223,25 @@ def parse_shard(entry: Any, schema_before: Mapping[str, Any]) -> ShardInfo:
     with_offsets = shard.raw_meta or shard.raw_data
     if shard_format not in OTHER_FORMATS and 4 * (shard.samples + 2) > with_offsets.bytes:
         raise IndexFormatError(
-            f"{with_offsets.basename} has {with_offsets.bytes} bytes, too few to say where {shard.samples} samples are",
+            f"{with_offsets.basename} has {with_offsets.bytes} bytes, too few for offsets of {shard.samples} samples",
             path=with_offsets.basename,
         )
     return shard
 
 
 def check_version(entry: dict[str, Any]) -> None:
-    """Refuse what another version wrote.
+    """Raise IndexFormatError if an entry has another version.
 
     Raises:
-        IndexFormatError: The version is another one, or missing.
+        IndexFormatError: The version differs, or is missing.
     """
     version = _take(entry, "version", int)
     if version != INDEX_VERSION:
-        raise IndexFormatError(f"only version {INDEX_VERSION} can be read, but version is {version}")
+        raise IndexFormatError(f"only version {INDEX_VERSION} is supported, but version is {version}")
 
 
 def shard_to_json(shard: ShardInfo) -> dict[str, Any]:
-    """The entry of a shard."""
+    """Return the entry of a shard as JSON values."""
     entry = shared_entry(shard.schema, shard.format, shard.compression, shard.hashes, shard.size_limit)
     entry |= {
         "raw_data": _file_to_json(shard.raw_data),
@@ -262,11 +262,11 @@ def _file_to_json(file: FileInfo) -> dict[str, Any]:
 
 
 def _take(entry: dict[str, Any], key: str, kind: type[_Type]) -> _Type:
-    """The value of ``key``, which must be there and be of this JSON type."""
+    """Return the value of ``key``, which must exist and have this JSON type."""
     if key not in entry:
         raise IndexFormatError(f"the key {key!r} is missing")
     value = entry[key]
-    if type(value) is not kind:  # not isinstance: true is no number here
+    if type(value) is not kind:  # not isinstance: true is not a number here
         raise IndexFormatError(f"{key} must be {kind.__name__}, but is {brief(value)}")
     return value
 
@@ -285,7 +285,7 @@ def _take_file(entry: dict[str, Any], key: str) -> FileInfo:
 
 
 def _take_compression(entry: dict[str, Any]) -> str | None:
-    """A known algorithm, or None where there is none."""
+    """Return a known algorithm, or None."""
     if entry.get("compression") is None:
         return None
     compression = _take(entry, "compression", str)
@@ -299,25 +299,25 @@ def _take_compression(entry: dict[str, Any]) -> str | None:
 
 
 def _take_size_limit(entry: dict[str, Any]) -> int | None:
-    """Bytes per shard, which may be written as ``"64mb"``, or None."""
+    """Return the bytes per shard, which may be written as ``"64mb"``, or None."""
     size_limit = entry.get("size_limit")
     if size_limit is None or type(size_limit) is int:
         return size_limit
     try:
         return parse_bytes(_take(entry, "size_limit", str), "size_limit")
     except (ValueError, OverflowError) as error:  # the latter for "9…9.5kb" of hundreds of digits
-        raise IndexFormatError(f"size_limit cannot be used: {error}") from None
+        raise IndexFormatError(f"size_limit is invalid: {error}") from None
 
 
 def _take_schema(entry: dict[str, Any], shard_format: str) -> dict[str, Any]:
-    """What the format says of its columns, under the format's own keys; lists become tuples."""
+    """Return the format's keys of columns; lists become tuples."""
     if shard_format not in _SCHEMA_KEYS:
         raise IndexFormatError(f"format must be one of {', '.join(_SCHEMA_KEYS)}, but is {shard_format!r}")
     schema = {key: _SCHEMA_FIELDS[key](entry, key) for key in _SCHEMA_KEYS[shard_format]}
     lengths = {key: len(schema[key]) for key in _PARALLEL if key in schema}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-        raise IndexFormatError(f"each column must have a name and what belongs to it, but {told}")
+        counts = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        raise IndexFormatError(f"lists of columns must have the same length, but {counts}")
     return schema
 
 
@@ -336,7 +336,7 @@ def _take_text_mapping(entry: dict[str, Any], key: str) -> dict[str, str]:
 
 
 def _take_sizes(entry: dict[str, Any], key: str) -> tuple[int | None, ...]:
-    """A list of fixed sizes in bytes; None, in the file also 0, where the size varies."""
+    """Return a list of fixed sizes in bytes; None, in the file also 0, if the size varies."""
     sizes = _take(entry, key, list)
     if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
         raise IndexFormatError(f"{key} must be a list of sizes and nulls, but is {brief(sizes)}")
@@ -353,37 +353,37 @@ _SCHEMA_FIELDS: Mapping[str, Callable[[dict[str, Any], str], Any]] = {
     "described": partial(_take, kind=str),
 }
 
-# --- many shards alike ---
+# --- shards of one kind ---
 
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
-# Names that surely stay inside their directory and have a sound length; others are read one by one.
+# Names that are certainly inside their directory and have a valid length; others are parsed one by one.
 _NAME = r'"(?=[^"]{1,255}")((?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*(?!index\.json")[A-Za-z0-9_-][A-Za-z0-9._-]*)"'
 _HASH = r'"([ !#-\[\]-~]*)"'
 _SPACE = re.compile(r"[ \t\n\r]*")
 _TOKEN = re.compile(r'[ \t\n\r]*("(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^ \t\n\r{}\[\]:,"]+)', re.DOTALL)
 
 _Path = tuple[str, ...]
-"""Keys from the outside in, like ``("raw_data", "bytes")``; lists count as having the key "[]"."""
+"""Keys from the outside in, like ``("raw_data", "bytes")``; the key of list items is "[]"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Template:
-    """What the text of one shard has in common with those of its kind."""
+    """The common text of shards of a kind."""
 
     kind: int
     """Number of the kind in its builder."""
     pattern: str
-    """Of a shard and the comma after it, with a group for each value that differs."""
+    """Pattern of a shard and the comma after it, with a group for each value that differs."""
     groups: tuple[_Path, ...]
-    """What each group holds."""
+    """Path of the value of each group."""
 
 
 def _template_of(text: str, number: int, kind: ShardKind) -> _Template | None:
-    """The template of a shard's text; None where there is something about it that only a JSON parser may judge.
+    """Return the template of a shard's text; None if only a JSON parser can read it.
 
     Args:
-        text: The JSON object, without space around it.
-        number: Of its kind.
+        text: The JSON object, without spaces around it.
+        number: Number of its kind.
         kind: Its kind.
     """
     wanted: dict[_Path, str] = {
@@ -395,7 +395,7 @@ def _template_of(text: str, number: int, kind: ShardKind) -> _Template | None:
     groups: list[_Path] = []
     done = 0
     for path, start, stop in _values(text):
-        if path in groups or any("\\" in key for key in path):  # a key that is there twice, or may be
+        if path in groups or any("\\" in key for key in path):  # a key that exists twice, or may
             return None
         if path not in wanted:
             continue
@@ -412,18 +412,18 @@ def _template_of(text: str, number: int, kind: ShardKind) -> _Template | None:
 
 
 def _text_paths(kind: ShardKind) -> Iterator[_Path]:
-    """Where the texts of a shard are, in the order of its table."""
+    """Yield the paths of a shard's texts, in the order of its table."""
     for name, file in kind.files.items():
         yield name, "basename"
-        yield from ((name, "hashes", one) for one in file.hashes)
+        yield from ((name, "hashes", hash_name) for hash_name in file.hashes)
         if file.version:
             yield name, "version"
-    if kind.tells_columns:
+    if kind.has_column_bytes:
         yield ("column_bytes",)
 
 
 def _values(text: str) -> Iterator[tuple[_Path, int, int]]:
-    """Each value in a JSON object that is no object or list itself, and where it is; escapes in keys are left."""
+    """Yield the path and position of each scalar in a JSON object; escapes in keys are kept."""
     path: list[str] = []
     around: list[str] = []
     key_next = False
@@ -445,17 +445,17 @@ def _values(text: str) -> Iterator[tuple[_Path, int, int]]:
 
 
 def _add_rows(builder: TableBuilder, template: _Template, rows: Sequence[Sequence[str]]) -> bool:
-    """Add the shards that a template matched; False if one has to be refused, which reading one by one tells."""
+    """Add the shards that a template matched; return False if one is invalid: parsing it raises the error."""
     kind = builder.kind(template.kind)
     columns = dict(zip(template.groups, zip(*rows, strict=True), strict=True))
     samples = list(map(int, columns["samples",]))
     sizes = {name: list(map(int, columns[name, "bytes"])) for name in kind.files}
-    raw = [one for name, one in sizes.items() if name.startswith("raw")]
-    is_ours = kind.example.format not in OTHER_FORMATS
-    if (is_ours and max(map(max, raw)) > MAX_RAW_BYTES) or max(samples) > MAX_RAW_BYTES:
+    raw = [values for name, values in sizes.items() if name.startswith("raw")]
+    is_own = kind.example.format not in OTHER_FORMATS
+    if (is_own and max(map(max, raw)) > MAX_RAW_BYTES) or max(samples) > MAX_RAW_BYTES:
         return False
     # The offsets of the samples are in the last raw file: the meta file, or the only one.
-    if is_ours and any(4 * (count + 2) > size for count, size in zip(samples, raw[-1], strict=True)):
+    if is_own and any(4 * (count + 2) > size for count, size in zip(samples, raw[-1], strict=True)):
         return False
     builder.add_many(template.kind, samples, list(sizes.values()), [columns[path] for path in _text_paths(kind)])
     return True
@@ -466,9 +466,9 @@ def _add_rows(builder: TableBuilder, template: _Template, rows: Sequence[Sequenc
 _AT_ONCE = 4 * 2**20
 """Bytes read at a time."""
 _ENOUGH = 4
-"""Bytes from which the encoding of a JSON text can be told."""
+"""Bytes that determine the encoding of a JSON text."""
 _FEW = 4
-"""Shards that are read one by one sooner than a template is made for those that follow."""
+"""Shards that are parsed one by one before a template is created for the next ones."""
 
 
 def _read_root(text: _Text) -> _Shards:
@@ -480,11 +480,11 @@ def _read_root(text: _Text) -> _Shards:
     root = {}
     for _ in text.items("{", "}"):
         if text.peek() != '"':
-            text.refuse("expecting a key in double quotes", text.place)
+            text.fail("expecting a key in double quotes", text.place)
         key = text.value()
         text.expect(":")
         if key == "shards" and text.peek() == "[":
-            shards = _Shards()  # of two keys alike the last counts
+            shards = _Shards()  # of two equal keys the last counts
             shards.read(text)
             root[key] = []
         else:
@@ -498,33 +498,33 @@ def _read_root(text: _Text) -> _Shards:
 
 
 class _Shards:
-    """The list of shards, which is nearly all of an index."""
+    """The list of shards, the main part of an index."""
 
     def __init__(self) -> None:
         self.builder = TableBuilder()
-        self.refusal: IndexFormatError | None = None
-        """Of the first shard that cannot be; told only if the file is sound as a whole."""
+        self.error: IndexFormatError | None = None
+        """The error of the first invalid shard; raised only if the whole file is valid JSON."""
         self._template: _Template | None = None
         self._seen: _Template | None = None
         self._pattern: re.Pattern[str] | None = None
-        self._one_by_one = 0  # characters of the file up to which the template is of no use
+        self._one_by_one = 0  # characters of the file before which the template does not apply
 
     def read(self, text: _Text) -> None:
-        """Read the list, from its opening bracket to its closing one."""
+        """Parse the list, from its opening bracket to its closing one."""
         for _ in text.items("[", "]"):
             if self._pattern is not None and text.offset >= self._one_by_one:
                 self._add_alike(text, self._pattern)
             entry = text.value()
-            if self.refusal is None:
+            if self.error is None:
                 self._add(entry, text)
 
     def _add_alike(self, text: _Text, pattern: re.Pattern[str]) -> None:
-        """Add the shards that are like one before, as many as there are whole in what was read."""
-        assert self._template is not None, "the pattern is its"
+        """Add the following shards of the template, as far as the text was read."""
+        assert self._template is not None, "the pattern has one"
         rows, match, content, place = [], pattern.match, text.text, text.place
-        while (found := match(content, place)) is not None:
-            rows.append(found.groups())
-            place = found.end()
+        while (matched := match(content, place)) is not None:
+            rows.append(matched.groups())
+            place = matched.end()
         if not rows:
             return
         if _add_rows(self.builder, self._template, rows):
@@ -533,24 +533,24 @@ class _Shards:
             self._one_by_one = text.offset + place - text.place
 
     def _add(self, entry: Any, text: _Text) -> None:
-        """Add the shard that was just read."""
+        """Add the shard that was just parsed."""
         try:
             shard = parse_shard(entry, self.builder.schema_before())
         except IndexFormatError as error:
-            self.refusal, self._pattern = error, None
+            self.error, self._pattern = error, None
             return
         number = self.builder.add(shard)
         if len(self.builder) <= _FEW:
             return
         template = _template_of(text.latest(), number, self.builder.kind(number))
-        # Made for the second shard alike: of a text that never comes again, it would be made in vain.
+        # Created for the second equal shard: for a text that does not repeat, it would be useless.
         if template is not None and template == self._seen and template != self._template:
             self._template, self._pattern = template, re.compile(template.pattern)
         self._seen = template
 
 
 class _Text:
-    """JSON that is read as far as it is needed."""
+    """JSON that is read as far as needed."""
 
     def __init__(self, read: Read) -> None:
         first = b""
@@ -562,22 +562,22 @@ class _Text:
         self._dropped = self._began = 0
         self._is_whole = False  # whether everything was read
         self.text = ""
-        """What was read and not dropped yet."""
+        """The text that was read and not dropped yet."""
         self.place = 0
-        """How far in ``text`` it was looked at."""
+        """Position in ``text``."""
         self._take(first)
 
     @property
     def offset(self) -> int:
-        """How many characters of the file were looked at."""
+        """Position in the file, in characters."""
         return self._dropped + self.place
 
     def latest(self) -> str:
-        """The text of the value that was just read."""
+        """Return the text of the value that was just parsed."""
         return self.text[self._began : self.place]
 
     def items(self, opening: str, closing: str) -> Iterator[None]:
-        """Stop before each item of an object or a list, which then is to be read, and step over the rest of it."""
+        """Yield before each item of an object or a list, which the caller parses; skip the rest."""
         self.expect(opening)
         if self.peek() != closing:
             yield
@@ -588,7 +588,7 @@ class _Text:
         self.place += 1
 
     def peek(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """Return the next character that is not a space; empty at the end."""
         while True:
             self.place = _SPACE.match(self.text, self.place).end()  # type: ignore[union-attr]  # it always matches
             if self.place < len(self.text) or self._is_whole:
@@ -596,22 +596,22 @@ class _Text:
             self._more()
 
     def expect(self, character: str) -> None:
-        """Step over a character.
+        """Skip a character.
 
         Raises:
-            IndexFormatError: Another comes next.
+            IndexFormatError: The next character differs.
         """
         if self.peek() != character:
-            self.refuse(f"expecting {character!r}", self.place)
+            self.fail(f"expecting {character!r}", self.place)
         self.place += 1
 
     def expect_end(self) -> None:
-        """Refuse what comes after the JSON."""
+        """Raise IndexFormatError if any text follows the JSON."""
         if self.peek():
-            self.refuse("extra data", self.place)
+            self.fail("extra data", self.place)
 
     def value(self) -> Any:
-        """Read a value whole.
+        """Parse a value.
 
         Raises:
             IndexFormatError: It is not JSON.
@@ -622,20 +622,20 @@ class _Text:
                 value, end = self._decode(self.text, self.place)
             except (ValueError, RecursionError) as error:
                 if self._is_whole or isinstance(error, RecursionError):
-                    self.refuse(getattr(error, "msg", str(error)), getattr(error, "pos", self.place))
+                    self.fail(getattr(error, "msg", str(error)), getattr(error, "pos", self.place))
             else:
-                # A number at the end of what is here may go on.
+                # A number at the end of the text may be incomplete.
                 if end < len(self.text) or self._is_whole:
                     self._began, self.place = self.place, end
                     return value
             self._more()
 
-    def refuse(self, words: str, place: int) -> NoReturn:
-        """Refuse a text that is not JSON, where it is not."""
-        raise IndexFormatError(f"an index must be JSON, but {words} at character {self._dropped + place}")
+    def fail(self, problem: str, place: int) -> NoReturn:
+        """Raise IndexFormatError for a text that is not JSON, with the position."""
+        raise IndexFormatError(f"an index must be JSON, but {problem} at character {self._dropped + place}")
 
     def _more(self) -> None:
-        """Drop what is behind, and read at least as much as is left."""
+        """Drop the parsed text, and read at least as much as remains."""
         self._dropped += self.place
         self.text, self.place = self.text[self.place :], 0
         self._take(self._read(max(_AT_ONCE, len(self.text))))

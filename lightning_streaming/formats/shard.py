@@ -1,4 +1,4 @@
-"""One door to the shards of every format: what may be read, whole files, and single samples of files elsewhere."""
+"""Shards of every format: checks, readers of whole files, and readers of single samples of remote files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, SampleIndexError, ShardCorruptError
+from lightning_streaming.errors import ConfigError, FormatError, ShardCorruptError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.arrays.megatron import MegatronFormat
@@ -28,26 +28,26 @@ from lightning_streaming.formats.litdata.directory import LitDataFormat, litdata
 from lightning_streaming.formats.litdata.samples import PlainLeaves
 from lightning_streaming.formats.mds.samples import PlainSchema, check_safe, plain_schema, read_decoder
 from lightning_streaming.formats.mds.shard import Decoder, MDSReader, read_places, table_bytes
-from lightning_streaming.formats.readers import PlainRows, ShardReader
+from lightning_streaming.formats.readers import PlainRows, ShardReader, no_such_sample
 from lightning_streaming.formats.shard_format import RangeReadableFormat, ShardFormat
-from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, check_columns
+from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, check_columns, entry_error
 from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
 from lightning_streaming.formats.tar.webdataset import WebDatasetFormat, unsafe_members
 
-_HAVE_PARTS = ("parquet", "npy", "megatron")
+_RANGE_READABLE = ("parquet", "npy", "megatron")
 """Formats whose shards may be parts of files."""
 
 
 def check_wanted(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None) -> None:
-    """Refuse a shard for its columns' names and kinds alone, whatever is installed and registered here.
+    """Raise ConfigError for the names and kinds of columns, independent of installed and registered packages.
 
     Args:
         info: The shard, as its index describes it.
-        allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
+        allow_unsafe_types: Whether encodings may be read that can run code of the data's author.
         columns: Names of the columns to read; None for all.
 
     Raises:
-        ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
+        ConfigError: The shard lacks a requested column, or one is unsafe and that was not allowed.
     """
     check_columns(info, columns)
     if allow_unsafe_types:
@@ -65,17 +65,17 @@ def check_wanted(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: 
 
 
 def check_shard(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None) -> None:
-    """Refuse a shard that could not be read, before anything of it is downloaded.
+    """Raise if a shard could not be read, before anything of it is downloaded.
 
     Args:
         info: The shard, as its index describes it.
-        allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
+        allow_unsafe_types: Whether encodings may be read that can run code of the data's author.
         columns: Names of the columns to read; None for all.
 
     Raises:
-        MissingDependencyError: Its compression, or a wanted column, needs a package that is not installed.
-        IndexFormatError: The index describes columns that cannot be.
-        ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
+        MissingDependencyError: Its compression, or a requested column, needs a package that is not installed.
+        IndexFormatError: The index describes invalid columns.
+        ConfigError: The shard lacks a requested column, or one is unsafe and that was not allowed.
     """
     check_columns(info, columns)
     if info.format == "mds":
@@ -100,23 +100,23 @@ def open_shard(
 
     Args:
         info: The shard, as its index describes it.
-        directory: Where the dataset's files are.
-        allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
-        columns: Names of the columns to read; None for all. What is not wanted is not decoded.
-        as_files: Names of columns whose image files may be given as bytes; where the format has a quicker way, they are
-            PIL images all the same, which are open to their files.
+        directory: Directory of the dataset's files.
+        allow_unsafe_types: Whether encodings may be read that can run code of the data's author.
+        columns: Names of the columns to read; None for all. Others are not decoded.
+        as_files: Names of columns whose image files may be returned as bytes; formats with a faster way return PIL
+            images that are open to their files.
 
     Raises:
         ShardCorruptError: A file is not the one that the index describes.
-        ObjectNotFoundError: A file is not there.
+        ObjectNotFoundError: A file is missing.
         StorageError: A file cannot be opened.
-        IndexFormatError: The index describes columns that cannot be.
-        ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
-        MissingDependencyError: A wanted column needs a package that is not installed.
+        IndexFormatError: The index describes invalid columns.
+        ConfigError: The shard lacks a requested column, or one is unsafe and that was not allowed.
+        MissingDependencyError: A requested column needs a package that is not installed.
     """
     if info.format in OTHER_FORMATS:
-        one = other_format(info.format, allow_unsafe_types=allow_unsafe_types, as_files=as_files)
-        return one.open(info, directory, columns)
+        shard_format = other_format(info.format, allow_unsafe_types=allow_unsafe_types, as_files=as_files)
+        return shard_format.open(info, directory, columns)
     if info.format != "mds":
         return SplitReader(info, directory, columns=columns)
     return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types, columns=columns, as_files=as_files)
@@ -125,14 +125,14 @@ def open_shard(
 def plain_kind(
     info: ShardInfo, columns: Sequence[str] | None
 ) -> PlainSchema | PlainArrow | PlainLeaves | PlainRows | None:
-    """What shards have in common whose samples may be plain together; None where those of this one are not.
+    """Return what shards share whose samples may be plain together; None if the samples of this one are not.
 
     Args:
         info: The shard, as its index describes it.
-        columns: The columns wanted, which the shard has; None for all.
+        columns: The requested columns, which the shard has; None for all.
 
     Raises:
-        IndexFormatError: The index describes rows that cannot be.
+        IndexFormatError: The index describes invalid rows.
     """
     if info.format == "litdata":
         return litdata_plain_kind(info, columns)
@@ -145,7 +145,7 @@ def plain_kind(
 
 
 def may_be_flat(info: ShardInfo) -> bool:
-    """Whether a shard's reader tells where the values of one-dimensional arrays lie; see ``flat_column``."""
+    """Return whether a shard's reader has the positions of one-dimensional arrays; see ``flat_column``."""
     if info.format == "parquet":
         return may_be_flat_column(info)
     if info.format in OTHER_FORMATS:
@@ -155,11 +155,11 @@ def may_be_flat(info: ShardInfo) -> bool:
 
 
 def unsafe_columns(info: ShardInfo) -> list[str]:
-    """The columns of a shard whose values can run code of whoever wrote them when they are read.
+    """Return the columns of a shard whose values can run code of their author when they are read.
 
     Raises:
-        IndexFormatError: The index describes columns that cannot be.
-        ConfigError: It describes samples of types that are not read.
+        IndexFormatError: The index describes invalid columns.
+        ConfigError: It describes samples of unsupported types.
     """
     if info.format == "webdataset":
         return unsafe_members(info)
@@ -174,16 +174,16 @@ def unsafe_columns(info: ShardInfo) -> list[str]:
 def other_format(
     name: str, block_length: int | None = None, *, allow_unsafe_types: bool = False, as_files: Collection[str] = ()
 ) -> ShardFormat:
-    """The format of this name.
+    """Return the format of this name.
 
     Args:
         name: One of ``OTHER_FORMATS``.
-        block_length: Tokens of a sample, where the format has no other borders; only used to describe data.
-        allow_unsafe_types: Whether values may be read that can run code of whoever wrote the data.
+        block_length: Tokens of a sample, for formats without sample borders; only used to describe data.
+        allow_unsafe_types: Whether values may be read that can run code of the data's author.
         as_files: As for :func:`open_shard`.
 
     Raises:
-        ConfigError: There is none; or it has no tokens to be cut.
+        ConfigError: The name is unknown; or the format has no tokens for blocks.
     """
     if name == "npy":
         return NpyFormat(block_length)
@@ -197,43 +197,40 @@ def other_format(
         )
     if block_length is not None:
         raise ConfigError(
-            f"block_length cuts tokens into samples, but format={name!r} has samples of its own", option="block_length"
+            f"block_length splits tokens into samples, but format={name!r} already has samples", option="block_length"
         )
     return WebDatasetFormat(allow_unsafe_types, frozenset(as_files)) if name == "webdataset" else ParquetFormat()
 
 
-def parts_format(info: ShardInfo) -> RangeReadableFormat | None:
-    """The format of a shard that is a part of a file; None of other shards.
+def range_readable_format(info: ShardInfo) -> RangeReadableFormat | None:
+    """Return the format of a shard that is a part of a file; None for other shards.
 
     Raises:
         IndexFormatError: Files of its format have no parts.
     """
     if info.compression != PART:
         return None
-    if info.format not in _HAVE_PARTS:
-        raise IndexFormatError(
-            f"the index entry of {info.raw_data.basename} is of a part of a {info.format} file",
-            path=info.raw_data.basename,
-        )
+    if info.format not in _RANGE_READABLE:
+        raise entry_error(info, f"is of a part of a {info.format} file")
     return cast("RangeReadableFormat", other_format(info.format))
 
 
 def narrowed(info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
-    """The shard to have on this node where only some columns are wanted: the same one, unless less will do.
+    """Return the shard to cache if only some columns are requested: the same one, unless less suffices.
 
     Args:
         info: The shard, as its index describes it.
         columns: Names of the columns to read, which it has; None for all.
 
     Raises:
-        IndexFormatError: The index does not tell what columns take.
+        IndexFormatError: The index lacks the sizes of columns.
     """
-    found = parts_format(info)
-    return info if found is None else found.narrowed(info, columns)
+    shard_format = range_readable_format(info)
+    return info if shard_format is None else shard_format.narrowed(info, columns)
 
 
 def name_in_index(basename: str) -> str:
-    """The name that an index has for a raw file: that of all columns, where it has some alone; see :func:`narrowed`."""
+    """Return the name of a raw file in an index: that of all columns, if it has only some; see :func:`narrowed`."""
     return whole_row_group(basename)
 
 
@@ -249,10 +246,10 @@ class FilePart(NamedTuple):
 
 
 def table_part(info: ShardInfo) -> FilePart:
-    """The bytes that say where all samples of a shard are.
+    """Return the bytes that hold the offsets of all samples of a shard.
 
     Raises:
-        ShardCorruptError: By the index, the file is too small for them.
+        ShardCorruptError: According to the index, the file is too small for them.
     """
     file = info.raw_meta or info.raw_data
     stop = table_bytes(info.samples)
@@ -264,25 +261,25 @@ def table_part(info: ShardInfo) -> FilePart:
 
 
 def has_single_samples(info: ShardInfo) -> bool:
-    """Whether single samples of a shard can be read by their bytes alone."""
+    """Return whether single samples of a shard can be read without its other bytes."""
     return info.compression is None and info.format not in OTHER_FORMATS
 
 
 class SingleSampleReader:
-    """Single samples of one shard.
+    """Reader of single samples of a shard.
 
     Args:
         info: The shard, as its index describes it.
         table: The bytes of :func:`table_part`.
-        allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
+        allow_unsafe_types: Whether encodings may be read that can run code of the data's author.
         columns: Names of the columns to read; None for all.
         as_files: As for :func:`open_shard`.
 
     Raises:
         ShardCorruptError: The table contradicts the index.
-        IndexFormatError: The index describes columns that cannot be.
-        ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
-        MissingDependencyError: A wanted column needs a package that is not installed.
+        IndexFormatError: The index describes invalid columns.
+        ConfigError: The shard lacks a requested column, or one is unsafe and that was not allowed.
+        MissingDependencyError: A requested column needs a package that is not installed.
     """
 
     def __init__(
@@ -296,30 +293,35 @@ class SingleSampleReader:
     ) -> None:
         check_columns(info, columns)
         self._info = info
-        self._decoder, earliest = _decoder_of(info, allow_unsafe_types, columns, as_files)
+        self._decoder: Decoder
+        if info.format == "mds":
+            self._decoder = read_decoder(
+                info, allow_unsafe_types=allow_unsafe_types, columns=columns, as_files=as_files
+            )
+            earliest = table_bytes(info.samples)
+        else:
+            layout = read_split_layout(info)
+            self._decoder = RowDecoder(layout, None if columns is None else frozenset(columns))
+            earliest = len(layout.header)
         shown, smallest = info.raw_data.basename, self._decoder.smallest_bytes
         self._offsets, _ = read_places(memoryview(table), info, shown, earliest, smallest)
 
     def part(self, index: int) -> FilePart:
-        """The bytes of one sample.
+        """Return the bytes of one sample.
 
         Raises:
             SampleIndexError: The index is not in [0, samples).
         """
         if not 0 <= index < self._info.samples:
-            raise SampleIndexError(
-                f"{self._info.raw_data.basename} has {self._info.samples} samples, but sample {index} was asked for",
-                path=self._info.raw_data.basename,
-                sample=index,
-            )
+            raise no_such_sample(self._info.raw_data.basename, self._info.samples, index)
         return FilePart(self._info.raw_data, int(self._offsets[index]), int(self._offsets[index + 1]))
 
     def decode(self, index: int, data: bytes) -> dict[str, Any]:
-        """Turn the bytes of one sample into its columns.
+        """Decode the bytes of one sample.
 
         Raises:
             ShardCorruptError: They are not one sample.
-            EncodingError: A column does not hold what its encoding says.
+            EncodingError: A payload is not one of its column's encoding.
         """
         try:
             return self._decoder.decode(memoryview(data))
@@ -328,32 +330,21 @@ class SingleSampleReader:
             raise error.with_context(f"{file}, sample {index}", path=file, sample=index) from error
 
 
-def _decoder_of(
-    info: ShardInfo, allow_unsafe_types: bool, columns: Sequence[str] | None, as_files: Collection[str]
-) -> tuple[Decoder, int]:
-    """What decodes a sample, and where in its file the first one may start."""
-    if info.format == "mds":
-        decoder = read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns, as_files=as_files)
-        return decoder, table_bytes(info.samples)
-    layout = read_split_layout(info)
-    return RowDecoder(layout, None if columns is None else frozenset(columns)), len(layout.header)
-
-
 _HEAD = struct.Struct("<II")
-_MOST_CONFIG_BYTES = 2**24
+_MAX_CONFIG_BYTES = 2**24
 
 
 def raw_forms(shards: Iterable[ShardInfo]) -> Iterator[FileInfo]:
-    """The raw files of compressed shards: their names are the dataset's, though it stores nothing under them."""
+    """Yield the raw files of compressed shards: the dataset has their names, though it does not store them."""
     return (raw for shard in shards for raw, compressed in shard.files if compressed is not None)
 
 
 def was_written_for(shard: ShardInfo, directory: Path) -> bool:
-    """Whether the raw files of a shard say that they are of so many samples and of this compression.
+    """Return whether the raw files of a shard state its number of samples and compression.
 
     Args:
         shard: An entry of an index.
-        directory: Where the raw files are.
+        directory: Directory of the raw files.
     """
     table = shard.raw_meta or shard.raw_data
     try:
@@ -365,11 +356,11 @@ def was_written_for(shard: ShardInfo, directory: Path) -> bool:
 
 
 def _config(file: BinaryIO, shard: ShardInfo, size: int) -> Any:
-    """The config text, read as JSON: between the offsets and the samples, or the end of a meta file."""
+    """Return the parsed config: between the offsets and the samples, or at the end of a meta file."""
     count, first = _HEAD.unpack(file.read(_HEAD.size))
     start = 4 + 4 * (count + 1)
     stop = first if shard.raw_meta is None else size
-    if count != shard.samples or not 0 <= stop - start <= _MOST_CONFIG_BYTES:
+    if count != shard.samples or not 0 <= stop - start <= _MAX_CONFIG_BYTES:
         return None
     file.seek(start)
     return json.loads(file.read(stop - start))

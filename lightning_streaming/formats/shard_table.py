@@ -1,10 +1,10 @@
-"""The shards of a dataset: what an index says of one and its files, and a table of very many.
+"""Entries of an index: a shard and its files, and a table of very many shards.
 
-A :class:`ShardInfo` and a :class:`FileInfo` have been checked when they exist: sizes are sound, file names stay inside
-the dataset, and each shard has the files that its compression calls for.
+A :class:`ShardInfo` and a :class:`FileInfo` are valid once they exist: sizes are in range, file names are inside the
+dataset, and each shard has the files that its compression requires.
 
-A :class:`ShardTable` keeps shards as a few arrays, so that a million of them take megabytes and no time to make. What
-shards of one writer have in common is kept once, as a *kind*. The rest are numbers and texts. With kinds k0 (one file,
+A :class:`ShardTable` stores shards as a few arrays, so that a million of them take megabytes and are created at once.
+Common facts of a writer's shards are stored once, as a *kind*. The rest are numbers and texts. With kinds k0 (one file,
 one hash) and k1 (raw and compressed, no hash), three shards are::
 
     kinds     k0         k1                  k0
@@ -41,7 +41,7 @@ INDEX_BASENAME = "index.json"
 MAX_RAW_BYTES = 2**32 - 1
 """Most bytes of a raw file, and most samples of a shard: both are written in 32 bits."""
 OTHER_FORMATS = ("parquet", "webdataset", "npy", "megatron", "litdata")
-"""Formats of data that other libraries wrote; their files are read as they lie, whatever their size."""
+"""Formats of other libraries; their files are read in place, at any size."""
 
 FILE_SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "parquet": (".parquet", ".parq", ".pq"),
@@ -49,17 +49,17 @@ FILE_SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "npy": (".npy",),
     "megatron": (".bin", ".idx"),
 }
-"""What the names of files of a format end in, where a file can be given by its name."""
+"""Suffixes of a format's files, if a file can be given by its name."""
 
 PART = "part"
-"""In place of an algorithm: the stored file holds several shards, and what is raw is made of a part of it."""
+"""Used as algorithm: the stored file holds several shards, and the raw file is created from a part of it."""
 
-_MOST_BYTES = 2**63 - 1
-"""No file system has longer files."""
+_MAX_BYTES = 2**63 - 1
+"""Largest file of any file system."""
 _ANYWHERE = Path()
-_MOST_NAME_BYTES = 255
-_MOST_PATH_BYTES = 1024
-"""What file systems, and buckets, let a file name and a key have."""
+_MAX_NAME_BYTES = 255
+_MAX_PATH_BYTES = 1024
+"""Longest file name, and longest key, of file systems and buckets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,10 +71,10 @@ class FileInfo:
     bytes: int
     """Size of the whole file."""
     hashes: Mapping[str, str]
-    """Hash name to lowercase hexadecimal digits over the whole file."""
+    """Hash name to lowercase hexadecimal digits of the whole file."""
     version: str = ""
-    """The version that the store had when the file was indexed, like ``etag:5d41402a``; "" if unknown. It is no part of
-    what identifies the data: a copy of the file elsewhere has another."""
+    """The version in the store when the file was indexed, like ``etag:5d41402a``; "" if unknown. It does not identify
+    the data: a copy of the file at another location has another version."""
 
     def __post_init__(self) -> None:
         _check_name(self.basename)
@@ -82,16 +82,16 @@ class FileInfo:
             raise IndexFormatError(
                 f"bytes of {self.basename} must not be negative, but is {self.bytes}", path=self.basename
             )
-        if self.bytes > _MOST_BYTES:
+        if self.bytes > _MAX_BYTES:
             raise IndexFormatError(
-                f"bytes of {self.basename} must be at most {_MOST_BYTES}, but is {brief(self.bytes)}",
+                f"bytes of {self.basename} must be at most {_MAX_BYTES}, but is {brief(self.bytes)}",
                 path=self.basename,
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardInfo:
-    """One shard: its samples, and each file in its raw form and, where it is compressed, in its stored one."""
+    """One shard: its samples, and each file in its raw form and, if it is compressed, in its stored form."""
 
     format: str
     """``mds``, ``json``, ``csv``, ``tsv`` or ``xsv``; or one of ``OTHER_FORMATS``."""
@@ -104,7 +104,7 @@ class ShardInfo:
     size_limit: int | None
     """The writer's limit of raw bytes per shard."""
     raw_data: FileInfo
-    """The uncompressed data file, recorded also where only the compressed one is stored."""
+    """The uncompressed data file, also recorded if only the compressed one is stored."""
     zip_data: FileInfo | None
     """The compressed data file."""
     raw_meta: FileInfo | None = None
@@ -112,9 +112,9 @@ class ShardInfo:
     zip_meta: FileInfo | None = None
     """The compressed meta file."""
     schema: Mapping[str, Any]
-    """What the format says of the columns, with tuples for lists; not to be changed, shards of one writer share it."""
+    """The format's keys of columns, with tuples for lists; must not be changed, as a writer's shards share it."""
     column_bytes: str | None = None
-    """Where columns are stored apart from each other: what each takes in the raw file, as numbers with commas."""
+    """Size of each column in the raw file, as numbers with commas, if columns are stored separately."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.samples <= MAX_RAW_BYTES:
@@ -127,7 +127,7 @@ class ShardInfo:
             if (compressed is None) != (self.compression is None):
                 wanted = "no compressed file" if self.compression is None else "a compressed file"
                 raise IndexFormatError(
-                    f"compression is {self.compression!r}, which calls for {wanted} of {raw.basename}",
+                    f"compression is {self.compression!r}, which requires {wanted} of {raw.basename}",
                     path=raw.basename,
                 )
 
@@ -139,7 +139,7 @@ class ShardInfo:
 
     @property
     def stored(self) -> tuple[FileInfo, ...]:
-        """The form of each file that is stored, the meta file before the data file."""
+        """The stored form of each file, the meta file before the data file."""
         return tuple(compressed or raw for raw, compressed in self.files)
 
 
@@ -152,7 +152,7 @@ def entry_error(info: ShardInfo, problem: str, hint: str | None = None) -> Index
 def shared_entry(
     schema: Mapping[str, Any], shard_format: str, compression: str | None, hashes: Sequence[str], size_limit: int | None
 ) -> dict[str, Any]:
-    """What an index, and the config of each shard, say of all shards of one writer."""
+    """Return the common part of a writer's shards in an index, and in the config of each shard."""
     return {
         **schema,
         "compression": compression,
@@ -166,29 +166,29 @@ def shared_entry(
 def _check_name(basename: str) -> None:
     join_under(_ANYWHERE, basename)
     name = basename.encode()
-    if len(name) > _MOST_PATH_BYTES or max(map(len, name.split(b"/"))) > _MOST_NAME_BYTES:
+    if len(name) > _MAX_PATH_BYTES or max(map(len, name.split(b"/"))) > _MAX_NAME_BYTES:
         raise IndexFormatError(
-            f"a file name can have {_MOST_NAME_BYTES} bytes, and {_MOST_PATH_BYTES} with its directories, but is "
+            f"a file name can have {_MAX_NAME_BYTES} bytes, and {_MAX_PATH_BYTES} with its directories, but is "
             f"{brief(basename)}",
             path=basename,
         )
     parts = PurePosixPath(basename).parts
     if parts[-1] == INDEX_BASENAME or any(part.startswith(".") for part in parts):
         raise IndexFormatError(
-            f"a file of a shard must not be called {INDEX_BASENAME}, nor begin with a dot, also its directories: such "
-            f"names are those of a cache's own files; but got {brief(basename)}",
+            f"a file of a shard must not be called {INDEX_BASENAME}, nor begin with a dot, nor its directories: such "
+            f"names are reserved for files of a cache; but got {brief(basename)}",
             path=basename,
         )
 
 
 def column_names(info: ShardInfo) -> tuple[str, ...]:
-    """Names of a shard's columns, sorted as a writer sorts them, whatever its format."""
+    """Return the names of a shard's columns, in the order of a writer, for any format."""
     names: tuple[str, ...] = tuple(info.schema["columns" if info.format == "json" else "column_names"])
     return tuple(sorted(names)) if info.format == "json" else names
 
 
 def check_selection(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The columns that a user asks for, each once; None for all.
+    """Return the columns that a user requests, each once; None for all.
 
     Raises:
         ConfigError: It is not a list of at least one name.
@@ -207,23 +207,23 @@ def check_selection(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(columns))
 
 
-def format_told_by(name: str) -> str | None:
-    """The format whose files are named so; None where a name tells too little, or is of none."""
-    found = (one for one, suffixes in FILE_SUFFIXES.items() if one != "megatron" and name.endswith(suffixes))
-    return next(found, None)
+def format_of_name(name: str) -> str | None:
+    """Return the format of files with a name; None if it is ambiguous or unknown."""
+    formats = (kind for kind, suffixes in FILE_SUFFIXES.items() if kind != "megatron" and name.endswith(suffixes))
+    return next(formats, None)
 
 
 def check_columns(info: ShardInfo, columns: Sequence[str] | None) -> None:
-    """Refuse a shard that lacks a column that is asked for.
+    """Raise ConfigError if a shard lacks a requested column.
 
     Raises:
-        ConfigError: Naming the shard, the column, and what there is.
+        ConfigError: States the shard, the column, and the existing columns.
     """
-    there = column_names(info)
-    missing = [name for name in columns or () if name not in there]
+    names = column_names(info)
+    missing = [name for name in columns or () if name not in names]
     if missing:
-        has = shortened(", ".join(map(repr, there)) or "none")
-        close = get_close_matches(missing[0], there, 1)
+        has = shortened(", ".join(map(repr, names)) or "none")
+        close = get_close_matches(missing[0], names, 1)
         file = shown_file(info).basename
         raise ConfigError(
             f"{file} has no column {missing[0]!r}; it has {has}",
@@ -234,18 +234,18 @@ def check_columns(info: ShardInfo, columns: Sequence[str] | None) -> None:
 
 
 def shown_file(info: ShardInfo) -> FileInfo:
-    """The file to name where something is wrong with a shard: the one that a user has, where it is a part of that."""
+    """Return the file to name in errors of a shard: the user's file if the shard is a part of it."""
     return info.zip_data if info.compression == PART and info.zip_data is not None else info.raw_data
 
 
 _FILE_FIELDS = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 _AT_ONCE = 4096
-"""Shards whose texts are decoded together when all are looked at."""
+"""Shards whose texts are decoded together when all are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardKind:
-    """What many shards have in common."""
+    """Common facts of many shards."""
 
     example: ShardInfo
     """One of them."""
@@ -257,21 +257,21 @@ class ShardKind:
 
     @cached_property
     def num_texts(self) -> int:
-        """Texts of each shard: name, hashes and version of every file; and the bytes of columns, if they are told."""
-        return sum(1 + len(file.hashes) + bool(file.version) for file in self.files.values()) + self.tells_columns
+        """Texts of each shard: name, hashes and version of every file; and the bytes of columns, if recorded."""
+        return sum(1 + len(file.hashes) + bool(file.version) for file in self.files.values()) + self.has_column_bytes
 
     @property
-    def tells_columns(self) -> bool:
-        """Whether shards say what each column takes."""
+    def has_column_bytes(self) -> bool:
+        """Whether shards record the size of each column."""
         return self.example.column_bytes is not None
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """Equal for shards of one kind only."""
+        """Key that is equal only for shards of one kind."""
         return _kind_key(self.example)
 
     def make(self, samples: int, sizes: Iterable[int], texts: Iterator[str]) -> ShardInfo:
-        """A shard of this kind, from so many of the sizes and texts as it has."""
+        """Return a shard of this kind, from the next sizes and texts."""
         files = {
             field: _unchecked(
                 FileInfo,
@@ -282,8 +282,8 @@ class ShardKind:
             )
             for (field, like), size in zip(self.files.items(), sizes)  # noqa: B905
         }
-        told = {"column_bytes": next(texts)} if self.tells_columns else {}
-        return _unchecked(ShardInfo, **{**self._fields, **files, **told, "samples": samples})
+        columns = {"column_bytes": next(texts)} if self.has_column_bytes else {}
+        return _unchecked(ShardInfo, **{**self._fields, **files, **columns, "samples": samples})
 
     @cached_property
     def _fields(self) -> dict[str, Any]:
@@ -294,40 +294,40 @@ _Info = TypeVar("_Info", FileInfo, ShardInfo)
 
 
 def _unchecked(cls: type[_Info], **values: Any) -> _Info:
-    """A file or a shard whose fields were checked when its index was read; all must be given."""
-    made = object.__new__(cls)
+    """Return a file or a shard whose fields were checked when its index was parsed; requires all fields."""
+    info = object.__new__(cls)
     for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(info, name, value)
+    return info
 
 
 @dataclass(frozen=True, eq=False)
 class ShardTable(Sequence[ShardInfo]):
-    """The shards of an index in sample order; each is made when it is asked for.
+    """The shards of an index in sample order; each is created on access.
 
     Equal to any sequence of equal shards. A slice is a tuple.
     """
 
     kinds: tuple[ShardKind, ...]
     kind_of_shard: NDArray[np.int32]
-    """Of shape (shards,)."""
+    """Number of the kind, of shape (shards,)."""
     samples: NDArray[np.int64]
-    """Of shape (shards,)."""
+    """Number of samples, of shape (shards,)."""
     sizes: NDArray[np.int64]
     """Bytes of each file, of shape (files,)."""
     text_stops: NDArray[np.int64]
-    """Where in ``text`` each text ends, of shape (texts,)."""
+    """End of each text in ``text``, of shape (texts,)."""
     text: NDArray[np.uint8]
     """All texts end to end, in UTF-8."""
 
     @cached_property
     def first_file(self) -> NDArray[np.int64]:
-        """Place in ``sizes`` of each shard's first file, and the end; of shape (shards + 1,)."""
+        """Position in ``sizes`` of each shard's first file, and the end; of shape (shards + 1,)."""
         return self._starts([len(kind.files) for kind in self.kinds])
 
     @cached_property
     def first_text(self) -> NDArray[np.int64]:
-        """Place in ``text_stops`` of each shard's first text, and the end; of shape (shards + 1,)."""
+        """Position in ``text_stops`` of each shard's first text, and the end; of shape (shards + 1,)."""
         return self._starts([kind.num_texts for kind in self.kinds])
 
     def __len__(self) -> int:
@@ -343,21 +343,22 @@ class ShardTable(Sequence[ShardInfo]):
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step == 1:
-                return tuple(self._made(start, stop))
-            return tuple(self[one] for one in range(start, stop, step))
+                return tuple(self._created(start, stop))
+            return tuple(self[number] for number in range(start, stop, step))
         place = range(len(self))[index]
-        return next(self._made(place, place + 1))
+        return next(self._created(place, place + 1))
 
     def __iter__(self) -> Iterator[ShardInfo]:
         return chain.from_iterable(
-            self._made(start, min(start + _AT_ONCE, len(self))) for start in range(0, len(self), _AT_ONCE)
+            self._created(start, min(start + _AT_ONCE, len(self))) for start in range(0, len(self), _AT_ONCE)
         )
 
     def __add__(self, others: Iterable[ShardInfo]) -> tuple[ShardInfo, ...]:
         return (*self, *others)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, ShardTable) and self._is_same(other):
+        # The arrays may differ for equal shards.
+        if isinstance(other, ShardTable) and len(self) == len(other) and self.starts_like(other, len(self)):
             return True
         if not isinstance(other, ShardTable | tuple | list):
             return NotImplemented
@@ -369,36 +370,35 @@ class ShardTable(Sequence[ShardInfo]):
         return f"<{len(self)} shards>"
 
     def examples(self) -> list[tuple[int, ShardInfo]]:
-        """The first shard of each kind with its number, in their order: to look at what all of a kind share."""
+        """Return the first shard of each kind with its number, in order: to read what all of a kind share."""
         kinds, firsts = np.unique(self.kind_of_shard, return_index=True)
         return [(place, self[place]) for place in sorted(firsts.tolist())] if len(kinds) else []
 
     def data_bytes(self) -> NDArray[np.int64]:
-        """Bytes of each shard's raw data file, of shape (shards,)."""
+        """Return the bytes of each shard's raw data file, of shape (shards,)."""
         return self.sizes[self.first_file[:-1]]
 
     def wanted_bytes(self, columns: Collection[str]) -> NDArray[np.int64]:
-        """What some columns take of each shard's raw data file, of shape (shards,); all of it where that is not told.
+        """Return the bytes of some columns in each shard's raw data file, of shape (shards,); all of it if not
+        recorded.
 
         Args:
             columns: Their names.
         """
-        found: NDArray[np.int64] = self.data_bytes().copy()
+        total: NDArray[np.int64] = self.data_bytes().copy()
         for number, kind in enumerate(self.kinds):
-            if kind.tells_columns:
+            if kind.has_column_bytes:
                 wanted = [place for place, name in enumerate(column_names(kind.example)) if name in columns]
                 for shard in np.flatnonzero(self.kind_of_shard == number).tolist():
-                    told = self._last_text(shard).split(",")
-                    with suppress(ValueError, IndexError):  # of an index that whoever opens the shard refuses
-                        found[shard] = sum(int(told[place]) for place in wanted)
-        return found
-
-    def _last_text(self, shard: int) -> str:
-        last = int(self.first_text[shard + 1]) - 1
-        return self.text[int(self.text_stops[last - 1]) if last else 0 : int(self.text_stops[last])].tobytes().decode()
+                    last = int(self.first_text[shard + 1]) - 1
+                    start, stop = int(self.text_stops[last - 1]) if last else 0, int(self.text_stops[last])
+                    sizes = self.text[start:stop].tobytes().decode().split(",")
+                    with suppress(ValueError, IndexError):  # opening the shard raises the error of a wrong index
+                        total[shard] = sum(int(sizes[place]) for place in wanted)
+        return total
 
     def texts(self, start: int, stop: int) -> list[str]:
-        """The texts of some shards.
+        """Return the texts of some shards.
 
         Args:
             start: The first shard.
@@ -411,17 +411,17 @@ class ShardTable(Sequence[ShardInfo]):
         starts = chain((0,), stops)
         if data.isascii():
             whole = data.decode("ascii")
-            return [whole[one:end] for one, end in zip(starts, stops, strict=False)]
-        return [data[one:end].decode("utf-8", "surrogatepass") for one, end in zip(starts, stops, strict=False)]
+            return [whole[begin:end] for begin, end in zip(starts, stops, strict=False)]
+        return [data[begin:end].decode("utf-8", "surrogatepass") for begin, end in zip(starts, stops, strict=False)]
 
     def digest(self, kinds: Collection[str] | None = None) -> str:
-        """What identifies the data, wherever and however it is stored: 16 hexadecimal digits.
+        """Return the digest that identifies the data, independent of location and storage: 16 hexadecimal digits.
 
-        Of the JSON text of a list that has, for each shard, its raw data file's name, its samples, and the bytes and
-        sorted hashes of that file.
+        It is computed over the JSON text of a list that has, for each shard, its raw data file's name, its samples, and
+        the bytes and sorted hashes of that file.
 
         Args:
-            kinds: Names of the hashes to take in; None for all.
+            kinds: Names of the hashes to include; None for all.
         """
         hasher = hashlib.blake2b(b"[", digest_size=8)
         separator = ""
@@ -432,7 +432,7 @@ class ShardTable(Sequence[ShardInfo]):
         return hasher.hexdigest()
 
     def outline(self) -> str:
-        """The same of samples, sizes and the first few thousand names alone: as good as at once, and without hashes."""
+        """Return a digest of only samples, sizes and the first few thousand names: much faster, and without hashes."""
         hasher = hashlib.blake2b(digest_size=8)
         hasher.update(self.samples.astype("<i8").tobytes())
         hasher.update(self.data_bytes().astype("<i8").tobytes())
@@ -444,12 +444,12 @@ class ShardTable(Sequence[ShardInfo]):
         return hasher.hexdigest()
 
     def hash_names(self) -> tuple[str, ...]:
-        """Names of the hashes that are recorded of raw data files, sorted."""
+        """Return the names of the recorded hashes of raw data files, sorted."""
         kinds = (self.kinds[number] for number in np.unique(self.kind_of_shard))
         return tuple(sorted({name for kind in kinds for name in kind.example.raw_data.hashes}))
 
     def _described(self, start: int, stop: int, kinds: Collection[str] | None) -> str:
-        """JSON of some shards of one kind; quoting and joining columns is many times faster than lists of lists."""
+        """Return JSON of some shards of one kind; joining columns is many times faster than lists of lists."""
         kind = self.kinds[int(self.kind_of_shard[start])]
         texts, step = self.texts(start, stop), kind.num_texts
         names = tuple(kind.example.raw_data.hashes)
@@ -464,14 +464,14 @@ class ShardTable(Sequence[ShardInfo]):
         return ", ".join(map(f"[%s, %d, %d, [{hashes}]]".__mod__, zip(*columns, strict=True)))
 
     def _runs(self) -> Iterator[tuple[int, int]]:
-        """Runs of shards of one kind, not too long."""
+        """Yield runs of shards of one kind, of limited length."""
         borders = np.flatnonzero(np.diff(self.kind_of_shard)) + 1
         edges = [0, *borders.tolist(), len(self)]
         for first, last in pairwise(edges):
             for start in range(first, last, _AT_ONCE):
                 yield start, min(start + _AT_ONCE, last)
 
-    def _made(self, start: int, stop: int) -> Iterator[ShardInfo]:
+    def _created(self, start: int, stop: int) -> Iterator[ShardInfo]:
         if start >= stop:
             return
         texts = iter(self.texts(start, stop))
@@ -480,12 +480,8 @@ class ShardTable(Sequence[ShardInfo]):
         for kind, count in zip(map(self.kinds.__getitem__, kinds), samples, strict=True):
             yield kind.make(count, sizes, texts)
 
-    def _is_same(self, other: ShardTable) -> bool:
-        """Whether the arrays are equal, which they need not be for shards to be equal."""
-        return self.starts_like(other, len(self)) and len(self) == len(other)
-
     def starts_like(self, other: ShardTable, count: int) -> bool:
-        """Whether the first ``count`` shards of both are the same, as far as arrays tell without looking at each."""
+        """Return whether the first ``count`` shards of both have equal arrays."""
         if min(len(self), len(other)) < count or not np.array_equal(
             self.kind_of_shard[:count], other.kind_of_shard[:count]
         ):
@@ -503,7 +499,7 @@ class ShardTable(Sequence[ShardInfo]):
         )
 
     def has_other_versions(self, other: ShardTable) -> bool:
-        """Return whether a stored file of another table is another version in this one, where both tell."""
+        """Return whether a stored file of another table has another version in this one, if both record it."""
         kinds = (kind for table in (self, other) for kind in table.kinds)
         if not any(file.version for kind in kinds for file in kind.files.values()):
             return False
@@ -511,13 +507,13 @@ class ShardTable(Sequence[ShardInfo]):
             return False
         return any(
             mine.version != theirs.version
-            for one, before in zip(self, other, strict=False)
-            for mine, theirs in zip(one.stored, before.stored, strict=False)
+            for shard, before in zip(self, other, strict=False)
+            for mine, theirs in zip(shard.stored, before.stored, strict=False)
             if mine.version and theirs.version
         )
 
     def head(self, count: int) -> ShardTable:
-        """The first ``count`` shards, without a copy of what is known of them."""
+        """Return the first ``count`` shards, without copying arrays."""
         files, texts = int(self.first_file[count]), int(self.first_text[count])
         return ShardTable(
             kinds=self.kinds,
@@ -544,12 +540,12 @@ def _kind_key(shard: ShardInfo) -> tuple[Any, ...]:
         (name, tuple(value.items()) if isinstance(value, dict) else value) for name, value in shard.schema.items()
     )
     files = tuple((field, bool(file.version), *file.hashes) for field, file in _files_by_field(shard).items())
-    tells_columns = shard.column_bytes is not None
-    return shard.format, shard.compression, shard.hashes, shard.size_limit, schema, files, tells_columns
+    has_column_bytes = shard.column_bytes is not None
+    return shard.format, shard.compression, shard.hashes, shard.size_limit, schema, files, has_column_bytes
 
 
 class TableBuilder:
-    """A table that grows."""
+    """A growing table."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[Any, ...], int] = {}
@@ -562,7 +558,7 @@ class TableBuilder:
         return len(self._samples)
 
     def add(self, shard: ShardInfo) -> int:
-        """Add one shard, and say of which kind it is."""
+        """Add one shard, and return the number of its kind."""
         key = _kind_key(shard)
         number = self._kinds.get(key)
         if number is None:
@@ -583,11 +579,11 @@ class TableBuilder:
             self._text_stops.append(len(self._text))
 
     def kind(self, number: int) -> ShardKind:
-        """A kind by its number."""
+        """Return a kind by its number."""
         return self._examples[number]
 
     def schema_before(self) -> Any:
-        """The schema of the latest kind, for shards to share."""
+        """Return the schema of the latest kind, for shards to share."""
         return self._examples[-1].example.schema if self._examples else {}
 
     def add_many(
@@ -596,10 +592,10 @@ class TableBuilder:
         """Add shards of one kind.
 
         Args:
-            kind: Its number.
-            samples: Of each shard.
+            kind: Number of the kind.
+            samples: Number of samples of each shard.
             sizes: For each file of the kind, its size in each shard.
-            texts: For each text of the kind, what it is in each shard; ASCII only.
+            texts: For each text of the kind, its value in each shard; ASCII only.
         """
         self._kind_of_shard.extend([kind] * len(samples))
         self._samples.extend(samples)
@@ -610,7 +606,7 @@ class TableBuilder:
         self._text_stops.frombytes(stops.tobytes())
 
     def table(self) -> ShardTable:
-        """All shards so far. To be called once, at the end: the table takes the builder's memory over."""
+        """Return the table of all shards. Call it once, at the end: the table takes over the builder's memory."""
         return ShardTable(
             kinds=tuple(self._examples),
             kind_of_shard=np.frombuffer(self._kind_of_shard, np.int32),
@@ -622,7 +618,7 @@ class TableBuilder:
 
 
 def table_of(shards: Iterable[ShardInfo]) -> ShardTable:
-    """The table of these shards; a table as it is."""
+    """Return the table of shards; a table unchanged."""
     if isinstance(shards, ShardTable):
         return shards
     builder = TableBuilder()

@@ -1,4 +1,4 @@
-"""Split shards: ``json``, ``csv``, ``tsv`` and ``xsv``, each a data file that people can read and a meta file.
+"""Split shards: ``json``, ``csv``, ``tsv`` and ``xsv``, each a text file and a meta file.
 
     data file    header (json has none), then rows back to back
     meta file    uint32 n, the number of samples
@@ -6,7 +6,7 @@
                  config, JSON text up to the end
 
 All integers are little-endian. A row is a sample as JSON text, or as fields with a separator between them, and its
-newline. The config repeats what the index says of the columns; the index is what we believe.
+newline. The config repeats the columns of the index, which is authoritative.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, EncodingError, IndexFormatError, ShardCorruptError
+from lightning_streaming.errors import ConfigError, EncodingError, ShardCorruptError
 from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
@@ -33,15 +33,15 @@ from lightning_streaming.formats.mds.shard import (
     shard_bytes,
     write_offsets,
 )
-from lightning_streaming.formats.shard_table import check_columns
+from lightning_streaming.formats.shard_table import check_columns, entry_error
 from lightning_streaming.formats.values import brief, check_type
 
 _FORMATS = ("json", "csv", "tsv", "xsv")
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 _COLUMN_TYPES: Mapping[str, type[str | int | float]] = {"str": str, "int": int, "float": float}
-"""The encodings that a column of a split shard can have, and the Python type of each."""
+"""Encodings of columns of split shards, with their Python types."""
 _AS_TEXT: Mapping[str, str] = {"str": "str", "int": "str_int", "float": "str_float"}
-"""Which MDS encoding writes the same text."""
+"""MDS encodings that write the same text."""
 _TEXT = encoding("str")
 _JSON = encoding("json")
 
@@ -50,7 +50,7 @@ _JSON = encoding("json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitLayout:
-    """How samples of a split dataset become rows, and come back; made by :func:`make_split_layout`."""
+    """Encoder and decoder of rows of a split dataset; created by :func:`make_split_layout`."""
 
     format: str
     """``json``, ``csv``, ``tsv`` or ``xsv``."""
@@ -59,13 +59,13 @@ class SplitLayout:
     encoding_names: tuple[str, ...]
     """``str``, ``int`` or ``float``, for each column."""
     newline: str
-    """What every row ends in."""
+    """End of every row."""
     separator: str | None
-    """What is between two fields; None for json."""
+    """Text between two fields; None for json."""
     header: bytes
-    """What a data file has before its first row: the row of the names, or nothing."""
+    """Start of a data file: the row of the names, or nothing."""
     smallest_bytes: int
-    """Bytes that every row has, whatever its values are."""
+    """Smallest size of a row."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -76,21 +76,21 @@ class SplitLayout:
         return schema | {"separator": self.separator} if self.format == "xsv" else schema
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
-        """Turn a sample into a row with its newline. What it holds beside the columns is left out.
+        """Encode a sample as a row with its newline. Other keys than the columns are ignored.
 
         Raises:
-            EncodingError: A column is missing, its value has another type, or its text would be taken for more fields
-                or rows.
+            EncodingError: A column is missing, its value has another type, or its text would be read as several
+                fields or rows.
         """
         try:
             values = [sample[name] for name in self.names]
         except KeyError as error:
-            found = ", ".join(map(repr, sample)) or "none"
-            raise EncodingError(f"column {error.args[0]!r} is missing; the sample has {found}") from None
+            names = ", ".join(map(repr, sample)) or "none"
+            raise EncodingError(f"column {error.args[0]!r} is missing; the sample has {names}") from None
         return self._join(values) + self.newline.encode()
 
     def decode(self, row: bytes | memoryview, columns: Container[str] | None = None) -> dict[str, Any]:
-        """Turn a row into its columns.
+        """Decode a row.
 
         Args:
             row: One row, with its newline.
@@ -98,7 +98,7 @@ class SplitLayout:
 
         Raises:
             ShardCorruptError: It is not one row.
-            EncodingError: It does not hold what its columns say.
+            EncodingError: A field is not one of its column's type.
         """
         data, newline = bytes(row), self.newline.encode()
         if not data.endswith(newline):
@@ -106,11 +106,11 @@ class SplitLayout:
         return self._split(data[: len(data) - len(newline)], columns)
 
     def _join(self, values: Sequence[Any]) -> bytes:
-        """A sample's values, in column order, without the newline."""
+        """Return the row of a sample's values, in column order, without the newline."""
         raise NotImplementedError
 
     def _split(self, body: bytes, columns: Container[str] | None) -> dict[str, Any]:
-        """The wanted columns of a row without its newline."""
+        """Return the requested columns of a row without its newline."""
         raise NotImplementedError
 
 
@@ -128,7 +128,7 @@ class _JsonLayout(SplitLayout):
         for name, kind, value in zip(self.names, self.types, values, strict=True):
             _check_value(name, kind, value)
             if kind is str:
-                _encode_field(name, _TEXT, value)  # JSON would take half a surrogate pair, and join two halves
+                _encode_field(name, _TEXT, value)  # JSON accepts half a surrogate pair, and joins two halves
         try:
             return json.dumps(dict(zip(self.names, values, strict=True)), sort_keys=True).encode()
         except ValueError as error:
@@ -154,7 +154,7 @@ class _SeparatedLayout(SplitLayout):
     """Rows that are fields with a separator between them: nothing is quoted, nothing escaped."""
 
     encodings: tuple[Encoding, ...]
-    """How each field is written."""
+    """Encoding of each field."""
     between: bytes
     """The separator."""
     end: bytes
@@ -165,7 +165,7 @@ class _SeparatedLayout(SplitLayout):
         return _join_fields(self.names, fields, self.between, self.end)
 
     def _split(self, body: bytes, columns: Container[str] | None) -> dict[str, Any]:
-        # Bytes can be split before they are decoded: in UTF-8 no character is found inside of another.
+        # Bytes can be split before they are decoded: in UTF-8 no character is part of another.
         fields = body.split(self.between)
         if len(fields) != len(self.names):
             raise ShardCorruptError(f"expected {len(self.names)} fields, but found {len(fields)} in {brief(body)}")
@@ -183,20 +183,20 @@ class _SeparatedLayout(SplitLayout):
 
 
 def _join_fields(names: tuple[str, ...], fields: list[bytes], separator: bytes, newline: bytes) -> bytes:
-    """Make a row of fields that will be found in it again.
+    """Join fields to a row that is split into the same fields again.
 
-    With the separator ``||`` it is not enough that no field contains it: ``a|`` and ``b`` would come back as ``a`` and
+    With the separator ``||`` it is not enough that no field contains it: ``a|`` and ``b`` would be read as ``a`` and
     ``|b``.
     """
     body = separator.join(fields)
-    found = body.split(separator)
-    if found == fields and not (newline in body and any(newline in field for field in fields)):
+    split = body.split(separator)
+    if split == fields and not (newline in body and any(newline in field for field in fields)):
         return body
-    columns = zip(names, fields, found, strict=False)  # more are found where a field holds a separator
+    columns = zip(names, fields, split, strict=False)  # a field with a separator is split into more
     name, field = next((name, field) for name, field, back in columns if field != back or newline in field)
     raise EncodingError(
-        f"column {name!r}: text must be free of the newline {newline.decode()!r}, and of the separator "
-        f"{separator.decode()!r} also where it meets one, because nothing is quoted, but got {brief(field.decode())}",
+        f"column {name!r}: text must not contain the newline {newline.decode()!r}, nor, with a "
+        f"separator, the separator {separator.decode()!r}, as nothing is quoted, but got {brief(field.decode())}",
         hint="write json or MDS instead",
     )
 
@@ -215,33 +215,33 @@ def _encode_field(name: str, column_encoding: Encoding, value: object) -> bytes:
         raise error.with_context(f"column {name!r}") from None
 
 
-# --- which columns there are ---
+# --- columns ---
 
 
 def make_split_layout(
     shard_format: str, columns: Mapping[str, str], newline: str = "\n", separator: str | None = None
 ) -> SplitLayout:
-    """Lay out the columns of a new dataset.
+    """Return the layout of the columns of a new dataset.
 
     Args:
         shard_format: ``json``, ``csv``, ``tsv`` or ``xsv``.
         columns: Column name to ``str``, ``int`` or ``float``.
-        newline: What every row ends in.
-        separator: What is between two fields; for ``xsv`` only, which needs it.
+        newline: End of every row.
+        separator: Text between two fields; only for ``xsv``, which needs it.
 
     Raises:
-        ConfigError: There is no such format or encoding, there are no columns, ``separator`` is given where it is fixed
-            or is missing where it is not, or a column's name cannot be written.
+        ConfigError: The format or an encoding is unknown, there are no columns, ``separator`` is given for another
+            format than xsv or is missing for xsv, or a column's name cannot be written.
     """
     names = tuple(sorted(columns))
     return _compile(shard_format, names, tuple(columns[name] for name in names), newline, separator)
 
 
 def read_split_layout(info: ShardInfo) -> SplitLayout:
-    """The layout of a shard's samples, as its index describes it.
+    """Return the layout of a shard's samples, as its index describes it.
 
     Raises:
-        IndexFormatError: The index describes columns that cannot be.
+        IndexFormatError: The index describes invalid columns.
     """
     schema = info.schema
     if info.format == "json":
@@ -252,19 +252,32 @@ def read_split_layout(info: ShardInfo) -> SplitLayout:
     try:
         return _compile(info.format, names, encoding_names, schema["newline"], schema.get("separator"))
     except ConfigError as error:
-        raise IndexFormatError(
-            f"the index entry of {info.raw_data.basename} cannot be read: {shortened(str(error))}",
-            path=info.raw_data.basename,
-        ) from None
+        raise entry_error(info, f"cannot be read: {shortened(str(error))}") from None
 
 
 @lru_cache(maxsize=1024)
 def _compile(
     shard_format: str, names: tuple[str, ...], encoding_names: tuple[str, ...], newline: str, separator: str | None
 ) -> SplitLayout:
-    _check_columns(shard_format, names, encoding_names)
-    separator = _check_separator(shard_format, separator)
-    _check_text("newline", newline, "newline", may_be_empty=shard_format == "json")  # whose rows end by themselves
+    if shard_format not in _FORMATS:
+        raise ConfigError(f"format must be one of {', '.join(_FORMATS)}, but got {shard_format!r}", option="format")
+    check_names(names, encoding_names)
+    for name, encoding_name in zip(names, encoding_names, strict=True):
+        _check_text("a column's name", name, "columns", may_be_empty=True)
+        if encoding_name not in _COLUMN_TYPES:
+            raise ConfigError(
+                f"columns of {shard_format} shards must be {', '.join(_COLUMN_TYPES)}, but column {name!r} is "
+                f"{encoding_name!r}",
+                hint="write MDS, which takes every encoding",
+                option="columns",
+            )
+    if (separator is not None) != (shard_format == "xsv"):
+        problem = (
+            "xsv needs a separator" if shard_format == "xsv" else f"{shard_format} takes no separator, only xsv does"
+        )
+        raise ConfigError(f"{problem}, but got {separator!r}", option="separator")
+    separator = separator or _SEPARATORS.get(shard_format)
+    _check_text("newline", newline, "newline", may_be_empty=shard_format == "json")  # whose rows have an end
     end = newline.encode()
     common: dict[str, Any] = {
         "format": shard_format,
@@ -289,50 +302,25 @@ def _compile(
     )
 
 
-def _check_columns(shard_format: str, names: tuple[str, ...], encoding_names: tuple[str, ...]) -> None:
-    if shard_format not in _FORMATS:
-        raise ConfigError(f"format must be one of {', '.join(_FORMATS)}, but got {shard_format!r}", option="format")
-    check_names(names, encoding_names)
-    for name, encoding_name in zip(names, encoding_names, strict=True):
-        _check_text("a column's name", name, "columns", may_be_empty=True)
-        if encoding_name not in _COLUMN_TYPES:
-            raise ConfigError(
-                f"columns of {shard_format} shards must be {', '.join(_COLUMN_TYPES)}, but column {name!r} is "
-                f"{encoding_name!r}",
-                hint="MDS takes every encoding",
-                option="columns",
-            )
-
-
-def _check_separator(shard_format: str, separator: str | None) -> str | None:
-    """The separator of a format; None for json."""
-    if (separator is not None) != (shard_format == "xsv"):
-        wanted = (
-            "xsv needs a separator" if shard_format == "xsv" else f"{shard_format} takes no separator, only xsv does"
-        )
-        raise ConfigError(f"{wanted}, but got {separator!r}", option="separator")
-    return separator if shard_format == "xsv" else _SEPARATORS.get(shard_format)
-
-
 def _check_text(what: str, text: str, option: str, *, may_be_empty: bool = False) -> None:
     try:
-        sound = bool(text.encode()) or may_be_empty
+        is_valid = bool(text.encode()) or may_be_empty
     except (UnicodeEncodeError, AttributeError):
-        sound = False
-    if not sound:
-        nature = "text that UTF-8 can hold" + ("" if may_be_empty else ", and not empty")
-        raise ConfigError(f"{what} must be {nature}, but got {brief(text)}", option=option)
+        is_valid = False
+    if not is_valid:
+        kind = "text that UTF-8 can hold" + ("" if may_be_empty else ", and not empty")
+        raise ConfigError(f"{what} must be {kind}, but got {brief(text)}", option=option)
 
 
 # --- files ---
 
 
 def meta_bytes(offsets: Sequence[int] | NDArray[np.int64], config: bytes) -> bytes:
-    """The meta file of a shard.
+    """Return the meta file of a shard.
 
     Args:
-        offsets: Where each row starts in the data file, and where the last one ends; of shape (samples + 1,).
-        config: What :func:`~lightning_streaming.formats.mds.shard.encode_config` gives.
+        offsets: Start of each row in the data file, and end of the last; of shape (samples + 1,).
+        config: The result of :func:`~lightning_streaming.formats.mds.shard.encode_config`.
 
     Raises:
         ConfigError: One of the two files would have 4 GiB or more.
@@ -345,7 +333,7 @@ def meta_bytes(offsets: Sequence[int] | NDArray[np.int64], config: bytes) -> byt
 
 @dataclass(frozen=True, slots=True)
 class RowDecoder:
-    """Reads rows of one layout."""
+    """Decoder of rows of a layout."""
 
     layout: SplitLayout
     columns: Container[str] | None
@@ -356,12 +344,12 @@ class RowDecoder:
         return self.layout.smallest_bytes
 
     def decode(self, data: memoryview, start: int = 0, stop: int | None = None) -> dict[str, Any]:
-        if start > len(self.layout.header):  # of an offset into the middle of a row, what is left can look like one
+        if start > len(self.layout.header):  # the end of a row can look like a whole one
             newline = self.layout.newline.encode()
-            found = bytes(data[start - len(newline) : start])
-            if found != newline:
+            before = bytes(data[start - len(newline) : start])
+            if before != newline:
                 raise ShardCorruptError(
-                    f"expected {newline!r} before byte {start}, where it starts, but found {found!r}"
+                    f"expected {newline!r} before byte {start}, where it starts, but found {before!r}"
                 )
         return self.layout.decode(data[start:stop], self.columns)
 
@@ -375,9 +363,9 @@ class SplitReader(MappedShard):
         check_columns(info, columns)
         super().__init__(info, directory, RowDecoder(layout, None if columns is None else frozenset(columns)))
         read_places(self._table, info, str(self._table_path), len(layout.header), layout.smallest_bytes)
-        found = bytes(self._data[: len(layout.header)])
-        if found != layout.header:
+        header = bytes(self._data[: len(layout.header)])
+        if header != layout.header:
             raise ShardCorruptError(
-                f"{self._path} must start with {brief(layout.header)}, its columns, but starts with {brief(found)}",
+                f"{self._path} must start with {brief(layout.header)}, its columns, but starts with {brief(header)}",
                 path=str(self._path),
             )

@@ -1,6 +1,6 @@
-"""The encodings of values: bytes, text, numbers, arrays, JSON and pickles; and the checks that all encodings share.
+"""Encodings of values: bytes, text, numbers, arrays, JSON and pickles; and checks that all encodings share.
 
-Numbers are little-endian. Reading a pickle runs code that whoever wrote the data chose. Arrays are stored so:
+Numbers are little-endian. Reading a pickle runs code chosen by the data's author. Layouts of arrays:
 
     name                       payload                                  size
     ndarray                    dtype code, shape header, values         variable
@@ -33,32 +33,32 @@ from lightning_streaming.errors import ConfigError, EncodingError
 
 
 def check_type(value: object, expected: type) -> None:
-    """Refuse a value of another type.
+    """Raise EncodingError if a value has another type.
 
     Raises:
-        EncodingError: Naming what was expected and what was found.
+        EncodingError: States the expected type and the value.
     """
     if not isinstance(value, expected):
         raise EncodingError(f"expected {expected.__name__}, but got {type(value).__name__} {brief(value)}")
 
 
 def check_length(data: bytes | memoryview, expected: int) -> None:
-    """Refuse a payload of another length.
+    """Raise EncodingError if a payload has another length.
 
     Raises:
-        EncodingError: Naming what was expected and what was found.
+        EncodingError: States the expected and the actual length.
     """
     if len(data) != expected:
         raise EncodingError(f"expected {expected} bytes, but found {len(data)}")
 
 
 def brief(value: object) -> str:
-    """The start of a value's repr, short enough for an error."""
+    """Return the start of a value's repr, short enough for an error."""
     if isinstance(value, memoryview):
         value = bytes(value[:40])
     try:
         return reprlib.repr(value)
-    except ValueError:  # Python refuses to write ints of thousands of digits
+    except ValueError:  # Python does not write ints of thousands of digits
         return f"a huge {type(value).__name__}"
 
 
@@ -67,12 +67,12 @@ _INT = struct.Struct("<q")
 _JSON_DECODER = json.JSONDecoder()
 
 DecodeMany = Callable[[memoryview, int], Iterable[Any]]
-"""Gives the numbers of payloads that follow each other: (bytes, where the first payload starts in them)."""
+"""Returns the numbers of consecutive payloads: (bytes, position of the first payload)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BytesEncoding:
-    """Bytes as they are."""
+    """Bytes, unchanged."""
 
     size: None = None
 
@@ -122,7 +122,7 @@ class IntEncoding:
         return number
 
     def decoder_of(self, count: int) -> DecodeMany:
-        """What decodes so many payloads that follow each other."""
+        """Return the decoder of that many consecutive payloads."""
         return struct.Struct(f"<{count}q").unpack_from
 
 
@@ -143,14 +143,14 @@ class _NumpyEncoding:
         return np.frombuffer(data, self.dtype)[0]
 
     def decoder_of(self, count: int) -> DecodeMany:
-        """What decodes so many payloads that follow each other."""
+        """Return the decoder of that many consecutive payloads."""
         dtype, read = self.dtype, np.frombuffer
-        return lambda data, start: read(data, dtype, count, start).flat  # makes numbers quicker than the array itself
+        return lambda data, start: read(data, dtype, count, start).flat  # creates numbers faster than the array itself
 
 
 @dataclass(frozen=True, slots=True)
 class NumpyIntegerEncoding(_NumpyEncoding):
-    """A numpy integer. Whatever ``int()`` takes may be written (3.7 becomes 3) as long as it is in range."""
+    """A numpy integer. Any value that ``int()`` takes may be written (3.7 becomes 3) if it is in range."""
 
     def encode(self, value: Any) -> bytes:
         try:
@@ -162,36 +162,36 @@ class NumpyIntegerEncoding(_NumpyEncoding):
 
 @dataclass(frozen=True, slots=True)
 class NumpyFloatEncoding(_NumpyEncoding):
-    """A numpy float. Whatever numpy takes as one float may be written, rounded to this width."""
+    """A numpy float. Any value that numpy takes as one float may be written, rounded to this width."""
 
     def encode(self, value: Any) -> bytes:
         if type(value) is self.dtype.type and _IS_LITTLE_ENDIAN:
-            return bytes(value)  # its memory, which is much quicker than tobytes()
+            return bytes(value)  # its memory, which is much faster than tobytes()
         try:
             number = np.asarray(value, self.dtype)
         except (TypeError, ValueError, OverflowError):
             raise _not_a_number(self.dtype, value) from None
-        if number.ndim or value is None:  # numpy would make None a NaN, and a list an array
+        if number.ndim or value is None:  # numpy would turn None into NaN, and a list into an array
             raise _not_a_number(self.dtype, value)
         return number.tobytes()
 
 
 NUMBERS = (IntEncoding, NumpyIntegerEncoding, NumpyFloatEncoding)
-"""Encodings whose payloads are what numpy has of their ``dtype``."""
+"""Encodings whose payloads are numpy numbers of their ``dtype``."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberTextEncoding:
-    """A number as its decimal text, for those that no fixed width can hold."""
+    """A number as its decimal text, for numbers that no fixed width can hold."""
 
     kind: type[int | float | Decimal]
-    """The Python type that is written and read."""
+    """Python type of the values."""
     size: None = None
 
     def encode(self, value: Any) -> bytes:
         check_type(value, self.kind)
         try:
-            # Made anew from the plain type, because a subclass writes itself differently: True is 1 here.
+            # Converted to the plain type, because a subclass may have another text: True is 1 here.
             return str(self.kind(value)).encode()
         except ValueError as error:
             raise EncodingError(f"expected a number that Python can write in digits ({error})") from None
@@ -205,7 +205,7 @@ class NumberTextEncoding:
 
 @dataclass(frozen=True, slots=True)
 class JsonEncoding:
-    """Whatever JSON can say, NaN and Infinity too; a numpy array becomes nested lists."""
+    """A JSON value, also NaN and Infinity; a numpy array becomes nested lists."""
 
     size: None = None
 
@@ -213,22 +213,18 @@ class JsonEncoding:
         try:
             return json.dumps(value, default=_array_to_list).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise EncodingError(f"expected a value that JSON can say, but got {brief(value)} ({error})") from None
+            raise EncodingError(f"expected a value that JSON can represent, but got {brief(value)} ({error})") from None
 
     def decode(self, data: bytes | memoryview) -> Any:
         try:
-            return _read_json(str(data, "utf-8"))
+            text = str(data, "utf-8")
+            try:  # in less time than json.loads, for texts without spaces around them
+                value, stop = _JSON_DECODER.raw_decode(text)
+            except json.JSONDecodeError:
+                return json.loads(text)
+            return value if stop == len(text) else json.loads(text)
         except (ValueError, RecursionError) as error:
             raise EncodingError(f"expected JSON, but found {brief(data)} ({error})") from None
-
-
-def _read_json(text: str) -> Any:
-    """What ``json.loads`` makes of a text, in less time where there are no spaces around it."""
-    try:
-        value, stop = _JSON_DECODER.raw_decode(text)
-    except json.JSONDecodeError:
-        return json.loads(text)
-    return value if stop == len(text) else json.loads(text)
 
 
 def _integer_bytes(number: int, size: int, *, signed: bool) -> bytes:
@@ -250,12 +246,12 @@ def _array_to_list(value: object) -> object:
 
 
 _PROTOCOL = 4
-"""The default of Python 3.8 to 3.13, so the bytes do not depend on which of them writes."""
+"""The default of Python 3.8 to 3.13, so that the bytes do not depend on the version."""
 
 
 @dataclass(frozen=True, slots=True)
 class PickleEncoding:
-    """Whatever pickle can write."""
+    """A value that pickle can write."""
 
     size: None = None
 
@@ -270,7 +266,7 @@ class PickleEncoding:
     def decode(self, data: bytes | memoryview) -> Any:
         try:
             return pickle.loads(bytes(data))  # noqa: S301  # allowed by the reader: see encodings.is_unsafe
-        except Exception as error:  # damaged pickles, and the code in sound ones, raise anything
+        except Exception as error:  # damaged pickles, and code in valid ones, raise anything
             raise EncodingError(f"expected a pickle, but found {brief(data)} ({_named(error)})") from error
 
 
@@ -289,50 +285,50 @@ _CODES = {
 _NAMES = {code: name for name, code in _CODES.items()}
 _DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in _CODES}
 BYTES_OF_CODE = np.zeros(256, np.int64)
-"""Of each dtype code the bytes of an element; 0 where there is no such code."""
+"""Bytes of an element by dtype code; 0 for unknown codes."""
 BYTES_OF_CODE[list(_NAMES)] = [np.dtype(name).itemsize for name in _NAMES.values()]
 _NAME_OF_DTYPE = {
     **{dtype: name for name, dtype in _DTYPES.items()},
     **{dtype.newbyteorder(">"): name for name, dtype in _DTYPES.items()},
 }
-"""By a dtype of either byte order. numpy works ``dtype.name`` out anew each time, which takes longer than the rest."""
+"""By a dtype of either byte order. numpy computes ``dtype.name`` on each access, which takes longer than the rest."""
 _DIM_DTYPES = ("<u1", "<u2", "<u4", "<u8")
-_MOST_DIMS = 63  # six bits of the shape header
+_MAX_DIMS = 63  # six bits of the shape header
 _Layout = tuple[tuple[int, ...], np.dtype[Any], int]
-"""Of a payload: the shape of the values, their dtype, and where they start."""
+"""Shape and dtype of the values of a payload, and their position."""
 _SHAPE_TEXT = re.compile(r"[1-9]\d{0,18}(,[1-9]\d{0,18})*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class NdarrayEncoding:
-    """A numpy array. What is read is the caller's own: writable, and apart from the shard."""
+    """A numpy array. Decoded arrays are writable, and share no memory with the shard."""
 
     dtype: str | None = None
-    """Name of the one dtype allowed, or None: each payload says its own."""
+    """Name of the only allowed dtype, or None: each payload states its dtype."""
     shape: tuple[int, ...] | None = None
-    """The one shape allowed, or None: each payload says its own. Needs a dtype."""
+    """The only allowed shape, or None: each payload states its shape. Needs a dtype."""
 
     size: int | None = field(init=False, repr=False)
-    """Bytes of every payload; None where they vary."""
+    """Bytes of every payload; None if they vary."""
     _layout: _Layout | None = field(init=False, repr=False, compare=False)
-    """How every payload lies; None where that varies."""
+    """Layout of every payload; None if it varies."""
 
     def __post_init__(self) -> None:
         size = layout = None
         if self.dtype is not None and self.shape is not None:
             layout = self.shape, _DTYPES[self.dtype], 0
             size = math.prod(self.shape) * _DTYPES[self.dtype].itemsize
-        object.__setattr__(self, "size", size)  # worked out once: both are looked at for each array
+        object.__setattr__(self, "size", size)  # computed once: both are read for each array
         object.__setattr__(self, "_layout", layout)
 
     def encode(self, value: Any) -> bytes:
         return b"".join(self.parts(value))
 
     def parts(self, value: Any) -> tuple[bytes, Any]:
-        """The payload in two parts: what stands before the values, and the values as they lie on disk.
+        """Return the payload in two parts: the head, and the values as they are stored.
 
         Returns:
-            Bytes, and an array, which type checkers know as a buffer from Python 3.12 on only.
+            Bytes, and an array, which type checkers know as a buffer only from Python 3.12.
 
         Raises:
             EncodingError: The value does not fit.
@@ -353,10 +349,10 @@ class NdarrayEncoding:
         return array
 
     def read_layout(self, data: bytes | memoryview) -> _Layout:
-        """How the values of a payload lie in it.
+        """Return the layout of a payload.
 
         Raises:
-            EncodingError: It does not begin as it must, or does not have as many bytes as that takes.
+            EncodingError: Its head is invalid, or its size differs from that of its values.
         """
         name, shape, start = self.dtype, self.shape, 0
         if name is None:
@@ -374,19 +370,19 @@ class NdarrayEncoding:
 def flat_layouts(
     encoding: NdarrayEncoding, data: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> tuple[np.dtype[Any], NDArray[np.int64], NDArray[np.int64]]:
-    """How the values of many payloads of one-dimensional arrays lie.
+    """Return the layout of many payloads of one-dimensional arrays.
 
     Args:
-        encoding: Of the payloads.
-        data: The file that they are in.
-        starts: Where each payload starts in it.
-        stops: Where each ends.
+        encoding: Encoding of the payloads.
+        data: Their file.
+        starts: Start of each payload.
+        stops: End of each payload.
 
     Returns:
-        The dtype of all; where the values of each start; and how many there are.
+        The dtype of all; the start of each one's values; and their number.
 
     Raises:
-        EncodingError: A payload is not one-dimensional, or not whole, or they are of different dtypes.
+        EncodingError: A payload is not one-dimensional, or incomplete, or dtypes differ.
     """
     name, firsts = encoding.dtype, starts
     if encoding.shape is None:
@@ -394,7 +390,7 @@ def flat_layouts(
             codes = np.unique(_bytes_at(data, firsts, stops))
             if len(codes) > 1:
                 raise EncodingError(
-                    f"expected arrays of one dtype, but found {', '.join(str(_NAMES.get(int(one))) for one in codes)}"
+                    f"expected arrays of one dtype, but found {', '.join(str(_NAMES.get(int(code))) for code in codes)}"
                 )
             if not len(codes) or int(codes[0]) not in _NAMES:
                 raise EncodingError(f"expected a dtype code, but found {int(codes[0]) if len(codes) else None}")
@@ -407,23 +403,23 @@ def flat_layouts(
         firsts = firsts + 1 + (1 << (heads & 3).astype(np.int64))
     elif len(encoding.shape) != 1:
         raise EncodingError(f"expected arrays of one dimension, but they have {len(encoding.shape)}")
-    assert name is not None, "told by the encoding or by the payloads"
+    assert name is not None, "set by the encoding or by the payloads"
     counts, rest = np.divmod(stops - firsts, _DTYPES[name].itemsize)
     if (rest != 0).any() or (counts < 0).any():
         raise EncodingError(
-            f"expected whole {name} values, but one payload of {int((stops - starts)[0])} bytes has not"
+            f"expected whole {name} values, but a payload of {int((stops - starts)[0])} bytes has others"
         )
     return _DTYPES[name], firsts, counts
 
 
 def _bytes_at(data: NDArray[np.uint8], places: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.uint8]:
     if (places >= stops).any():
-        raise EncodingError("expected an array, but found a payload that ends in its header")
+        raise EncodingError("expected an array, but found a payload that ends within its header")
     return data[places]
 
 
 def parse_ndarray(config: str) -> NdarrayEncoding:
-    """Understand what follows ``ndarray:``, for example ``""``, ``"int32"`` or ``"int32:2,3"``.
+    """Parse the part after ``ndarray:``, for example ``""``, ``"int32"`` or ``"int32:2,3"``.
 
     Raises:
         ConfigError: It is neither a dtype nor a dtype and a shape.
@@ -431,7 +427,7 @@ def parse_ndarray(config: str) -> NdarrayEncoding:
     dtype, colon, shape = config.partition(":")
     if dtype in _CODES and (not colon or _SHAPE_TEXT.fullmatch(shape)):
         dims = tuple(map(int, shape.split(","))) if colon else None
-        if dims is None or len(dims) <= _MOST_DIMS:
+        if dims is None or len(dims) <= _MAX_DIMS:
             return NdarrayEncoding(dtype, dims)
     elif not config:
         return NdarrayEncoding()
@@ -446,8 +442,8 @@ def _check_no_mask(value: NDArray[Any]) -> None:
     if isinstance(value, np.ma.MaskedArray):
         raise EncodingError(
             "expected an array without a mask, which cannot be stored, but got a numpy MaskedArray",
-            hint="write "
-            "value.filled(...), or value.data, and numpy.ma.getmaskarray(value).astype('uint8') as another column",
+            hint="write value.filled(...), or value.data, and numpy.ma.getmaskarray(value).astype('uint8') as another "
+            "column",
         )
 
 
@@ -455,21 +451,19 @@ def _check_no_mask(value: NDArray[Any]) -> None:
 def _head_and_dtype(
     fixed_dtype: str | None, fixed_shape: tuple[int, ...] | None, dtype: np.dtype[Any], shape: tuple[int, ...]
 ) -> tuple[bytes, np.dtype[Any]]:
-    """What stands before the values of an array, and the dtype that they have on disk, if it may be written."""
+    """Return the head of an array, and the stored dtype of its values; raise EncodingError if it may not be written."""
     name = _NAME_OF_DTYPE.get(dtype)
     if name is None or (fixed_dtype and name != fixed_dtype):
         raise EncodingError(f"expected dtype {fixed_dtype or ' or '.join(_CODES)}, but got {dtype.name}")
     if fixed_shape is not None and shape != fixed_shape:
         raise EncodingError(f"expected shape {fixed_shape}, but got {shape}")
-    if not 1 <= len(shape) <= _MOST_DIMS or 0 in shape:
-        raise EncodingError(f"expected 1 to {_MOST_DIMS} dimensions and at least one value, but got shape {shape}")
+    if not 1 <= len(shape) <= _MAX_DIMS or 0 in shape:
+        raise EncodingError(f"expected 1 to {_MAX_DIMS} dimensions and at least one value, but got shape {shape}")
     head = b"" if fixed_dtype else bytes([_CODES[name]])
-    return head + (b"" if fixed_shape else _shape_header(shape)), _DTYPES[name]
-
-
-def _shape_header(shape: tuple[int, ...]) -> bytes:
-    width = next(w for w in range(4) if max(shape) < 2 ** (8 * 2**w))
-    return bytes([len(shape) << 2 | width]) + np.array(shape, _DIM_DTYPES[width]).tobytes()
+    if not fixed_shape:
+        width = next(w for w in range(4) if max(shape) < 2 ** (8 * 2**w))
+        head += bytes([len(shape) << 2 | width]) + np.array(shape, _DIM_DTYPES[width]).tobytes()
+    return head, _DTYPES[name]
 
 
 @lru_cache(maxsize=256)
@@ -479,7 +473,7 @@ def _dimensions(ndim_and_width: int) -> struct.Struct:
 
 
 def _read_dtype(data: bytes | memoryview) -> tuple[str, int]:
-    """The dtype's name and where the shape header starts."""
+    """Return the dtype's name, and the start of the shape header."""
     name = _NAMES.get(data[0]) if len(data) else None
     if name is None:
         raise EncodingError(f"expected a dtype code, one of {sorted(_NAMES)}, but found {bytes(data[:1])!r}")
@@ -487,7 +481,7 @@ def _read_dtype(data: bytes | memoryview) -> tuple[str, int]:
 
 
 def _read_shape(data: bytes | memoryview, start: int) -> tuple[tuple[int, ...], int]:
-    """The shape and where the values start."""
+    """Return the shape, and the start of the values."""
     ndim, width = divmod(data[start], 4) if len(data) > start else (0, 0)
     stop = start + 1 + (ndim << width)
     if ndim == 0 or len(data) < stop:

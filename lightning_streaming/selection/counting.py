@@ -23,7 +23,7 @@ from lightning_streaming.cache.selection_files import selection_path
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.formats.arrays.array_lengths import column_lengths
-from lightning_streaming.formats.columns import WHOLE_NUMBERS, ColumnValues, check_columns_tell, encodings_of
+from lightning_streaming.formats.columns import WHOLE_NUMBERS, ColumnValues, check_readable_columns, encodings_of
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.options.column_functions import LENGTHS
 from lightning_streaming.options.groups import fields_of
@@ -161,7 +161,7 @@ class _Counting:
                 column_lengths(info, self.asked.column, self.asked.dtype)
                 continue
             hint = LENGTHS.unknown_column_hint if callable(self.asked.lengths) else None
-            check_columns_tell(info, self.looked_at, self.asked.in_words(), option="lengths", other_hint=hint)
+            check_readable_columns(info, self.looked_at, self.asked.in_words(), option="lengths", other_hint=hint)
             known = encodings_of(info)
             if isinstance(self.asked.lengths, str) and known[self.asked.lengths] not in WHOLE_NUMBERS:
                 raise ConfigError(

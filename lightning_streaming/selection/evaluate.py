@@ -28,7 +28,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.escaping import package_logger, short_repr
 from lightning_streaming.files import system_errors
-from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, encodings_of
+from lightning_streaming.formats.columns import ColumnValues, check_readable_columns, encodings_of
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.options.column_functions import WHERE
 from lightning_streaming.options.selection import Indices, SelectionConfig, as_numbers
@@ -367,7 +367,7 @@ def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionCo
     option = "selection.group_by" if isinstance(condition, PartCondition) else "selection.where"
     other_hint = WHERE.unknown_column_hint if isinstance(condition, FunctionCondition) else None
     for _, info in index.shards.examples():
-        check_columns_tell(info, condition.columns, asked.in_words(), hints, option, other_hint)
+        check_readable_columns(info, condition.columns, asked.in_words(), hints, option, other_hint)
         if isinstance(condition, PartCondition):
             _check_equal_or_not(encodings_of(info), condition)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError, ShardCorruptError
 from lightning_streaming.formats import columns
-from lightning_streaming.formats.columns import check_columns_tell, joined, read_columns
+from lightning_streaming.formats.columns import check_readable_columns, joined, read_columns
 from lightning_streaming.formats.index import ShardInfo, parse_index
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.writing.writers import MDSWriter
@@ -106,13 +106,13 @@ def test_columns_that_nothing_can_look_at_are_refused(tmp_path: Path) -> None:
     with MDSWriter(out=str(tmp_path / "x"), columns={"score": "float32", "array": "ndarray"}) as writer:
         writer.write({"score": 0.5, "array": np.zeros(3)})
     info = only_shard(tmp_path / "x")
-    check_columns_tell(info, ["score"], "where")
+    check_readable_columns(info, ["score"], "where")
     with pytest.raises(
-        ConfigError, match=r"where looks at column 'scores'.*there are array, score; did you mean 'score'\?"
+        ConfigError, match=r"where: unknown column 'scores'; the columns are array, score; did you mean 'score'\?"
     ):
-        check_columns_tell(info, ["scores"], "where")
-    with pytest.raises(ConfigError, match="which is 'ndarray'; only numbers, text"):
-        check_columns_tell(info, ["array"], "where")
+        check_readable_columns(info, ["scores"], "where")
+    with pytest.raises(ConfigError, match="which is 'ndarray'; name columns of numbers"):
+        check_readable_columns(info, ["array"], "where")
 
 
 def test_columns_of_several_shards_are_one() -> None:

@@ -255,7 +255,7 @@ def taken(name: str, value: Any) -> bool:
 @pytest.mark.parametrize("value", [1.5, 3.0, "3", True, np.True_, np.float32(3), b"3", None, math.nan, np.array(3)])
 def test_only_integers_are_integers(name: str, value: Any) -> None:
     assert "expected an integer, but got " in refused(name, value)
-    assert "convert it yourself if that is meant" in refused(name, value)
+    assert "convert it explicitly if that is intended" in refused(name, value)
 
 
 @pytest.mark.parametrize("name", INTEGERS)

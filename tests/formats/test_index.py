@@ -152,7 +152,7 @@ def test_what_is_dumped_is_parsed_back(cases: list[tuple[int, str | None, str]])
         (b"[" * 100_000, "must be JSON"),
         (b"[]", "must be a JSON object, but is []"),
         (b"{}", "'version' is missing"),
-        (b'{"version": 1, "shards": []}', "only version 2 can be read, but version is 1"),
+        (b'{"version": 1, "shards": []}', "only version 2 is supported, but version is 1"),
         (b'{"version": "2", "shards": []}', "version must be int, but is '2'"),
         (b'{"version": 2}', "'shards' is missing"),
         (b'{"version": 2, "shards": {}}', "shards must be list, but is {}"),
@@ -168,7 +168,7 @@ def test_a_file_that_is_no_index_is_refused_with_its_source(text: bytes, words: 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 3}, "only version 2 can be read, but version is 3"),
+        ({"version": 3}, "only version 2 is supported, but version is 3"),
         ({"version": NOWHERE}, "'version' is missing"),
         ({"format": NOWHERE}, "'format' is missing"),
         (
@@ -187,12 +187,12 @@ def test_a_file_that_is_no_index_is_refused_with_its_source(text: bytes, words: 
         ({"size_limit": [1]}, "size_limit must be str"),
         ({"compression": "lzma"}, "compression must be one of br, bz2, gz, snappy, zstd, but got 'lzma'"),
         ({"compression": "zstd:99", "zip_data": file()}, "levels 1 to 22"),
-        ({"compression": "zstd"}, "calls for a compressed file of shard.00000.mds"),
-        ({"zip_data": file()}, "calls for no compressed file of shard.00000.mds"),
+        ({"compression": "zstd"}, "requires a compressed file of shard.00000.mds"),
+        ({"zip_data": file()}, "requires no compressed file of shard.00000.mds"),
         ({"raw_data": NOWHERE}, "'raw_data' is missing"),
         ({"raw_data": None}, "raw_data must be dict, but is None"),
         ({"raw_data": file(bytes=-1)}, "must not be negative, but is -1"),
-        ({"samples": 24}, "99 bytes, too few to say where 24 samples are"),
+        ({"samples": 24}, "99 bytes, too few for offsets of 24 samples"),
         ({"raw_data": file(bytes=2**32)}, "must be at most 4294967295 bytes"),
         ({"raw_data": file(bytes="9")}, "raw_data: bytes must be int, but is '9'"),
         ({"raw_data": file(hashes=None)}, "raw_data: hashes must be dict"),

@@ -27,7 +27,7 @@ from lightning_streaming.errors import (
 from lightning_streaming.formats.arrays.array_lengths import column_lengths
 from lightning_streaming.formats.arrays.npy import NpyFormat
 from lightning_streaming.formats.arrays.row_files import RowsReader
-from lightning_streaming.formats.columns import check_columns_tell, flat_column, read_columns
+from lightning_streaming.formats.columns import check_readable_columns, flat_column, read_columns
 from lightning_streaming.formats.shard import may_be_flat, plain_kind
 from tests.formats.stored import Folder, arrays_in, describe, opened, read_all
 from tests.helpers import assert_error
@@ -424,12 +424,12 @@ def test_columns_tell_what_they_are(tmp_path: Path) -> None:
     save(tmp_path / "a.npy", RECORDS)
     info = describe(tmp_path, "npy")[0]
     assert info.schema["column_encodings"] == ("int32", "ndarray:uint8:2,3", "str", "bool of shape ()")
-    check_columns_tell(info, ["label", "名"], "where=...")
+    check_readable_columns(info, ["label", "名"], "where=...")
     found = read_columns(info, tmp_path, ["label", "名"])
     assert np.array_equal(found["label"], np.arange(5, dtype=np.int32))
     assert found["名"] == ["a", "bb", "", "dé", "e"]
-    with pytest.raises(ConfigError, match="looks at column 'flag', which is 'bool of shape"):
-        check_columns_tell(info, ["flag"], "where=...")
+    with pytest.raises(ConfigError, match="reads column 'flag', which is 'bool of shape"):
+        check_readable_columns(info, ["flag"], "where=...")
 
 
 def test_rows_of_one_dimension_are_flat_and_equally_long(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class TestRoundTrip:
             assert repr(layout.decode(row)) == repr(dict(sorted(sample.items())))  # so that a NaN equals itself
             assert layout.decode(row, ["note"]) == {"note": sample["note"]}
         else:
-            with pytest.raises(EncodingError, match=r"column '(note|text)': text must be free of the newline"):
+            with pytest.raises(EncodingError, match=r"column '(note|text)': text must not contain the newline"):
                 layout.encode(sample)
 
     @EVERY

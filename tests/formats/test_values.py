@@ -113,8 +113,8 @@ def test_payloads_are_these_bytes(name: str, value: Any, payload: str) -> None:
         ("str_int", 1.0, "expected int, but got float"),
         ("str_float", 1, "expected float, but got int"),
         ("str_decimal", 1.0, "expected Decimal, but got float"),
-        ("json", {1, 2}, "expected a value that JSON can say, but got {1, 2}"),
-        ("json", np.int64(1), "expected a value that JSON can say"),
+        ("json", {1, 2}, "expected a value that JSON can represent, but got {1, 2}"),
+        ("json", np.int64(1), "expected a value that JSON can represent"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_in_words(name: str, value: Any, words: str) -> None:

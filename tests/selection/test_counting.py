@@ -247,8 +247,8 @@ def test_a_damaged_shard_is_fetched_again_and_then_told(tmp_path: Path, http_sto
         (LengthsRequest(column="raw"), "has encoding 'bytes'; pass their dtype"),
         (LengthsRequest(column="tokens", dtype="uint8"), "leave dtype out"),
         (LengthsRequest(lengths="score"), "is a column of float32, which says no length"),
-        (LengthsRequest(lengths="numtokens"), "which is not there"),
-        (LengthsRequest(lengths=lambda tokens: len(tokens)), "only numbers, text, bytes and json can be looked at"),
+        (LengthsRequest(lengths="numtokens"), "unknown column"),
+        (LengthsRequest(lengths=lambda tokens: len(tokens)), "name columns of numbers, text, bytes or json"),
     ],
 )
 def test_what_the_data_cannot_tell_is_refused_before_a_shard_is_asked_for(

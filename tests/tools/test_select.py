@@ -123,7 +123,7 @@ def test_truth_values_are_written_for_select(data: Path, tmp_path: Path) -> None
     [
         ((), "every sample would be selected; say which with --where"),
         (("--split", "train"), "every sample would be selected"),
-        (("--where", "idd > 3"), "'idd', which is not there; there are id; did you mean 'id'?"),
+        (("--where", "idd > 3"), "unknown column 'idd'; the columns are id; did you mean 'id'?"),
         (("--where", "id >"), "cannot be read as a condition in SQL"),
         (("--where", "id > 300"), "of the 20 samples of "),
         (("--where", "id > 3", "--group-by", "id"), "--group-by needs a part to draw"),

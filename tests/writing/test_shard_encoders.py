@@ -1,4 +1,4 @@
-"""``strict=True``: what is written is the same; what would come back as something else is refused."""
+"""``strict=True``: what is written is the same; what would be read as another value is refused."""
 
 from __future__ import annotations
 
