@@ -258,7 +258,7 @@ def test_out_writes_a_new_file_and_nothing_else(saved: Path, tmp_path: Path) -> 
     assert saved.read_bytes() == content
     assert {path.name for path in tmp_path.iterdir()} == {"run.ckpt", "new.ckpt"}
     assert cursor(tmp_path / "new.ckpt") == (0, 0)
-    assert "exists and is not written over" in refused(
+    assert "exists and is not overwritten" in refused(
         "set", saved, "--epoch", 0, "--sample", 0, "--out", tmp_path / "new.ckpt"
     )
 
@@ -343,7 +343,7 @@ def test_show_cannot_count_streams_of_which_some_samples_were_read(tmp_path: Pat
     assert told_by in " ".join(command("state", "show", path).out.split())
     places = [arg for name in "ab" for arg in ("--data", f"{name}={tmp_path / name}")]
     words = refused("show", tmp_path / "state.pt", *places, "--json")
-    assert "was saved with a selection of a, which it does not hold" in words
+    assert "was saved with a selection of a, which it does not contain" in words
     assert told_by in words
 
 
@@ -375,7 +375,7 @@ def test_a_checkpoint_runs_no_code_unless_it_may(saved: Path, tmp_path: Path) ->
     checkpoint["hyper_parameters"] = Touching(tmp_path / "ran")
     torch.save(checkpoint, saved)
     assert cursor(saved) == (1, 12)
-    assert "say --allow-unsafe-types" in refused("skip", saved, "--samples", 1)
+    assert "pass --allow-unsafe-types" in refused("skip", saved, "--samples", 1)
     assert not (tmp_path / "ran").exists()
     edit("skip", saved, "--samples", 1, "--allow-unsafe-types")
     assert (tmp_path / "ran").exists()
@@ -388,7 +388,8 @@ def test_several_loaders_are_moved_by_name(saved: Path) -> None:
     place["loaders"] = {name: dict(place["loaders"]["train"]) for name in ("text", "code")}
     place["samples_per_global_batch"] = {"text": 4, "code": 2}
     torch.save(checkpoint, saved)
-    assert "there are places of 2 loaders; name one with --loader: text, code" in refused("skip", saved, "--samples", 1)
+    words = refused("skip", saved, "--samples", 1)
+    assert "there are positions of 2 loaders; name one with --loader: text, code" in words
     told = edit("set", saved, "--epoch", 0, "--sample", 2, "--loader", "code")
     assert told["trainer"] == {"epoch": 1, "batches": 3, "batches_in_epoch": 8, "global_step": 11}
     told = edit("skip", saved, "--batches", 2)
@@ -401,7 +402,7 @@ def test_batches_of_an_unknown_size_are_not_guessed(saved: Path) -> None:
     checkpoint = torch.load(saved)
     del checkpoint["callbacks"][CALLBACK_KEY]["samples_per_global_batch"]
     torch.save(checkpoint, saved)
-    assert "say --samples" in refused("skip", saved, "--batches", 1)
+    assert "pass --samples" in refused("skip", saved, "--batches", 1)
     assert edit("skip", saved, "--samples", 4)["loaders"]["train"]["to"] == {"epoch": 1, "sample_in_epoch": 16}
 
 
@@ -416,7 +417,7 @@ def test_where_composed_batches_end_is_not_guessed(a_run: Run) -> None:
     ("args", "words"),
     [
         (["set", "--epoch", 0, "--sample", 30], "an epoch has 29 samples, so there is no sample 30"),
-        (["set", "--epoch", 0, "--sample", 1, "--loader", "val"], "no place of 'val'; there are those of train"),
+        (["set", "--epoch", 0, "--sample", 1, "--loader", "val"], "no position of 'val'; there is: train"),
         (["set", "--epoch", 0], "--sample"),
         (["skip"], "one of the arguments --samples --batches is required"),
         (["skip", "--samples", 0], "at least 1"),
@@ -548,7 +549,7 @@ def test_a_folder_that_does_not_exist_is_told(place: Path, move: tuple[object, .
     verb, *words = move
     outcome = run("state", verb, place, *words, "--out", place.parent / "none" / "new")
     assert outcome.code == 2
-    assert f"there is no directory {place.parent / 'none'}; make it first" in outcome.err
+    assert f"there is no directory {place.parent / 'none'}; create it" in outcome.err
 
 
 @pytest.mark.parametrize("more", [(), ("--out", "new")], ids=["in_place", "new"])

@@ -104,7 +104,7 @@ def test_an_epoch_that_has_ended_has_nothing_to_cut(root: Path, tmp_path: Path) 
     loader = phased_loader(root, phases=PHASES, epoch_size=None)
     read(loader)
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
-    assert "stands in epoch 1" in run("state", "branch", tmp_path / "state.json").err
+    assert "is in epoch 1" in run("state", "branch", tmp_path / "state.json").err
 
 
 def test_a_place_that_was_moved_is_not_cut(root: Path, tmp_path: Path) -> None:

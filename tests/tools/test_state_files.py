@@ -138,7 +138,7 @@ def test_a_state_may_be_taken_out_alone(tmp_path: Path, data: Path, name: str) -
 def test_which_state_to_import_is_asked_for(tmp_path: Path, a_run: Run) -> None:
     torch.save({"one": OF_07, "two": OF_02 | {"epoch": 0}}, tmp_path / "source.pt")
     words = refused("import", tmp_path / "source.pt", tmp_path / "state.json")
-    assert "there are 2 states; say --source, one of one, two" in words
+    assert "there are 2 states; pass --source, one of one, two" in words
     edit("import", tmp_path / "source.pt", tmp_path / "state.json", "--source", "two")
     assert cursor(tmp_path / "state.json") == (0, 12)
     assert "is no checkpoint of a Lightning release" in refused(
@@ -160,7 +160,7 @@ def test_a_state_alone_can_be_moved(data: Path, tmp_path: Path, suffix: str) -> 
     next(iter(begun))
     state = begun.state_dict()
     path.write_text(json.dumps(state)) if suffix == ".json" else torch.save(state, path)
-    assert "say --samples" in refused("skip", path, "--batches", 1)
+    assert "pass --samples" in refused("skip", path, "--batches", 1)
     edit("skip", path, "--samples", 3)
     moved = loader()
     moved.load_state_dict(json.loads(path.read_text()) if suffix == ".json" else torch.load(path))
@@ -228,10 +228,10 @@ def test_what_is_no_checkpoint_is_refused_in_words(tmp_path: Path, a_run: Run) -
         "text": "neither a checkpoint, nor a file of torch.save, nor JSON",
         "bytes": "neither a checkpoint, nor a file of torch.save, nor JSON",
         "cut": "neither a checkpoint, nor a file of torch.save, nor JSON",
-        "list.json": "holds no place in streaming data",
+        "list.json": "contains no position in streaming data",
         "version.json": "has version 9",
         "directory": "a directory without meta.pt",
-        "weights.ckpt": "holds no place in streaming data",
+        "weights.ckpt": "contains no position in streaming data",
         "archive.zip": "torch.save did not write it",
     }
     for name, words in expected.items():

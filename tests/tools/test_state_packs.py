@@ -126,7 +126,7 @@ def test_fit_goes_on_where_it_was_moved_and_is_traced(data: Path, tmp_path: Path
     resumed, _ = fit(train, saved, max_epochs=2)
     assert resumed.seen == whole.seen[14:]
     told = refused("skip", saved, "--batches", 1000)
-    assert "epochs differ in their packs" in told
+    assert "how many packs later epochs have" in told
     assert "global batch          2 packs" in run("state", "show", saved).out
     config = write_config(tmp_path / "run.yaml", train, {"batch_size": 2}, devices=1)
     reads = run("trace", "--config", config, "--ckpt", saved, "--step", 5, "--json").json["reads"]

@@ -116,7 +116,7 @@ def test_phases_are_shown(data: Path) -> None:
     assert table[3][:4] == ["broad", "0", "52", "read"]
     assert table[4][:5] == ["ramp", "52", "84", "under", "way"]
     assert "drawn: from an epoch's beginning to the end of ramp" in " ".join(out.split())
-    assert "--config run.yaml`" in out.partition("read of each stream is told by `lightning-streaming state show ")[2]
+    assert "--config run.yaml`" in out.partition("read of each stream, use `lightning-streaming state show ")[2]
     fresh = run("state", "show", saved_after(data, phased_train(data), 0)).out
     assert "no phase had begun, so nothing was read of any stream" in fresh
     assert "no fingerprint" not in fresh

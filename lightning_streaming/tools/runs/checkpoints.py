@@ -1,7 +1,7 @@
-"""Files that hold a position in the data: read without running code, changed, and written again whole with a backup.
+"""Files with positions in the data: read without running code, edited, and replaced as a whole with a backup.
 
-A checkpoint of Lightning holds the state of our callback, by the names of the train loaders, and counters of the fit
-loop, which move with it.
+A checkpoint of Lightning contains the state of our callback, by the names of the train loaders, and counters of the fit
+loop, which are moved with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -27,11 +27,11 @@ from lightning_streaming.storage import is_url, mask_url
 
 _KEYS = {"epoch", "sample_in_epoch", "shuffle_seed", "num_canonical_nodes"}
 _DEEPEST = 6
-"""Dicts within dicts to look through."""
+"""Levels of dicts and lists that are searched for states."""
 
 
 def settled(trainer: SavedTrainer) -> SavedTrainer:
-    """The same place, the end of an epoch written as the beginning of the next."""
+    """Return the same position of a trainer, with the end of an epoch written as the beginning of the next."""
     if not 0 < trainer.batches_in_epoch <= trainer.batches:
         return trainer
     return replace(trainer, epoch=trainer.epoch + 1, batches=0)
@@ -39,42 +39,42 @@ def settled(trainer: SavedTrainer) -> SavedTrainer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedLoader:
-    """One loader's place."""
+    """The saved position of one loader."""
 
     keys: tuple[str | int, ...]
-    """Where its state lies in the file."""
+    """Keys that lead to its state in the file."""
     position: SavedPosition
     global_batch: int | None
-    """Samples of one batch over all ranks of the run that saved, if the file says."""
+    """Samples of one batch over all ranks of the run that saved; None if the file does not say."""
 
     @property
     def epoch_size(self) -> int | None:
-        """Samples per epoch, if the state says; it does not say how many packs these make."""
+        """Samples per epoch; None if the state does not say, as of packs."""
         fingerprint = self.position.fingerprint
         return None if fingerprint is None or self.is_packed else fingerprint.order.epoch_size
 
     @property
     def is_packed(self) -> bool:
-        """Whether documents are packed, so that its place counts packs."""
+        """Whether documents are packed, so that its position counts packs."""
         return self.position.fingerprint is not None and self.position.fingerprint.packing is not None
 
     @property
     def unit(self) -> str:
-        """What its place counts."""
+        """What its position counts."""
         return "pack" if self.is_packed else "sample"
 
     def skipped(self, epoch: int) -> SkippedPositions:
-        """What the run that saved skips of an epoch."""
+        """Return the positions of an epoch that the run that saved skips."""
         return skipped_in_epoch(self.position.skipped.values(), epoch)
 
     def samples_read(self, cursor: Cursor) -> int:
-        """Samples of its epoch that are read before a place, over all ranks."""
+        """Return the samples of its epoch that are read before a cursor, over all ranks."""
         return self.skipped(cursor.epoch).kept_before(cursor.sample_in_epoch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Places:
-    """All that a file says of places."""
+    """All positions in a file."""
 
     loaders: Mapping[str, SavedLoader]
     trainer: SavedTrainer | None = None
@@ -82,31 +82,81 @@ class Places:
     global_step: int | None = None
 
     def choose(self, name: str | None) -> str:
-        """The loader that was asked for, or the only one.
+        """Return the name of the requested loader, or of the only one.
 
         Raises:
             ConfigError: There is no such loader, or several and none was named.
         """
         if name is None and len(self.loaders) == 1:
             return next(iter(self.loaders))
+        names = ", ".join(self.loaders)
         if name is None:
-            names = ", ".join(self.loaders)
             raise ConfigError(
-                f"there are places of {len(self.loaders)} loaders",
+                f"there are positions of {len(self.loaders)} loaders",
                 hint=f"name one with --loader: {names}",
                 option="--loader",
             )
         if name not in self.loaders:
-            raise ConfigError(
-                f"there is no place of {name!r}",
-                hint=f"there are those of {', '.join(self.loaders)}",
-                option="--loader",
-            )
+            raise ConfigError(f"there is no position of {name!r}", hint=f"there is: {names}", option="--loader")
         return name
 
 
-def holds_places(content: Any) -> bool:
-    """Whether it is a checkpoint with a state of our callback that holds a place.
+def read_places(path: str) -> Places:
+    """Read every position in a file, without its tensors and other objects.
+
+    Args:
+        path: A checkpoint, the directory of a sharded one, or a file with only a state.
+
+    Raises:
+        StateError: It is none of these, or contains no position, or one that cannot be read.
+    """
+    return find_places(find_state_file(Path(path)).peek(), path)
+
+
+def find_places(content: Any, shown: str) -> Places:
+    """Find every position in the content of a file.
+
+    In a Lightning checkpoint these are the positions of our callback, by the names of the train loaders. Else they are
+    in every dict that looks like a state of ours or of MosaicML Streaming, named by the keys that lead to it, like
+    "state.dataset_state.train".
+
+    Args:
+        content: The content.
+        shown: The file, for messages.
+
+    Raises:
+        StateError: There is none, or one that cannot be read.
+    """
+    saved = _callback_state(content)
+    loaders = {}
+    if saved is None:
+        for keys, state in _states_in(content, ()):
+            name = ".".join(map(str, keys)) or "state"
+            loaders[name] = _loader(saved_state.read_state(state, f"the saved position {name!r} of {shown}"), keys)
+        if not loaders:
+            raise StateError(
+                f"{shown} contains no position in streaming data",
+                hint="it was saved without StreamingStateCallback, or without callbacks",
+                path=shown,
+            )
+        return Places(loaders=loaders)
+    try:
+        run = saved_state.read_run(saved)
+    except StateError as error:
+        raise error.with_context(shown, path=shown) from error
+    if run.trainer is None:
+        raise StateError(
+            f"{shown} was saved before the first batch, so it contains no position in streaming data", path=shown
+        )
+    for name, position in run.loaders.items():
+        keys = ("callbacks", CALLBACK_KEY, "loaders", name)
+        loaders[name] = _loader(position, keys, run.samples_per_global_batch.get(name))
+    step = content.get("global_step")
+    return Places(loaders=loaders, trainer=run.trainer, global_step=step if isinstance(step, int) else None)
+
+
+def has_positions(content: Any) -> bool:
+    """Return whether it is a checkpoint with a state of our callback that contains a position.
 
     Raises:
         StateError: That state cannot be read.
@@ -115,118 +165,71 @@ def holds_places(content: Any) -> bool:
     return saved is not None and saved_state.read_run(saved).trainer is not None
 
 
-def find_places(content: Any, shown: str) -> Places:
-    """Find every place in what a file holds.
-
-    In a Lightning checkpoint those of our callback, by the names of the train loaders. Else every dict that looks like
-    a state of ours or of MosaicML Streaming, named by the keys that lead to it, like "state.dataset_state.train".
-
-    Args:
-        content: What the file holds.
-        shown: The file, for messages.
-
-    Raises:
-        StateError: There is none, or one that cannot be read.
-    """
-    saved = _callback_state(content)
-    if saved is not None:
-        return _callback_places(content, saved, shown)
-    loaders = {}
-    for keys, state in _walk(content, ()):
-        name = ".".join(map(str, keys)) or "state"
-        loaders[name] = _loader(saved_state.read_state(state, f"the saved position {name!r} of {shown}"), keys)
-    if not loaders:
-        raise StateError(
-            f"{shown} holds no place in streaming data",
-            hint="it was saved without StreamingStateCallback, or without callbacks",
-            path=shown,
-        )
-    return Places(loaders=loaders)
-
-
-def at(content: Any, keys: Sequence[str | int]) -> Any:
-    """What lies in a file under these keys."""
-    for key in keys:
-        content = content[key]
-    return content
-
-
 def _callback_state(content: Any) -> Any:
     callbacks = content.get("callbacks") if isinstance(content, Mapping) else None
     return callbacks.get(CALLBACK_KEY) if isinstance(callbacks, Mapping) else None
 
 
-def _callback_places(content: Mapping[str, Any], saved: object, shown: str) -> Places:
-    try:
-        run = saved_state.read_run(saved)
-    except StateError as error:
-        raise error.with_context(shown, path=shown) from error
-    if run.trainer is None:
-        raise StateError(
-            f"{shown} was saved before the first batch, so it holds no place in streaming data", path=shown
-        )
-    step, keys = content.get("global_step"), ("callbacks", CALLBACK_KEY, "loaders")
-    loaders = {
-        name: _loader(position, (*keys, name), run.samples_per_global_batch.get(name))
-        for name, position in run.loaders.items()
-    }
-    return Places(loaders=loaders, trainer=run.trainer, global_step=step if isinstance(step, int) else None)
-
-
 def _loader(position: SavedPosition, keys: tuple[str | int, ...], global_batch: int | None = None) -> SavedLoader:
-    if position.geometry is not None and global_batch is None:  # that of the epoch's batches, whatever this run's are
+    if position.geometry is not None and global_batch is None:  # that of the epoch's batches
         global_batch = position.geometry.global_batch_size
     return SavedLoader(keys=keys, position=position, global_batch=global_batch)
 
 
-def _walk(value: Any, keys: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
-    if isinstance(value, Mapping):
-        if value.keys() >= _KEYS:
-            yield keys, value
-            return
-        entries: Any = value.items()
-    elif isinstance(value, (list, tuple)):
-        entries = enumerate(value)
-    else:
-        return
-    if len(keys) < _DEEPEST:
-        for key, inner in entries:
-            yield from _walk(inner, (*keys, key))
+def _states_in(value: Any, keys: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
+    """Yield what looks like a state, with the keys that lead to it."""
+    if isinstance(value, Mapping) and value.keys() >= _KEYS:
+        yield keys, value
+    elif isinstance(value, (Mapping, list, tuple)) and len(keys) < _DEEPEST:
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _states_in(inner, (*keys, key))
+
+
+# Editing the content
 
 
 def batches_trained(checkpoint: Mapping[str, Any]) -> int:
-    """Batches over all epochs that the weights have seen.
+    """Return the batches over all epochs that the weights have seen.
 
     Raises:
         StateError: As for :func:`move_trainer`.
     """
-    place = checkpoint["callbacks"][CALLBACK_KEY]["trainer"]
-    return lightning_checkpoint.batches_in_weights(checkpoint, place["epoch"], place["batches"])
+    trainer = checkpoint["callbacks"][CALLBACK_KEY]["trainer"]
+    return lightning_checkpoint.batches_in_weights(checkpoint, trainer["epoch"], trainer["batches"])
 
 
 def move_trainer(checkpoint: MutableMapping[str, Any], epoch: int, batches: int) -> None:
-    """Let a checkpoint say that its trainer has done ``batches`` batches of ``epoch``.
+    """Move the trainer of a checkpoint to the end of ``batches`` batches of ``epoch``.
 
     Raises:
-        StateError: It was not saved by a Lightning release that this package knows.
+        StateError: The checkpoint was not saved by a supported Lightning release.
     """
     lightning_checkpoint.move_counters(checkpoint, batches_trained(checkpoint), epoch, batches)
-    trainer = checkpoint["callbacks"][CALLBACK_KEY]["trainer"]
-    trainer.update(epoch=epoch, batches=batches)
-    checkpoint["callbacks"][CALLBACK_KEY].pop("validation", None)  # belongs to the position before
-    if batches >= trainer["batches_in_epoch"]:
-        trainer["batches_in_epoch"] = 0  # the epoch is to go on: how long it is will be seen
+    state = checkpoint["callbacks"][CALLBACK_KEY]
+    state["trainer"].update(epoch=epoch, batches=batches)
+    state.pop("validation", None)  # belongs to the position before
+    if batches >= state["trainer"]["batches_in_epoch"]:
+        state["trainer"]["batches_in_epoch"] = 0  # the epoch continues, and its length is not known
 
 
-def move(state: MutableMapping[str, Any], cursor: Cursor) -> None:
-    """Move a saved position; these keys are the same in states of every version and of MosaicML Streaming."""
+def move(content: Any, keys: Sequence[str | int], cursor: Cursor) -> None:
+    """Move a position in the content of a file; its keys are the same in states of every version.
+
+    Args:
+        content: The content.
+        keys: Keys that lead to its state.
+        cursor: The new cursor.
+    """
+    state = content
+    for key in keys:
+        state = state[key]
     state.update({"epoch": cursor.epoch, "sample_in_epoch": cursor.sample_in_epoch})
-    if cursor.sample_in_epoch == 0:  # an epoch that begins is batched for the machines that read it
+    if cursor.sample_in_epoch == 0:  # batches of a new epoch are composed for the nodes that read it
         state.pop("batch_geometry", None)
 
 
-def add_place(checkpoint: MutableMapping[str, Any], loader: str, position: SavedPosition) -> None:
-    """Give a checkpoint the place of a loader, replacing its present state, if any.
+def add_position(checkpoint: MutableMapping[str, Any], loader: str, position: SavedPosition) -> None:
+    """Add the position of a loader to a checkpoint, replacing its present one, if any.
 
     Raises:
         StateError: It is not a checkpoint of Lightning that ``Trainer.fit`` could resume from.
@@ -240,16 +243,19 @@ def add_place(checkpoint: MutableMapping[str, Any], loader: str, position: Saved
     callbacks[CALLBACK_KEY] = replace(run, loaders={**run.loaders, loader: position}).as_state()
 
 
+# The file
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateFile:
     """A file of ``torch.save`` or of JSON."""
 
     path: Path
-    """The file itself: of a sharded checkpoint the one that holds its state; of a link, where it leads."""
+    """The file itself: of a sharded checkpoint the one with its state; the target of a link."""
     is_json: bool
 
     def peek(self) -> Any:
-        """Its plain values; tensors and other objects are left unread.
+        """Read its plain values, without tensors and other objects.
 
         Raises:
             StateError: It is damaged.
@@ -257,13 +263,13 @@ class StateFile:
         return _load_json(self.path) if self.is_json else lightning_checkpoint.read_plain_values(self.path)
 
     def load(self, *, allow_unsafe_types: bool) -> Any:
-        """All of it, tensors mapped rather than read.
+        """Read all of it; tensors are mapped.
 
         Args:
-            allow_unsafe_types: Whether objects may be loaded that only code they name can make.
+            allow_unsafe_types: Whether objects of any class may be loaded, which can run code.
 
         Raises:
-            StateError: It is damaged, or holds objects that only code of their own could copy.
+            StateError: It is damaged, or contains such objects.
         """
         if self.is_json:
             return _load_json(self.path)
@@ -275,24 +281,35 @@ class StateFile:
             why = str(error).partition("\n")[0]
             raise StateError(
                 f"{self.path} is not loaded, because that could run code",
-                hint=f"say --allow-unsafe-types if you trust whoever wrote it. torch says: {why}",
+                hint=f"pass --allow-unsafe-types if you trust its author. torch says: {why}",
                 path=str(self.path),
                 option="--allow-unsafe-types",
             ) from error
 
     def replace(self, value: Any) -> Path:
-        """Write ``value`` in its place, and say which file now holds what it held before.
+        """Replace its content, and return the file that has the earlier content.
 
         Raises:
-            StorageError: It could not be written; it is as it was.
+            StorageError: It could not be written; it is unchanged.
         """
-        backup = _back_up(self.path)
+        for number in count(1):  # last.ckpt.bak, last.ckpt.bak2, and so on
+            backup = self.path.with_name(f"{self.path.name}.bak{'' if number == 1 else number}")
+            try:
+                os.link(self.path, backup)
+            except FileExistsError:
+                continue
+            except OSError:  # a filesystem without hard links
+                if backup.exists():
+                    continue
+                with appears_whole(backup) as partial:
+                    shutil.copy2(self.path, partial)
+            break
         _write(self.path, value, self.is_json)
         return backup
 
 
 def find_state_file(path: Path) -> StateFile:
-    """Understand what was typed: a checkpoint, the directory of a sharded one, or a file with a state alone.
+    """Find the file of an argument: a checkpoint, the directory of a sharded one, or a file with only a state.
 
     Raises:
         StateError: It is none of these.
@@ -315,41 +332,37 @@ def find_state_file(path: Path) -> StateFile:
 
 
 def write_new(path: Path, value: Any, *, is_json: bool) -> None:
-    """Write a file that was not there.
+    """Write a new file.
 
     Raises:
         ConfigError: The file exists.
         StorageError: It could not be written.
     """
     if path.exists():
-        raise ConfigError(f"{path} exists and is not written over", hint="name another file", path=str(path))
+        raise ConfigError(f"{path} exists and is not overwritten", hint="name another file", path=str(path))
     _write(path, value, is_json)
 
 
 def _write(path: Path, value: Any, is_json: bool) -> None:
     import torch
 
-    save: Callable[[Any, Path], object] = _save_json if is_json else torch.save
     if not path.parent.is_dir():
         raise StorageError(
-            f"{path} cannot be written, because there is no directory {path.parent}",
-            hint="make it first",
-            path=str(path),
+            f"{path} cannot be written, because there is no directory {path.parent}", hint="create it", path=str(path)
         )
     try:
         with appears_whole(path) as partial:
-            save(value, partial)
+            if is_json:
+                partial.write_text(json.dumps(value, indent=2) + "\n")
+            else:
+                torch.save(value, partial)
             if path.exists():
                 shutil.copymode(path, partial)
-    except (OSError, RuntimeError) as error:  # torch says in a RuntimeError what the system refuses
+    except (OSError, RuntimeError) as error:  # torch reports errors of the system as RuntimeError
         why = str(error).partition("\n")[0]
         raise StorageError(
-            f"{path} could not be written: {why}", hint="make room there, or name another place", path=str(path)
+            f"{path} could not be written: {why}", hint="free space there, or name another place", path=str(path)
         ) from error
-
-
-def _save_json(value: Any, path: Path) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def _load_json(path: Path) -> Any:
@@ -359,20 +372,3 @@ def _load_json(path: Path) -> Any:
         raise StateError(
             f"{path} is neither a checkpoint, nor a file of torch.save, nor JSON", path=str(path)
         ) from error
-
-
-def _back_up(path: Path) -> Path:
-    """Give the file a second name that nothing else has: ``last.ckpt.bak``, or ``last.ckpt.bak2``, and so on."""
-    for number in count(1):
-        backup = path.with_name(f"{path.name}.bak{'' if number == 1 else number}")
-        try:
-            os.link(path, backup)
-        except FileExistsError:
-            continue
-        except OSError:  # a filesystem without hard links
-            if backup.exists():
-                continue
-            with appears_whole(backup) as partial:
-                shutil.copy2(path, partial)
-        return backup
-    raise AssertionError("numbers do not end")

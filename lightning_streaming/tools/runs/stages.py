@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
@@ -26,7 +25,7 @@ from lightning_streaming.tools.console import (
     printable_name,
     progress,
 )
-from lightning_streaming.tools.runs.checkpoints import find_places, find_state_file
+from lightning_streaming.tools.runs.checkpoints import read_places
 from lightning_streaming.tools.runs.describe import describe_run, packs_documents
 from lightning_streaming.waits import Tell
 
@@ -102,7 +101,7 @@ def inspected(stage: str, config: Any, written: Any, checkpoint: str | None, loa
     dataset = module.build_dataset(stage, config)
     try:
         if stage == "train" and checkpoint is not None:
-            places = find_places(find_state_file(Path(checkpoint)).peek(), checkpoint)
+            places = read_places(checkpoint)
             position, first_step = places.loaders[places.choose(loader)].position, places.global_step or 0
         described = describe_run(dataset, written.trainer, position, checkpoint)
         batch_size = module.batch_size_of(stage)

@@ -24,7 +24,7 @@ from lightning_streaming.selection.id_index import are_ids_known
 from lightning_streaming.selection.joins import JoinedDataset
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import FINE, printable_name
-from lightning_streaming.tools.runs.checkpoints import Places, find_places, find_state_file
+from lightning_streaming.tools.runs.checkpoints import Places, read_places
 from lightning_streaming.tools.runs.describe import catalog_of
 from lightning_streaming.tools.runs.positions import StreamSeen, seen_by_fingerprint
 from lightning_streaming.tools.runs.stages import inspected, packs_in_words
@@ -130,7 +130,7 @@ class ViewedRun:
             )
         places = None
         if options.checkpoint is not None:
-            places = find_places(find_state_file(Path(options.checkpoint)).peek(), options.checkpoint)
+            places = read_places(options.checkpoint)
         trainer = {
             "num_nodes": options.nodes,
             "devices": options.ranks_per_node,
