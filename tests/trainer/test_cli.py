@@ -13,6 +13,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 
+from examples.every_nth import EveryNth
 from lightning_streaming import (
     BadSamplesConfig,
     DebugConfig,
@@ -667,3 +668,20 @@ def test_phases_that_read_what_is_not_there_end_the_run_with_a_line(
     ended = main(["fit", "--config", phased_yaml, f"--data.train.schedule={phases}"])
     assert ended is not None
     assert "schedule.x.mix reads stream 'c', and the streams are 'a', 'b'" in ended.words
+
+
+def test_a_configuration_names_the_class_of_a_sequence_step(run_yaml: str) -> None:
+    steps = "        b: {remote: data/b, proportion: 0.5}\n"
+    Path(run_yaml).write_text(
+        RUN.replace(steps, f"{steps}      sequence: [{{class_path: examples.every_nth.EveryNth}}]\n")
+    )
+    three = "--data.train.sequence=[{class_path: examples.every_nth.EveryNth, init_args: {n: 3}}]"
+    cli = StreamingCLI(["fit", "--config", run_yaml, three, "--trainer.max_steps=1"])
+    assert cli.datamodule.configs["train"].sequence == (EveryNth(3),)
+    cli = StreamingCLI(["fit", "--config", run_yaml, "--trainer.max_steps=1", "--trainer.default_root_dir=two"])
+    assert cli.datamodule.configs["train"].sequence == (EveryNth(2),)
+    saved = Path("two/config.yaml" if Path("two/config.yaml").exists() else "config.yaml").read_text()
+    assert "python" not in saved
+    Path("saved.yaml").write_text(saved)
+    again = StreamingCLI(["fit", "--config", "saved.yaml", "--trainer.default_root_dir=again"])
+    assert again.datamodule.configs["train"] == cli.datamodule.configs["train"]

@@ -1,4 +1,4 @@
-"""Sequence steps of the user under a trainer: from YAML, and resumed on other machines."""
+"""Sequence steps of the user under a trainer, resumed on other machines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from examples.every_nth import EveryNth
 from lightning_streaming.errors import StateMismatchError
-from lightning_streaming.trainer.cli import StreamingCLI
 from tests.helpers import write_dataset
 from tests.trainer.phased_run import PhasedRun, flat
 
@@ -51,31 +49,3 @@ def test_a_run_with_a_step_resumes_on_two_ranks(root: Path) -> None:
         with pytest.raises(StateMismatchError) as caught:
             other.fit()
         assert words in str(caught.value)
-
-
-def test_a_configuration_names_the_class_of_a_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(root)
-    Path("run.yaml").write_text(
-        f"""
-data:
-  class_path: lightning_streaming.StreamingDataModule
-  init_args:
-    batch_size: 4
-    train:
-      remote: {root / "a"}
-      sequence: [{{class_path: examples.every_nth.EveryNth, init_args: {{n: 2}}}}]
-model: {{class_path: tests.trainer.test_cli.TinyModel}}
-trainer: {{accelerator: cpu, max_steps: 2, logger: false, enable_progress_bar: false, enable_model_summary: false}}
-"""
-    )
-    monkeypatch.setattr("sys.argv", ["lightning-streaming"])
-    steps = "--data.train.sequence=[{class_path: examples.every_nth.EveryNth}]"
-    cli = StreamingCLI(["fit", "--config", "run.yaml", steps])
-    assert cli.datamodule.configs["train"].sequence == (EveryNth(2),)
-    cli = StreamingCLI(["fit", "--config", "run.yaml"])
-    assert cli.datamodule.configs["train"].sequence == (EveryNth(2),)
-    saved = Path("config.yaml").read_text()
-    assert "python" not in saved
-    Path("saved.yaml").write_text(saved)
-    again = StreamingCLI(["fit", "--config", "saved.yaml", "--trainer.default_root_dir=again"])
-    assert again.datamodule.configs["train"] == cli.datamodule.configs["train"]
