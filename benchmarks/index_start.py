@@ -33,7 +33,8 @@ import numpy as np
 
 from lightning_streaming import StreamingDataset
 from lightning_streaming.reading.dataset import dataset_world
-from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.reading.passes import run_state_of
+from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor
 from tests.servers import http_server
 
@@ -77,7 +78,7 @@ def measure(remote: str) -> dict[str, float]:
     began, busy = time.perf_counter(), time.process_time()
     dataset = StreamingDataset(remote=remote, shuffle=True, shuffle_algo="blockwise", batch_size=BATCH_SIZE)
     assert dataset.size
-    epoch = passes_of(dataset).run.on(dataset_world(dataset)).epoch(Cursor(0, 0))
+    epoch = run_state_of(dataset).on(dataset_world(dataset)).epoch(Cursor(0, 0))
     positions = epoch.partition.batches(np.arange(FIRST_BATCHES), 0, 0)
     assert len(drawn_sequence(epoch).ids(positions.reshape(-1))) == FIRST_BATCHES * BATCH_SIZE
     dataset.state_dict(0)

@@ -32,9 +32,9 @@ import numpy as np
 
 from lightning_streaming.formats.index import parse_index
 from lightning_streaming.options.schedule import MixturePhase, resolved_phases
-from lightning_streaming.reading.passes import drawn_sequence
 from lightning_streaming.resume.run import Machines, Run, new_run, resume
 from lightning_streaming.resume.run_order import RunRequest
+from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor, read_state
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.settings import OrderSettings

@@ -15,8 +15,9 @@ import numpy as np
 
 from lightning_streaming import StreamingDataset, World
 from lightning_streaming.reading.dataset import state_at
-from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.resume.run import Epoch
+from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.partition import INTERLEAVED
@@ -117,8 +118,8 @@ def node_epoch(
         in_turn: Whether global batches are dealt in turn where canonical nodes do not fit, to compare.
     """
     world = World(num_nodes=cluster.nodes, ranks_per_node=cluster.ranks)
-    run = passes_of(dataset).run.on(world, cluster.batch_size, False)
-    cursor = run.normalise(passes_of(dataset).next_cursor() if epoch is None else Cursor(epoch, 0))
+    run = run_state_of(dataset).on(world, cluster.batch_size, False)
+    cursor = run.normalise(run_state_of(dataset).next_cursor() if epoch is None else Cursor(epoch, 0))
     found: Epoch = run.at(cursor).epoch(cursor)
     catalog = found.order.catalog
     assert isinstance(catalog, Catalog), "as the data has not grown"

@@ -37,14 +37,16 @@ from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.options.storage import StorageConfig
 from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.reading.other_trainers import AcceleratedDataset
-from lightning_streaming.reading.passes import CurrentRun, Passes, PassSettings, passes_of
+from lightning_streaming.reading.passes import Passes, PassSettings, run_state_of
 from lightning_streaming.reading.plan import WorkerPass
 from lightning_streaming.reading.reference_names import ReferenceNames, told
+from lightning_streaming.reading.transport import PassCounter
 from lightning_streaming.reading.worker_samples import WorkerSamples
 from lightning_streaming.reading.workers import prepare_worker_process
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.resume.run import OnMismatch
 from lightning_streaming.resume.run_order import RunRequest
+from lightning_streaming.resume.run_state import RunState
 from lightning_streaming.resume.state import Cursor, SavedPosition, read_state
 from lightning_streaming.sequence.settings import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.sequence.skips import parse_batch_ranges
@@ -158,23 +160,23 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
                 place for place, one in enumerate(named.values()) if options_of(one, defaults).follow_appends
             ),
         )
-        run = CurrentRun(asked, source)
+        state = RunState(asked, source, PassCounter())
         read = PassSettings(options.predownload, group_of(options, DebugConfig), bad, decode.threads)
-        self._passes = Passes(run, source, misses, read)
-        self.streams = DatasetStreams(named, defaults, run, source)
+        self._passes = Passes(state, source, misses, read)
+        self.streams = DatasetStreams(named, defaults, state, source)
         self._described = options.described(named)
 
     @told
     def epoch_size(self) -> int:
         """Number of samples that an epoch draws, after weighting."""
-        return self._passes.run.weights.epoch_size
+        return self._passes.state.weights.epoch_size
 
     def __len__(self) -> int:
         """Return the samples, or packs, of an epoch on each rank: its size divided by the ranks, rounded up."""
         world = self._current_world()
-        request = self._passes.run.asked
+        request = self._passes.state.request
         is_changed = request.pack is not None or request.steps
-        size = self._passes.run.on(world).entries_of(0) if is_changed else self.epoch_size
+        size = self._passes.state.on(world).entries_of(0) if is_changed else self.epoch_size
         return ceil(size / world.num_ranks)
 
     def __repr__(self) -> str:
@@ -184,7 +186,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             shown.append(f"and {len(self.streams) - _MOST_STREAMS} more streams")
         catalog = self._source.known_catalog
         size = "index not read" if catalog is None else f"{catalog.num_samples} samples"
-        cursor = self._passes.handed_out() or self._passes.next_cursor()
+        cursor = self._passes.state.yielded() or self._passes.state.next_cursor()
         return f"<StreamingDataset: {', '.join(shown)}; {size}; at {cursor}>"
 
     def config(self) -> dict[str, Any]:
@@ -194,11 +196,11 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
     @property
     def next_epoch(self) -> int:
         """Epoch of the next pass. Setting it starts that epoch from its beginning."""
-        return self._passes.next_cursor().epoch
+        return self._passes.state.next_cursor().epoch
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
-        self._passes.seek(Cursor(check_whole("next_epoch", epoch, 0), 0))
+        self._passes.state.seek(Cursor(check_whole("next_epoch", epoch, 0), 0))
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = False) -> dict[str, Any]:
         """Return the position of the pass under way, or of the next one if there is none, as plain values.
@@ -210,14 +212,14 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         """
         if num_samples is None:
             self._check_is_counted_here()
-        passes, world = self._passes, self._current_world()
-        handed_out, began = passes.handed_out(), passes.began()
-        if num_samples is None and handed_out is not None:
-            return state_at(self, handed_out)
+        passes, state, world = self._passes, self._passes.state, self._current_world()
+        yielded, began = state.yielded(), state.began()
+        if num_samples is None and yielded is not None:
+            return state_at(self, yielded)
         if num_samples is None:
             num_samples, from_beginning = passes.samples_read() * world.num_ranks, False
         began = Cursor(began.epoch, 0) if from_beginning else began
-        return state_at(self, passes.run.on(world).advance(began, num_samples))
+        return state_at(self, state.on(world).advance(began, num_samples))
 
     def load_state_dict(self, state: Mapping[str, Any], on_mismatch: OnMismatch = "error") -> None:
         """Let the next pass begin at the position of ``state``, with its seed and canonical nodes.
@@ -232,12 +234,11 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             StateError: ``state`` is not a saved position.
         """
         saved = read_state(state)
-        self._passes.run.load(saved, on_mismatch)
-        self._passes.seek(saved.cursor)
+        self._passes.state.load(saved, on_mismatch)
         self._loaded = saved.cursor
 
     def _next_cursor(self) -> Cursor:
-        return self._passes.next_cursor()
+        return self._passes.state.next_cursor()
 
     def _current_world(self) -> World:
         return (self.world or World.detect()).replicated(self.replication)
@@ -251,8 +252,8 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             return WorkerSamples(of_pass or self._next_pass_of_worker(info.id, info.num_workers))
         if of_pass is not None:
             return WorkerSamples(of_pass)
-        self._check_reader(passes.next_cursor())
-        start = passes.begin(self._reading_world(), self._own_batch_size())
+        self._check_reader(passes.state.next_cursor())
+        start = passes.state.begin(self._reading_world(), self._own_batch_size())
         passes.tell_unsuited(start)
         return passes.read_here(passes.of_worker(self._making, start, 0, 1))
 
@@ -312,8 +313,8 @@ def dataset_world(dataset: StreamingDataset) -> World:
 
 def saved_at(dataset: StreamingDataset, cursor: Cursor) -> SavedPosition:
     """Return the saved position of a reader at ``cursor``; the end of an epoch is the beginning of the next."""
-    run = passes_of(dataset).run.on(dataset_world(dataset))
-    return run.saved(passes_of(dataset).run.normalise(run, cursor))
+    run = run_state_of(dataset).on(dataset_world(dataset))
+    return run.saved(run_state_of(dataset).normalise(run, cursor))
 
 
 def state_at(dataset: StreamingDataset, cursor: Cursor) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import source_of
 from lightning_streaming.reading.position import position_of, run_of
 from lightning_streaming.reading.ranks import can_ask_others, from_all
 from lightning_streaming.sequence.base import digest_of
@@ -107,7 +107,7 @@ class _SeenData(NamedTuple):
     @classmethod
     def by(cls, loader: StreamingDataLoader) -> _SeenData:
         state = loader.state_dict()
-        catalog = passes_of(loader.dataset).catalog
+        catalog = source_of(loader.dataset).catalog
         return cls(len(catalog.shards), catalog.num_samples, digest_of(json.dumps(state["fingerprint"])))
 
 
@@ -125,11 +125,11 @@ def _look(
         newer: Takes the indexes that were found.
         offered: What the first rank has seen.
     """
-    heads, passes = dict[str, _Head](), passes_of(dataset)
-    known = dict(zip(passes.catalog.stream_names, passes.catalog.indexes, strict=True))
+    heads, source = dict[str, _Head](), source_of(dataset)
+    known = dict(zip(source.catalog.stream_names, source.catalog.indexes, strict=True))
     try:
         for name in streams:
-            found = passes.index_anew(name)
+            found = source.index_anew(name)
             index, before = found.read(), known[name]
             if not index.begins_like(before):
                 return _Look({}, f"stream {name!r} is other data by now, not only longer")
@@ -148,6 +148,6 @@ def _look(
 def _read_more(loader: StreamingDataLoader, newer: Mapping[str, IndexCache], num_shards: Mapping[str, int]) -> None:
     state = loader.state_dict()
     loader.close()
-    passes_of(loader.dataset).read_more(newer, num_shards)
+    source_of(loader.dataset).read_more(newer, num_shards)
     loader.load_state_dict(state)
     run_of(loader)  # what is wrong with the new shards is said now

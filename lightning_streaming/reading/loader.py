@@ -38,12 +38,13 @@ from lightning_streaming.reading.following import read_appended
 from lightning_streaming.reading.measures import BatchMeasures, LoaderStatistics, StatisticsCollector
 from lightning_streaming.reading.other_trainers import AcceleratedLoader, AcceleratedPass
 from lightning_streaming.reading.packs.types import alike_batches
-from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.reading.passes import passes_of, run_state_of, source_of
 from lightning_streaming.reading.position import position_of, run_of
 from lightning_streaming.reading.sample_log import last_sample
 from lightning_streaming.reading.transport import make_slots
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.resume.run import OnMismatch
+from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor, EpochStart
 from lightning_streaming.sequence.partition import Partition
 from lightning_streaming.signatures import check_accepts
@@ -164,7 +165,7 @@ class StreamingDataLoader(AcceleratedLoader):
         if batch_size is None:
             raise ConfigError("pass batch_size= to the dataset or to the loader", option="batch_size")
         batch_size = check_whole("batch_size", batch_size, 1)
-        packing = passes_of(dataset).run.asked.pack
+        packing = run_state_of(dataset).request.pack
         if isinstance(packing, TokenBudget):
             check_batch_of_budget(batch_size)
         if dataset.batch_size not in (None, batch_size):
@@ -188,7 +189,7 @@ class StreamingDataLoader(AcceleratedLoader):
                 hint="drop in_order=False",
                 option="in_order",
             )
-        if fixed_epoch and passes_of(dataset).run.asked.skip:
+        if fixed_epoch and run_state_of(dataset).request.skip:
             raise ConfigError(
                 "skip is for training, as it counts the batches of a run",
                 hint="leave it out for other stages",
@@ -226,7 +227,7 @@ class StreamingDataLoader(AcceleratedLoader):
                 option="token_budget.column",
             )
         self._samples_per_batch = batch_size
-        passes_of(dataset).run.read_by(batch_size, self.drop_last)
+        run_state_of(dataset).read_by(batch_size, self.drop_last)
         # By these names Lightning finds them when it makes the loader anew, as it does to predict.
         self.fixed_epoch = fixed_epoch
         self.return_keys = return_keys
@@ -305,8 +306,8 @@ class StreamingDataLoader(AcceleratedLoader):
         progress.end = None
         passes = passes_of(self.dataset)
         if self.fixed_epoch:
-            passes.seek(Cursor(0, 0))
-        start = passes.begin(dataset_world(self.dataset), self._samples_per_batch, self.drop_last)
+            passes.state.seek(Cursor(0, 0))
+        start = passes.state.begin(dataset_world(self.dataset), self._samples_per_batch, self.drop_last)
         passes.tell_unsuited(start)
         if self.collate_fn is default_collate and self.dataset._are_as_stored():
             passes.tell_mixed_columns(start)
@@ -328,7 +329,7 @@ class StreamingDataLoader(AcceleratedLoader):
         groups = workers.start_iterator(self, self._worker_batches(channel))
         replaced = dict[int, Replacement]()
         batches = workers.in_order(groups, channel, self.num_workers, replaced)
-        packing = passes_of(self.dataset).run.asked.pack
+        packing = run_state_of(self.dataset).request.pack
         if packing is not None and self.collate_fn is default_collate:
             batches = alike_batches(packing, self._batch_types, batches)
         bad = passes_of(self.dataset).bad_tally(start)
@@ -336,7 +337,7 @@ class StreamingDataLoader(AcceleratedLoader):
 
     def _without_samples(self, start: EpochStart) -> _UnderWay:
         """A pass of a rank that reads no samples: as many batches as on the others, without workers."""
-        batches = passes_of(self.dataset).run.epoch_of(start).partition.num_batches(self.drop_last)
+        batches = run_state_of(self.dataset).epoch_of(start).partition.num_batches(self.drop_last)
         return _UnderWay(start, None, (({}, self._tally.nothing()) for _ in range(batches)), {}, None)
 
     def _end_workers(self, batches: Iterator[Any] | None) -> None:
@@ -364,11 +365,11 @@ class StreamingDataLoader(AcceleratedLoader):
         self._tally.add(measures, wait_ns)
         self._progress.end = end
         self._progress.unclaimed.append(end)
-        passes_of(self.dataset).hand_out(start, end)
+        run_state_of(self.dataset).note_yielded(start, end)
 
     def _new_channel(self, start: EpochStart) -> workers.WorkerChannel:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
-        most_skipped = len(passes_of(self.dataset).run.asked.skip)
+        most_skipped = len(run_state_of(self.dataset).request.skip)
         arrivals = None if self._progress.look_on is None else ArrivalCounts(max(self.num_workers, 1))
         return workers.WorkerChannel(workers.SharedEpochStart(most_skipped, start.growth), slots, arrivals)
 
@@ -422,7 +423,7 @@ class LoaderPass(Iterator[Any]):
             dead = workers.dead_worker(under_way.groups) if type(error) is RuntimeError else None  # torch's own
             self._loader._end_workers(under_way.groups)
             if dead is not None:
-                if dead.read_lost_bytes and (changed := passes_of(self._loader.dataset).find_changed()):
+                if dead.read_lost_bytes and (changed := source_of(self._loader.dataset).find_changed()):
                     raise changed.with_context(str(dead)) from error
                 raise SampleError(f"{dead}; {self._last_sample(under_way.start, dead)}") from error
             raise
@@ -455,25 +456,25 @@ class LoaderPass(Iterator[Any]):
         told = self._loader._progress.told_keys
         if told is not None:
             told.append(keys)
-        of_packs = isinstance(passes_of(self._loader.dataset).run.asked.pack, PackingConfig)
+        of_packs = isinstance(run_state_of(self._loader.dataset).request.pack, PackingConfig)
         batch = add_valid(batch, keys, of_packs=of_packs) if self._return_valid_mask else batch
         return KeyedBatch(batch, keys) if self._return_keys else batch
 
     def _begin(self) -> None:
         loader = self._loader
         self._number, self._under_way = loader._begin_pass(self)
-        start, passes = self._under_way.start, passes_of(loader.dataset)
-        epoch = passes.run.epoch_of(start)
+        start, catalog = self._under_way.start, source_of(loader.dataset).catalog
+        epoch = run_state_of(loader.dataset).epoch_of(start)
         self._ends = _ends_of_batches(epoch.partition, start.cursor, loader.drop_last)
         if self._return_valid_mask or self._return_keys or loader._progress.told_keys is not None:
             self._keys = (
-                keys_of_batches(start, drawn_sequence(epoch), epoch.partition, passes.catalog)
+                keys_of_batches(start, drawn_sequence(epoch), epoch.partition, catalog)
                 if start.world.is_reader
-                else repeat(no_keys(start, passes.catalog))
+                else repeat(no_keys(start, catalog))
             )
         look_on, loader._progress.look_on = loader._progress.look_on, None
         if look_on is not None and self._under_way.arrivals is not None:
-            self._watch = ArrivalWatch(look_on, self._under_way.arrivals, len(passes.catalog.shards))
+            self._watch = ArrivalWatch(look_on, self._under_way.arrivals, len(catalog.shards))
 
 
 class _UnderWay(NamedTuple):

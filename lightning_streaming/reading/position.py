@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lightning_streaming.reading.dataset import dataset_world
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.resume.run import Run
 from lightning_streaming.resume.state import Cursor
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def run_of(loader: StreamingDataLoader) -> Run:
     """Return the run as a loader reads it: what its batches, their ends and a saved position mean."""
-    return passes_of(loader.dataset).run.on(dataset_world(loader.dataset), loader._samples_per_batch, loader.drop_last)
+    return run_state_of(loader.dataset).on(dataset_world(loader.dataset), loader._samples_per_batch, loader.drop_last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class LoaderPosition:
     def cursor(self) -> Cursor:
         """Return where the next batch to be yielded begins."""
         end = self.loader._progress.end
-        return passes_of(self.loader.dataset).next_cursor() if end is None else end
+        return run_state_of(self.loader.dataset).next_cursor() if end is None else end
 
     def claim(self) -> Cursor | None:
         """Return where the oldest batch ends that was yielded and not claimed yet; None if there is none.
@@ -42,11 +42,11 @@ class LoaderPosition:
     def seek(self, cursor: Cursor) -> None:
         """Let the next pass begin at ``cursor``; a pass under way ends."""
         self.loader._forget_pass()
-        passes_of(self.loader.dataset).seek(cursor)
+        run_state_of(self.loader.dataset).seek(cursor)
 
     def normalised(self, cursor: Cursor) -> Cursor:
         """Return the same position, with the end of an epoch written as the beginning of the next."""
-        return passes_of(self.loader.dataset).run.normalise(run_of(self.loader), cursor)
+        return run_state_of(self.loader.dataset).normalise(run_of(self.loader), cursor)
 
     def batches_of_epoch(self) -> int:
         """Count the batches, on each rank, of the whole epoch of the next batch, without those that are skipped."""

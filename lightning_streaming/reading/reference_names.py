@@ -76,7 +76,7 @@ class ReferenceNames(KeyedAccess):
 
     @property
     def _order_settings(self) -> OrderSettings:
-        return self._passes.run.settings
+        return self._passes.state.settings
 
     @told
     def shuffle(self) -> bool:
@@ -106,7 +106,7 @@ class ReferenceNames(KeyedAccess):
     @told
     def initial_physical_nodes(self) -> int | None:
         """Number of nodes of the first start of the run; None before a pass begins or a state is loaded."""
-        return self._passes.run.initial_nodes
+        return self._passes.state.initial_nodes
 
     @told
     def sampling_method(self) -> SamplingMethod:

@@ -18,7 +18,7 @@ from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.groups import group_of
 from lightning_streaming.reading.dataset import StreamingDataset
 from lightning_streaming.reading.loader import StreamingDataLoader, watch_first_download
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import source_of
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.signatures import accepts_keyword, check_accepts, explains_options_of
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
@@ -220,9 +220,9 @@ class StreamingDataModule(_WithOptions):
                 except ConfigError as error:
                     raise error.with_context(f"data.{name}") from error.__cause__
                 if isinstance(dataset, StreamingDataset):
-                    passes_of(dataset).say_whose(f"data.{name}")
+                    source_of(dataset).say_whose(f"data.{name}")
                     if self.trainer is not None:
-                        passes_of(dataset).show_waits(shown_by(self.trainer))
+                        source_of(dataset).shown = shown_by(self.trainer)
 
     def train_dataloader(self) -> Any:
         """Return the loader of ``train``."""

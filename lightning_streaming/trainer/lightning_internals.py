@@ -36,7 +36,7 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zer
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import PARTIAL_SUFFIX
 from lightning_streaming.reading.loader import StreamingDataLoader
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.reading.position import position_of
 from lightning_streaming.sequence.skips import TrainProgress
 
@@ -247,7 +247,7 @@ def _length(loader: object) -> int | float:
 
 
 def _skips(loader: object) -> bool:
-    return isinstance(loader, StreamingDataLoader) and bool(passes_of(loader.dataset).run.asked.skip)
+    return isinstance(loader, StreamingDataLoader) and bool(run_state_of(loader.dataset).request.skip)
 
 
 def has_fetched_ahead(trainer: Trainer) -> bool:

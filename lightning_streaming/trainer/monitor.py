@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_streaming.reading.dataset import dataset_world
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.measures import LoaderStatistics, WaitTimes
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.reading.position import position_of, run_of
 from lightning_streaming.trainer import lightning_internals
 
@@ -154,7 +154,7 @@ class _Watched:
             name=self._name, num_workers=loader.num_workers, persistent_workers=loader.persistent_workers
         )
         self._place = position_of(loader).cursor()
-        self._phases: list[str] = [phase.name for phase in passes_of(loader.dataset).run.asked.phases]
+        self._phases: list[str] = [phase.name for phase in run_state_of(loader.dataset).request.phases]
 
 
 @dataclass

@@ -25,7 +25,7 @@ from lightning_streaming.reading.dataset import StreamingDataset, saved_at
 from lightning_streaming.reading.following import check_same_data
 from lightning_streaming.reading.loader import StreamingDataLoader, no_batch_error, tell_length_of_first_epoch
 from lightning_streaming.reading.other_trainers import datasets_within
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.reading.position import position_of, run_of
 from lightning_streaming.reading.ranks import can_ask_others
 from lightning_streaming.resume.run import OnMismatch
@@ -175,7 +175,7 @@ class StreamingStateCallback(Callback):
             begins = {name: Cursor(0, 0) for name in loaders} | self._first if self._begins_again else {}
             is_ahead = lightning_internals.has_fetched_ahead(trainer)  # what is read again
             at = {
-                name: passes_of(one.dataset).began() if is_ahead else position_of(one).cursor()
+                name: run_state_of(one.dataset).began() if is_ahead else position_of(one).cursor()
                 for name, one in loaders.items()
             }
             self._first = at | {name: cursor for name, cursor in begins.items() if name in at}
@@ -274,7 +274,9 @@ class StreamingStateCallback(Callback):
         """
         for name, loader in loaders.items():
             reader = f"train loader {name!r}" if len(loaders) > 1 else ""
-            passes_of(loader.dataset).run.call(reader, None if trainer.ckpt_path is None else str(trainer.ckpt_path))
+            run_state_of(loader.dataset).set_labels(
+                reader, None if trainer.ckpt_path is None else str(trainer.ckpt_path)
+            )
         for name, position in self._positions_to_load(loaders).items():
             loader = loaders[name]
             if name not in self._put_back or self._put_back[name][0] is not loader.dataset:
@@ -308,7 +310,7 @@ class StreamingStateCallback(Callback):
         known = self._known[name].dataset
         if known is dataset:
             return True
-        return cursor.sample_in_epoch == 0 and not passes_of(dataset).run.go_on_from(passes_of(known).run)
+        return cursor.sample_in_epoch == 0 and not run_state_of(dataset).continues(run_state_of(known))
 
     def _is_new(self, name: str, loader: StreamingDataLoader) -> bool:
         return name not in self._known or self._known[name].dataset is not loader.dataset
@@ -316,7 +318,7 @@ class StreamingStateCallback(Callback):
     def _check_data(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
         """Refuse train loaders of which ranks see different data."""
         for loader in loaders.values():
-            check_same_data(loader, passes_of(loader.dataset).run.reader)
+            check_same_data(loader, run_state_of(loader.dataset).reader)
 
     def _know(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
         self._known = {
@@ -330,7 +332,7 @@ class StreamingStateCallback(Callback):
         assert place is not None, "set by the caller"
         known = {name: place.cursors.get(name, position_of(loader).cursor()) for name, loader in loaders.items()}
         for name, loader in loaders.items():
-            passes_of(loader.dataset).run.keep(run_of(loader).counted_from(_counted(trainer, place, known[name])))
+            run_state_of(loader.dataset).keep(run_of(loader).counted_from(_counted(trainer, place, known[name])))
         place.cursors = {name: position_of(loader).normalised(known[name]) for name, loader in loaders.items()}
         ended = {name for name, cursor in place.cursors.items() if cursor.epoch > known[name].epoch}
         self._seek(trainer, loaders)
@@ -389,7 +391,7 @@ class StreamingStateCallback(Callback):
         grown = [name for name, loader in loaders.items() if loader.refresh()]
         for name in grown:
             counted = run_of(loaders[name]).counted_from(_counted(trainer, place, place.cursors[name]))
-            passes_of(loaders[name].dataset).run.keep(counted)
+            run_state_of(loaders[name].dataset).keep(counted)
         return bool(grown)
 
     def _note_beginnings(self) -> None:
@@ -410,7 +412,7 @@ class StreamingStateCallback(Callback):
         assert self._place is not None, "set by the caller"
         cursor = self._place.cursors.get(name)
         if cursor is None:
-            return passes_of(self._known[name].dataset).next_cursor()
+            return run_state_of(self._known[name].dataset).next_cursor()
         if lightning_internals.is_overfitting(trainer):
             return Cursor(self._pass_epochs.get(name, cursor.epoch), 0)
         return cursor if cursor.sample_in_epoch == 0 else Cursor(cursor.epoch + 1, 0)

@@ -30,7 +30,7 @@ from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, parse_i
 from lightning_streaming.formats.mds.shard import map_file
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.reading.dataset import dataset_world
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.selection import catalog as catalog_module
 from lightning_streaming.selection.catalog import Catalog, SamplePlace
 from tests.cache.helpers import disk_of
@@ -277,7 +277,7 @@ def test_shards_read_by_number_stay_open_until_a_pass_begins_if_there_is_room(tm
     dataset = make_dataset(root, local=str(cache), cache_limit=10**6)
     assert [dataset[index]["id"] for index in (0, 5, 1)] == [0, 5, 1]
     assert mapped(cache) == 2
-    passes_of(dataset).begin(dataset_world(dataset), 4)
+    run_state_of(dataset).begin(dataset_world(dataset), 4)
     assert mapped(cache) == 0
 
 

@@ -28,7 +28,7 @@ from lightning_streaming import MDSWriter, SampleKey, StreamingDataLoader, Strea
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError, SampleError
 from lightning_streaming.formats.mds.shard import MDSReader
 from lightning_streaming.reading.dataset import dataset_world
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import run_state_of, source_of
 from lightning_streaming.reading.plan import by_shard
 from lightning_streaming.reading.workers import SharedEpochStart, WorkerBatches, WorkerChannel
 from tests.helpers import ids, make_loader, write_dataset
@@ -220,7 +220,7 @@ def test_values_are_aligned(root: Path, batch_size: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_shard_that_is_gone_is_told_of_where_it_is_needed(root: Path, workers: int) -> None:
     dataset = StreamingDataset(remote=str(root))
-    before = sum(passes_of(dataset).catalog.samples_per_shard[:3])
+    before = sum(source_of(dataset).catalog.samples_per_shard[:3])
     (root / "shard.00003.mds").unlink()
     loader = StreamingDataLoader(dataset, batch_size=2, num_workers=workers)
     seen: list[int] = []
@@ -250,7 +250,7 @@ def test_large_samples_go_straight_to_their_place(tmp_path: Path, workers: int) 
 
 def test_where_batches_are_pinned_each_comes_alone_and_as_tensors(root: Path) -> None:
     dataset = StreamingDataset(remote=str(root))
-    start = passes_of(dataset).begin(dataset_world(dataset), 8)
+    start = run_state_of(dataset).begin(dataset_world(dataset), 8)
     channel = WorkerChannel(SharedEpochStart(), None)
     channel.pass_start.assign(start)
     groups = list(WorkerBatches(dataset, channel, default_collate, drop_last=False, one_by_one=True))

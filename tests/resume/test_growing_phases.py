@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.errors import StateError, StateMismatchError
 from lightning_streaming.reading.dataset import dataset_world
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import run_state_of
 from tests.helpers import State, json_copy, make_loader, raises, read_together, worlds, write_shards
 from tests.resume.phased import check_passes
 from tests.schedules import Phase, schedule
@@ -238,7 +238,7 @@ def test_a_stream_that_was_gone_and_grew_goes_on_where_it_stood(place: Path, fol
 def test_how_often_a_stream_is_read_counts_its_longer_passes(place: Path) -> None:
     _, state = read(loader(roots_of(place, {})), 10)
     at = resumed(state, roots_of(place, MORE), follow_appends=True)
-    assert passes_of(at.dataset).run.on(dataset_world(at.dataset)).order.weights.repeat == (2 + 37 / 27, 1 + 32 / 17)
+    assert run_state_of(at.dataset).on(dataset_world(at.dataset)).order.weights.repeat == (2 + 37 / 27, 1 + 32 / 17)
 
 
 @pytest.mark.parametrize("grown", [[[41, 4]], [[40, 6]], [[0, 4]], [[40, 4], [40, 5]], [], "x", [[40]], [[40, -1]]])

@@ -16,7 +16,7 @@ import pytest
 from lightning_streaming import World
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.reading.dataset import state_at
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.resume.state import Cursor
 from tests.dataset.mutated import mutations
 from tests.helpers import State, assert_resumes_at_every_step, json_copy, raises
@@ -261,7 +261,7 @@ def test_whatever_differs_of_a_phase_the_way_out_is_told_with_the_file(root: Pat
     loader = gone_on(root, stopped(root, 12)[1], phases=[BROAD, replace(RAMP, **{changed: other[changed]}), ANNEAL])
     with raises(StateMismatchError, f"schedule.ramp.{changed}", "`lightning-streaming state branch CHECKPOINT` says"):
         len(loader)
-    passes_of(loader.dataset).run.call(checkpoint="run/last.ckpt")
+    run_state_of(loader.dataset).set_labels(checkpoint="run/last.ckpt")
     with raises(StateMismatchError, "`lightning-streaming state branch run/last.ckpt` says"):
         len(loader)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.reading.dataset import dataset_world
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.reading.position import position_of
 from lightning_streaming.reading.workers import SharedEpochStart
 from lightning_streaming.resume.state import Cursor
@@ -273,7 +273,7 @@ def test_samples_counted_by_the_reader_are_those_that_were_read(root: Path) -> N
 
 def test_workers_are_told_of_as_many_gaps_as_there_may_be(root: Path) -> None:
     dataset: StreamingDataset = make_dataset(root, skip=["0", "2", "4"])
-    start = passes_of(dataset).begin(dataset_world(dataset), 4)
+    start = run_state_of(dataset).begin(dataset_world(dataset), 4)
     pass_start = SharedEpochStart(most_skipped_runs=3)
     pass_start.assign(start)
     assert pass_start.assigned() == start

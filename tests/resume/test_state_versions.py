@@ -19,7 +19,7 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataset
 from lightning_streaming.errors import StateError, StateMismatchError
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.resume.state import Cursor, SavedRun, SavedTrainer, SavedValidation, read_run, read_state
 from lightning_streaming.resume.state_upgrade import STATE_VERSION
 from lightning_streaming.sequence.partition import BatchGeometry
@@ -108,7 +108,7 @@ def test_the_digest_of_an_order_is_what_it_was(name: str, data: Path) -> None:
     case, world = CASES[name], MACHINES.worlds()[0]
     batch = 1 if case.budget else MACHINES.batch
     dataset = StreamingDataset(**arguments(case, data), batch_size=batch, world=world)
-    run = passes_of(dataset).run.on(world, batch)
+    run = run_state_of(dataset).on(world, batch)
     assert run.epoch(Cursor(1, 0)).sequence.digest == OLD["orders"][name]
 
 

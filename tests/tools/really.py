@@ -18,7 +18,7 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.reading.position import position_of, run_of
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.sequence.skips import TrainProgress
@@ -143,7 +143,7 @@ class Asked:
         )
         if "limit_train_batches" in trainer:  # as a trainer tells
             counted = run_of(loader).counted_from(TrainProgress(limit=trainer["limit_train_batches"]))
-            passes_of(dataset).run.keep(counted)
+            run_state_of(dataset).keep(counted)
         return loader
 
 

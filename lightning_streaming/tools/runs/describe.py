@@ -24,8 +24,9 @@ from lightning_streaming.options.packing import PackingConfig
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.packs.types import ColumnTypes, stored_types
-from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.reading.passes import passes_of, run_state_of, source_of
 from lightning_streaming.resume.run import Epoch, Run
+from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor, SavedPosition
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.batching import Batched
@@ -375,7 +376,7 @@ class RunDescription:
         steps, epochs = trainer.get("max_steps"), trainer.get("max_epochs")
         if epochs is not None and 0 <= epochs <= 1:
             return None
-        cursor = passes_of(self.dataset).next_cursor()
+        cursor = run_state_of(self.dataset).next_cursor()
         samples = self.run.machines.num_ranks * batch_size * (trainer.get("accumulate_grad_batches") or 1)
         left = -(-(mixture.plan.epoch_size - cursor.sample_in_epoch) // samples)
         ends_before = steps is not None and 0 <= steps <= first_step + left
@@ -383,11 +384,11 @@ class RunDescription:
 
     def is_cached(self, shard: int) -> bool:
         """Return whether a shard is on this node."""
-        return passes_of(self.dataset).has(shard)
+        return source_of(self.dataset).has(shard)
 
     def fixed_bytes(self) -> int:
         """Return the bytes of indexes and selections in its cache directories, which are never evicted."""
-        return passes_of(self.dataset).fixed_bytes()
+        return source_of(self.dataset).fixed_bytes()
 
     def order_bytes(self, num_epochs: int) -> int:
         """Return the bytes of the orders that a node has drawn at a time: of the part being read, and of the next.
@@ -412,12 +413,12 @@ class RunDescription:
 
     def gathered_bytes(self, loader: StreamingDataLoader, batch_size: int) -> int:
         """Return the bytes of a batch if workers gather several batches at once; 0 if they read them one by one."""
-        passes, packing = passes_of(self.dataset), passes_of(self.dataset).run.asked.pack
+        source, packing = source_of(self.dataset), run_state_of(self.dataset).request.pack
         if loader.collate_fn is not default_collate or not self.dataset._are_as_stored():
             return 0
         if packing is None:
-            return round(batch_size * float(np.mean(self.catalog.mean_sample_bytes))) if passes.may_be_plain() else 0
-        if not isinstance(packing, PackingConfig) or not passes.may_be_joined():
+            return round(batch_size * float(np.mean(self.catalog.mean_sample_bytes))) if source.may_be_plain() else 0
+        if not isinstance(packing, PackingConfig) or not source.may_be_joined():
             return 0
         types = ColumnTypes(packing, lambda: stored_types(packing, self.catalog))
         return batch_size * packing.capacity * sum(types.unseen(name).itemsize for name in packing.columns)
@@ -451,9 +452,9 @@ def describe_run(
     if position is not None:
         load_position(dataset, position, checkpoint)
     if trainer is not None or position is None:
-        return RunDescription(dataset=dataset, run=passes_of(dataset).run.on(dataset_world(dataset)))
+        return RunDescription(dataset=dataset, run=run_state_of(dataset).on(dataset_world(dataset)))
     world, batch_size = _geometry_of(position)
-    return RunDescription(dataset=dataset, run=passes_of(dataset).run.on(world, batch_size))
+    return RunDescription(dataset=dataset, run=run_state_of(dataset).on(world, batch_size))
 
 
 def load_position(
@@ -461,7 +462,7 @@ def load_position(
 ) -> None:
     """Let a dataset or loader resume from a position; errors name the file of the checkpoint."""
     dataset = reader if isinstance(reader, StreamingDataset) else reader.dataset
-    passes_of(dataset).run.call(checkpoint=checkpoint)
+    run_state_of(dataset).set_labels(checkpoint=checkpoint)
     reader.load_state_dict(position.as_state())
 
 
@@ -476,12 +477,12 @@ def _geometry_of(position: SavedPosition) -> tuple[World, int]:
 
 def catalog_of(dataset: StreamingDataset) -> Catalog:
     """Return the shards and samples of a dataset's streams; its indexes are read first."""
-    return passes_of(dataset).catalog
+    return source_of(dataset).catalog
 
 
 def packs_documents(dataset: StreamingDataset) -> bool:
     """Return whether a dataset packs documents, without reading an index."""
-    return passes_of(dataset).run.asked.pack is not None
+    return run_state_of(dataset).request.pack is not None
 
 
 # Samples that the epoch of a saved position has read of each stream.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import source_of
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.selection.missing_ids import MissingIds
 from lightning_streaming.tools.commands import read_run_files
@@ -260,16 +260,16 @@ def compute_ahead(stage: str, dataset: Any) -> tuple[list[dict[str, Any]], list[
         seconds = time.monotonic() - began
         reports.append({"of": label, "asked": request, "samples": samples, "was_kept": not scanned, "seconds": seconds})
 
-    passes = passes_of(dataset)
-    passes.say_whose(f"data.{stage}")
-    passes.make_ahead(watched)
-    catalog = passes.catalog
+    source = source_of(dataset)
+    source.say_whose(f"data.{stage}")
+    source.make_ahead(watched)
+    catalog = source.catalog
     paths = [selection.kept_at for selection in catalog.selections if selection is not None]
     paths += [join.ids.kept_at for join in catalog.joins or () if join.ids is not None]
     paths += [] if catalog.lengths is None else [lengths.kept_at for lengths in catalog.lengths.streams]
     for report, path in zip(reports, paths, strict=True):
         report["kept_at"] = None if path is None else str(path)
-    return list(reports), passes.missing_ids(watched)
+    return list(reports), list(source.missing_ids(watched))
 
 
 def _print_made(reports: Sequence[Mapping[str, Any]]) -> None:

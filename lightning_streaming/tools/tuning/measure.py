@@ -29,7 +29,7 @@ from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.measures import LoaderStatistics
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import run_state_of, source_of
 from lightning_streaming.reading.position import position_of
 from lightning_streaming.tools.commands import STAGES, count_ranks, read_run_files, usable_cpus
 from lightning_streaming.tools.console import counted
@@ -161,7 +161,7 @@ def batch_size_of(loader: StreamingDataLoader) -> int:
 
 def batch_unit(dataset: StreamingDataset) -> str:
     """Return the unit of batches: "samples", "packs" or "group" of documents."""
-    packing = passes_of(dataset).run.asked.pack
+    packing = run_state_of(dataset).request.pack
     if packing is None:
         return "samples"
     return "group" if isinstance(packing, TokenBudget) else "packs"
@@ -188,7 +188,7 @@ def sizes_of(dataset: StreamingDataset) -> Sizes:
         StorageError: An index could not be downloaded.
     """
     fetched, cached, unpacking, index_bytes = [], [], [], 0
-    for cache, index in zip(cache_configs(dataset).values(), passes_of(dataset).catalog.indexes, strict=True):
+    for cache, index in zip(cache_configs(dataset).values(), source_of(dataset).catalog.indexes, strict=True):
         files = ([(raw.bytes, packed.bytes if packed else 0) for raw, packed in shard.files] for shard in index.shards)
         raw, packed = np.array([np.sum(pairs, axis=0) for pairs in files], np.int64).reshape(-1, 2).T
         if is_in_place(cache):
@@ -299,10 +299,10 @@ def excerpt(config: Any, directory: Path, dataset: StreamingDataset, shards: Seq
         dataset: Its dataset; the directories get an index of these shards alone.
         shards: Numbers of the downloaded shards, over all streams.
     """
-    shares = passes_of(dataset).run.weights.choose
+    shares = run_state_of(dataset).weights.choose
     streams: dict[str, Stream] = {}
     first, caches = 0, cache_configs(dataset)
-    for number, (name, index) in enumerate(zip(caches, passes_of(dataset).catalog.indexes, strict=True)):
+    for number, (name, index) in enumerate(zip(caches, source_of(dataset).catalog.indexes, strict=True)):
         present = [index.shards[shard - first] for shard in shards if first <= shard < first + len(index.shards)]
         first += len(index.shards)
         source = caches[name].source_directory()

@@ -21,9 +21,10 @@ from lightning_streaming.escaping import in_lines
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.measures import WaitTimes
-from lightning_streaming.reading.passes import drawn_sequence, passes_of
+from lightning_streaming.reading.passes import run_state_of, source_of
 from lightning_streaming.reading.position import run_of
 from lightning_streaming.reading.prefetch import default_lookahead
+from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.sequence.quality import Visits, lru_downloads, open_at_once, shard_visits
 from lightning_streaming.tools.console import FINE, counted, print_json, print_line, print_note, print_table, progress
@@ -161,7 +162,7 @@ def _measure_and_recommend(run: TunedRun, args: Namespace) -> dict[str, Any]:
 
 
 def _measure_link(dataset: StreamingDataset, run: TunedRun, max_bytes: int, sizes: Sizes) -> LinkSpeed:
-    shards = measure.shards_to_fetch(sizes.fetched, passes_of(dataset).catalog.stream_of_shard, max_bytes)
+    shards = measure.shards_to_fetch(sizes.fetched, source_of(dataset).catalog.stream_of_shard, max_bytes)
     with progress(len(shards), "fetch", "shard") as advance:
         arrivals = measure.fetch_shards(dataset, shards, _FETCHING_SECONDS, run.start_method, advance)
     return measure.link_of(arrivals, sizes.fetched)
@@ -214,14 +215,14 @@ def _recommend(
     """
     advice = {"num_workers": advise_workers(speeds, consumer)}
     chosen = next(speed for speed in speeds if speed.workers == advice["num_workers"].value)
-    catalog, ranks = passes_of(whole.dataset).catalog, dataset_world(whole.dataset).ranks_per_node
+    catalog, ranks = source_of(whole.dataset).catalog, dataset_world(whole.dataset).ranks_per_node
     workers = max(1, chosen.workers)
     samples_per_batch = batch_size_of(whole)
     if batch_unit(whole.dataset) != "samples":
         samples_per_batch = round(chosen.read.samples / chosen.read.batches)
     if link is not None:
         # Bytes to download for a sample of an epoch, on average over the streams it is drawn from.
-        shares = np.asarray(passes_of(whole.dataset).run.weights.choose)
+        shares = np.asarray(run_state_of(whole.dataset).weights.choose)
         stored = np.bincount(catalog.stream_of_shard, weights=sizes.fetched, minlength=len(shares))
         sample_bytes = float((stored / np.asarray(catalog.samples_per_stream) * shares).sum() / shares.sum())
         samples_per_shard = catalog.num_samples / len(catalog.shards)
@@ -431,7 +432,7 @@ def _windows(loader: StreamingDataLoader) -> Iterator[Visits]:
         batches = np.arange(first, min(first + step, partition.num_batches()))
         positions = np.hstack([partition.batches(batches, world.node, rank) for rank in ranks])
         ids = np.where(positions < 0, -1, plan.ids(np.maximum(positions, 0)))
-        yield shard_visits(ids, passes_of(dataset).catalog.samples_per_shard)
+        yield shard_visits(ids, source_of(dataset).catalog.samples_per_shard)
 
 
 def round_up(number: float) -> int:

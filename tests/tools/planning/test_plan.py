@@ -408,13 +408,14 @@ def test_help_names_all_conditions() -> None:
 
 
 def node_reads(data: Path, *, batch_size: int = 2, num_workers: int = 1) -> tuple[StreamingDataset, NodeReads]:
-    from lightning_streaming.reading.passes import drawn_sequence, passes_of
+    from lightning_streaming.reading.passes import run_state_of, source_of
+    from lightning_streaming.resume.run_state import drawn_sequence
     from lightning_streaming.resume.state import Cursor
 
     dataset = StreamingDataset(remote=str(data / "web"), shuffle=True, batch_size=batch_size, world=World())
-    order = passes_of(dataset).run.on(World(), batch_size, False)
+    order = run_state_of(dataset).on(World(), batch_size, False)
     read = order.epoch(order.normalise(Cursor(0, 0)))
-    catalog = passes_of(dataset).catalog
+    catalog = source_of(dataset).catalog
     return dataset, NodeReads(
         catalog=catalog,
         sequence=drawn_sequence(read),

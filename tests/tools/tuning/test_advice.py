@@ -9,7 +9,7 @@ import pytest
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.reading.measures import LoaderStatistics
-from lightning_streaming.reading.passes import passes_of
+from lightning_streaming.reading.passes import source_of
 from lightning_streaming.tools.tuning.measure import Arrival, Speed, is_enough, link_of, quotas, shards_to_fetch
 from lightning_streaming.tools.tuning.tune_run import (
     Disk,
@@ -195,7 +195,7 @@ def test_what_is_open_on_a_node_is_what_its_ranks_have_begun_and_not_finished(lo
     for rank in range(2):
         mine = StreamingDataset(**_settings(dataset), world=World(num_nodes=2, ranks_per_node=2, rank=rank))
         for number, batch in enumerate(StreamingDataLoader(mine, batch_size=2)):
-            of_batches[number] |= {passes_of(dataset).catalog.place(one).shard for one in batch["id"].tolist()}
+            of_batches[number] |= {source_of(dataset).catalog.place(one).shard for one in batch["id"].tolist()}
         mine.close()
     used = set().union(*of_batches)
     span = {shard: [number for number, shards in enumerate(of_batches) if shard in shards] for shard in used}
