@@ -19,8 +19,7 @@ from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
 from lightning_streaming.reading.dataset import dataset_world
-from lightning_streaming.writing.shard_builder import ShardBuffer
-from lightning_streaming.writing.shard_encoders import make_mds_encoder, parse_settings
+from lightning_streaming.writing.shards import ShardBuffer, make_mds_encoder, parse_settings
 from tests.tiers import some
 
 State = dict[str, Any]

@@ -32,13 +32,9 @@ from lightning_streaming.reading.reference_names import ReferenceNames, told
 from lightning_streaming.replaced_names import TOPICS
 from lightning_streaming.trainer.datamodule import ModuleOptions
 from lightning_streaming.writing import plan_parts, write_parallel
-from lightning_streaming.writing.writer_options import (
-    ParallelOptions,
-    PlanOptions,
-    SplitWriterOptions,
-    WriterOptions,
-    XSVWriterOptions,
-)
+from lightning_streaming.writing.parallel import ParallelOptions
+from lightning_streaming.writing.parts import PlanOptions
+from lightning_streaming.writing.writers import SplitWriterOptions, WriterOptions, XSVWriterOptions
 
 NOT_IN_A_CONFIG = {"batch_size", "transform", "world", "stream_name", "stream_config"}
 """What the data module, the user's own code and the trainer say, and what scripts of MosaicML Streaming pass on."""

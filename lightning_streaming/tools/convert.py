@@ -54,7 +54,7 @@ from lightning_streaming.tools.converting.sources.stored_shards import StoredSha
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset, add_up, find_dataset
 from lightning_streaming.units import format_bytes, parse_bytes
 from lightning_streaming.writing.destination import CONVERSION_PLAN
-from lightning_streaming.writing.shard_encoders import parse_settings
+from lightning_streaming.writing.shards import parse_settings
 
 _SMALLEST_PART = 1024
 _ONLY_TO_TOKENIZE = ("tokenizer", "block_length", "dtype", "eot", "text_column")

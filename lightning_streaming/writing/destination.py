@@ -1,12 +1,12 @@
-"""Where a dataset's files go: a directory, a bucket, or both; all their names, and the lock that keeps others out.
+"""The destination of a dataset: a directory, a bucket, or both; the names of all files, and the lock of a writer.
 
-index.json                        what makes the shards a dataset
+index.json                        makes the shards a dataset
 shard.00012.mds.zstd              a shard
-.writing/00012.json               says that shard 12 is stored, while there is no index that does
-.writing/shard.00012.mds.zstd     of an earlier version: a shard that was to replace a published one of this name
-.writing/index.json               of an earlier version: the index that was to follow it
-parts.plan                        what the parts of a dataset are made of
-convert.plan                      what a conversion was begun with
+.writing/00012.json               the record that shard 12 is stored, until the index is published
+.writing/shard.00012.mds.zstd     of an earlier version: a shard that should replace a published one of this name
+.writing/index.json               of an earlier version: the index that should follow it
+parts.plan                        the inputs and settings of a dataset in parts
+convert.plan                      the options of a conversion
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import fcntl
 import os
 import re
 import threading
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError
 from lightning_streaming.escaping import short_repr
@@ -28,16 +29,15 @@ from lightning_streaming.formats.shard import raw_forms
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
 from lightning_streaming.storage.location import written_whole
 from lightning_streaming.waits import bar
-from lightning_streaming.writing.writer_options import WriterOptions
 
 WRITING = ".writing"
 """The folder of a dataset that is being written."""
 
 PARTS_PLAN = "parts.plan"
-"""Beside the parts. It does not end in ``.json``, because the original takes every such file for an index."""
+"""A file next to the parts. It does not end in ``.json``: MosaicML Streaming takes every such file for an index."""
 
 CONVERSION_PLAN = "convert.plan"
-"""Beside the index. It says nothing without the dataset that it is of, and goes where that is replaced."""
+"""A file next to the index. It is removed when its dataset is replaced."""
 
 _SHARD = r"shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?"
 _SHARD_FILE = re.compile(_SHARD, re.ASCII)
@@ -46,88 +46,116 @@ _PARTIAL = re.compile(rf"({_SHARD}|\d{{5,}}\.json|index\.json)\..*{re.escape(PAR
 
 
 class Destination:
-    """Takes whole files, from any thread.
+    """Destination that stores whole files, from any thread.
 
-    Nothing is removed that no writer wrote, but for a dataset that may be replaced.
+    It removes only files that a writer wrote, or those of a dataset that may be replaced.
     """
 
-    def __init__(self, asked: WriterOptions) -> None:
-        """Nothing is touched yet.
+    def __init__(
+        self,
+        out: str | Path | tuple[str, str],
+        *,
+        keep_local: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        retry: int = 5,
+        progress_bar: bool = False,
+    ) -> None:
+        """Read and write nothing yet. The arguments are those of a writer.
 
         Raises:
-            ConfigError: ``out`` is no directory, URL or pair, or nothing serves its URL.
+            ConfigError: ``out`` is no directory, URL or pair, or no filesystem serves its URL.
             MissingDependencyError: The package that serves the URL is not installed.
         """
-        directory, remote = parse_out(asked.out)
-        if directory is None and asked.keep_local:
+        directory, remote = parse_out(out)
+        if directory is None and keep_local:
             raise ConfigError(
                 "keep_local=True needs a directory to keep files in",
                 hint="write out=(directory, URL)",
                 option="keep_local",
             )
-        kept = directory if asked.keep_local or remote is None else None
+        kept = directory if keep_local or remote is None else None
         for path in (kept, local_path(remote or "")):
             if path is not None:
                 check_is_directory(path)
-        self.truth = Location(remote or str(directory), asked.storage_options or StorageOptions(), attempts=asked.retry)
-        """Where the dataset is looked for."""
+        self.truth = Location(remote or str(directory), storage_options or StorageOptions(), attempts=retry)
+        """The location from which the dataset is read."""
         if self.truth.path is None:
             self.truth.prepare_to_write()  # while this process has one thread
         self._is_remote = remote is not None
         self._own = None if kept is None else _OwnDirectory(kept)
-        self._progress = _StoringProgress(shown=asked.progress_bar)
+        self._progress_lock = threading.Lock()
+        self._bar = bar("stored", "B", 0, shown=progress_bar, stays=True)
 
-    def start_anew(self, *, exist_ok: bool) -> None:
+    def clear(self, *, exist_ok: bool) -> None:
         """Make room for a new dataset.
 
         Args:
-            exist_ok: Whether a dataset that lies in the directory may be removed, and one under the URL written over.
+            exist_ok: Whether a dataset in the directory may be removed, and one under the URL overwritten.
 
         Raises:
-            ConfigError: There is a dataset, be it unfinished, or the directory holds what may not be removed.
-            StorageError: The store does not say whether there is a dataset under the URL.
+            ConfigError: There is a dataset, possibly unfinished, or the directory holds files that may not be removed.
+            StorageError: The store did not answer.
         """
         if self._is_remote and not exist_ok:
-            _refuse_published(self.truth)
+            # Shards would be overwritten one by one while the index, or the records, still name them.
+            for name, dataset, resume in (
+                (INDEX_BASENAME, "a dataset", ""),
+                (record_name(0), "a dataset that is not finished", "mode='resume' to continue it, "),
+            ):
+                if (self.truth / name).read_if_there() is not None:
+                    raise ConfigError(
+                        f"{self.truth} holds {dataset}",
+                        hint=f"choose another location, {resume}or exist_ok=True to overwrite it",
+                        option="out",
+                        path=str(self.truth),
+                    )
         for directory in self._directories():
             prepare_directory(directory, exist_ok=exist_ok)
         if self._is_remote and exist_ok:
-            _retract(self.truth)
+            # All files that make shards a dataset. The shards are overwritten.
+            for name in (INDEX_BASENAME, CONVERSION_PLAN, PARTS_PLAN):
+                (self.truth / name).remove()
+            folder = self.truth / WRITING
+            for name in folder.sizes():
+                if name == INDEX_BASENAME or is_shard_file(name) or record_number(name) is not None:
+                    (folder / name).remove()
+            if folder.path is not None:
+                remove_empty_folder(folder.path)
 
     def check_raw_forms(self, shard_format: str) -> None:
-        """Refuse a URL under which files lie that could be taken for raw forms of compressed shards to be.
+        """Check that there are no files under a URL that readers could take for raw forms of compressed shards.
 
-        Directories are empty by now, or hold what their writer left.
+        Directories are empty by now, or hold files that their writer left.
 
         Raises:
-            ConfigError: There are.
+            ConfigError: There are such files.
         """
         if self.truth.path is not None:
             return
-        found = sorted(name for name in self.truth.sizes() if is_raw_form(name, shard_format))
-        if found:
+        names = sorted(name for name in self.truth.sizes() if is_raw_form(name, shard_format))
+        if names:
             raise ConfigError(
-                f"{self.truth} holds {len(found)} uncompressed shards, like {found[0]}, which some readers "
-                "would take for what the compressed ones hold",
-                hint="choose another place, or write with mode='create' and "
+                f"{self.truth} holds {len(names)} uncompressed shards, like {names[0]}, which some readers "
+                "would take for the contents of the compressed ones",
+                hint="choose another location, or write with mode='create' and "
                 "exist_ok=True, which removes those that share a name",
                 option="out",
                 path=str(self.truth),
             )
 
     def remove_raw_forms(self, shards: Iterable[ShardInfo]) -> None:
-        """Remove uncompressed shards under a URL that compressed ones were written over; directories have none."""
-        there = self.truth.sizes() if self.truth.path is None else {}
+        """Remove uncompressed shards under a URL that compressed ones replaced; directories have none."""
+        sizes = self.truth.sizes() if self.truth.path is None else {}
         for raw in raw_forms(shards):
-            if raw.basename in there:
+            if raw.basename in sizes:
                 (self.truth / raw.basename).remove()
 
     def tidy(self, shards: Iterable[ShardInfo], *, is_finished: bool) -> None:
-        """Remove what a killed writer left in directories, but for the files of these shards.
+        """Remove files that a killed writer left in directories, except those of these shards.
 
         Args:
-            shards: What stays.
-            is_finished: Whether nothing will be added, so that files of others are in nobody's way.
+            shards: Shards whose files stay.
+            is_finished: Whether nothing will be added, so that files of others do not matter.
 
         Raises:
             ConfigError: A directory holds files named like those of shards that no writer left.
@@ -138,70 +166,70 @@ class Destination:
                 tidy_directory(directory, named, is_copy=directory != self.truth.path)
 
     def check_stored(self, shards: Iterable[ShardInfo]) -> None:
-        """Make sure, before an index names these shards, that they are there, by their sizes.
+        """Check by their sizes, before an index names these shards, that they are stored.
 
         Raises:
-            StorageError: One is not, or is of another size.
+            StorageError: One is missing, or has another size.
         """
-        for name, is_there in self._wrong(shards):
-            found = "has another size now" if is_there else "is not there any more"
+        for name, exists in self._not_stored(shards):
+            problem = "has another size now" if exists else "is missing now"
             raise StorageError(
-                f"{name} was stored and {found}, so no index is published",
-                hint="check that no other writer is at work on this dataset, and write it again; mode='resume' or "
-                "'append' continues what was written",
+                f"{name} was stored and {problem}, so no index is published",
+                hint="check that no other writer writes this dataset, and write it again; mode='resume' or "
+                "'append' continues after the stored shards",
                 path=name,
             )
 
     def check_published(self, shards: Iterable[ShardInfo]) -> None:
-        """Make sure, before anything is added behind these shards of an index, that they are there, by their sizes.
+        """Check by their sizes, before anything is appended to these shards of an index, that they are stored.
 
         Raises:
-            StorageError: One is not, or is of another size.
+            StorageError: One is missing, or has another size.
         """
-        for name, is_there in self._wrong(shards):
-            found = "is not of the size that the index says" if is_there else "is not there"
+        for name, exists in self._not_stored(shards):
+            problem = "has another size than the index says" if exists else "is missing"
             raise StorageError(
-                f"{name} {found}, so nothing is appended",
-                hint="`lightning-streaming verify` finds all that is damaged, and "
-                "with --repair fetches it from another copy",
+                f"{name} {problem}, so nothing is appended",
+                hint="`lightning-streaming verify` finds all damaged files, and "
+                "with --repair fetches them from another copy",
                 path=name,
             )
 
-    def _wrong(self, shards: Iterable[ShardInfo]) -> Iterator[tuple[str, bool]]:
-        """Files of these shards that are not stored in their sizes, and whether there is something of their name."""
-        there = self.truth.sizes()
+    def _not_stored(self, shards: Iterable[ShardInfo]) -> Iterator[tuple[str, bool]]:
+        """Yield the files of these shards that are not stored in their sizes, and whether they exist."""
+        sizes = self.truth.sizes()
         for file in (file for shard in shards for file in shard.stored):
-            if there.get(file.basename) != file.bytes:
-                yield file.basename, file.basename in there
+            if sizes.get(file.basename) != file.bytes:
+                yield file.basename, file.basename in sizes
 
     def fill(self, shards: Iterable[ShardInfo], index: bytes | None) -> None:
-        """Fetch what the directory of a pair does not have of these shards, and of the index.
+        """Fetch those files of these shards, and of the index, that the directory of a pair does not have.
 
-        A file that is there stays if a recorded hash says that it is the same one; size alone does not tell.
+        An existing file stays if it has the recorded hash; size alone is not enough.
 
         Raises:
-            ShardCorruptError: A shard is not what its index promises.
+            ShardCorruptError: A shard has another size than its index says.
         """
         mirror = self._mirror
         if mirror is None:
             return
-        there = Location(str(mirror.path)).sizes()
+        sizes = Location(str(mirror.path)).sizes()
         for file, kinds in ((file, shard.hashes) for shard in shards for file in shard.stored):
             path = mirror.path / file.basename
-            is_same = kinds and there.get(file.basename) == file.bytes and has_first_hash(path, file, kinds)
+            is_same = kinds and sizes.get(file.basename) == file.bytes and has_first_hash(path, file, kinds)
             if not is_same:
                 data = (self.truth / file.basename).read()
                 if len(data) != file.bytes:
                     raise ShardCorruptError(
                         f"{file.basename} must have {file.bytes} bytes, but has {len(data)}", path=file.basename
                     )
-                if not path.is_file() or path.read_bytes() != data:  # those who read the copy keep their file
+                if not path.is_file() or path.read_bytes() != data:  # readers of the copy keep their file
                     mirror.put(file.basename, data)
         if index is not None:
             mirror.put(INDEX_BASENAME, index)
 
     def published(self) -> tuple[DatasetIndex, bytes] | None:
-        """The index and its text; None while there is none.
+        """Return the index and its text; None while there is none.
 
         Raises:
             IndexFormatError: It cannot be read.
@@ -210,8 +238,8 @@ class Destination:
         return None if text is None else (parse_index(text, INDEX_BASENAME), text)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Be the only writer in each directory that is there.
+    def locked(self) -> Iterator[None]:
+        """Lock each existing directory against other writers.
 
         Raises:
             ConfigError: There is another writer.
@@ -219,27 +247,30 @@ class Destination:
         with ExitStack() as held:
             for directory in self._directories():
                 if directory.is_dir():
-                    held.enter_context(instead_of_others(directory))
+                    held.enter_context(exclusive_lock(directory))
             yield
 
     def put(self, name: str, *pieces: bytes | memoryview) -> None:
         """Store a file.
 
         Raises:
-            StorageError: It could not be.
+            StorageError: It could not be stored.
         """
         num_bytes = sum(map(len, pieces))
-        self._progress.expect(num_bytes)
+        with self._progress_lock:
+            self._bar.total += num_bytes if self._bar.total is not None else 0
+            self._bar.refresh()
         if self._is_remote:
             (self.truth / name).put(*pieces)
         if self._own is not None:
             self._own.put(name, *pieces)
-        self._progress.stored(num_bytes)
+        with self._progress_lock:
+            self._bar.update(num_bytes)
 
     def make_folder(self, name: str) -> None:
-        """Make a folder in each directory."""
+        """Create a folder in each directory."""
         for directory in self._directories():
-            with system_errors("make a directory"):
+            with system_errors("create a directory"):
                 (directory / name).mkdir(parents=True, exist_ok=True)
 
     def remove_folder(self, name: str) -> None:
@@ -248,33 +279,34 @@ class Destination:
             remove_empty_folder(directory / name)
 
     def undo(self) -> None:
-        """Remove from the local directory what was put there, because the dataset will not be whole."""
+        """Remove the files that were stored in the local directory, because the dataset will not be complete."""
         if self._own is not None:
             self._own.undo()
 
     def close(self) -> None:
-        """Nothing more is put."""
-        self._progress.close()
+        """Close the progress bar, once no more files are stored."""
+        with self._progress_lock:
+            self._bar.close()
 
     @property
     def _mirror(self) -> _OwnDirectory | None:
-        """The directory of a pair, if it is filled too."""
+        """The directory of a pair, if it is written to as well."""
         return self._own if self._is_remote else None
 
     def _directories(self) -> list[Path]:
-        """Those of this machine that are written to, the truth first."""
+        """Return the directories of this machine that are written to, the truth first."""
         mirror = None if self._mirror is None else self._mirror.path
         return [path for path in (self.truth.path, mirror) if path is not None]
 
 
 class _OwnDirectory:
-    """A directory of this machine, and what was put there, so that it can be taken back."""
+    """A directory of this machine, and the files that were stored in it, so that they can be removed again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._was_there = path.exists()
+        self._existed = path.exists()
         self._written: dict[str, int] = {}
-        """Name to inode, known before the file has its name."""
+        """Name to inode, recorded before the file has its name."""
 
     def put(self, name: str, *pieces: bytes | memoryview) -> None:
         with written_whole(self.path / name) as partial, partial.open("wb") as file:
@@ -282,150 +314,98 @@ class _OwnDirectory:
             file.writelines(pieces)
 
     def undo(self) -> None:
-        """Remove what was put, and the directory, if it was not there before and nothing else is in it.
+        """Remove the stored files, and the directory, if it did not exist before and is empty now.
 
-        A file that another program put in place of one of these stays.
+        A file with which another program replaced one of these stays.
         """
         for name, inode in sorted(self._written.items()):
             with system_errors("remove a file"):
                 path = self.path / name
                 if path.exists() and path.stat().st_ino == inode:
                     path.unlink(missing_ok=True)
-        if not self._was_there:
+        if not self._existed:
             remove_empty_folder(self.path)
 
 
-class _StoringProgress:
-    """A bar of the bytes stored, of those that are ready to be; or nothing to be seen."""
-
-    def __init__(self, *, shown: bool) -> None:
-        self._lock = threading.Lock()
-        self._bar = bar("stored", "B", 0, shown=shown, stays=True)
-
-    def expect(self, size: int) -> None:
-        """So many bytes are to be stored."""
-        with self._lock:
-            self._bar.total += size if self._bar.total is not None else 0
-            self._bar.refresh()
-
-    def stored(self, size: int) -> None:
-        """So many bytes have been."""
-        with self._lock:
-            self._bar.update(size)
-
-    def close(self) -> None:
-        """No more comes; the bar stays on the screen."""
-        with self._lock:
-            self._bar.close()
-
-
 def parse_out(out: str | Path | tuple[str, str]) -> tuple[Path | None, str | None]:
-    """Tell the local directory and the remote of ``out``; either may be None, but not both.
+    """Return the local directory and the remote of ``out``; either may be None, but not both.
 
     Raises:
-        ConfigError: It is not a directory, a URL, or a pair of a directory and another place.
+        ConfigError: It is not a directory, a URL, or a pair of a directory and another location.
     """
     if isinstance(out, str | Path) and str(out):
         directory = local_path(str(out))
         return directory, (str(out) if directory is None else None)
     if isinstance(out, tuple | list) and len(out) == 2 and all(map(str, out)):
         directory, remote = local_path(str(out[0])), str(out[1])
-        if directory is not None and not _same_place(directory, remote):
+        second = local_path(remote)
+        if directory is not None and (second is None or second.resolve() != directory.resolve()):
             return directory, remote
     shown = ", ".join(mask_url(str(part)) for part in (out if isinstance(out, tuple | list) else [out]))
     raise ConfigError(
-        f"out must be a directory, a URL, or a pair (directory, another place), but got {short_repr(shown)}",
+        f"out must be a directory, a URL, or a pair (directory, another location), but got {short_repr(shown)}",
         option="out",
     )
-
-
-def _same_place(directory: Path, remote: str) -> bool:
-    path = local_path(remote)
-    return path is not None and path.resolve() == directory.resolve()
-
-
-def _refuse_published(location: Location) -> None:
-    # Its shards would be written over one by one while its index, or its records, still name them.
-    for name, what, way_out in (
-        (INDEX_BASENAME, "a dataset", ""),
-        (record_name(0), "a dataset that is not finished", "mode='resume' to go on, "),
-    ):
-        if (location / name).read_if_there() is not None:
-            raise ConfigError(
-                f"{location} holds {what}",
-                hint=f"choose another place, {way_out}or exist_ok=True to write over it",
-                option="out",
-                path=str(location),
-            )
-
-
-def _retract(location: Location) -> None:
-    """Remove all that says there is a dataset. Its shards are written over."""
-    for name in (INDEX_BASENAME, CONVERSION_PLAN, PARTS_PLAN):
-        (location / name).remove()
-    folder = location / WRITING
-    for name in folder.sizes():
-        if name == INDEX_BASENAME or is_shard_file(name) or record_number(name) is not None:
-            (folder / name).remove()
-    if folder.path is not None:
-        remove_empty_folder(folder.path)
 
 
 # --- files of a directory ---
 
 
 def is_shard_file(name: str) -> bool:
-    """Whether a writer gives this name to a file of a shard."""
+    """Return whether a writer gives this name to a file of a shard."""
     return _SHARD_FILE.fullmatch(name) is not None
 
 
 def is_raw_form(name: str, shard_format: str) -> bool:
-    """Whether the raw file of a shard of this format would have this name."""
+    """Return whether the raw file of a shard of this format would have this name."""
     return is_shard_file(name) and re.fullmatch(rf"shard\.\d+\.{shard_format}(\.meta)?", name) is not None
 
 
 def record_name(number: int) -> str:
-    """Where it says that a shard is stored."""
+    """Return the path of the record of a stored shard."""
     return f"{WRITING}/{number:05}.json"
 
 
 def record_number(name: str) -> int | None:
-    """The shard whose record has this name in its folder; None if it is no record."""
+    """Return the shard whose record has this name in its folder; None if it is no record."""
     match = _RECORD.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def whole_name(name: str) -> str | None:
-    """The file that an unfinished one, as a killed writer leaves it, was to become; None if it is something else."""
+    """Return the final name of an unfinished file, as a killed writer leaves it; None if it is another file."""
     match = _PARTIAL.fullmatch(name)
     return match[1] if match else None
 
 
 @system_errors("make room for a dataset")
 def prepare_directory(directory: Path, *, exist_ok: bool) -> None:
-    """Make an empty directory, out of a missing one or, with ``exist_ok``, out of one that holds a dataset.
+    """Create a missing directory, or, with ``exist_ok``, remove the dataset in one.
 
-    Only the index and the files that it names are removed; and, of a dataset that was not finished, what its writer
-    left. The index first, so that no half dataset looks whole. If there is anything else, nothing is removed.
+    Only the index and the files that it names are removed; and, of an unfinished dataset, the files that its writer
+    left. The index first, so that no partial dataset looks complete. If there is any other file, nothing is removed.
 
     Raises:
-        ConfigError: The directory is a file, or holds something that may not be removed.
+        ConfigError: The directory is a file, or holds files that may not be removed.
         IndexFormatError: The directory holds an index that cannot be read.
     """
     check_is_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    found = sorted(directory.iterdir())
-    if found and not exist_ok:
+    paths = sorted(directory.iterdir())
+    if paths and not exist_ok:
+        is_unfinished = _is_marked(directory)
         raise ConfigError(
-            f"{directory} must be empty, but holds {found[0].name}",
-            hint=f"{_way_out(directory)}",
+            f"{directory} must be empty, but holds {paths[0].name}",
+            hint="a dataset there is not finished: mode='resume', or 'append', continues it, exist_ok=True starts over"
+            if is_unfinished
+            else "exist_ok=True replaces a dataset",
             option="out",
             path=str(directory),
         )
     unfinished = _names_of_unfinished(directory)
     named = dict.fromkeys([*_names_of_dataset(directory), *(unfinished or ()), CONVERSION_PLAN])
     folders = [] if unfinished is None else [WRITING]
-    foreign = [path.name for path in found if path.name not in folders and (path.name not in named or path.is_dir())]
+    foreign = [path.name for path in paths if path.name not in folders and (path.name not in named or path.is_dir())]
     if foreign:
         raise ConfigError(
             f"{directory} holds {foreign[0]}, which no index names as part of a dataset",
@@ -439,19 +419,19 @@ def prepare_directory(directory: Path, *, exist_ok: bool) -> None:
         (directory / WRITING).rmdir()
 
 
-@system_errors("remove what a writer left")
+@system_errors("remove the files that a writer left")
 def tidy_directory(directory: Path, named: Container[str], *, is_copy: bool) -> None:
-    """Remove what a killed writer left in a directory where another goes on.
+    """Remove files that a killed writer left in a directory where another one continues.
 
     Args:
-        directory: May be missing.
+        directory: The directory, which may be missing.
         named: Files that stay.
-        is_copy: Whether the dataset is another place's, and only copied here; records that lie here then belong to
+        is_copy: Whether the directory is a copy of a dataset at another location; records in it are then those of
             another dataset.
 
     Raises:
-        ConfigError: The directory is a file, has files named like those of shards that no writer left, or holds a
-            dataset of its own, be it unfinished.
+        ConfigError: The directory is a file, has files named like those of shards that no writer left, or holds another
+            dataset, possibly unfinished.
         IndexFormatError: The directory holds an index that cannot be read.
     """
     check_is_directory(directory)
@@ -465,11 +445,15 @@ def tidy_directory(directory: Path, named: Container[str], *, is_copy: bool) -> 
             option="out",
             path=str(directory),
         )
-    own = {*_names_of_dataset(directory), *(_recorded_shards(directory) if is_copy else ())}
-    kept = [path.name for path in strays if path.name in own]
+    of_others = set(_names_of_dataset(directory))
+    if is_copy and _is_marked(directory):  # and the files of shards that a writer recorded here
+        numbers = {record_number(path.name) for path in (directory / WRITING).iterdir()} - {None}
+        prefixes = tuple(f"shard.{number:05}." for number in numbers)
+        of_others |= {path.name for path in directory.iterdir() if path.name.startswith(prefixes)}
+    kept = [path.name for path in strays if path.name in of_others]
     if kept:
         raise ConfigError(
-            f"{directory} holds a dataset of its own, with {kept[0]}, which is not part of the one to continue",
+            f"{directory} holds another dataset, with {kept[0]}, which is not part of the one to continue",
             hint="continue it where it was written, or choose another directory",
             option="out",
             path=str(directory),
@@ -482,27 +466,18 @@ def tidy_directory(directory: Path, named: Container[str], *, is_copy: bool) -> 
                 remove_partials(folder / name)
 
 
-def _recorded_shards(directory: Path) -> list[str]:
-    """Files of the shards that a writer has recorded in this directory as whole."""
-    if not _is_marked(directory):
-        return []
-    numbers = {record_number(path.name) for path in (directory / WRITING).iterdir()} - {None}
-    begins = tuple(f"shard.{number:05}." for number in numbers)
-    return [path.name for path in directory.iterdir() if path.name.startswith(begins)]
-
-
-@system_errors("read what is stored")
+@system_errors("read stored files")
 def has_first_hash(path: Path, file: FileInfo, kinds: Sequence[str]) -> bool:
-    """Whether a file is the one that an index describes, by the first recorded kind of hash; yes if there is none."""
+    """Return whether a file has the first hash that an index records for it; True if it records none."""
     return all(hash_file(kind, path) == file.hashes.get(kind) for kind in kinds[:1])
 
 
-@system_errors("look at a directory")
+@system_errors("read a directory")
 def check_is_directory(directory: Path) -> None:
-    """Refuse a file.
+    """Check that a path is a directory, or missing.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: It is a file.
     """
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} must be a directory, but is a file", option="out", path=str(directory))
@@ -510,24 +485,18 @@ def check_is_directory(directory: Path) -> None:
 
 @system_errors("remove a directory")
 def remove_empty_folder(folder: Path) -> None:
-    """Remove a folder, unless there is something in it."""
+    """Remove a folder, if it is empty."""
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 
 def _is_marked(directory: Path) -> bool:
-    """Whether a writer that can be continued was at work here."""
+    """Return whether a writer that can be continued wrote to a directory."""
     return (directory / WRITING).is_dir()
 
 
-def _way_out(directory: Path) -> str:
-    if _is_marked(directory):
-        return "a writer was not finished there: mode='resume', or 'append', goes on, exist_ok=True starts anew"
-    return "exist_ok=True replaces a dataset"
-
-
 def _names_of_dataset(directory: Path) -> list[str]:
-    """The index, then the files directly in ``directory`` that it names; none if there is no index."""
+    """Return the index, then the files directly in ``directory`` that it names; empty if there is no index."""
     path = directory / INDEX_BASENAME
     if not path.is_file():
         return []
@@ -537,7 +506,7 @@ def _names_of_dataset(directory: Path) -> list[str]:
 
 
 def _names_of_unfinished(directory: Path) -> list[str] | None:
-    """What a writer leaves that can be continued, its records first; None if no such writer was at work here."""
+    """Return the files of a writer that can be continued, its records first; None if no such writer wrote here."""
     if not _is_marked(directory):
         return None
     records = [path.name for path in sorted((directory / WRITING).iterdir())]
@@ -548,42 +517,42 @@ def _names_of_unfinished(directory: Path) -> list[str] | None:
 
 
 def _is_of_writer(name: str) -> bool:
-    """Whether a writer gives this name to a file in its own folder, be it unfinished."""
+    """Return whether a writer gives this name to a file in its folder, possibly unfinished."""
     whole = whole_name(name) or name
     return whole == INDEX_BASENAME or is_shard_file(whole) or record_number(whole) is not None
 
 
-@system_errors("remove what a writer left")
-def remove_half_part(directory: Path) -> None:
-    """Remove an index, first, and shards, whole or partial; nothing that no writer of a part makes.
+@system_errors("remove the files that a writer left")
+def remove_partial_part(directory: Path) -> None:
+    """Remove an index, first, and shards, whole or partial, and no files that a writer of a part does not create.
 
-    Must be called by the sole writer.
+    For the sole writer only.
     """
-    found = [path.name for path in directory.iterdir() if _is_of_writer(path.name)]
-    names = [name for name in found if record_number(whole_name(name) or name) is None]
+    written = [path.name for path in directory.iterdir() if _is_of_writer(path.name)]
+    names = [name for name in written if record_number(whole_name(name) or name) is None]
     for name in sorted(names, key=lambda name: (not name.startswith(INDEX_BASENAME), name)):
         (directory / name).unlink()
 
 
 def has_all_files(directory: Path, index: DatasetIndex) -> bool:
-    """Whether every stored file of an index is there in its size; after a crash of the machine it may not be."""
-    there = Location(str(directory)).sizes()
-    return all(there.get(file.basename) == file.bytes for shard in index.shards for file in shard.stored)
+    """Return whether every stored file of an index exists in its size; after a crash of the machine it may not."""
+    sizes = Location(str(directory)).sizes()
+    return all(sizes.get(file.basename) == file.bytes for shard in index.shards for file in shard.stored)
 
 
 @contextmanager
-def after_others(directory: Path | None) -> Iterator[None]:
-    """Make a directory, and wait until no other process is in this block with it.
+def waiting_lock(directory: Path | None) -> Iterator[None]:
+    """Create a directory, and hold its lock, after waiting for other processes that hold it; None locks nothing.
 
-    The lock is on the directory itself, so no file is left; the kernel gives it back when its owner dies. Some network
-    filesystems lock no directories; there nobody is waited for or refused.
+    The lock is on the directory itself, so no file is left; the kernel releases it when its owner dies. Some network
+    filesystems do not lock directories; there is no waiting and no error on those.
 
-    A worker whose program was killed may live a moment longer: the next run waits for it. None is no directory.
+    A worker whose program was killed may live a moment longer: the next run waits for it.
     """
     if directory is None:
         yield
         return
-    with system_errors("make a directory"):
+    with system_errors("create a directory"):
         directory.mkdir(parents=True, exist_ok=True)
     with _opened(directory) as handle:
         with suppress(OSError):
@@ -592,38 +561,35 @@ def after_others(directory: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def instead_of_others(directory: Path) -> Iterator[None]:
-    """Be the only one in this block with a directory, which exists.
+def exclusive_lock(directory: Path) -> Iterator[None]:
+    """Hold the lock of an existing directory.
 
     Raises:
-        ConfigError: Another one is, in this process or in another.
+        ConfigError: Another writer holds it, in this process or in another.
     """
     owner = os.getpid()
     with _opened(directory) as handle:
-        if not _is_locked(handle, directory):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_busy = False
+        except BlockingIOError:
+            is_busy = True
+        except OSError:  # a filesystem without locks
+            is_busy = False
+        # A writer that gave up may have removed the directory meanwhile, and another one created it again.
+        if is_busy or not directory.exists() or not os.path.samestat(os.fstat(handle), directory.stat()):
             raise ConfigError(
-                f"another writer is at work in {directory}",
-                hint="let it end, or close it if it is of this program",
+                f"another writer is writing to {directory}",
+                hint="wait until it ends, or close it if it is of this program",
                 option="out",
                 path=str(directory),
             )
         try:
             yield
         finally:
-            if os.getpid() == owner:  # a child has the handle too, and would give back its parent's lock
+            if os.getpid() == owner:  # a child has the handle too, and would release its parent's lock
                 with suppress(OSError):
                     fcntl.flock(handle, fcntl.LOCK_UN)
-
-
-def _is_locked(handle: int, directory: Path) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a filesystem without locks
-        pass
-    # Meanwhile a writer that gave up may have removed the directory, and the next one made another of this name.
-    return directory.exists() and os.path.samestat(os.fstat(handle), directory.stat())
 
 
 @contextmanager

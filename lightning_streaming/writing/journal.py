@@ -1,12 +1,12 @@
-"""What a writer that may be killed writes down for the one that goes on, and where that one begins.
+"""Records of stored shards, by which a writer continues after one that was killed, and the search for the start.
 
-Shard 12 is stored, then a record says so; only then it counts. A record is an index of this shard, so it tells the
-settings, the columns, the sizes and the hashes too. Records appear in the order of the shards. Each also tells of the
-shard before: so one that a crash of the machine damaged costs nothing, as long as the next one can be read.
+Shard 12 is stored, then its record is written; only then it counts. A record is an index of this shard, with settings,
+columns, sizes and hashes. Records appear in the order of the shards. Each also contains the shard before: if a crash of
+the machine damages one record, the next one replaces it.
 
-What is appended goes behind the shards of the published index, none of which is touched. A writer of an earlier version
-filled up the last of them: it kept a replacement in the folder of the records, and then, when all was stored, the index
-that was to follow.
+An append adds shards after those of the published index, which stay unchanged. A writer of an earlier version extended
+the last of them: it kept a replacement in the folder of the records, and then, when all was stored, the index that
+should follow.
 """
 
 from __future__ import annotations
@@ -32,61 +32,71 @@ from lightning_streaming.writing.destination import (
     record_name,
     record_number,
 )
-from lightning_streaming.writing.shard_encoders import ShardEncoder, shard_name
-from lightning_streaming.writing.writer_options import Mode
+from lightning_streaming.writing.shards import ShardEncoder, shard_name
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _THREADS = 16
-"""Requests at a time: there is a record a shard, and there may be many shards."""
+"""Concurrent requests: there is a record per shard, and there may be many shards."""
 
 
 class Journal:
-    """The records of one dataset, where its shards are."""
+    """The records of one dataset, at the location of its shards."""
 
     def __init__(self, destination: Destination) -> None:
-        """Nothing is touched yet."""
+        """Read and write nothing yet."""
         self._destination = destination
         self._truth = destination.truth
         self._folder = destination.truth / WRITING
 
     def mark(self) -> None:
-        """Say in directories that a writer is at work which can be continued."""
+        """Mark directories as those of an unfinished writer that can be continued."""
         self._destination.make_folder(WRITING)
 
     def record(self, number: int, shard: ShardInfo, before: Sequence[ShardInfo]) -> None:
-        """Say that a shard is stored, behind those before."""
+        """Write the record of a stored shard, with the last one before it."""
         (self._truth / record_name(number)).put(dump_index([shard, *before[-1:]]))
 
     def records(self) -> dict[int, ShardInfo]:
-        """The shards that there are records of, by number, but for those that no record tells of that can be read."""
+        """Return the recorded shards by number, except those of which no record can be read."""
         numbers = (record_number(name) for name in self._folder.sizes())
         known = sorted(number for number in numbers if number is not None)
-        read = dict(zip(known, _at_once(self._read_record, known), strict=True))
-        told = {number: shards[:1] or read.get(number + 1, ())[1:] for number, shards in read.items()}
-        return {number: shards[0] for number, shards in told.items() if shards}
+        read = dict(zip(known, _concurrently(self._read_record, known), strict=True))
+        recorded = {number: shards[:1] or read.get(number + 1, ())[1:] for number, shards in read.items()}
+        return {number: shards[0] for number, shards in recorded.items() if shards}
 
     def appended(self, published: tuple[ShardInfo, ...]) -> list[ShardInfo]:
-        """The shards that an append has stored behind published ones, up to the first that is not as it was stored."""
+        """Return the shards that an append stored after published ones, up to the first that is not intact."""
         count = len(published)
-        behind = {number: shard for number, shard in self.records().items() if number >= count}
-        # A writer of an earlier version stored them behind a last shard that it had filled up.
-        is_next = count in behind and self._read_record(count)[1:] == published[-1:]
-        return self.stored(behind) if is_next else []
+        added = {number: shard for number, shard in self.records().items() if number >= count}
+        # A writer of an earlier version stored them after a last shard that it had extended.
+        is_next = count in added and self._read_record(count)[1:] == published[-1:]
+        return self.stored(added) if is_next else []
 
     def stored(self, shards: Mapping[int, ShardInfo]) -> list[ShardInfo]:
-        """Those shards, by number, whose files are what their records say, up to the first that is not."""
-        sizes = self._truth.sizes()
-        in_a_row = [number for place, number in enumerate(shards, min(shards, default=0)) if place == number]
-        sound = zip(in_a_row, _at_once(lambda number: self._is_stored(shards[number], sizes), in_a_row), strict=True)
-        return [shards[number] for number, _ in takewhile(itemgetter(1), sound)]
+        """Return the shards, given by number, whose files are intact, up to the first whose are not."""
+        sizes, root = self._truth.sizes(), self._truth.path
 
-    def check_nothing_waits(self, published: bytes) -> None:
-        """Refuse a dataset in which a writer of an earlier version was stopped while it replaced the last shard.
+        def is_intact(number: int) -> bool:
+            shard = shards[number]
+            if any(sizes.get(file.basename) != file.bytes for file in shard.stored):
+                return False
+            # On a store a hash would cost a download. Stores check what they receive, and store whole files only.
+            return root is None or all(
+                has_first_hash(root / file.basename, file, shard.hashes) for file in shard.stored
+            )
+
+        first = min(shards, default=0)
+        in_a_row = [number for expected, number in enumerate(shards, first) if expected == number]
+        intact = zip(in_a_row, _concurrently(is_intact, in_a_row), strict=True)
+        return [shards[number] for number, _ in takewhile(itemgetter(1), intact)]
+
+    def check_no_replacement(self, published: bytes) -> None:
+        """Check that no writer of an earlier version was stopped while it replaced the last shard.
 
         Raises:
-            ConfigError: It was. Whether the shard is replaced already is not known here, nor which one readers expect.
+            ConfigError: One was. It is unknown whether the shard is replaced already, and which one readers expect.
         """
         if (self._folder / INDEX_BASENAME).read_if_there() in (None, published):
             return
@@ -100,130 +110,115 @@ class Journal:
         )
 
     def forget(self, first: int) -> None:
-        """Remove the records of this shard and all after it, and what a writer of an earlier version kept beside."""
-        found = ((name, record_number(name)) for name in self._folder.sizes())
-        ours = [
+        """Remove the records of this shard and all after it, and other files of writers of an earlier version."""
+        numbers = {name: record_number(name) for name in self._folder.sizes()}
+        removed = [
             name
-            for name, number in found
+            for name, number in numbers.items()
             if (number is not None and number >= first) or is_shard_file(name) or name == INDEX_BASENAME
         ]
-        _at_once(Location.remove, [self._folder / name for name in ours])
+        _concurrently(Location.remove, [self._folder / name for name in removed])
 
     def close(self) -> None:
-        """All is published: nothing needs to be said any more."""
+        """Remove all records, once all is published."""
         self.forget(0)
         self._destination.remove_folder(WRITING)
 
     def _read_record(self, number: int) -> tuple[ShardInfo, ...]:
-        """The shard of this number, and the one before if there is one; nothing if the record cannot be read."""
+        """Return the shard of this number, and the one before if there is one; empty if the record is unreadable."""
         name = record_name(number)
         try:
             return tuple(parse_index((self._truth / name).read(), name).shards)
         except IndexFormatError:
             return ()
 
-    def _is_stored(self, shard: ShardInfo, sizes: Mapping[str, int]) -> bool:
-        if any(sizes.get(file.basename) != file.bytes for file in shard.stored):
-            return False
-        root = self._truth.path
-        if root is None:
-            # A hash would cost a download. Stores check what they receive, and keep a file whole or not at all.
-            return True
-        return all(has_first_hash(root / file.basename, file, shard.hashes) for file in shard.stored)
 
-
-def _at_once(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """The results of a function that mostly waits for a store, in order."""
+def _concurrently(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Return the results of a function that mostly waits for a store, in order."""
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(function, items))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What is there already."""
+    """The part of a dataset that exists before a writer starts."""
 
     published: tuple[ShardInfo, ...] | None = None
     """The shards of the index; None while there is none."""
     index: bytes | None = None
     """The text of the index."""
-    safe: tuple[ShardInfo, ...] = ()
-    """The first shards of the dataset to be, the published ones among them: stored, and not to be made again."""
+    stored: tuple[ShardInfo, ...] = ()
+    """The first shards of the dataset, including the published ones, which are stored and not written again."""
     is_finished: bool = False
-    """Whether nothing is to be added."""
+    """Whether nothing will be added."""
 
 
-def find_start(mode: Mode, destination: Destination, *, exist_ok: bool) -> Start:
-    """Where a writer begins. Only ``"create"`` changes anything.
+def find_start(mode: str, destination: Destination, *, exist_ok: bool) -> Start:
+    """Return the start of a writer. Only ``"create"`` changes files.
 
     Raises:
-        ConfigError: There is something where nothing should be, or nothing where something should be.
-        StorageError: The store does not say what is there, or a shard of the index is not what it says.
+        ConfigError: The destination holds files that ``"create"`` does not replace, a dataset in parts, or an
+            unfinished append; or no dataset of one writer to append to.
+        StorageError: The store did not answer, or a published shard is missing or has another size.
         IndexFormatError: The index cannot be read.
     """
     if mode == "create":
-        destination.start_anew(exist_ok=exist_ok)
+        destination.clear(exist_ok=exist_ok)
         return Start()
-    return (_find_unfinished if mode == "resume" else _find_published)(destination, Journal(destination))
-
-
-def _find_unfinished(destination: Destination, journal: Journal) -> Start:
-    """Where to go on with a dataset that was not finished.
-
-    Raises:
-        ConfigError: It was, and then an append was not; or it was begun in parts.
-    """
-    found, records = destination.published(), journal.records()
-    if found is None:
-        _check_no_parts(destination)
-        return Start(safe=tuple(journal.stored(records)) if 0 in records else ())
-    index, text = found
-    shards = tuple(index.shards)
-    journal.check_nothing_waits(text)
-    if any(shards[number : number + 1] != (shard,) for number, shard in records.items()):
-        raise ConfigError(
-            "an append to this dataset was not finished", hint="continue it with mode='append'", option="mode"
-        )
-    return Start(published=shards, index=text, safe=shards, is_finished=True)
-
-
-def _find_published(destination: Destination, journal: Journal) -> Start:
-    """Where to go on behind the shards of a dataset that was finished.
-
-    Raises:
-        ConfigError: There is no such dataset, or it was not made by one writer.
-        StorageError: A shard is not there, or not of its size.
-    """
-    found = destination.published()
-    if found is None:
+    journal, published = Journal(destination), destination.published()
+    if published is None and mode == "append":
         raise ConfigError(
             "there is no finished dataset to append to", hint="write one with mode='create' or 'resume'", option="mode"
         )
-    index, text = found
+    records = journal.records() if mode == "resume" else {}
+    if published is None:
+        if (destination.truth / PARTS_PLAN).read_if_there() is not None:
+            raise ConfigError(
+                f"a dataset in parts was started here, as {PARTS_PLAN} shows",
+                hint="continue it by the same call of write_parallel with mode='resume', or choose another location",
+                option="mode",
+            )
+        return Start(stored=tuple(journal.stored(records)) if 0 in records else ())
+    index, text = published
     shards = tuple(index.shards)
-    journal.check_nothing_waits(text)
-    _check_one_writer(shards)
+    journal.check_no_replacement(text)
+    if mode == "resume":
+        if any(shards[number : number + 1] != (shard,) for number, shard in records.items()):
+            raise ConfigError(
+                "an append to this dataset was not finished", hint="continue it with mode='append'", option="mode"
+            )
+        return Start(published=shards, index=text, stored=shards, is_finished=True)
+    for number, shard in enumerate(shards):
+        name = shard.raw_data.basename
+        if name != shard_name(number, shard.format) or _config_of(shard) != _config_of(shards[0]):
+            raise ConfigError(
+                f"only a dataset of one writer can be appended to, but its shard {number} is {name}",
+                hint="write another dataset, and merge both",
+                option="mode",
+                path=name,
+            )
     destination.check_published(shards)
-    return Start(published=shards, index=text, safe=(*shards, *journal.appended(shards)))
+    return Start(published=shards, index=text, stored=(*shards, *journal.appended(shards)))
 
 
-def go_on(start: Start, destination: Destination, journal: Journal) -> None:
-    """Remove what does not belong to the start, and make ready for what follows.
+def prepare_start(start: Start, destination: Destination, journal: Journal) -> None:
+    """Remove files that do not belong to the start, and mark the dataset as unfinished unless it is finished.
 
     Raises:
-        ConfigError: A directory holds files named like those of shards that no writer left.
-        ShardCorruptError: A shard is not what the index promises.
+        ConfigError: A directory holds files named like shards that no writer left.
+        ShardCorruptError: A shard has another size than the index says.
     """
-    destination.tidy(start.safe, is_finished=start.is_finished)
-    destination.fill(start.safe, start.index)
+    destination.tidy(start.stored, is_finished=start.is_finished)
+    destination.fill(start.stored, start.index)
     if start.is_finished:
         journal.close()
         return
     journal.mark()
-    journal.forget(len(start.safe))
+    journal.forget(len(start.stored))
 
 
 def check_format(shards: Sequence[ShardInfo], expected: str) -> None:
-    """Refuse to go on with a dataset of another format.
+    """Check that a dataset to continue has this format.
 
     Raises:
         ConfigError: A shard has another.
@@ -231,50 +226,33 @@ def check_format(shards: Sequence[ShardInfo], expected: str) -> None:
     for shard in shards:
         if shard.format != expected:
             raise ConfigError(
-                f"{shard.raw_data.basename} is of format {shard.format}, but this writer makes {expected}",
+                f"{shard.raw_data.basename} has format {shard.format}, but this writer writes {expected}",
                 path=shard.raw_data.basename,
             )
 
 
 def check_settings(shards: Sequence[ShardInfo], encoder: ShardEncoder) -> None:
-    """Refuse to go on with other settings, or other columns, than a dataset was begun with.
+    """Check that a dataset to continue has the settings and columns of this writer.
 
     Raises:
-        ConfigError: They differ; all that do are listed.
+        ConfigError: They differ; all differences are listed.
     """
     for shard in shards:
         if (text := _config_of(shard)) != encoder.config:
-            found, asked = json.loads(text), json.loads(encoder.config)
-            keys = [key for key in sorted({*asked, *found}) if asked.get(key) != found.get(key)]
-            told = "; ".join(f"{key} is {found.get(key)!r} there, but {asked.get(key)!r} here" for key in keys)
-            raise ConfigError(
-                f"{shard.raw_data.basename} was written with other settings: {told}", path=shard.raw_data.basename
+            stored, current = json.loads(text), json.loads(encoder.config)
+            differences = "; ".join(
+                f"{key} is {stored.get(key)!r} there, but {current.get(key)!r} here"
+                for key in sorted({*current, *stored})
+                if current.get(key) != stored.get(key)
             )
-
-
-def _check_no_parts(destination: Destination) -> None:
-    if (destination.truth / PARTS_PLAN).read_if_there() is not None:
-        raise ConfigError(
-            f"a dataset in parts was begun here, as {PARTS_PLAN} says",
-            hint="continue it by the same call of write_parallel with mode='resume', or choose another place",
-            option="mode",
-        )
-
-
-def _check_one_writer(shards: Sequence[ShardInfo]) -> None:
-    for number, shard in enumerate(shards):
-        expected = shard_name(number, shard.format)
-        if shard.raw_data.basename != expected or _config_of(shard) != _config_of(shards[0]):
             raise ConfigError(
-                f"only a dataset of one writer can be appended to, but its shard {number} is {shard.raw_data.basename}",
-                hint="write another dataset, and merge both",
-                option="mode",
+                f"{shard.raw_data.basename} was written with other settings: {differences}",
                 path=shard.raw_data.basename,
             )
 
 
 def _config_of(shard: ShardInfo) -> bytes:
-    """The config that stands in a shard, which tells all that the shards of one writer have in common."""
+    """Return the config in a shard, which describes all that the shards of one writer have in common."""
     return encode_config(
         shard.schema, shard.format, compression=shard.compression, hashes=shard.hashes, size_limit=shard.size_limit
     )

@@ -1,9 +1,9 @@
-"""Joins datasets that lie under one directory into one dataset, by an index over the shards of all."""
+"""Merge datasets below one directory into one dataset, by an index over the shards of all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -29,17 +29,27 @@ from lightning_streaming.writing.destination import WRITING, parse_out
 _LIST_ATTEMPTS = 3
 _LIST_SECONDS = 60.0
 _READERS = 16
-_MOST_NAMED = 5
+_MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class _MergedPart:
-    """A part, and where its index may be read."""
+    """A part, and the locations of its index."""
 
     path: str
-    """From the merged dataset's directory down to the part's."""
+    """Path from the merged dataset's directory to the part's."""
     sources: tuple[Location, ...]
-    """Directories that may hold it; the first that does is read."""
+    """Directories that may hold the part; the first that does is read."""
+
+    def read(self) -> DatasetIndex:
+        for source in self.sources:
+            data = (source / INDEX_BASENAME).read_if_there()
+            if data is not None:
+                return parse_index(data, str(source / INDEX_BASENAME))
+        shown = " or ".join(map(str, self.sources))
+        raise ObjectNotFoundError(
+            f"there is no {INDEX_BASENAME} in {shown}", hint="a part has one once its writer has finished", path=shown
+        )
 
 
 def merge(
@@ -80,7 +90,7 @@ def join(
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetIndex:
-    """The index that :func:`merge` would publish; arguments and errors are the same."""
+    """Return the index that :func:`merge` would publish; arguments and errors are the same."""
     options = StorageOptions(storage_options)
     roots = _roots(out, options)
     if isinstance(parts, str | Path) or not parts:
@@ -89,26 +99,36 @@ def join(
             hint="merge_recursive finds those below out",
             option="parts",
         )
-    placed: dict[str, _MergedPart] = {}
-    for part in parts:
-        one = _find_part(part, roots, options)
-        placed.setdefault(one.path, one)
-    return joined(dict(zip(placed, _read_all(list(placed.values())), strict=True)))
+    by_path: dict[str, _MergedPart] = {}
+    for location in parts:
+        part = _find_part(location, roots, options)
+        by_path.setdefault(part.path, part)
+    needed: dict[str, Location] = {}
+    for part in by_path.values():
+        for source in part.sources:
+            needed[source.url] = source
+            if source.path is not None and (source.path / INDEX_BASENAME).is_file():
+                break  # the other one is not read
+    for source in needed.values():
+        source.prepare()
+    with ThreadPoolExecutor(_READERS) as readers:
+        indexes = list(readers.map(_MergedPart.read, by_path.values()))
+    return joined(dict(zip(by_path, indexes, strict=True)))
 
 
 def publish(
     index: DatasetIndex, out: str | Path | tuple[str, str], *, storage_options: Mapping[str, Any] | None = None
 ) -> None:
-    """Put a merged index where readers find it; whole, in place of an older one.
+    """Write a merged index to ``out``; whole, replacing an older one.
 
     Raises:
-        ConfigError: ``out`` is no place to write to, or holds shards itself that ``index`` does not name, or files of
-            another dataset under the names that compressed shards have uncompressed.
+        ConfigError: ``out`` cannot be written to, or holds shards that ``index`` does not name, or files of another
+            dataset that have the names of decompressed shards.
         StorageError: The upload failed.
     """
     roots = _roots(out, StorageOptions(storage_options))
     for root in roots:
-        _check_nothing_is_lost(index, root)
+        _check_shards_stay_named(index, root)
         if root.path is not None:
             _check_raw_forms(index, root.path)
     for root in roots:
@@ -117,39 +137,39 @@ def publish(
         (root / INDEX_BASENAME).put(dump_merged_index(index.shards))
 
 
-def _check_nothing_is_lost(index: DatasetIndex, root: Location) -> None:
-    """Refuse to replace the index of shards that lie in ``out`` itself: nobody would find them any more."""
+def _check_shards_stay_named(index: DatasetIndex, root: Location) -> None:
+    """Check that the new index names all shards of the old one in ``out`` itself: no reader would find them."""
     text = (root / INDEX_BASENAME).read_if_there()
     if text is None:
         return
     named = {shard.raw_data.basename for shard in index.shards}
-    found = (shard.raw_data.basename for shard in parse_index(text, INDEX_BASENAME).shards)
-    lost = [name for name in found if "/" not in name and name not in named]
+    old = (shard.raw_data.basename for shard in parse_index(text, INDEX_BASENAME).shards)
+    lost = [name for name in old if "/" not in name and name not in named]
     if lost:
         raise ConfigError(
             f"{root} is itself a dataset, with {lost[0]}, which the merged one would not name",
-            hint="move it into a directory of its own below, and merge that too",
+            hint="move it into a separate directory below, and merge that too",
             option="out",
             path=str(root),
         )
 
 
 def _check_raw_forms(index: DatasetIndex, directory: Path) -> None:
-    """Refuse files with the names of raw forms of compressed shards that say they were not made of these.
+    """Check that files with the names of raw forms of compressed shards do not have other contents.
 
-    They would be taken for these by readers that look for the raw form first. Stores have no such readers.
+    Readers that try the raw form first would read them instead. Stores have no such readers.
     """
     foreign = []
     for shard in index.shards if any(shard.compression for _, shard in index.shards.examples()) else ():
         paths = [(directory / raw.basename, raw.bytes) for raw in raw_forms([shard])]
-        there = [(path, size) for path, size in paths if path.is_file()]
-        wrong = [path for path, size in there if path.stat().st_size != size]
-        if there and (wrong or (len(there) == len(paths) and not was_written_for(shard, directory))):
-            foreign += [str(path.relative_to(directory)) for path in wrong or [path for path, _ in there]]
+        existing = [(path, size) for path, size in paths if path.is_file()]
+        wrong = [path for path, size in existing if path.stat().st_size != size]
+        if existing and (wrong or (len(existing) == len(paths) and not was_written_for(shard, directory))):
+            foreign += [str(path.relative_to(directory)) for path in wrong or [path for path, _ in existing]]
     if foreign:
         raise ConfigError(
-            f"{directory} holds files that were not made of the compressed shards beside them, but have the names of "
-            f"their raw forms: {', '.join(foreign[:_MOST_NAMED])}{', ...' * (len(foreign) > _MOST_NAMED)}",
+            f"{directory} holds files that have the names of decompressed shards, but other contents than the "
+            f"compressed ones: {', '.join(foreign[:_MAX_SHOWN])}{', ...' * (len(foreign) > _MAX_SHOWN)}",
             hint="remove them",
             option="out",
             path=str(directory),
@@ -178,9 +198,14 @@ def merge_recursive(
     """
     root = _roots(out, StorageOptions(storage_options))[-1]
     files = replace(root, attempts=_LIST_ATTEMPTS, timeout=_LIST_SECONDS).walk()
-    # The index in a writer's own folder, of an earlier version, is one of shards that are not all in their places yet.
-    found = (file for file in files if file.endswith(f"/{INDEX_BASENAME}") and WRITING not in file.split("/"))
-    parts = _outermost_first(found)
+    # An index in the folder of a writer of an earlier version names shards that are not all stored.
+    indexes = (file for file in files if file.endswith(f"/{INDEX_BASENAME}") and WRITING not in file.split("/"))
+    directories = dict.fromkeys(str(PurePosixPath(file).parent) for file in indexes)
+    # A directory after those around it: if a is merged of a/b, the order in the index of a is the one that counts.
+    parts: dict[str, None] = {}
+    for directory in directories:
+        around = [str(parent) for parent in PurePosixPath(directory).parents if str(parent) in directories]
+        parts.update(dict.fromkeys([*reversed(around), directory]))
     if not parts:
         raise ConfigError(
             f"there is no dataset to merge below {root}: no {INDEX_BASENAME} in any directory",
@@ -191,79 +216,39 @@ def merge_recursive(
 
 
 def _roots(out: str | Path | tuple[str, str], options: Mapping[str, Any]) -> list[Location]:
-    """The places of the merged dataset, the one that readers use last."""
+    """Return the locations of the merged dataset, the one that readers use last."""
     roots = [Location(str(root), options) for root in parse_out(out) if root is not None]
     roots[-1].prepare_to_write()
     return roots
 
 
-def _outermost_first(index_files: Iterable[str]) -> list[str]:
-    """Directories of sorted index files, in order, but each after those around it.
-
-    For example ``["a", "a/b", "c"]`` of a/b/index.json, a/index.json, c/index.json: if ``a`` is merged of ``a/b``, its
-    order is the one that counts.
-    """
-    directories = [str(PurePosixPath(file).parent) for file in index_files]
-    known = set(directories)
-    ordered: dict[str, None] = {}
-    for directory in directories:
-        around = [str(parent) for parent in PurePosixPath(directory).parents if str(parent) in known]
-        ordered.update(dict.fromkeys([*reversed(around), directory]))
-    return list(ordered)
-
-
 def _find_part(
     part: str | Path | tuple[str, str], roots: Sequence[Location], options: Mapping[str, Any]
 ) -> _MergedPart:
-    """Find where a part lies below the merged dataset."""
-    sources = tuple(dataset_location(one) for one in (part if isinstance(part, tuple | list) else [part]))
-    paths = {path for source in sources for root in roots if (path := path_below(source, root.url)) is not None}
-    asked = tuple(Location(source, options) for source in sources)
+    """Return a part with its path below the merged dataset."""
+    urls = tuple(dataset_location(location) for location in (part if isinstance(part, tuple | list) else [part]))
+    paths = {path for url in urls for root in roots if (path := path_below(url, root.url)) is not None}
+    sources = tuple(Location(url, options) for url in urls)
     if len(paths) == 1 and len(sources) <= 2:
-        return _MergedPart(paths.pop(), asked)
-    shown, places = (" and ".join(map(str, locations)) for locations in (asked, roots))
+        return _MergedPart(paths.pop(), sources)
+    shown, targets = (" and ".join(map(str, locations)) for locations in (sources, roots))
     if paths:
         raise ConfigError(
-            f"the two places of a part must have the same path below {places}, but got {shown}", option="parts"
+            f"the two locations of a part must have the same path below {targets}, but got {shown}", option="parts"
         )
     raise ConfigError(
-        f"a part must lie below {places}, because an index names shards by their path from there, but got {shown}",
+        f"a part must be below {targets}, because an index names shards by their path from there, but got {shown}",
         hint="move it there, or merge into a directory above both",
         option="parts",
     )
 
 
-def _read_all(parts: Sequence[_MergedPart]) -> list[DatasetIndex]:
-    for location in {source.url: source for part in parts for source in _asked(part)}.values():
-        location.prepare()
-    with ThreadPoolExecutor(_READERS) as readers:
-        return list(readers.map(_read, parts))
-
-
-def _asked(part: _MergedPart) -> Iterator[Location]:
-    """The places that are asked for the index of a part: up to the first directory of this machine that has it."""
-    for source in part.sources:
-        yield source
-        if source.path is not None and (source.path / INDEX_BASENAME).is_file():
-            return
-
-
-def _read(part: _MergedPart) -> DatasetIndex:
-    for source in part.sources:
-        data = (source / INDEX_BASENAME).read_if_there()
-        if data is not None:
-            return parse_index(data, str(source / INDEX_BASENAME))
-    shown = " or ".join(map(str, part.sources))
-    raise ObjectNotFoundError(
-        f"there is no {INDEX_BASENAME} in {shown}", hint="a part is there once its writer has finished", path=shown
-    )
-
-
 def joined(parts: Mapping[str, DatasetIndex]) -> DatasetIndex:
-    """The index of a dataset over all shards of its parts, which are named by their paths below it.
+    """Return the index of a dataset over all shards of its parts, given by their paths below it.
 
     Raises:
-        ConfigError: They are of several formats, and one of these is of another library.
+        ConfigError: They have several formats, and one of these is of another library, or blocks of several lengths: no
+            batch could hold both.
     """
     shards: dict[str, ShardInfo] = {}
     for path, index in parts.items():
@@ -271,31 +256,24 @@ def joined(parts: Mapping[str, DatasetIndex]) -> DatasetIndex:
             moved = _moved(shard, path)
             shards.setdefault(moved.raw_data.basename, moved)
     merged = DatasetIndex(tuple(shards.values()))
-    _check_one_kind(merged)
+    examples = [shard for _, shard in merged.shards.examples()]
+    kinds = {(shard.format, described(shard).get("block_length")): shard.raw_data.basename for shard in examples}
+    if len(kinds) > 1 and any(kind in OTHER_FORMATS for kind, _ in kinds):
+        shown = (
+            f"{name} has format {kind}" + (f" with block_length {block_length}" if block_length else "")
+            for (kind, block_length), name in kinds.items()
+        )
+        raise ConfigError(
+            f"all parts of a merged dataset must have the same format, but {', '.join(shown)}",
+            hint="read them as streams of one run (streams=), "
+            "or write them as MDS with lightning-streaming convert, and merge that",
+            option="parts",
+        )
     return merged
 
 
-def _check_one_kind(index: DatasetIndex) -> None:
-    """Refuse data of another library beside any other, or in blocks of several lengths: no batch could hold both."""
-    examples = [shard for _, shard in index.shards.examples()]
-    kinds = {(shard.format, described(shard).get("block_length")): shard.raw_data.basename for shard in examples}
-    if len(kinds) < 2 or not any(kind in OTHER_FORMATS for kind, _ in kinds):
-        return
-    told = (f"{name} is of {_in_words(*kind)}" for kind, name in kinds.items())
-    raise ConfigError(
-        f"a merged dataset must be of one format, but {', '.join(told)}",
-        hint="read them as streams of one run (streams=), "
-        "or write them as MDS with lightning-streaming convert, and merge that",
-        option="parts",
-    )
-
-
-def _in_words(shard_format: str, block_length: int | None) -> str:
-    return f"format {shard_format}" + (f" with block_length {block_length}" if block_length else "")
-
-
 def _moved(shard: ShardInfo, path: str) -> ShardInfo:
-    """The shard as it is named from further up: ``shard.00000.mds`` becomes ``path/shard.00000.mds``."""
+    """Return a shard as named from further up: ``shard.00000.mds`` becomes ``path/shard.00000.mds``."""
 
     def moved(file: FileInfo) -> FileInfo:
         return replace(file, basename=f"{path}/{file.basename}")
@@ -310,31 +288,27 @@ def _moved(shard: ShardInfo, path: str) -> ShardInfo:
 
 
 def dataset_location(location: str | Path) -> str:
-    """The directory of a dataset that is named by it, or by its index: ``s3://x/a`` of ``s3://x/a/index.json``."""
+    """Return the directory of a dataset given by it, or by its index: ``s3://x/a`` for ``s3://x/a/index.json``."""
     stripped = str(location).rstrip("/")
     directory, slash, name = stripped.rpartition("/")
     return directory if slash and name == INDEX_BASENAME else stripped
 
 
 def path_below(location: str, root: str) -> str | None:
-    """The path from one directory down to another; None if it is not below.
+    """Return the path from one directory down to another; None if it is not below.
 
-    For example ``"b/c"`` for ``s3://x/a/b/c`` below ``s3://x/a``. A local path may also lie below by where links lead.
+    For example ``"b/c"`` for ``s3://x/a/b/c`` below ``s3://x/a``. A local path may also be below after links are
+    resolved.
     """
+
+    def rest(location: str, root: str) -> str | None:
+        below = location.removeprefix(root.rstrip("/") + "/")
+        return None if below == location or {"", ".", ".."} & set(below.split("/")) else below
+
     directory, root_directory = local_path(location), local_path(root)
     if (directory is None) != (root_directory is None):
         return None
     if directory is None or root_directory is None:
-        return _rest(location.rstrip("/"), root.rstrip("/") + "/")
-    written = _rest(_normal(directory), _normal(root_directory).rstrip("/") + "/")
-    return written or _rest(str(directory.resolve()), str(root_directory.resolve()).rstrip("/") + "/")
-
-
-def _normal(directory: Path) -> str:
-    return os.path.normpath(directory.absolute())
-
-
-def _rest(location: str, root: str) -> str | None:
-    rest = location.removeprefix(root)
-    is_below = location.startswith(root) and not {"", ".", ".."} & set(rest.split("/"))
-    return rest if is_below else None
+        return rest(location.rstrip("/"), root)
+    written = rest(os.path.normpath(directory.absolute()), os.path.normpath(root_directory.absolute()))
+    return written or rest(str(directory.resolve()), str(root_directory.resolve()))

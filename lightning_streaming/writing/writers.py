@@ -1,4 +1,4 @@
-"""The writers, one a format: samples become shards, stored in the background; the index is published last."""
+"""The writers, one per format, and their options: shards are stored in the background, the index is published last."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, get_args
 from weakref import WeakMethod
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
 from lightning_streaming.formats.mds.shard import encode_config
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of
+from lightning_streaming.units import store_whole
 from lightning_streaming.writing.destination import Destination
-from lightning_streaming.writing.journal import Journal, check_format, check_settings, find_start, go_on
-from lightning_streaming.writing.shard_builder import ShardBuffer, ShardBuilder
-from lightning_streaming.writing.shard_encoders import (
+from lightning_streaming.writing.journal import Journal, check_format, check_settings, find_start, prepare_start
+from lightning_streaming.writing.shards import (
+    ShardBuffer,
+    ShardBuilder,
     ShardEncoder,
+    ShardOptions,
     ShardSettings,
     check_exact,
     columns_of,
@@ -34,12 +37,6 @@ from lightning_streaming.writing.shard_encoders import (
     infer_text_columns,
     make_mds_encoder,
     make_split_encoder,
-)
-from lightning_streaming.writing.writer_options import (
-    Mode,
-    SplitWriterOptions,
-    WriterOptions,
-    XSVWriterOptions,
     options_from,
 )
 
@@ -47,19 +44,86 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
 
 _Result = TypeVar("_Result")
+Mode = Literal["create", "resume", "append"]
 
-# Of the whole process, because a fork copies all of it. So a copy knows what it is with its first sample, and no sample
-# costs a question.
-_REFUSALS: set[WeakMethod[Callable[[str], None]]] = set()
+# Global to the process, because a fork copies all of it: a forked writer refuses its first sample, without a check of
+# the process for each sample.
+_REFUSE_METHODS: set[WeakMethod[Callable[[str], None]]] = set()
 
-# Why a writer takes no more samples.
-_WAS_WHOLE = "this dataset is finished; mode='append' adds to it"
-_IS_ENDING = "this writer is being finished and takes no more samples; call finish() again, or close()"
-_HAS_ENDED = "this writer is finished; make another one to write more"
-_WAS_TORN = (
-    "this writer was interrupted just as it gave a shard away; samples may be missing, so it publishes no index; make "
-    "another one, where mode='resume' goes on with what is safe"
+# Reasons why a writer takes no more samples, each with a hint after "; ".
+_DATASET_FINISHED = "this dataset is finished; mode='append' adds to it"
+_FINISHING = "this writer is being finished and takes no more samples; call finish() again, or close()"
+_FINISHED = "this writer is finished; create another one to write more"
+_INTERRUPTED = (
+    "this writer was interrupted while it submitted a shard, and samples may be missing, so it publishes no index; "
+    "create another one, which continues after the stored shards with mode='resume'"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterOptions(ShardOptions):
+    """Options of every writer.
+
+    Args:
+        out: A directory; or a URL that fsspec serves; or (directory, URL or second directory) for both.
+        keep_local: Whether to write to the directory of such a pair as well.
+        progress_bar: Whether to show how many bytes are stored.
+        max_workers: Number of shards that are compressed, hashed and stored concurrently. One more may wait, and
+            another one is being filled; all are in memory. None for one per CPU, from 2 to 8.
+        retry: Attempts in total for each upload.
+        exist_ok: Whether to remove a dataset in the local directory first, and to overwrite one under the URL, with
+            uncompressed shards of the same names. Only files that its index names are removed; a directory with other
+            files is refused.
+        mode: ``"create"`` starts a new dataset. ``"resume"`` does, too, but records each stored shard, and continues
+            after the last of them if an earlier writer was stopped; a finished dataset stays unchanged. ``"append"``
+            adds shards to a finished dataset, whose shards stay unchanged, and records them too; its last shard may not
+            be full. See :attr:`num_samples`.
+    """
+
+    out: str | Path | tuple[str, str]
+    keep_local: bool = False
+    progress_bar: bool = False
+    max_workers: int | None = None
+    retry: int = 5
+    exist_ok: bool = False
+    mode: Mode = "create"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        store_whole(self, "retry", 1)
+        store_whole(self, "max_workers", 1, or_none=True)
+        if self.mode not in get_args(Mode):
+            raise ConfigError(
+                f"mode must be one of {', '.join(get_args(Mode))}, but got {short_repr(self.mode)}", option="mode"
+            )
+        if self.exist_ok and self.mode != "create":
+            raise ConfigError(
+                f"exist_ok=True replaces an existing dataset, but mode={short_repr(self.mode)} continues it",
+                hint="remove one of them",
+                option="exist_ok",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitWriterOptions(WriterOptions):
+    """Options of a writer of rows.
+
+    Args:
+        newline: Text at the end of every row.
+    """
+
+    newline: str = "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class XSVWriterOptions(SplitWriterOptions):
+    """Options of a writer of rows with a custom separator.
+
+    Args:
+        separator: Text between two fields.
+    """
+
+    separator: str
 
 
 @tells_replacements
@@ -93,22 +157,31 @@ class ShardWriter(ABC):
         self._begin(options_from(WriterOptions, locals()))
 
     def _begin(self, options: WriterOptions) -> None:
-        """Look at what is there, and make room."""
+        """Inspect the destination, and prepare it."""
         self._options, self._settings, mode = options, options.settings, options.mode
         encoder = None if options.columns is None else self._encoder_for(options.columns)
-        self._destination = Destination(options)
+        self._destination = Destination(
+            options.out,
+            keep_local=options.keep_local,
+            storage_options=options.storage_options,
+            retry=options.retry,
+            progress_bar=options.progress_bar,
+        )
         self._journal = None if mode == "create" else Journal(self._destination)
         with ExitStack() as held:
             if mode != "append":
                 self._destination.make_folder("")
-            held.enter_context(self._alone())
+            held.enter_context(self._locked())
             if self._settings.compression is not None and not options.exist_ok:
                 self._destination.check_raw_forms(self.format)
             self._start = find_start(mode, self._destination, exist_ok=options.exist_ok)
-            encoder, journal = self._check_start(encoder), self._journal
-            if journal is not None:
-                go_on(self._start, self._destination, journal)
-            self._shards = list(self._start.safe)
+            if stored := self._start.stored:
+                check_format(stored, self.format)
+                encoder = encoder or self._encoder_for(columns_of(stored[0].schema))
+                check_settings(stored, encoder)
+            if self._journal is not None:
+                prepare_start(self._start, self._destination, self._journal)
+            self._shards = list(stored)
             self._num_samples = sum(shard.samples for shard in self._shards)
             self._builder = None if encoder is None else ShardBuilder(encoder, number=len(self._shards))
             self._schema: Mapping[str, Any] = {} if encoder is None else encoder.schema
@@ -118,14 +191,14 @@ class ShardWriter(ABC):
         )
         self._background = _Background(options.max_workers)
         self._owner = os.getpid()
-        self._refusal = _WAS_WHOLE if self._start.is_finished else None
+        self._refusal = _DATASET_FINISHED if self._start.is_finished else None
         self._is_closed = False
         self._is_published = False
-        _refuse_in_forks(self._refuse_from_now)
+        _REFUSE_METHODS.add(WeakMethod(self._set_refusal, _REFUSE_METHODS.discard))
 
     @property
     def num_samples(self) -> int:
-        """Number of samples that are stored for good and need not be written again.
+        """Number of samples that are stored and do not have to be written again.
 
         After ``mode="resume"`` or ``"append"`` it is the number of samples to skip:
         ``for sample in itertools.islice(samples, writer.num_samples, None): writer.write(sample)``.
@@ -156,7 +229,7 @@ class ShardWriter(ABC):
             raise EncodingError(f"a sample must map column names to values, but got {sample!r:.100}")
         builder = self._builder
         if builder is None:
-            self._tell_columns(sample)
+            self._start_shards(sample)
             self.write(sample)
             return
         if self._exact_names is not None and sample.keys() != self._exact_names:
@@ -182,11 +255,18 @@ class ShardWriter(ABC):
         _check_process(self._owner)
         if self._is_closed and not self._is_published:
             raise ConfigError(
-                "this writer was closed before it was finished, so there is no index", hint="make another one"
+                "this writer was closed before it was finished, so there is no index", hint="create another one"
             )
         if not self._start.is_finished and not self._is_published:
             self._store_rest()
-            self._publish()
+            shards = tuple(self._shards)
+            self._destination.check_stored(shards)
+            if self._options.exist_ok and self._settings.compression is not None:
+                self._destination.remove_raw_forms(shards)
+            if shards != self._start.published:
+                self._destination.put(INDEX_BASENAME, dump_index(shards))
+            if self._journal is not None:
+                self._journal.close()
         self._is_published = True
         self._end()
 
@@ -201,7 +281,7 @@ class ShardWriter(ABC):
         if self._is_closed or os.getpid() != self._owner:
             return
         is_undone = self._journal is None and not self._is_published
-        self._refusal = _HAS_ENDED
+        self._refusal = _FINISHED
         if is_undone:
             self._background.drop()
             self._background.close()
@@ -222,52 +302,43 @@ class ShardWriter(ABC):
 
     @abstractmethod
     def _make_encoder(self, columns: Mapping[str, str], settings: ShardSettings) -> ShardEncoder:
-        """What all shards have in common."""
+        """Return the encoder of all shards."""
 
     @abstractmethod
     def _infer(self, sample: Mapping[str, Any]) -> dict[str, str]:
-        """Columns that fit a sample."""
+        """Return columns that fit a sample."""
 
-    def _alone(self) -> AbstractContextManager[None]:
-        """Be the only writer in the directories."""
-        return self._destination.alone()
+    def _locked(self) -> AbstractContextManager[None]:
+        """Lock the directories, so that this is their only writer."""
+        return self._destination.locked()
 
     def _encoder_for(self, columns: Mapping[str, str]) -> ShardEncoder:
         encoder = self._make_encoder(columns, self._settings)
         self._checks = exact_checks(encoder.schema) if self._options.strict else ()
         return encoder
 
-    def _refuse_from_now(self, why: str) -> None:
-        """Take no more samples, because of this."""
-        self._refusal = why
+    def _set_refusal(self, reason: str) -> None:
+        """Take no more samples, for this reason."""
+        self._refusal = reason
 
-    def _check_start(self, encoder: ShardEncoder | None) -> ShardEncoder | None:
-        """Compare the settings with those of what is there, whose columns are taken where none are given."""
-        known = self._start.safe
-        if not known:
-            return encoder
-        check_format(known, self.format)
-        encoder = encoder or self._encoder_for(columns_of(known[0].schema))
-        check_settings(known, encoder)
-        return encoder
-
-    def _tell_columns(self, sample: Mapping[str, Any]) -> None:
+    def _start_shards(self, sample: Mapping[str, Any]) -> None:
+        """Infer the columns from the first sample."""
         encoder = self._encoder_for(self._infer(sample))
         check_exact(sample, self._checks)
-        encoder.parts(sample)  # a sample that does not fit decides nothing
+        encoder.parts(sample)  # raises if the sample does not fit, before anything is changed
         names, builder = columns_of(encoder.schema).keys(), ShardBuilder(encoder)
         self._exact_names, self._schema = names, encoder.schema
         self._builder = builder
 
     def _cut(self, builder: ShardBuilder, parts: Sequence[Buffer]) -> None:
-        """Give away what is gathered, and go on with a sample that comes after.
+        """Submit the current shard, and start the next one with a sample.
 
-        An exception may come from a signal, at any point. So all that takes long, or may fail, is done while nothing
-        is changed yet. In what remains :attr:`_refusal` is set, and stays if it does not come to its end.
+        A signal may raise an exception at any point. So all that takes long, or may fail, is done before anything is
+        changed. During the rest :attr:`_refusal` is set, and stays set if that does not complete.
         """
         self._wait_for_room()
         following = builder.following(parts)
-        self._refusal = _WAS_TORN
+        self._refusal = _INTERRUPTED
         number = builder.number
         self._submit(builder, number, builder.cut(following), is_last=False)
         self._refusal = None
@@ -279,39 +350,34 @@ class ShardWriter(ABC):
             self._refuse()
 
     def _submit(self, builder: ShardBuilder, number: int, samples: ShardBuffer, *, is_last: bool) -> None:
-        commit = self._commit
-        if self._journal is not None and not is_last:  # that one needs no record: the index follows
-            commit = partial(self._record, self._journal, number)
-        self._background.submit(partial(_store, builder, number, samples, self._destination.put), commit)
+        journal = None if is_last else self._journal  # the last one needs no record: the index follows
+
+        def store() -> ShardInfo:
+            with samples.samples() as encoded:
+                shard = builder.encoder.make(number, encoded)
+                for file in shard.files:
+                    self._destination.put(file.basename, *file.pieces)
+            builder.reuse(samples)
+            return shard.info
+
+        def commit(shard: ShardInfo) -> None:
+            if journal is not None:
+                journal.record(number, shard, self._shards)
+            self._shards.append(shard)
+            self._num_samples += shard.samples
+
+        self._background.submit(store, commit)
 
     def _store_rest(self) -> None:
         if self._refusal is None:
             if self._background.failure is None and self._builder is not None and self._builder.has_samples:
                 self._wait_for_room()
-                self._refusal = _WAS_TORN
+                self._refusal = _INTERRUPTED
                 self._submit(self._builder, self._builder.number, self._builder.last(), is_last=True)
-            self._refusal = _IS_ENDING
+            self._refusal = _FINISHING
         self._background.wait()
-        if self._background.failure is not None or self._refusal is not _IS_ENDING:
+        if self._background.failure is not None or self._refusal is not _FINISHING:
             self._refuse()
-
-    def _record(self, journal: Journal, number: int, shard: ShardInfo) -> None:
-        journal.record(number, shard, self._shards)
-        self._commit(shard)
-
-    def _commit(self, shard: ShardInfo) -> None:
-        self._shards.append(shard)
-        self._num_samples += shard.samples
-
-    def _publish(self) -> None:
-        shards = tuple(self._shards)
-        self._destination.check_stored(shards)
-        if self._options.exist_ok and self._settings.compression is not None:
-            self._destination.remove_raw_forms(shards)
-        if shards != self._start.published:
-            self._destination.put(INDEX_BASENAME, dump_index(shards))
-        if self._journal is not None:
-            self._journal.close()
 
     def _refuse(self) -> NoReturn:
         failure = self._background.failure
@@ -322,21 +388,12 @@ class ShardWriter(ABC):
         raise _refused(self._refusal or "")
 
     def _end(self) -> None:
-        self._refusal = _HAS_ENDED
+        self._refusal = _FINISHED
         self._background.close()
         self._destination.close()
         self._held.close()
         self._builder = None  # its memory is large
         self._is_closed = True
-
-
-def _store(builder: ShardBuilder, number: int, gathered: ShardBuffer, put: Callable[..., None]) -> ShardInfo:
-    with gathered.samples() as samples:
-        made = builder.encoder.make(number, samples)
-        for file in made.files:
-            put(file.basename, *file.pieces)
-    builder.use_again(gathered)
-    return made.info
 
 
 @explains_options_of(WriterOptions)
@@ -444,105 +501,97 @@ class XSVWriter(_SplitWriter):
         self._begin(options_from(XSVWriterOptions, locals()))
 
 
-def _refuse_in_forks(refuse: Callable[[str], None]) -> None:
-    """Have a method of an object called in forked processes, as soon as they are there, with the reason."""
-    _REFUSALS.add(WeakMethod(refuse, _REFUSALS.discard))
-
-
 def _check_process(owner: int) -> None:
-    """Refuse to go on in another process than the one that began.
+    """Check that this is the process that created the writer.
 
     Raises:
         ConfigError: It is another one.
     """
     if os.getpid() != owner:
-        raise _refused(_of_another(owner))
+        raise _refused(_of_another_process(owner))
 
 
-def _refused(why: str) -> ConfigError:
-    wrong, _, hint = why.rpartition("; ")
-    return ConfigError(wrong, hint=hint)
+def _refused(reason: str) -> ConfigError:
+    problem, _, hint = reason.rpartition("; ")
+    return ConfigError(problem, hint=hint)
 
 
-def _of_another(owner: int) -> str:
+def _of_another_process(owner: int) -> str:
     return (
-        f"this writer is of process {owner}, from which this one was forked; make another one here, or leave the "
+        f"this writer is of process {owner}, from which this one was forked; create another one here, or leave the "
         "process with os._exit()"
     )
 
 
-def _tell_copies() -> None:
-    for refusal in list(_REFUSALS):
-        refuse = refusal()
+def _refuse_after_fork() -> None:
+    for reference in list(_REFUSE_METHODS):
+        refuse = reference()
         if refuse is not None:
-            refuse(_of_another(os.getppid()))
+            refuse(_of_another_process(os.getppid()))
 
 
-os.register_at_fork(after_in_child=_tell_copies)
+os.register_at_fork(after_in_child=_refuse_after_fork)
 
 
 class _Background:
-    """Runs pieces of work in threads, which start with the first piece and end with :meth:`close`.
+    """Threads that run tasks; they start with the first task and end with :meth:`close`.
 
-    One thread gives the work. Where it waits, it may be interrupted, and nothing has changed.
+    One thread submits the tasks. Its waits may be interrupted, and then nothing has changed.
     """
 
     def __init__(self, max_workers: int | None) -> None:
-        """Nothing is started yet.
+        """Start nothing yet.
 
         Args:
-            max_workers: Pieces at work at a time. One more may wait. None for one a CPU, from 2 to 8.
+            max_workers: Concurrent tasks. One more may wait. None for one per CPU, from 2 to 8.
         """
         max_workers = max(2, min(8, os.cpu_count() or 1)) if max_workers is None else int(max_workers)
         self._pool = ThreadPoolExecutor(max_workers, thread_name_prefix="shard-writer")
-        self._most = max_workers + 1
+        self._max_tasks = max_workers + 1
         self._unfinished: deque[Future[None]] = deque()
         self.failure: BaseException | None = None
-        """What went wrong first; all that was to finish later fails with it."""
+        """The first error, with which all later tasks fail."""
 
     def wait_for_room(self) -> None:
-        """Wait while ``max_workers + 1`` pieces are not finished."""
+        """Wait while ``max_workers + 1`` tasks are not finished."""
         unfinished = self._unfinished
-        while len(unfinished) >= self._most:
+        while len(unfinished) >= self._max_tasks:
             wait([unfinished[0]])
             unfinished.popleft()
 
     def submit(self, work: Callable[[], _Result], commit: Callable[[_Result], None]) -> None:
-        """Take a piece of work, for which there is room.
+        """Submit a task, for which there is room.
 
         Args:
-            work: Runs beside others.
-            commit: Takes its result, when all pieces before have been committed.
+            work: Function that runs concurrently with others.
+            commit: Function that takes its result, after all tasks before are committed.
         """
         previous = self._unfinished[-1] if self._unfinished else None
         self._unfinished.append(self._pool.submit(self._run, work, commit, previous))
 
     def wait(self) -> None:
-        """Wait until all is committed, or has failed, or was dropped."""
-        wait([one for one in self._unfinished if not one.done()])
+        """Wait until all tasks are committed, failed or dropped."""
+        wait([future for future in self._unfinished if not future.done()])
 
     def drop(self) -> None:
-        """What waits is not begun."""
+        """Drop the tasks that have not started."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        """Finish all that was not dropped, and end the threads."""
-        self.wait()  # first: a thread whose end is waited for counts as ended once that is interrupted
+        """Finish all tasks that were not dropped, and end the threads."""
+        self.wait()  # first: a thread whose join is interrupted counts as ended
         self._pool.shutdown(wait=True)
 
     def _run(
         self, work: Callable[[], _Result], commit: Callable[[_Result], None], previous: Future[None] | None
     ) -> None:
+        if self.failure is not None:
+            raise self.failure
         try:
-            self._stop_after_failure()
             result = work()
-            if previous is not None:  # it was submitted before, so it is at work or done: no deadlock
+            if previous is not None:  # it was submitted before, so it is running or done: no deadlock
                 previous.result()
             commit(result)
         except BaseException as error:
             self.failure = self.failure or error
             raise
-
-    def _stop_after_failure(self) -> None:
-        if self.failure is not None:
-            raise self.failure

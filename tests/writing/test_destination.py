@@ -16,14 +16,13 @@ from lightning_streaming.errors import ConfigError, IndexFormatError, ObjectNotF
 from lightning_streaming.storage import Location
 from lightning_streaming.writing.destination import (
     Destination,
-    after_others,
+    exclusive_lock,
     has_all_files,
-    instead_of_others,
     parse_out,
     prepare_directory,
-    remove_half_part,
+    remove_partial_part,
+    waiting_lock,
 )
-from lightning_streaming.writing.writer_options import WriterOptions
 from lightning_streaming.writing.writers import MDSWriter
 from tests.formats.golden_datasets import read_index, read_samples
 from tests.helpers import assert_error, write_dataset
@@ -38,7 +37,7 @@ def bucket() -> Iterator[str]:
 
 
 def destination_of(out: Any, **options: Any) -> Destination:
-    return Destination(WriterOptions(out=out, **options))
+    return Destination(out, **options)
 
 
 def names(directory: Path) -> list[str]:
@@ -203,7 +202,7 @@ def test_a_dataset_under_a_url_is_not_written_over_unless_told(
 
     write_old_dataset(out("first"))
     with assert_error(ConfigError, option="out", path="data") as caught:
-        destination_of(out("second")).start_anew(exist_ok=False)
+        destination_of(out("second")).clear(exist_ok=False)
     assert "holds a dataset" in str(caught.value)
     write_old_dataset(out("third"), exist_ok=True)
 
@@ -269,14 +268,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 
 
 def hold(directory: Path, says: Connection) -> None:
-    with after_others(directory):
+    with waiting_lock(directory):
         says.send("in")
         multiprocessing.Event().wait()
 
 
 def enter(directory: Path, says: Connection) -> None:
     says.send("trying")
-    with after_others(directory):
+    with waiting_lock(directory):
         says.send("in")
 
 
@@ -302,7 +301,7 @@ def test_a_second_writer_waits_until_the_first_is_dead(tmp_path: Path) -> None:
 
 
 def test_a_place_that_is_no_directory_is_not_waited_for() -> None:
-    with after_others(None), after_others(None):
+    with waiting_lock(None), waiting_lock(None):
         pass
 
 
@@ -316,7 +315,7 @@ def test_two_writers_do_not_begin_in_one_directory(
         writer.write({"id": 7})
         with assert_error(ConfigError, option="out", path="/out") as caught:
             MDSWriter(**settings, mode=second, exist_ok=second == "create")
-        assert "work" in str(caught.value)
+        assert "another writer" in str(caught.value)
     assert [sample["id"] for sample in read_samples(tmp_path / "out", tmp_path)] == [7]
 
 
@@ -332,10 +331,10 @@ def test_a_directory_that_was_made_again_is_not_taken_for_the_locked_one(
 
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", lock_late)
-        with assert_error(ConfigError, option="out", path="/out") as caught, instead_of_others(directory):
+        with assert_error(ConfigError, option="out", path="/out") as caught, exclusive_lock(directory):
             pass
-        assert "work" in str(caught.value)
-    with instead_of_others(directory):
+        assert "another writer" in str(caught.value)
+    with exclusive_lock(directory):
         pass
 
 
@@ -364,7 +363,7 @@ def test_a_forked_child_touches_nothing(mode: Literal["create", "resume"], tmp_p
         assert f"is of process {os.getpid()}, from which this one was forked" in ours.recv()
         with assert_error(ConfigError, option="out", path="/out") as caught:  # the child did not give back the lock
             MDSWriter(**settings, mode="resume")
-        assert "work" in str(caught.value)
+        assert "another writer" in str(caught.value)
         for number in range(20, 40):
             writer.write({"id": number})
     assert [sample["id"] for sample in read_samples(tmp_path / "out", tmp_path)] == list(range(40))
@@ -384,7 +383,7 @@ def test_two_writers_do_not_go_on_with_one_directory(
     first = MDSWriter(**settings, mode=mode)
     with assert_error(ConfigError, option="out") as caught:
         MDSWriter(**settings, mode=mode)
-    assert "work" in str(caught.value)
+    assert "another writer" in str(caught.value)
     first.close()
     with MDSWriter(**settings, mode=mode) as second:
         second.write({"id": 1})
@@ -403,7 +402,7 @@ def test_a_killed_writer_is_in_nobodys_way(tmp_path: Path) -> None:
     assert says.recv() == 0
     with assert_error(ConfigError, option="out") as caught:
         MDSWriter(out=str(tmp_path), columns={"id": "int"}, mode="resume")
-    assert "work" in str(caught.value)
+    assert "another writer" in str(caught.value)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     write_dataset(tmp_path, 7, mode="resume")
@@ -422,7 +421,7 @@ def test_only_what_a_writer_makes_is_removed(tmp_path: Path) -> None:
     written = ["index.json", "shard.00000.mds", "shard.123456.mds.zstd", "shard.00001.mds.node-a-7-8.part"]
     for name in [*foreign, *written]:
         (tmp_path / name).touch()
-    remove_half_part(tmp_path)
+    remove_partial_part(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(foreign)
 
 

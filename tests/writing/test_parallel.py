@@ -32,13 +32,13 @@ from lightning_streaming.writing.parallel import write_parallel
 from lightning_streaming.writing.parts import (
     PartPlan,
     check_same,
+    describe_input,
     dump_plan,
     make_plan,
     parse_plan,
     plan_parts,
-    tell_apart,
 )
-from lightning_streaming.writing.shard_encoders import parse_settings
+from lightning_streaming.writing.shards import parse_settings
 from lightning_streaming.writing.writers import MDSWriter
 from tests.helpers import assert_error
 from tests.reading.processes import is_alive, wait_until
@@ -82,14 +82,14 @@ def test_a_plan_comes_back_and_is_the_same(inputs: list[Any]) -> None:
     ],
 )
 def test_inputs_are_told_apart_in_few_words(one: Any, other: Any) -> None:
-    assert tell_apart(one) != tell_apart(other)
-    assert tell_apart(one) == tell_apart(one)
-    assert max(len(tell_apart(one)), len(tell_apart(other))) < 200
+    assert describe_input(one) != describe_input(other)
+    assert describe_input(one) == describe_input(one)
+    assert max(len(describe_input(one)), len(describe_input(other))) < 200
 
 
 def test_an_input_with_an_address_is_refused() -> None:
     with assert_error(ConfigError, option="inputs") as caught:
-        tell_apart([object()])
+        describe_input([object()])
     assert "every" in str(caught.value)
 
 
@@ -380,7 +380,7 @@ def test_a_single_writer_does_not_go_on_with_parts(place: str, tmp_path: Path, s
     plan_parts(INPUTS, make.count, out, columns=SETTINGS["columns"], storage_options=options)
     with assert_error(ConfigError, option="mode") as caught:
         MDSWriter(out=out, columns=SETTINGS["columns"], mode="resume", storage_options=options)
-    assert "begun" in str(caught.value)
+    assert "was started here" in str(caught.value)
 
 
 def test_parts_do_not_go_on_where_a_single_writer_wrote_over_them(s3: S3Store) -> None:

@@ -94,7 +94,7 @@ def test_a_failure_names_its_input_and_the_rest_can_be_resumed(cluster: None, tm
 
 
 def test_a_part_whose_worker_always_dies_is_told_by_its_input(cluster: None, tmp_path: Path) -> None:
-    with pytest.raises(PartError, match=r"part 2 .* from input range\(20, 30\): Ray gave it up after 3 more tries"):
+    with pytest.raises(PartError, match=r"part 2 .* from input range\(20, 30\): Ray gave it up after 3 more attempts"):
         write(tmp_path / "out", make.die_in_the_middle, INPUTS[:3])
     assert not (tmp_path / "out" / "index.json").exists()
 

@@ -406,7 +406,7 @@ def test_a_dataset_of_many_writers_is_not_appended_to(tmp_path: Path) -> None:
     assert "writer" in str(caught.value)
 
 
-@pytest.mark.parametrize(("damage", "told"), [("short", "is not of the size"), ("missing", "is not there")])
+@pytest.mark.parametrize(("damage", "told"), [("short", "has another size"), ("missing", "is missing")])
 def test_a_dataset_whose_shards_are_not_what_the_index_says_is_not_appended_to(
     damage: str, told: str, tmp_path: Path
 ) -> None:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds import shard as mds
-from lightning_streaming.writing import shard_builder
-from lightning_streaming.writing.shard_builder import ShardBuffer, ShardBuilder
-from lightning_streaming.writing.shard_encoders import (
+from lightning_streaming.writing import shards
+from lightning_streaming.writing.shards import (
+    ShardBuffer,
+    ShardBuilder,
     ShardEncoder,
     make_mds_encoder,
     make_split_encoder,
@@ -84,7 +85,7 @@ def test_a_head_is_put_before_all_samples(samples: list[bytes], head: bytes) -> 
 _LITTLE_MEMORY = """
 import resource
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.writing.shard_builder import ShardBuffer
+from lightning_streaming.writing.shards import ShardBuffer
 buffer = ShardBuffer(2**30)
 data = bytes(20 * 2**20)
 with open("/proc/self/statm") as file:
@@ -147,7 +148,7 @@ def taken(whole: ShardBuilder, gathered: ShardBuffer) -> list[bytes]:
     """The samples of a shard, whose memory is used again."""
     with gathered.samples() as samples:
         found = [bytes(samples.data[start:stop]) for start, stop in pairwise([0, *samples.ends.tolist()])]
-    whole.use_again(gathered)
+    whole.reuse(gathered)
     return found
 
 
@@ -200,7 +201,7 @@ def test_the_limit_of_32_bits_is_that_of_the_whole_file(shard_format: str, monke
     encoder = encoder_of(shard_format)
     data = b"".join(encoder.parts({"text": "x" * 50}))
     size = len(make(encoder, 0, [data] * 3)[1][-1])
-    for module in (mds, shard_builder):
+    for module in (mds, shards):
         monkeypatch.setattr(module, "MAX_RAW_BYTES", size)
     limited = ShardBuilder(encoder)
     assert [limited.add([data]) for _ in range(3)] == [True] * 3
@@ -214,8 +215,8 @@ def test_memory_is_used_again_unless_a_huge_sample_took_it() -> None:
     small = whole.cut(whole.following([bytes(10**6)]))
     huge = whole.cut(whole.following([b""]))
     assert huge.room >= 10**6
-    whole.use_again(huge)
-    whole.use_again(small)
+    whole.reuse(huge)
+    whole.reuse(small)
     found = [whole.following([b""]) for _ in range(4)]
     assert any(buffer is small for buffer in found)
     assert all(buffer is not huge for buffer in found)

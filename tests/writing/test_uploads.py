@@ -20,9 +20,9 @@ from lightning_streaming import StreamingDataset
 from lightning_streaming.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 from lightning_streaming.formats.index import parse_index
 from lightning_streaming.storage import Location
-from lightning_streaming.writing import merge, merge_recursive, shard_builder, write_parallel
+from lightning_streaming.writing import merge, merge_recursive, shards, write_parallel
 from lightning_streaming.writing.destination import WRITING
-from lightning_streaming.writing.shard_builder import ShardBuffer
+from lightning_streaming.writing.shards import ShardBuffer
 from lightning_streaming.writing.writers import MDSWriter
 from tests.formats.golden_datasets import read_samples
 from tests.helpers import assert_error, write_dataset
@@ -138,7 +138,7 @@ def test_a_writer_that_waits_for_its_uploads_has_gathered_no_more_than_agreed(
             super().__init__(expected)
             buffers.append(self)
 
-    monkeypatch.setattr(shard_builder, "ShardBuffer", Counted)
+    monkeypatch.setattr(shards, "ShardBuffer", Counted)
 
     def write() -> None:
         with MDSWriter(columns=COLUMNS, out="watched://bucket/data", size_limit=300, max_workers=2) as writer:
@@ -324,7 +324,7 @@ def test_a_published_directory_is_no_copy_of_another_place(tmp_path: Path, mode:
         MDSWriter(
             out=(str(own), str(tmp_path / "other")), columns={"id": "int"}, size_limit=230, keep_local=True, mode=mode
         )
-    assert "dataset of its own" in str(caught.value)
+    assert "holds another dataset" in str(caught.value)
     assert contents(own) == before
 
 
@@ -343,7 +343,7 @@ def test_an_unfinished_directory_is_no_copy_of_another_place(tmp_path: Path) -> 
             keep_local=True,
             mode="resume",
         )
-    assert "dataset of its own" in str(caught.value)
+    assert "holds another dataset" in str(caught.value)
     assert contents(tmp_path / "own") == before
 
 

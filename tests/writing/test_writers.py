@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.formats.hashing import hash_file
 from lightning_streaming.formats.mds import shard as mds
-from lightning_streaming.writing import shard_builder
+from lightning_streaming.writing import shards
 from lightning_streaming.writing.writers import CSVWriter, JSONWriter, MDSWriter, ShardWriter, TSVWriter, XSVWriter
 from tests.formats.golden_datasets import (
     SPLIT,
@@ -182,7 +182,7 @@ def test_settings_are_checked_before_anything_is_touched(settings: dict[str, Any
 
 
 def test_a_shard_of_4_gib_is_refused_before_it_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (mds, shard_builder):
+    for module in (mds, shards):
         monkeypatch.setattr(module, "MAX_RAW_BYTES", 300)
     with MDSWriter(columns={"id": "int"}, out=tmp_path / "out", size_limit=None) as writer:
         for number in range(11):

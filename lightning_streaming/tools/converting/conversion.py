@@ -29,7 +29,7 @@ from lightning_streaming.tools.stored.stored_dataset import StoredDataset
 from lightning_streaming.writing.destination import CONVERSION_PLAN, PARTS_PLAN, WRITING, check_is_directory
 from lightning_streaming.writing.parallel import run_job
 from lightning_streaming.writing.parts import PartJob, dump_plan, make_plan, parse_plan, plan_parts
-from lightning_streaming.writing.shard_encoders import ShardSettings
+from lightning_streaming.writing.shards import ShardSettings
 from lightning_streaming.writing.writers import MDSWriter
 
 

@@ -28,7 +28,7 @@ from lightning_streaming.tools.converting.sources.row_source import (
     find_files,
     open_bytes,
 )
-from lightning_streaming.writing.shard_encoders import infer_columns
+from lightning_streaming.writing.shards import infer_columns
 
 DELIMITED_SUFFIXES = {",": (".csv", ".csv.gz"), "\t": (".tsv", ".tsv.gz")}
 """Of files in a folder, by what separates cells."""
