@@ -482,7 +482,7 @@ def test_what_is_of_two_formats_is_not_merged(tmp_path: Path) -> None:
         done("index", root / name, *words)
     failed = run("merge", root)
     assert failed.code == 2
-    assert "a/0.npy is of format npy, c/00.tar is of format webdataset" in failed.err
+    assert "a/0.npy has format npy, c/00.tar has format webdataset" in failed.err
     assert "lightning-streaming convert" in failed.err
     done("convert", root / "b", root / "d", *told)
     failed = run("merge", root, root / "a", root / "d")
@@ -498,7 +498,7 @@ def test_blocks_of_two_lengths_are_not_merged(tmp_path: Path) -> None:
     done("index", root / "b", "--format", "megatron", "--block-length", 8)
     failed = run("merge", root)
     assert failed.code == 2
-    assert "a/a.bin is of format megatron with block_length 16" in failed.err
+    assert "a/a.bin has format megatron with block_length 16" in failed.err
     assert "b/a.bin is of format megatron with block_length 8" in failed.err
 
 
