@@ -308,9 +308,8 @@ class ProcessWorkers:
         return _Worker(process, ours)
 
     def _event_of(self, worker: _Worker) -> parts.Event:
-        event: parts.Event | None
         try:
-            event = worker.connection.recv() if worker.connection.poll() else None
+            event: parts.Event | None = worker.connection.recv() if worker.connection.poll() else None
         except (EOFError, OSError):
             event = None
         if event is None:  # it has died, maybe while it sent an event
