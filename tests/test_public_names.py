@@ -28,7 +28,7 @@ from lightning_streaming import (
     XSVWriter,
 )
 from lightning_streaming.dataset.options import DatasetOptions
-from lightning_streaming.reading.reference_names import ReferenceNames, told
+from lightning_streaming.reading.reference_names import ReferenceNames, readonly_property
 from lightning_streaming.replaced_names import TOPICS
 from lightning_streaming.trainer.datamodule import ModuleOptions
 from lightning_streaming.writing import plan_parts, write_parallel
@@ -46,7 +46,7 @@ OF_A_DATASET = {
     *("prepare_shard", "evict_shard", "evict_coldest_shard", "close"),
     *("next_epoch", "state_dict", "load_state_dict"),
     "set_epoch",
-    *(name for name, one in vars(ReferenceNames).items() if isinstance(one, told)),
+    *(name for name, one in vars(ReferenceNames).items() if isinstance(one, readonly_property)),
 }
 """What docs promise of a dataset, and may be counted on."""
 OF_A_LOADER = {

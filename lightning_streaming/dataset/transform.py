@@ -234,7 +234,7 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def told_keys(keys: Sequence[SampleKey]) -> str:
+def describe_keys(keys: Sequence[SampleKey]) -> str:
     """How an error names samples of a batch."""
     if len(keys) == 1:
         return f"\nThis sample alone: dataset.restore_sample({json.dumps(keys[0].as_dict())})"

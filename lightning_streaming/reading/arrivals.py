@@ -1,8 +1,7 @@
-"""What the processes of a loader fetch before its first batch is there, shown to people.
+"""Progress of the downloads before a loader's first batch.
 
-Each process counts in memory that they share; a thread of the loader's own looks at it a few times a second, from when
-the workers are started until the first batch. So nobody who reads ever waits for who looks on, and no worker inherits
-that thread.
+Each process counts in shared memory. A thread of the loader reads the counts a few times a second, from the start of
+the workers until the first batch. So no reader waits for the progress bar, and no worker inherits the thread.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _BETWEEN_LOOKS = 0.2
 
 
 class Fetched(NamedTuple):
-    """What was fetched so far."""
+    """The files fetched so far."""
 
     begun: int
     """Shards that were asked for, those that are here included."""
@@ -50,7 +49,7 @@ class ArrivalCounts:
         self._counts = shared(torch.zeros((readers, 3), dtype=torch.int64))
 
     def teller(self, reader: int) -> Callable[[int, int], None]:
-        """What one of them, which alone writes its numbers, calls for each shard: see :class:`Misses`."""
+        """Return the callback of one process for each shard it fetches; see :class:`Misses`."""
         own, lock = self._counts[reader].numpy(), threading.Lock()
 
         def tell(begun: int, num_bytes: int) -> None:
@@ -60,13 +59,13 @@ class ArrivalCounts:
         return tell
 
     def sums(self) -> tuple[int, int, int]:
-        """Shards asked for, shards that are here, and their bytes, of all processes."""
+        """Return the shards requested, the shards that have arrived, and their bytes, over all processes."""
         begun, here, num_bytes = self._counts.sum(dim=0).tolist()
         return begun, here, num_bytes
 
 
 class ArrivalWatch:
-    """Tells somebody what is fetched, whenever that has changed, until it is closed.
+    """Reports what is fetched to a callback whenever it changes, until it is closed.
 
     Args:
         look_on: Who is told.
@@ -81,7 +80,7 @@ class ArrivalWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """The first batch is there, or will not come: whoever looks on is told so before this returns."""
+        """Report the last counts, and stop; the callback has returned when this returns."""
         self._is_closed.set()
         self._thread.join()
 

@@ -1,9 +1,9 @@
-"""Samples made batches, in the process that reads them: plain ones many batches at a time, others one by one.
+"""Batches of samples, made in the process that reads them: many batches of plain samples at a time, others one by one.
 
 Plain samples are numbers and arrays alone. Their bytes are gathered shard by shard, and the columns cut out of all of
 them together. Where a shard gives columns of many samples at once, texts too, these are gathered instead:
 
-    sample      0   1   2   3   4   5             sorted by shard, each shard is asked once:
+    sample      0   1   2   3   4   5             sorted by shard, each shard is read once:
     shard       7   2   7   7   2   9             shard 7 for samples 0 2 3, shard 2 for 1 4, shard 9 for 5
 """
 
@@ -31,7 +31,7 @@ _LARGE = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Batches of plain samples, all of one size. Each batch is a dict of tensors that are its own."""
+    """Batches of plain samples, all of one size. Each batch is a dict of tensors that share no memory with others."""
 
     columns: dict[str, NDArray[Any]]
     """Arrays of shape (batches, samples, ...), by name."""
@@ -52,9 +52,9 @@ Batches = Table | list[Any]
 
 
 def read_tables(of_pass: WorkerPass, *, drop_last: bool, one_by_one: bool) -> Generator[Batches, None, None]:
-    """The worker's batches in order: tables of full batches, the first of one batch, then what is left.
+    """Yield the worker's batches in order: tables of full batches, the first of one batch, then the rest.
 
-    Where the samples of a batch turn out not to be alike, that batch comes alone, collated as ever.
+    A batch whose samples are not alike is yielded alone, collated as usual.
 
     Args:
         of_pass: What to read; its samples may be plain.
@@ -103,7 +103,7 @@ class _Rows(NamedTuple):
 
 
 class _Gather:
-    """Brings samples together from their shards."""
+    """Gathers samples from their shards."""
 
     def __init__(self, of_pass: WorkerPass, reading: Reading) -> None:
         self._of_pass = of_pass
@@ -113,10 +113,10 @@ class _Gather:
         """Memory that is used again each time: new memory would cost as much as copying to it."""
 
     def rows(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> _Rows | None:
-        """The bytes of some samples; where not all can be had, of the batches before the first that cannot.
+        """Return the bytes of some samples; if some cannot be read, of the batches before the first of those.
 
         Returns:
-            None where the samples do not all lie alike in their bytes.
+            None where the samples do not all have the same layout.
         """
         plain, data = None, np.empty(0, np.void)
         for places in by_shard(shards):
@@ -139,7 +139,7 @@ class _Gather:
         return _Rows(data, plain) if plain.are(data) else None
 
     def columns(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> _Columns | None:
-        """Some samples, column by column; None where it takes a look at each of them."""
+        """Return some samples, column by column; None where each must be decoded by itself."""
         parts = list[tuple[NDArray[np.int64], _Columns]]()
         for places in by_shard(shards):
             try:
@@ -159,7 +159,7 @@ class _Gather:
         return columns
 
     def collated(self, positions: NDArray[np.int64], shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> Any:
-        """A batch of samples decoded one by one.
+        """Return a batch of samples decoded one by one.
 
         Raises:
             FormatError: One of them is damaged; names the stream and the shard.
@@ -179,7 +179,7 @@ class _Gather:
         return collated(stacked, samples)
 
     def _reader(self, shard: int) -> ShardReader:
-        """The reader of a shard. One that could not be had is not tried again by the batch that needs it."""
+        """Return the reader of a shard. One that could not be opened is not tried again by the batch that needs it."""
         if shard in self._failed:
             raise self._failed[shard]
         try:
@@ -191,7 +191,7 @@ class _Gather:
     def _copy(
         self, reader: PlainReader, indexes: NDArray[np.int64], rows: NDArray[np.void], places: NDArray[np.int64]
     ) -> None:
-        """Copy those samples of a shard that belong to some places to these."""
+        """Copy samples of a shard to their places in the output."""
         if len(places) == len(rows):
             reader.copy_rows(indexes, rows)
         elif rows.itemsize >= _LARGE:
@@ -208,7 +208,7 @@ class _Gather:
 def _joined(
     parts: Sequence[tuple[NDArray[np.int64], NDArray[Any] | list[Any]]], samples: int
 ) -> NDArray[Any] | list[Any] | None:
-    """A column of some samples, of what shards have of it for some places each; None where they differ in kind."""
+    """Return a column of some samples, joined from the values of each shard; None where they differ in kind."""
     first = parts[0][1]
     if len(parts) == 1:
         return first
@@ -227,7 +227,7 @@ def _joined(
 
 
 def _cut(columns: _Columns, samples: int, batch_size: int) -> list[Any]:
-    """The batches of some samples."""
+    """Yield the batches of some samples."""
     batches = list[Any]()
     for start in range(0, samples, batch_size):
         parts = ((name, values[start : start + batch_size]) for name, values in columns.items())
@@ -237,12 +237,12 @@ def _cut(columns: _Columns, samples: int, batch_size: int) -> list[Any]:
 
 
 def _bytes_of(columns: _Columns) -> int:
-    """About how many bytes these have."""
+    """Return about how many bytes samples have."""
     return sum(sum(map(len, one)) if isinstance(one, list) else one.nbytes for one in columns.values())
 
 
 def _let_go(reading: Reading, shards: NDArray[np.int64]) -> None:
-    """Say that these samples, the next ones, were read."""
+    """Note that the next samples were read."""
     are_last = reading.last_uses(shards)
     if are_last is not None:
         for shard in np.unique(shards[are_last]).tolist():

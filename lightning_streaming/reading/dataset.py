@@ -39,7 +39,7 @@ from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.reading.other_trainers import AcceleratedDataset
 from lightning_streaming.reading.passes import Passes, PassSettings, run_state_of
 from lightning_streaming.reading.plan import WorkerPass
-from lightning_streaming.reading.reference_names import ReferenceNames, told
+from lightning_streaming.reading.reference_names import ReferenceNames, readonly_property
 from lightning_streaming.reading.transport import PassCounter
 from lightning_streaming.reading.worker_samples import WorkerSamples
 from lightning_streaming.reading.workers import prepare_worker_process
@@ -126,7 +126,9 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         values = locals()
         options = DatasetOptions(**{option.name: values[option.name] for option in fields(DatasetOptions)})
         self._given = {
-            name: one for name, one in vars(options).items() if isinstance(getattr(type(self), name, None), told)
+            name: one
+            for name, one in vars(options).items()
+            if isinstance(getattr(type(self), name, None), readonly_property)
         }
         named, defaults, settings = options.named_streams(), options.defaults(), options.order()
         if options.shuffle_algo == "py1b":
@@ -166,7 +168,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         self.streams = DatasetStreams(named, defaults, state, source)
         self._described = options.described(named)
 
-    @told
+    @readonly_property
     def epoch_size(self) -> int:
         """Number of samples that an epoch draws, after weighting."""
         return self._passes.state.weights.epoch_size
@@ -254,7 +256,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             return WorkerSamples(of_pass)
         self._check_reader(passes.state.next_cursor())
         start = passes.state.begin(self._reading_world(), self._own_batch_size())
-        passes.tell_unsuited(start)
+        passes.warn_unsuitable_settings(start)
         return passes.read_here(passes.of_worker(self._making, start, 0, 1))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Data that is appended to while a run goes on: between two epochs the ranks agree how much of it they read then."""
+"""Data that grows during a run: between two epochs the ranks agree how much of it they read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Head(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What a rank sees of the streams that are followed."""
+    """The new shards that a rank sees of the streams that are followed."""
 
     heads: Mapping[str, _Head]
     """Of those that have more shards."""
@@ -38,7 +38,7 @@ class _Look(NamedTuple):
 
 
 def read_appended(loader: StreamingDataLoader) -> bool:
-    """Read what was appended from the next epoch on, as :meth:`StreamingDataLoader.refresh` documents."""
+    """Read appended data from the next epoch on, as :meth:`StreamingDataLoader.refresh` documents."""
     dataset = loader.dataset
     followed = [name for name, stream in dataset.streams.items() if stream.follow_appends and not stream.joined]
     if not followed:
@@ -64,8 +64,8 @@ def read_appended(loader: StreamingDataLoader) -> bool:
         )
     for rank, one in enumerate(seen):
         if one.problem and not dataset_world(dataset).rank:
-            told = f"rank {rank}: " if len(seen) > 1 else ""
-            _log.warning("what was appended is not read in epoch %d: %s%s", cursor.epoch, told, one.problem)
+            prefix = f"rank {rank}: " if len(seen) > 1 else ""
+            _log.warning("appended data is not read in epoch %d: %s%s", cursor.epoch, prefix, one.problem)
     if not offered.heads or any(one.heads != offered.heads for one in seen):
         return False
     from_all(lambda _: _read_more(loader, newer, {name: head.num_shards for name, head in offered.heads.items()}))
@@ -73,7 +73,7 @@ def read_appended(loader: StreamingDataLoader) -> bool:
 
 
 def check_same_data(loader: StreamingDataLoader, reader: str = "") -> None:
-    """Refuse to begin where ranks see different data, as when it is appended to while they start.
+    """Check that all ranks see the same data, which may be appended to while they start.
 
     To be called on all ranks; without ``torch.distributed`` it checks nothing.
 
@@ -84,16 +84,16 @@ def check_same_data(loader: StreamingDataLoader, reader: str = "") -> None:
     Raises:
         ConfigError: They do; on all ranks alike.
     """
-    told = f"{reader}: " if reader else ""
+    prefix = f"{reader}: " if reader else ""
     seen = from_all(lambda _: _SeenData.by(loader))
     others = [rank for rank, one in enumerate(seen) if one != seen[0]]
     if others:
         other = seen[others[0]]
         raise ConfigError(
-            f"{told}rank 0 sees {seen[0].num_shards} shards of {seen[0].num_samples} samples, and rank {others[0]} "
+            f"{prefix}rank 0 sees {seen[0].num_shards} shards of {seen[0].num_samples} samples, and rank {others[0]} "
             f"{other.num_shards} of {other.num_samples}, or others ({len(others)} of {len(seen)} ranks see other data "
             "than rank 0)",
-            hint="start again when nobody appends to the data, and give all ranks the same streams",
+            hint="start again while no process appends to the data, and give all ranks the same streams",
         )
 
 
@@ -117,7 +117,7 @@ def _look(
     newer: dict[str, IndexCache],
     offered: Mapping[str, _Head] | None = None,
 ) -> _Look:
-    """Look for more shards of some streams; for those that another rank has seen, if they are given.
+    """Find more shards of some streams; if ``offered`` is given, those that the first rank has seen.
 
     Args:
         dataset: Which has read them until now.

@@ -60,7 +60,7 @@ _READ, _BAD = BatchMeasures._fields.index("samples"), BatchMeasures._fields.inde
 
 @dataclass(slots=True)
 class _Progress:
-    """What changes while a loader is read. Not its own attributes: Lightning may note, and so keep, all set there."""
+    """State of a loader that changes while it is read, apart from the attributes that Lightning may keep."""
 
     channel: workers.WorkerChannel | None = None
     """With workers that live on from pass to pass."""
@@ -70,12 +70,12 @@ class _Progress:
     latest: weakref.ref[LoaderPass] | None = None
     end: Cursor | None = None
     """Where the latest batch ends; None before the first of a pass."""
-    tells_first_epoch: bool = False
-    """Whether the length that is told is that of epoch 0."""
+    has_length_of_first_epoch: bool = False
+    """Whether ``len`` returns the length of epoch 0."""
     look_on: LookOn | None = None
-    """Is told what the next pass fetches before its first batch."""
-    told_keys: deque[SampleKeys] | None = None
-    """Is given the keys of each batch that is handed out."""
+    """Callback that reports what the next pass fetches before its first batch."""
+    collected_keys: deque[SampleKeys] | None = None
+    """Receives the keys of each batch that is yielded."""
     unclaimed: deque[Cursor] = field(default_factory=lambda: deque(maxlen=_MOST_UNCLAIMED))
 
 
@@ -242,7 +242,7 @@ class StreamingDataLoader(AcceleratedLoader):
         Where epochs differ, as with packs or with appended data, it is the length of the epoch of the next batch.
         """
         run = run_of(self)
-        is_first = self._progress.tells_first_epoch or not run.order.differs_by_epoch
+        is_first = self._progress.has_length_of_first_epoch or not run.order.differs_by_epoch
         epoch = 0 if is_first else run.normalise(position_of(self).cursor()).epoch
         return run.unskipped(Cursor(epoch, 0)).num_batches(self.drop_last)
 
@@ -308,18 +308,18 @@ class StreamingDataLoader(AcceleratedLoader):
         if self.fixed_epoch:
             passes.state.seek(Cursor(0, 0))
         start = passes.state.begin(dataset_world(self.dataset), self._samples_per_batch, self.drop_last)
-        passes.tell_unsuited(start)
+        passes.warn_unsuitable_settings(start)
         if self.collate_fn is default_collate and self.dataset._are_as_stored():
-            passes.tell_mixed_columns(start)
+            passes.warn_mixed_columns(start)
         self._tally.begin_pass(self.num_workers)
         if self.drop_last and (error := no_batch_error(self)):
             _log.warning(str(error))
         return progress.passes_begun, self._reading(start) if start.world.is_reader else self._without_samples(start)
 
     def _reading(self, start: EpochStart) -> _UnderWay:
-        """A pass whose batches are made by workers, or here."""
+        """Return a pass whose batches are made by workers, or in this process."""
         progress = self._progress
-        # Workers that live on keep what they were told; those of a pass given up have another channel.
+        # Persistent workers keep their channel; those of an abandoned pass have another.
         channel = progress.channel if self._iterator is not None else None
         if channel is None or not channel.pass_start.has_room_for(start):
             self._end_workers(self._iterator)
@@ -336,7 +336,7 @@ class StreamingDataLoader(AcceleratedLoader):
         return _UnderWay(start, groups, batches, replaced, bad, channel.arrivals)
 
     def _without_samples(self, start: EpochStart) -> _UnderWay:
-        """A pass of a rank that reads no samples: as many batches as on the others, without workers."""
+        """Return a pass of a rank that reads no samples: as many batches as on the others, without workers."""
         batches = run_state_of(self.dataset).epoch_of(start).partition.num_batches(self.drop_last)
         return _UnderWay(start, None, (({}, self._tally.nothing()) for _ in range(batches)), {}, None)
 
@@ -347,7 +347,7 @@ class StreamingDataLoader(AcceleratedLoader):
             vars(self)["_iterator"] = self._progress.channel = None
 
     def _is_current(self, number: int) -> bool:
-        """Whether this pass is the latest and the loader was not moved since, so that its batches count.
+        """Return whether this pass is the latest and the loader was not moved since, so that its batches count.
 
         Raises:
             ConfigError: Another pass has begun while this one was being read.
@@ -356,12 +356,12 @@ class StreamingDataLoader(AcceleratedLoader):
         if number != progress.passes_begun and number > progress.moved_at:
             raise ConfigError(
                 "another pass over this loader has begun while this one was being read",
-                hint="make a second loader, with a dataset of its own, to read two at a time",
+                hint="make a second loader with another dataset to read two at a time",
             )
         return number == progress.passes_begun
 
     def _hand_out(self, start: EpochStart, end: Cursor, measures: NDArray[np.int64], wait_ns: int) -> None:
-        """Note that a batch is handed out of the pass that began at ``start``: where it ends, and what it took."""
+        """Note that a batch of the pass that began at ``start`` is yielded: where it ends, and what it took."""
         self._tally.add(measures, wait_ns)
         self._progress.end = end
         self._progress.unclaimed.append(end)
@@ -380,7 +380,7 @@ class StreamingDataLoader(AcceleratedLoader):
         )
 
     def _is_pinned(self) -> bool:
-        """Whether torch has a thread that takes batches from the workers and pins them, one by one."""
+        """Return whether torch has a thread that takes batches from the workers and pins them."""
         return self.pin_memory and torch.accelerator.is_available()
 
     def _forget_pass(self) -> None:
@@ -388,15 +388,15 @@ class StreamingDataLoader(AcceleratedLoader):
         progress.passes_begun += 1
         progress.moved_at = progress.passes_begun
         progress.end = None
-        progress.tells_first_epoch = False
+        progress.has_length_of_first_epoch = False
         progress.unclaimed.clear()
 
 
 class LoaderPass(Iterator[Any]):
-    """One pass over an epoch, or over what is left of one.
+    """One pass over an epoch, or over the rest of one.
 
-    It begins when its first batch is asked for, and is over when the loader is moved or closed. The loader does not
-    keep it alive: so torch's iterator, and with it the workers, end as soon as the last user lets go of the pass.
+    It begins when its first batch is requested, and ends when the loader is moved or closed. The loader holds a weak
+    reference to it, so torch's iterator and the workers end when the last user releases the pass.
     """
 
     def __init__(self, loader: StreamingDataLoader) -> None:
@@ -443,7 +443,7 @@ class LoaderPass(Iterator[Any]):
         return batch
 
     def close(self) -> None:
-        """Hand out no more, and end the workers; those that are in the middle of a sample within a second or two."""
+        """End the pass and its workers; those that are in the middle of a sample end within a second or two."""
         under_way, self._under_way = self._under_way, None
         self._loader._end_workers(under_way and under_way.groups)
         self._keys = None  # which hold the order, maybe a mapped file
@@ -453,9 +453,9 @@ class LoaderPass(Iterator[Any]):
         return last_sample(directory, start.world.rank, dead.worker, dead.pid)
 
     def _labelled(self, batch: Any, keys: SampleKeys) -> Any:
-        told = self._loader._progress.told_keys
-        if told is not None:
-            told.append(keys)
+        collected = self._loader._progress.collected_keys
+        if collected is not None:
+            collected.append(keys)
         of_packs = isinstance(run_state_of(self._loader.dataset).request.pack, PackingConfig)
         batch = add_valid(batch, keys, of_packs=of_packs) if self._return_valid_mask else batch
         return KeyedBatch(batch, keys) if self._return_keys else batch
@@ -466,7 +466,7 @@ class LoaderPass(Iterator[Any]):
         start, catalog = self._under_way.start, source_of(loader.dataset).catalog
         epoch = run_state_of(loader.dataset).epoch_of(start)
         self._ends = _ends_of_batches(epoch.partition, start.cursor, loader.drop_last)
-        if self._return_valid_mask or self._return_keys or loader._progress.told_keys is not None:
+        if self._return_valid_mask or self._return_keys or loader._progress.collected_keys is not None:
             self._keys = (
                 keys_of_batches(start, drawn_sequence(epoch), epoch.partition, catalog)
                 if start.world.is_reader
@@ -491,18 +491,18 @@ class _UnderWay(NamedTuple):
 
 
 def _at_end(made: workers.Measured | None, end: Cursor | None) -> Exception:
-    """What to raise where batches, or the places at which they end, have come to an end."""
+    """Return what to raise where the batches, or the positions at which they end, are exhausted."""
     if made is None and end is None:
         return StopIteration()
     return ConfigError(
         f"the pass has {'fewer' if end else 'more'} batches than its epoch",
-        hint="a dataset must hand out exactly the samples of its share; an __iter__ that makes fewer or more of them "
+        hint="a dataset must yield exactly the samples of its share; an __iter__ that makes fewer or more of them "
         "is for torch's DataLoader, and here a collate_fn= does that",
     )
 
 
 def _ends_of_batches(partition: Partition, start: Cursor, drop_last: bool) -> Iterator[Cursor]:
-    """Where each batch of a pass ends; the last one, at the beginning of the next epoch."""
+    """Yield where each batch of a pass ends; the last one ends at the beginning of the next epoch."""
     batches = partition.num_batches(drop_last)
     for first in range(1, batches, _AT_ONCE):
         for position in partition.positions_after(np.arange(first, min(first + _AT_ONCE, batches))).tolist():
@@ -511,32 +511,32 @@ def _ends_of_batches(partition: Partition, start: Cursor, drop_last: bool) -> It
         yield start.passes_later(1)
 
 
-def tell_length_of_first_epoch(loader: StreamingDataLoader) -> None:
-    """Until a loader is moved, let its length be that of epoch 0, as it was before the run was resumed.
+def keep_length_of_first_epoch(loader: StreamingDataLoader) -> None:
+    """Let the length of a loader be that of epoch 0 until it is moved, as before the run was resumed.
 
-    Lightning works out the steps of all epochs from it.
+    Lightning computes the steps of all epochs from it.
     """
-    loader._progress.tells_first_epoch = True
+    loader._progress.has_length_of_first_epoch = True
 
 
 def watch_first_download(loader: StreamingDataLoader, look_on: LookOn) -> None:
-    """Have somebody told what the next pass fetches until its first batch is there, if anything is to be fetched.
+    """Report what the next pass fetches until its first batch, if it fetches anything.
 
     Args:
         loader: The loader.
-        look_on: Called in a thread of its own, with what was fetched so far whenever that changes; None at the end.
+        look_on: Called in a thread with the files fetched so far whenever that changes, and with None at the end.
     """
     loader._progress.look_on = look_on
 
 
-def tell_keys(loader: StreamingDataLoader, told: deque[SampleKeys] | None) -> None:
-    """Have the keys of each batch of the passes that begin from here on added, as it is handed out.
+def collect_keys(loader: StreamingDataLoader, keys: deque[SampleKeys] | None) -> None:
+    """Append the keys of each batch to a deque as it is yielded, in passes that begin from here on.
 
     Args:
         loader: The loader.
-        told: Where to; None to have no more of it.
+        keys: Receives the keys; None to stop.
     """
-    loader._progress.told_keys = told
+    loader._progress.collected_keys = keys
 
 
 def no_batch_error(loader: StreamingDataLoader) -> ConfigError | None:

@@ -103,10 +103,10 @@ def _counts() -> list[Any]:
 def split_wait(
     wait: _Seconds, *, download: _Seconds, decompress: _Seconds, work: _Seconds, are_first: NDArray[np.bool_]
 ) -> tuple[_Seconds, _Seconds, _Seconds, _Seconds, _Seconds]:
-    """Say why the consumer of some batches waited for them. Arrays of shape (batches,), all times in one unit.
+    """Attribute the waits for some batches to reasons. Arrays of shape (batches,), all times in one unit.
 
-    As much of a wait as making the batch took is shared out like that work; a consumer who came late waited for its end
-    only, and nobody knows for which part of it. What is left was spent on other things. For example a wait of 8 for a
+    The part of a wait up to the time of making the batch is divided like that work: a consumer that came late waited
+    for the end of it, of which the reason is unknown. The rest is time in the queue. For example a wait of 8 for a
     batch whose 4 of work were 1 of download and 3 of decoding: 1 and 3, and 4 in the queue.
 
     Args:
@@ -128,7 +128,7 @@ def split_wait(
 
 
 class BatchMeasures(NamedTuple):
-    """What it took to make one batch."""
+    """The cost of one batch."""
 
     samples: int = 0
     sample_bytes: int = 0
@@ -163,11 +163,11 @@ _AT_ONCE = 256
 
 
 class BatchMeter:
-    """What this process has measured since it began its batch; whoever makes the batch says where that ends.
+    """Measures the batches that this process makes; its caller marks where each ends.
 
     Args:
         misses: Where each stream's cache notes what was not there, by stream name.
-        is_read: Whether anybody asks for what is measured.
+        is_read: Whether the measures are used.
     """
 
     def __init__(self, misses: Mapping[str, Misses], is_read: bool) -> None:
@@ -194,7 +194,7 @@ class BatchMeter:
         stops: NDArray[np.int64],
         tokens: NDArray[np.int64] | None = None,
     ) -> None:
-        """Say which samples the next batches have.
+        """Set the samples of the next batches.
 
         Args:
             catalog: The data.
@@ -207,7 +207,7 @@ class BatchMeter:
             self._counts = chain(self._counts, _count_batches(catalog, shards, stops, tokens))
 
     def begin_batch(self) -> None:
-        """Say that the first sample of the next batch is wanted."""
+        """Note that the first sample of the next batch is requested."""
         self._began = perf_counter_ns()
 
     def opened(self, began: int, missed: Sequence[Miss]) -> None:
@@ -254,7 +254,7 @@ class BatchMeter:
 def _count_batches(
     catalog: Catalog, shards: NDArray[np.int64], stops: NDArray[np.int64], tokens: NDArray[np.int64] | None
 ) -> Iterator[_Counts]:
-    """The counts of consecutive batches."""
+    """Return the counts of consecutive batches."""
     num_streams, num_batches = len(catalog.stream_names), len(stops)
     samples = np.diff(stops, prepend=0)
     firsts = stops - samples
@@ -270,7 +270,7 @@ def _count_batches(
 
 
 class StatisticsCollector:
-    """Adds up what the workers of one loader have measured.
+    """Adds up the measures of the workers of one loader.
 
     Args:
         streams: Names of the streams whose samples are counted.
@@ -294,14 +294,14 @@ class StatisticsCollector:
         self._open_in_worker = {}
 
     def nothing(self) -> NDArray[np.int64]:
-        """The measures of a batch without samples."""
+        """Return the measures of a batch without samples."""
         return np.zeros_like(self._sums)
 
     def add(self, measures: NDArray[np.int64], wait_ns: int) -> None:
         """Count the next batch of the pass.
 
         Args:
-            measures: What it took, as :meth:`BatchMeter.end_batches` says.
+            measures: Its cost, as :meth:`BatchMeter.end_batches` returns it.
             wait_ns: For how long its consumer waited.
         """
         self._noted.append((measures, wait_ns))
@@ -309,7 +309,7 @@ class StatisticsCollector:
             self._add_up()
 
     def statistics(self) -> LoaderStatistics:
-        """What was counted so far."""
+        """Return the counts so far."""
         self._add_up()
         values = self._sums.tolist()
         sums = BatchMeasures(*values[:NUM_MEASURES])

@@ -1,7 +1,7 @@
-"""Accelerate, transformers and Lightning around our datasets: told what they ask, refused where samples would be lost.
+"""Integration with Accelerate, transformers and Lightning, which are refused where samples would be lost.
 
-Accelerate shards what a loader reads among its processes. A dataset gives each rank its own samples already, so of what
-is sharded twice most is read by nobody. None of these packages is imported unless the user has done so.
+Accelerate shards what a loader reads among its processes. Our dataset gives each rank its own samples already, so most
+of what is sharded twice would never be read. None of these packages is imported unless the user has done so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WAY_OUT = "give Accelerate, or Trainer.get_train_dataloader, a StreamingDataLoa
 
 
 class AcceleratedLoader(DataLoader[Any]):
-    """A loader that Accelerate is asked to iterate over as it is, and whose state it saves and loads with its own."""
+    """A loader that Accelerate iterates over unchanged, and whose state it saves and loads with its own."""
 
     use_stateful_dataloader = True
     """By this name Accelerate asks for states."""
@@ -34,10 +34,10 @@ class AcceleratedLoader(DataLoader[Any]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Accelerate asks this of a loader that it is given, which it then does not shard.
+        """Return True, so that Accelerate does not shard the loader.
 
-        It says nothing else to the loader where ``prepare_data_loader`` is called. Who looks at all attributes, as
-        debuggers do, is not Accelerate.
+        Reading it is the only sign of Accelerate that a loader gets from ``prepare_data_loader``. The caller is
+        checked, as debuggers read all attributes.
         """
         if str(sys._getframe(1).f_globals.get("__name__")).startswith("accelerate."):
             self._is_accelerated = True
@@ -45,21 +45,21 @@ class AcceleratedLoader(DataLoader[Any]):
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, is_prepared: bool) -> None:
-        """Accelerate says so itself in the end."""
+        """Ignore the value that Accelerate sets at the end."""
 
 
 class _BatchIterator(Protocol):
     """A pass over a loader."""
 
     def __next__(self) -> Any:
-        """The next batch."""
+        """Return the next batch."""
 
     def close(self) -> None:
-        """Hand out no more."""
+        """End the pass."""
 
 
 class _ReaderState:
-    """What Accelerate asks of the loader that is read, by the names that its own loaders have for it."""
+    """Attributes of a loader that Accelerate reads, by the names of its own loaders."""
 
     end_of_dataloader = False
     """Whether the latest batch was the last, which ends an accumulation."""
@@ -68,7 +68,7 @@ class _ReaderState:
 
 
 class AcceleratedPass(Iterator[Any]):
-    """A pass of which Accelerate is told what its own loaders tell of theirs, and whose batches are put on its device.
+    """A pass that reports to Accelerate what its own loaders report, and puts batches on its device.
 
     Args:
         batches: The pass.
@@ -80,47 +80,47 @@ class AcceleratedPass(Iterator[Any]):
         self._batches = batches
         self._is_over = is_over
         self._non_blocking = non_blocking
-        self._told: _ReaderState | None = None
+        self._state: _ReaderState | None = None
         self._end: Callable[[], object] = _do_nothing
 
     def __next__(self) -> Any:
         from accelerate import PartialState
         from accelerate.utils import send_to_device
 
-        told = self._told or self._begin()
+        state = self._state or self._begin()
         try:
             batch = next(self._batches)
         except BaseException:
             self._end()
             raise
-        told.end_of_dataloader = self._is_over()
+        state.end_of_dataloader = self._is_over()
         return send_to_device(batch, PartialState().device, non_blocking=self._non_blocking)
 
     def close(self) -> None:
-        """Hand out no more, and end the workers."""
+        """End the pass and the workers."""
         self._end()
         self._batches.close()
 
     def _begin(self) -> _ReaderState:
         from accelerate.state import GradientState
 
-        gradients, told = GradientState(), _ReaderState()
-        gradients._add_dataloader(told)
-        self._told = told
-        forgotten = weakref.finalize(self, gradients._remove_dataloader, told)  # also where a loop is left early
+        gradients, state = GradientState(), _ReaderState()
+        gradients._add_dataloader(state)
+        self._state = state
+        forgotten = weakref.finalize(self, gradients._remove_dataloader, state)  # also where a loop is left early
         forgotten.atexit = False
         self._end = forgotten
-        return told
+        return state
 
 
 def _do_nothing() -> None:
-    """The pass has not begun."""
+    """Do nothing: the pass has not begun."""
 
 
 class AcceleratedDataset(ABC):
     """A dataset whose epochs and batches another library may count, as Accelerate and transformers do.
 
-    Of its loaders one that leaves samples out is refused.
+    A loader that would leave samples out is refused.
     """
 
     batch_size: int | None
@@ -140,7 +140,7 @@ class AcceleratedDataset(ABC):
         """Let the next pass read ``epoch`` from its beginning: for libraries that themselves count epochs and batches.
 
         Raises:
-            ConfigError: A state was loaded that says another place; ``next_epoch`` is the way to leave it.
+            ConfigError: A state with another position was loaded; use ``next_epoch`` to leave it.
         """
         epoch = check_whole("epoch", epoch, 0)
         place = self._next_cursor()
@@ -155,7 +155,7 @@ class AcceleratedDataset(ABC):
         self._check_reader(self._next_cursor())
 
     def _check_reader(self, place: Cursor | None) -> None:
-        """Refuse a reader that would leave samples out; ``place`` is where it begins, None if that is not known."""
+        """Check that a reader leaves no samples out; ``place`` is where it begins, None if unknown."""
         info = get_worker_info()
         if (place or self._next_cursor()) == (0, 0) and (info is None or info.id == 0):
             _warn_if_lightning_trains()
@@ -164,13 +164,13 @@ class AcceleratedDataset(ABC):
             _check_reader(reader, self._current_world(), self.batch_size, place)
 
     def _check_reader_of_worker(self, place: Cursor) -> None:
-        """The same in a worker, which knows of its reader what was so when the worker began."""
+        """Check the reader in a worker, which knows its reader as it was when the worker began."""
         if not self._is_reader_checked:
             self._is_reader_checked = True
             self._check_reader(place)
 
     def _check_is_counted_here(self) -> None:
-        """Refuse to tell a place where only the reader could know it."""
+        """Check that this process counts the samples, so that it knows the position."""
         if get_worker_info() is not None:
             raise ConfigError(
                 "state_dict() was called in a worker, as torchdata's StatefulDataLoader does. A worker knows what it "
@@ -217,7 +217,7 @@ def _check_reader(reader: Any, world: World, batch_size: int | None, place: Curs
 
 
 def _reader_of(dataset: object) -> Any | None:
-    """Accelerate's loader that iterates over a dataset now; not one that picks single samples of it."""
+    """Return Accelerate's loader that iterates over a dataset now; None if it picks single samples."""
     state = sys.modules.get("accelerate.state")
     if state is None:
         return None
@@ -229,7 +229,7 @@ def _reader_of(dataset: object) -> Any | None:
 
 
 def _samples_together(reader: Any) -> int:
-    """Samples in a row that Accelerate takes from one worker at a time."""
+    """Return the consecutive samples that Accelerate takes from one worker at a time."""
     shard = reader.dataset
     if getattr(shard, "num_processes", 1) == 1:
         return int(reader.batch_size or 1)
@@ -242,7 +242,7 @@ _CALLBACK = "lightning_streaming.StreamingStateCallback"
 
 
 def _warn_if_lightning_trains() -> None:
-    """To be called where torch's own loader begins to read a dataset: warn if it is one that Lightning trains from.
+    """Warn if torch's own loader that begins to read a dataset is one that Lightning trains from.
 
     Where :class:`StreamingStateCallback` is, it refuses the loader itself.
     """
@@ -261,10 +261,10 @@ def _warn_if_lightning_trains() -> None:
 
 
 def _fit_loop_above(frame: FrameType | None) -> Any | None:
-    """The fit loop whose own loader is beginning to read; None if there is none, or if another loop or hook reads.
+    """Return the fit loop whose own loader begins to read; None if there is none, or if another loop or hook reads.
 
-    Lightning tells nobody that it trains, so the stack has to: a loader of torch's, begun by Lightning's combination
-    of loaders, and that by a loop. Workers that are forked have the same stack.
+    Lightning does not report that it trains, so the stack is searched: a loader of torch, started by Lightning's
+    combination of loaders, started by a loop. Workers that are forked have the same stack.
     """
     while frame is not None and not _module(frame).startswith(_OF_THE_LOADER):
         frame = frame.f_back
@@ -291,7 +291,7 @@ _MOST_HELD = 100_000
 
 
 def datasets_within(holder: object) -> Iterator[object]:
-    """A dataset and all that it holds, also in lists and dicts; nothing for anything else."""
+    """Yield a dataset and all that it holds, also in lists and dicts; nothing for anything else."""
     yield from _within([holder], set())
 
 

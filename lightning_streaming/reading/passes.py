@@ -84,10 +84,10 @@ class Passes:
         """Begin the next pass in a worker of a plain torch DataLoader."""
         start = self.state.begin_in_worker(worker, world, batch_size)
         if self.state.is_first_in_workers(worker):
-            self.tell_unsuited(start)
+            self.warn_unsuitable_settings(start)
         return start
 
-    def tell_unsuited(self, start: EpochStart) -> None:
+    def warn_unsuitable_settings(self, start: EpochStart) -> None:
         """Say once, on one rank, which settings do not suit the data or the machines."""
         if start.world.rank or "unsuited" in self._reported:
             return
@@ -97,14 +97,14 @@ class Passes:
         for sentence in _unsuited(self.state.settings, start, catalog, self.state.weights.epoch_size, ahead):
             _log.warning("streams %s: %s", ", ".join(catalog.stream_names[:3]), sentence)
 
-    def tell_mixed_columns(self, start: EpochStart) -> None:
+    def warn_mixed_columns(self, start: EpochStart) -> None:
         """Say once, on one rank, where torch's default collate will meet samples of different columns."""
         if start.world.rank or "columns" in self._reported:
             return
         self._reported.add("columns")
-        told = self.mixed_columns(self.state.weights.choose, self.state.settings.batching_method)
-        if told and start.batch_size > 1:
-            _log.warning("%s", told)
+        warning = self.mixed_columns(self.state.weights.choose, self.state.settings.batching_method)
+        if warning and start.batch_size > 1:
+            _log.warning("%s", warning)
 
     def mixed_columns(self, shares: Sequence[int], batching_method: str) -> str | None:
         """A sentence where torch's default collate would meet samples of different columns; else None.

@@ -1,8 +1,8 @@
-"""What a worker reads in a pass: which samples, from which shards, fetched ahead and let go of.
+"""The samples that a worker reads in a pass, with their shards: fetched ahead, opened and released.
 
-WorkerPass      what one worker reads in a pass, and what it makes of it
-Reading         such a pass under way: shards fetched ahead, opened, let go of, measured
-WorkerPartition which positions of the epoch are the worker's own, and where their samples are
+WorkerPass      the configuration of one worker's pass: what it reads and how it makes samples
+Reading         a pass under way: shards fetched ahead, opened, released, measured
+WorkerPartition the positions of the epoch that the worker reads, and where their samples are
 
 Its samples are made one by one in :mod:`~lightning_streaming.reading.worker_samples`, and by whole batches in
 :mod:`~lightning_streaming.reading.batches`.
@@ -53,7 +53,7 @@ _WINDOW_SAMPLES = 8192
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPass:
-    """What one worker reads in a pass, where from, and what it makes of it."""
+    """The configuration of one worker's pass: what it reads, where from, and how it makes samples."""
 
     make_partition: Callable[[], WorkerPartition]
     """Says what to read. Called with the first sample: torch reports an error of ``next``, but loses one of ``iter`` in
@@ -68,7 +68,7 @@ class WorkerPass:
     """Called once, when most of it has been read."""
     meter: BatchMeter
     watch: SampleWatch | None
-    """Is told of each sample; None for no one."""
+    """Observes each sample; None for no log and no watchdog."""
     pack: Packing | None = None
     """How samples are brought together; None where they are not."""
     types: ColumnTypes | None = None
@@ -79,35 +79,35 @@ class WorkerPass:
     """In which samples are decoded and transformed, beside the one that reads; 0 for none."""
 
     def may_be_tables(self) -> bool:
-        """Whether samples may be plain, and nobody looks at them one by one."""
+        """Return whether samples may be plain, and need not be made one by one."""
         making = self.making
         is_untouched = making.transform is None and making.make is None and self.watch is None
         return is_untouched and self.source.may_be_plain()
 
     def may_be_joined(self) -> bool:
-        """Whether documents may be brought together by their bytes, as nobody looks at them one by one."""
+        """Return whether documents may be packed by their bytes, as they need not be made one by one."""
         making = self.making
         is_untouched = making.transform is None and making.make is None and self.watch is None
         return is_untouched and self.source.may_be_joined()
 
     def failed(self, row: Row, error: Exception, sample: Any = None) -> StreamingError:
-        """What to raise from an error of the user's own code about a sample, which is described if it is given."""
+        """Return the error to raise for a failure of the user's code on a sample."""
         return failed_sample(error, self.making.name, self.key(row), sample)
 
-    def instead(self, row: Row, told: StreamingError, make: Callable[[Row], Any]) -> Any:
-        """What is handed out in the place of a sample that could not be made; see :meth:`BadSamples.instead`."""
+    def instead(self, row: Row, error: StreamingError, make: Callable[[Row], Any]) -> Any:
+        """Return the replacement of a sample that could not be made; see :meth:`BadSamples.instead`."""
         if self.bad is None:
-            raise told
+            raise error
 
         def watched(other: Row) -> Any:
             if self.watch is not None:
                 self.watch.begun(other)
             return make(other)
 
-        return self.bad.instead(row, told, watched)
+        return self.bad.instead(row, error, watched)
 
     def keys_of_batch(self, number: int) -> list[SampleKey]:
-        """The keys of one of the worker's batches, counted from the first of the pass."""
+        """Return the keys of one of the worker's batches, counted from the first of the pass."""
         partition, catalog = self.make_partition(), self.source.catalog
         found = rows_of(partition.sequence, partition.batch(number))
         places = (found.positions, *catalog.places(found.ids))
@@ -146,7 +146,7 @@ class Reading:
         partition: What is read.
         of_pass: How.
         prefetcher: Fetches shards ahead; None where they are all here.
-        last_uses: Tells of shards' last uses; None where nobody need know.
+        last_uses: Tells of shards' last uses; None where it does not matter.
     """
 
     def __init__(
@@ -172,11 +172,11 @@ class Reading:
 
     @property
     def cuts_documents(self) -> bool:
-        """Whether several packs may have pieces of one document."""
+        """Return whether several packs may have pieces of one document."""
         return self._pack is not None and self._pack.settings().longer == "split"
 
     def windows(self) -> Iterator[Window]:
-        """The worker's samples in order, some batches at a time."""
+        """Yield the worker's samples in order, some batches at a time."""
         # A partition of one batch that is not full has all of its end in sight.
         near_end_at = (self._partition.num_samples() - self.batch_size) * _NEAR_END
         is_near_end, catalog = False, self._source.catalog
@@ -190,7 +190,7 @@ class Reading:
         self._source.check_unchanged()
 
     def _tokens(self, window: Window) -> NDArray[np.int64] | None:
-        """Tokens in each batch of a window, and room for them; None without packs."""
+        """Return the tokens in each batch of a window, and the room for them; None without packs."""
         if window.pieces is None or self._pack is None:
             return None
         tokens, rooms = np.cumsum(window.pieces.lengths), np.cumsum(window.pieces.rooms(self._pack.settings()))
@@ -199,20 +199,20 @@ class Reading:
         return np.stack([np.diff(one, prepend=0) for one in until], axis=1)
 
     def last_uses(self, shards: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Which of the samples that follow the batches read so far are this worker's last of their shards.
+        """Return which of the next samples are this worker's last of their shards.
 
         Args:
             shards: The shard of each of these samples.
 
         Returns:
-            None where nobody need know.
+            None where it does not matter.
         """
         if self._last_uses is None:
             return None
         return self._last_uses.among(shards, self._window.rows_until(self._batches_read))
 
     def reader(self, shard: int) -> ShardReader:
-        """The reader of a shard whose sample is next; opened, and fetched, if need be."""
+        """Return the reader of the next sample's shard; fetch and open it if necessary."""
         readers = self._source.readers
         reader = readers.get(shard)
         if reader is None:
@@ -221,7 +221,7 @@ class Reading:
         return reader
 
     def _let_go_of_joined(self, samples: int) -> None:
-        """Let go of shards of joined datasets that were needed last by some of the next samples."""
+        """Release the shards of joined datasets that some of the next samples needed last."""
         assert self._joined is not None, "looked at by the caller"
         read, self._joined = self._joined[:samples], self._joined[samples:]
         for shards in read.T:
@@ -230,7 +230,7 @@ class Reading:
                 self.let_go(shard)
 
     def open(self, shard: int) -> ShardReader:
-        """Open a shard that is not open; measured, and fetched if need be."""
+        """Open a shard that is not open, and measure it; fetch it if necessary."""
         began = perf_counter_ns()
         reader = self._source.open(shard)
         self._meter.opened(began, self._source.take_misses(shard))
@@ -239,19 +239,19 @@ class Reading:
         return reader
 
     def let_go(self, shard: int) -> None:
-        """Take note that the worker's last sample of a shard was read."""
+        """Release a shard after the worker's last sample of it."""
         self._source.let_go(shard)
         if self._prefetcher is not None:
             self._prefetcher.moved_on()
 
     def about_to_read(self, batches: int) -> None:
-        """Fetch ahead as if so many more batches had been read: they are about to be, all at once."""
+        """Prefetch for batches that are about to be read all at once."""
         if self._prefetcher is not None:
             read, next_ = (self._window.rows_until(self._batches_read + more) for more in (0, max(0, batches)))
             self._prefetcher.reader_at(read, next_)
 
     def have_read(self, batches: int) -> None:
-        """Take note that so many more batches were read, and are not handed out yet."""
+        """Note that more batches were read, which are not yielded yet."""
         read = self._batches_read + batches
         if self._joined is not None or self._bad is not None:
             samples = self._window.rows_until(read) - self._window.rows_until(self._batches_read)
@@ -267,7 +267,7 @@ class Reading:
 
 
 def lookahead_of(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
-    """How far a worker looks ahead if nobody says."""
+    """Return how far a worker prefetches by default."""
     geometry, per_entry = partition.epoch_partition.geometry, rows_per_entry(partition.sequence)
     readers = partition.num_workers * geometry.ranks_per_node
     shard_samples = catalog.num_samples / len(catalog.shards)
@@ -275,7 +275,7 @@ def lookahead_of(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
 
 
 def decoded(of_pass: WorkerPass, reading: Reading, row: Row) -> dict[str, Any]:
-    """One sample as it is stored.
+    """Return a sample as it is stored.
 
     Raises:
         FormatError: It is damaged; names the stream and the shard.
@@ -302,7 +302,7 @@ class WorkerPartition:
     num_workers: int = 1
 
     def windows(self) -> Iterator[NDArray[np.int64]]:
-        """Positions of this worker's samples in the epoch's sequence, some batches at a time."""
+        """Yield positions of this worker's samples in the epoch's sequence, some batches at a time."""
         batches = range(self.worker, self.epoch_partition.num_batches(), self.num_workers)
         for window in _some_at_a_time(batches, self.epoch_partition.geometry.batch_size):
             positions = self.epoch_partition.batches(window, self.node, self.rank_of_node).reshape(-1)
@@ -310,13 +310,13 @@ class WorkerPartition:
             yield positions if positions[-1] >= 0 else positions[positions >= 0]
 
     def batch(self, number: int) -> NDArray[np.int64]:
-        """Positions of one of this worker's batches, counted from its first."""
+        """Return the positions of one of this worker's batches, counted from its first."""
         batches = np.array([self.worker + number * self.num_workers])
         positions = self.epoch_partition.batches(batches, self.node, self.rank_of_node).reshape(-1)
         return positions[positions >= 0]
 
     def windows_of_node(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Global batches, and positions of the samples that this node reads of each, of shape (batches, samples).
+        """Yield global batches, and positions of the samples that this node reads of each, of shape (batches, samples).
 
         Where the last batch is short of samples, its positions are -1.
         """
@@ -327,7 +327,7 @@ class WorkerPartition:
             yield window, np.hstack([self.epoch_partition.batches(window, self.node, rank) for rank in ranks])
 
     def num_samples(self) -> int:
-        """About how many samples :meth:`windows` gives, exactly if the last batch is full."""
+        """Return about how many samples :meth:`windows` yields; exact if the last batch is full."""
         return (
             len(range(self.worker, self.epoch_partition.num_batches(), self.num_workers))
             * self.epoch_partition.geometry.batch_size
@@ -356,12 +356,12 @@ class Window(NamedTuple):
     """Of packs: which of the window's each sample is in, and which of its tokens."""
 
     def needed(self) -> NDArray[np.int64]:
-        """All shards that are known to be needed; of shape (samples, shards), -1 for none."""
+        """Return all shards that are known to be needed; of shape (samples, shards), -1 for none."""
         own = self.shards[:, None]
         return own if self.joined is None else np.hstack([own, self.joined])
 
     def rows_until(self, batches: int) -> int:
-        """How many samples the worker has read after so many batches of this window, or of those before."""
+        """Return how many samples the worker has read after some batches of this window, or of those before."""
         here = min(batches - self.batches_before, len(self.stops))
         return self.rows_before + (int(self.stops[here - 1]) if here > 0 else 0)
 
@@ -371,7 +371,7 @@ _NO_WINDOW = Window(_NO_ROWS, _NO_ROWS, _NO_ROWS, None, _NO_ROWS, 0, 0, None)
 
 
 def located(partition: WorkerPartition, catalog: Catalog) -> Iterator[Window]:
-    """The worker's samples in order, some batches at a time."""
+    """Yield the worker's samples in order, some batches at a time."""
     rows_before = batches_before = 0
     batch_size = partition.epoch_partition.geometry.batch_size
     for entries in partition.windows():
@@ -386,7 +386,7 @@ def located(partition: WorkerPartition, catalog: Catalog) -> Iterator[Window]:
 
 
 def shard_needs(partition: WorkerPartition, catalog: Catalog) -> Iterator[ShardNeed]:
-    """Shards in the order in which this worker first needs them, once per window of samples."""
+    """Yield shards in the order in which this worker first needs them, once per window of samples."""
     for window in located(partition, catalog):
         needed, before = window.needed(), window.rows_before
         shards, first_uses = np.unique(needed, return_index=True)
@@ -403,7 +403,7 @@ def shard_needs(partition: WorkerPartition, catalog: Catalog) -> Iterator[ShardN
 
 
 def _needs_by_id(window: Window, is_joined: NDArray[np.bool_]) -> Iterator[ShardNeed]:
-    """What the samples of each batch need by their ids, once all of their own shards are asked for.
+    """Yield what the samples of each batch need by their ids, after all of their own shards.
 
     Args:
         window: Samples.
@@ -418,7 +418,7 @@ def _needs_by_id(window: Window, is_joined: NDArray[np.bool_]) -> Iterator[Shard
 
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """The places at which each shard stands, ascending; shards in the order of their first places.
+    """Return the indexes of each shard's samples, ascending; shards in the order of their first index.
 
     Args:
         shards: The shard of each sample; at least one.
@@ -435,7 +435,7 @@ def by_shard(shards: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 
 def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
-    """What the worker reads, and what all workers of its node read together."""
+    """Return what the worker reads, and what all workers of its node read together."""
 
     def of_node() -> Iterator[BatchShards]:
         for batches, positions in partition.windows_of_node():

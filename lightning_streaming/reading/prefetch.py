@@ -1,7 +1,7 @@
-"""Which shards a worker is about to need, to fetch them ahead; and which it needs no more, to make room.
+"""Prefetching of the shards that a worker is about to need, and release of those it no longer needs.
 
-A worker lets go of a shard after its own last sample of it. That others may go on with it is known from what all
-workers of the node read: the shard is *finished* once all must have read on beyond the batch that has the last.
+A worker releases a shard after its own last sample of it. Other workers of the node may still need it: the shard is
+*finished* once all of them must have read beyond the batch with its last sample.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _MOST_SAMPLES = 2 * 10**8
 _FEW_SAMPLES = 2**16
 """So few samples are looked through at once, before the first is read."""
 _ROUNDS_BEHIND = 2
-"""How many batches behind another a worker may be: as many as torch asks of each ahead, unless told otherwise."""
+"""How many batches behind another a worker may be: as many as torch requests ahead of each by default."""
 
 
 class Lookahead(NamedTuple):
-    """How many of its samples a worker looks ahead."""
+    """Number of samples for which a worker prefetches."""
 
     at_first: int
     """Before its first batch is read, which is not to share the network with many shards that only later ones need."""
@@ -41,10 +41,10 @@ class Lookahead(NamedTuple):
 
 
 def default_lookahead(batch_size: int, samples_per_shard: float, readers: int, node: int = 0) -> Lookahead:
-    """How far to look if nobody says: 8 batches, and then also 4 shards read in order; on other nodes up to twice that.
+    """Return the default lookahead: 8 batches, or 4 shards that are read in order; on other nodes up to twice that.
 
-    Fewer shards than that would leave the network idle between one and the next. Nodes that are in step come to the
-    end of a shard, or of a block of them, together; looking ahead differently far, they do not all ask at once.
+    Fewer shards than that would leave the network idle between one and the next. Nodes in step reach the
+    end of a shard, or of a block of shards, together; with different lookaheads they do not request the next at once.
 
     Args:
         batch_size: Samples per batch.
@@ -76,7 +76,7 @@ class _Read(NamedTuple):
 
 
 class ShardPrefetcher:
-    """Keeps shards fetched as far ahead as told before their reader gets there.
+    """Keeps shards fetched ahead of their reader, as far as its lookahead.
 
     Args:
         needs: Shards in the order of need; may be endless, and may name a shard again.
@@ -114,7 +114,7 @@ class ShardPrefetcher:
             threading.Thread(target=self._fetch_in_order, name=f"shard-prefetch-{number}", daemon=True).start()
 
     def reader_at(self, sample: int, about_to_be: int = 0) -> None:
-        """Say how many samples the reader has read; lets the threads look further ahead.
+        """Set how many samples the reader has read, so that the threads prefetch further.
 
         Args:
             sample: Those that it has read: what was needed before is fetched no more.
@@ -125,7 +125,7 @@ class ShardPrefetcher:
             self._changed.notify_all()
 
     def moved_on(self) -> None:
-        """Say that the reader has gone on to another shard, or let go of one, so that there may be room now."""
+        """Note that the reader moved to another shard, or released one, so that there may be room now."""
         with self._changed:
             self._moves += 1
             self._changed.notify_all()
@@ -137,7 +137,7 @@ class ShardPrefetcher:
             self._changed.notify_all()
 
     def _fetch_in_order(self) -> None:
-        """What each thread does."""
+        """Fetch shards in order, in one of the threads."""
         while (taken := self._next_need()) is not None:
             number, need = taken
             for shard in self._shards_of(number, need):
@@ -161,7 +161,7 @@ class ShardPrefetcher:
             return []
 
     def _is_under_way(self, shard: int, number: int) -> bool:
-        """Whether a shard is to be fetched for a need before one of this number."""
+        """Return whether a shard is being fetched for an earlier need."""
         return any(before < number and other == shard for before, other in self._under_way.items())
 
     def _fetch_with_room(self, shard: int, sample: int) -> None:
@@ -196,14 +196,14 @@ class ShardPrefetcher:
         return need.sample < self._read.soon + ahead
 
     def _wait_for_room(self, shard: int, moves: int) -> bool:
-        """Wait until a shard may find room that found none; the shards after it wait as well.
+        """Wait until there may be room for a shard that found none; the shards after it wait as well.
 
         Args:
             shard: The shard.
             moves: How often the reader had moved on before there was no room.
 
         Returns:
-            Whether to try again; False if nobody needs it any more.
+            Whether to try again; False if the shard is no longer needed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._waiting_for_room in (None, shard))
@@ -230,7 +230,7 @@ class BatchShards(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodePlan:
-    """What one worker reads in a pass, and what all workers of its node read together."""
+    """The samples that one worker reads in a pass, and those that all workers of its node read together."""
 
     worker: int
     """The worker's first batch."""
@@ -257,12 +257,12 @@ class _Found(NamedTuple):
 
 
 class LastUses:
-    """The last uses of shards, found by going through the plan once, beside reading."""
+    """The last uses of shards, found in one scan of the plan while the samples are read."""
 
     def __init__(self, plan: NodePlan) -> None:
         self._plan = plan
         self._found: _Found | None = None
-        self._num_told = 0
+        self._num_reported = 0
         self._closed = False
         if plan.num_samples <= _FEW_SAMPLES:
             self._find()
@@ -270,7 +270,7 @@ class LastUses:
             threading.Thread(target=self._find, name="last-uses", daemon=True).start()
 
     def among(self, shards: NDArray[np.int64], first_sample: int) -> NDArray[np.bool_]:
-        """Which of some consecutive samples are this worker's last of their shards; none as long as that is not known.
+        """Return which of some consecutive samples are this worker's last of their shards; none while that is unknown.
 
         Args:
             shards: The shard of each sample, of shape (samples,).
@@ -282,20 +282,20 @@ class LastUses:
         return is_last
 
     def finished(self, batches_read: int) -> list[int]:
-        """Shards that nobody on this node needs any more; each is told once.
+        """Return shards that no worker of this node needs any more; each is returned once.
 
         Args:
             batches_read: How many batches this worker has read.
         """
         if self._found is None:
             return []
-        told, after = self._num_told, self._found.after
-        while self._num_told < len(after) and after[self._num_told] <= batches_read:
-            self._num_told += 1
-        return self._found.finished[told : self._num_told]
+        before, after = self._num_reported, self._found.after
+        while self._num_reported < len(after) and after[self._num_reported] <= batches_read:
+            self._num_reported += 1
+        return self._found.finished[before : self._num_reported]
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop the scan."""
         self._closed = True
 
     def _find(self) -> None:
@@ -321,7 +321,7 @@ class LastUses:
 
 
 def batches_until(batches: NDArray[np.int64], worker: int, num_workers: int) -> NDArray[np.int64]:
-    """How many batches a worker has read when all workers are done with those up to a given one.
+    """Return how many batches a worker has read when all workers have finished those up to a given batch.
 
     For example the second of three workers reads batches 1, 4, 7, 10, ...: after one of them it is beyond batch 1, and
     after three all of them are, even one that is two rounds behind.

@@ -26,13 +26,13 @@ _Answer = TypeVar("_Answer")
 
 
 class _Failure(NamedTuple):
-    """What a rank has instead of an answer."""
+    """The error of a rank that has no answer."""
 
     error: Exception
 
 
 class _Part(NamedTuple):
-    """What one rank has to give."""
+    """The values of one rank."""
 
     of_pass: Pass
     rows: NDArray[np.int64]
@@ -163,7 +163,7 @@ def restore_state_global(
 
 
 def can_ask_others() -> bool:
-    """Whether there is a way to ask the other ranks, or there are none."""
+    """Return whether the other ranks can be reached, or there are none."""
     return _is_connected() or World.detect().num_ranks == 1
 
 
@@ -172,7 +172,7 @@ def _is_connected() -> bool:
 
 
 def from_all(ask: Callable[[int], _Answer]) -> list[_Answer]:
-    """What each rank has, which is given its number; where one fails, its error on all, so that nobody waits for it."""
+    """Return the result of each rank, in order; if one fails, raise its error on all, so that no rank waits for it."""
     if not _is_connected():
         return [ask(0)]
     try:
@@ -188,7 +188,7 @@ def from_all(ask: Callable[[int], _Answer]) -> list[_Answer]:
 
 
 def _connected_rank(partner: int) -> int:
-    """This rank, beside which there is ``partner``.
+    """Return this rank, after checking that ``partner`` exists.
 
     Raises:
         ConfigError: It is not, or the ranks cannot speak to each other.

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 
 
-class told(Generic[_Value]):  # noqa: N801 a decorator, like property
-    """A property that may be set to what it is, as subclasses do that keep their arguments, and to nothing else."""
+class readonly_property(Generic[_Value]):  # noqa: N801 a decorator, like property
+    """A property that may only be set to its value, as subclasses do that store their arguments."""
 
-    def __init__(self, tell: Callable[[Any], _Value]) -> None:
-        self._tell = tell
-        self.__doc__ = tell.__doc__
+    def __init__(self, read: Callable[[Any], _Value]) -> None:
+        self._read = read
+        self.__doc__ = read.__doc__
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -41,17 +41,17 @@ class told(Generic[_Value]):  # noqa: N801 a decorator, like property
     def __get__(self, instance: object, owner: type) -> _Value: ...
 
     def __get__(self, instance: object | None, owner: type) -> Self | _Value:
-        return self if instance is None else self._tell(instance)
+        return self if instance is None else self._read(instance)
 
     def __set__(self, instance: object, value: object) -> None:
-        if "_source" not in vars(instance):  # before the dataset's own __init__, which is told soon
+        if "_source" not in vars(instance):  # before the __init__ of the dataset, which sets it
             return
-        name = self._tell.__name__
+        name = self._read.__name__
         given = vars(instance)["_given"]
-        if not ((name in given and _is_same(value, given[name])) or _is_same(value, self._tell(instance))):
+        if not ((name in given and _is_same(value, given[name])) or _is_same(value, self._read(instance))):
             raise AttributeError(
-                f"{name} only tells what the dataset was made with, and cannot be set to {value!r}; "
-                "make the dataset with it"
+                f"{name} is an argument of the dataset and read-only, so it cannot be set to {value!r}; "
+                "pass it when you create the dataset"
             )
 
 
@@ -68,7 +68,7 @@ class ReferenceNames(KeyedAccess):
     streams: DatasetStreams
     _passes: Passes
     _given: Mapping[str, Any]
-    """Of what is told, that which the constructor was given, as it was: "10gb" and None too."""
+    """Arguments of the constructor, as they were passed: "10gb" and None too."""
 
     if TYPE_CHECKING:
 
@@ -78,128 +78,128 @@ class ReferenceNames(KeyedAccess):
     def _order_settings(self) -> OrderSettings:
         return self._passes.state.settings
 
-    @told
+    @readonly_property
     def shuffle(self) -> bool:
         """Whether epochs are shuffled."""
         return self._order_settings.shuffle
 
-    @told
+    @readonly_property
     def shuffle_algo(self) -> ShuffleAlgo:
         """Shuffle algorithm, if epochs are shuffled."""
         return self._order_settings.shuffle_algo
 
-    @told
+    @readonly_property
     def shuffle_seed(self) -> int:
         """Seed of the order; after a resume that of the checkpoint."""
         return self._order_settings.shuffle_seed
 
-    @told
+    @readonly_property
     def shuffle_block_size(self) -> int | None:
         """Number of samples within which blocks are mixed; None before the first pass if it is the default."""
         return self._order_settings.shuffle_block_size
 
-    @told
+    @readonly_property
     def num_canonical_nodes(self) -> int | None:
         """Number of slices of the sample space; None before the first pass if it is the default."""
         return self._order_settings.num_canonical_nodes
 
-    @told
+    @readonly_property
     def initial_physical_nodes(self) -> int | None:
         """Number of nodes of the first start of the run; None before a pass begins or a state is loaded."""
         return self._passes.state.initial_nodes
 
-    @told
+    @readonly_property
     def sampling_method(self) -> SamplingMethod:
         """Whether each epoch draws partial repeats again."""
         return self._order_settings.sampling_method
 
-    @told
+    @readonly_property
     def sampling_granularity(self) -> int:
         """Number of samples drawn from a shard at a time."""
         return self._order_settings.sampling_granularity
 
-    @told
+    @readonly_property
     def partition_algo(self) -> PartitionAlgo:
         """Algorithm that divides an epoch among nodes."""
         return self._order_settings.partition_algo
 
-    @told
+    @readonly_property
     def batching_method(self) -> BatchingMethod:
         """Method that chooses the samples of a batch."""
         return self._order_settings.batching_method
 
-    @told
+    @readonly_property
     def epoch_seed_change(self) -> bool:
         """Whether each epoch is drawn and shuffled with another seed."""
         settings = self._order_settings
         return settings.shuffle and settings.sampling_method == "balanced"
 
-    @told
+    @readonly_property
     def cache_limit(self) -> int | None:
         """Limit of the bytes in the cache directories of this node."""
         return self._source.cache_limit
 
-    @told
+    @readonly_property
     def allow_unsafe_types(self) -> bool:
         """Whether columns may be unpickled."""
         return self._source.allow_unsafe_types
 
-    @told
+    @readonly_property
     def num_samples(self) -> int:
         """Number of samples of all streams before weighting; the same as ``size``."""
         return self.size
 
-    @told
+    @readonly_property
     def length(self) -> int:
         """Length, as ``len(dataset)``."""
         return len(self)
 
-    @told
+    @readonly_property
     def num_streams(self) -> int:
         """Number of streams."""
         return len(self.streams)
 
-    @told
+    @readonly_property
     def shards(self) -> Sequence[ShardInfo]:
         """Entries of the indexes, one for each shard of all streams."""
         return self._source.catalog.shards
 
-    @told
+    @readonly_property
     def samples_per_shard(self) -> NDArray[np.int64]:
         """Number of samples of each shard; shape (shards,)."""
         return self._source.catalog.samples_per_shard
 
-    @told
+    @readonly_property
     def sample_offset_per_shard(self) -> NDArray[np.int64]:
         """Id of each shard's first sample; shape (shards,)."""
         return self._source.catalog.first_sample_of_shard
 
-    @told
+    @readonly_property
     def stream_per_shard(self) -> NDArray[np.int64]:
         """Number of the stream of each shard; shape (shards,)."""
         return self._source.catalog.stream_of_shard
 
-    @told
+    @readonly_property
     def samples_per_stream(self) -> NDArray[np.int64]:
         """Number of samples of each stream before weighting; shape (streams,)."""
         return np.asarray(self._source.catalog.samples_per_stream, np.int64)
 
-    @told
+    @readonly_property
     def shards_per_stream(self) -> NDArray[np.int64]:
         """Number of shards of each stream; shape (streams,)."""
         return np.asarray(self._source.catalog.shards_per_stream, np.int64)
 
-    @told
+    @readonly_property
     def sample_offset_per_stream(self) -> NDArray[np.int64]:
         """Id of each stream's first sample; shape (streams,)."""
         return _sums_before(self._source.catalog.samples_per_stream)
 
-    @told
+    @readonly_property
     def shard_offset_per_stream(self) -> NDArray[np.int64]:
         """Number of each stream's first shard; shape (streams,)."""
         return _sums_before(self._source.catalog.shards_per_stream)
 
-    @told
+    @readonly_property
     def max_shard_size_across_all_streams(self) -> int:
         """Bytes of the largest shard, compressed and raw together."""
         return max(largest_shard_bytes(index.shards) for index in self._source.catalog.indexes)

@@ -1,6 +1,6 @@
-"""Watching a worker's samples one by one: a log of what was read, and a watchdog that tells of one that takes too long.
+"""Logging of a worker's samples one by one, and a watchdog for samples that take too long.
 
-A pass that nobody watches runs without any of this.
+A pass without a log and a watchdog uses none of this.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _watchers(debug: DebugConfig, source: SampleSource, start: EpochStart, worke
 
 
 def last_sample(directory: str | os.PathLike[str] | None, rank: int, worker: int, pid: int) -> str:
-    """Return what an error says of the sample that a worker was reading when it died.
+    """Return how an error describes the sample that a worker was reading when it died.
 
     Args:
         directory: Given as ``debug.sample_log``; None without a log.
@@ -88,26 +88,26 @@ def _open_log(path: Path, key: Callable[[Row], SampleKey]) -> _SampleLog:
 
 
 class Watcher(Protocol):
-    """Someone who is told of each sample. All of it happens in the thread that reads."""
+    """Base of what observes each sample. Its methods are called in the thread that reads."""
 
     def asked(self) -> None:
-        """The next sample is asked for; nobody knows which one yet."""
+        """Note that the next sample is requested; which one is unknown yet."""
 
     def begun(self, row: Row) -> None:
-        """It is this one: it is going to be fetched, decoded and transformed."""
+        """Note which sample is going to be fetched, decoded and transformed."""
 
     def given(self) -> None:
-        """It is handed out."""
+        """Note that the sample is yielded."""
 
     def close(self) -> None:
-        """No more samples are asked for."""
+        """Note that no more samples are requested."""
 
 
 class SampleWatch:
-    """Tells watchers about the samples of one worker's pass, in order.
+    """Reports the samples of one worker's pass to watchers, in order.
 
     Args:
-        watchers: Makes those who are told, when the first sample is asked for.
+        watchers: Creates the watchers when the first sample is requested.
     """
 
     def __init__(self, watchers: Callable[[], Sequence[Watcher]]) -> None:
@@ -115,18 +115,18 @@ class SampleWatch:
         self._watchers: Sequence[Watcher] = ()
 
     def rows(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """The same rows; each is told of when it is asked for, which is when its sample is read."""
+        """Yield the same rows, and report each when it is requested, which is when its sample is read."""
         for row in rows:
             self.begun(row)
             yield row
 
     def begun(self, row: Row) -> None:
-        """Tell of a sample that is going to be read, maybe in the place of one that was told of before."""
+        """Report a sample that is going to be read, possibly as a replacement of one reported before."""
         for watcher in self._watchers:
             watcher.begun(row)
 
     def samples(self, samples: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """The same samples; the watch ends with the last of them."""
+        """Yield the same samples; the watch ends with the last of them."""
         with ExitStack() as stack:
             stack.enter_context(closing(samples))
             self._watchers = [stack.enter_context(closing(watcher)) for watcher in self._make()]
@@ -154,7 +154,7 @@ class LoggedSample:
 
 
 def _sample_log_path(directory: str | os.PathLike[str], rank: int, worker: int) -> Path:
-    """Where the log of one worker is.
+    """Return the path of the log of one worker.
 
     Args:
         directory: What the dataset was given as ``sample_log``.
@@ -183,8 +183,8 @@ class _SampleLog(LineLog):
     """Writes the log of one worker's pass.
 
     Args:
-        path: Where to; what is there is kept.
-        key: Finds the key of a sample.
+        path: Path of the log; it is appended to.
+        key: Returns the key of a sample.
     """
 
     def __init__(self, path: Path, key: Callable[[Row], SampleKey]) -> None:
@@ -193,14 +193,14 @@ class _SampleLog(LineLog):
         self._pid = os.getpid()
 
     def asked(self) -> None:
-        """Of no interest."""
+        """Do nothing."""
 
     def begun(self, row: Row) -> None:
         """Write the sample down before anything can go wrong with it."""
         self.write({"time": time.time(), "pid": self._pid, **self._key(row).as_dict()})
 
     def given(self) -> None:
-        """Of no interest."""
+        """Do nothing."""
 
 
 def _parsed(line: bytes, where: str) -> LoggedSample:
@@ -214,16 +214,16 @@ def _parsed(line: bytes, where: str) -> LoggedSample:
 class _Watchdog:
     """Writes the stacks of all threads to stderr, once a sample, when one takes longer than it should.
 
-    The reader leaves a note of when it asked and for what, which takes it well under a microsecond. A thread looks at
-    the note when the time could be up, so at most twice in ``seconds``. In a worker process, which has no other use for
-    it, Python's own ``faulthandler`` looks after that thread: it tells where a worker is that holds the interpreter
-    itself, as a call into C may, after twice the time and without the sample's key.
+    The reader notes when it requested which sample, which takes well under a microsecond. A thread reads the note when
+    the time could be up, so at most twice in ``seconds``. In a worker process, Python's ``faulthandler`` watches that
+    thread: it prints the stack of a worker that holds the interpreter, as a call into C may, after twice the time and
+    without the sample's key.
 
     Args:
-        seconds: How long a sample may take, from being asked for to being handed out.
-        name: Whose samples, for the first line.
-        key: Finds the key of a sample.
-        also_to: A file to add the same text to.
+        seconds: Time that a sample may take, from the request until it is yielded.
+        name: Name of the worker, for the first line.
+        key: Returns the key of a sample.
+        also_to: A file to append the same text to.
     """
 
     def __init__(self, seconds: float, name: str, key: Callable[[Row], SampleKey], also_to: Path | None) -> None:
@@ -237,20 +237,20 @@ class _Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def asked(self) -> None:
-        """The time begins."""
+        """Start the time."""
         self._row = None
         self._asked_at = time.monotonic()
 
     def begun(self, row: Row) -> None:
-        """For the first line, if need be."""
+        """Note the sample, for the first line of a report."""
         self._row = row
 
     def given(self) -> None:
-        """The time is over; what the reader does with the sample is none of it."""
+        """Stop the time; what the consumer does with the sample does not count."""
         self._asked_at = None
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop the watchdog."""
         self._closed.set()
 
     def _watch(self) -> None:
@@ -285,7 +285,7 @@ class _Watchdog:
 
 
 def _stacks() -> str:
-    """What every other thread of this process is doing, the innermost call last."""
+    """Return the stack of every other thread of this process, the innermost call last."""
     frames = sys._current_frames()
     threads = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()

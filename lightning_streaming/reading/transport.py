@@ -1,13 +1,13 @@
-"""What a loader and its workers tell each other through shared memory without a name: batches, and passes counted.
+"""Communication of a loader and its workers through unnamed shared memory: batches, and counts of passes.
 
-torch sends what is no tensor through a pipe, 64 KiB at a time, and makes a shared memory segment for each tensor. Here
-tensors, arrays and bytes objects are copied into a slot of shared memory that is used again and again, followed by what
-is left of the batch, pickled. The loader copies them out at once, so a batch never changes later.
+torch sends objects through a pipe, 64 KiB at a time, and creates a shared memory segment for each tensor. Here tensors,
+arrays and bytes objects are copied into a reused slot of shared memory, followed by the rest of the batch, pickled. The
+loader copies them out at once, so a batch never changes later.
 
     worker 0   | batch 3 | batch 1 | batch 2 |       batch 3 has taken the place of batch 0,
     worker 1   | batch 0 | batch 1 | batch 2 |       which the loader has copied by now
 
-A worker that finds no slot free is not made to wait: it sends its batch in torch's way.
+A worker that finds no free slot does not wait: it sends its batch in torch's way.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WORD = 8
 
 
 class BatchMessage(NamedTuple):
-    """Says where in the loader's slots a batch is."""
+    """The location of a batch in the loader's slots."""
 
     worker: int
     number: int
@@ -53,14 +53,14 @@ class BatchMessage(NamedTuple):
     """Where the rest is, in the order in which the pickled part wants it."""
 
     def open(self, slots: BatchSlots) -> Any:
-        """Copy the batch out. To be called once: then the slot is used again."""
+        """Copy the batch out. Call it once: then the slot is reused."""
         batch = _unpack(slots.slot(self.worker, self.number), self.pickled, self.places)
         slots.done_before(self.worker, self.number + 1)
         return batch
 
 
 class _Place(NamedTuple):
-    """Where in a slot the bytes of something are."""
+    """The location of an object's bytes in a slot."""
 
     start: int
     stop: int
@@ -68,18 +68,18 @@ class _Place(NamedTuple):
 
 
 class BatchSender:
-    """A worker's way of sending batches: through shared memory, where they find room in it."""
+    """Sends the batches of a worker through shared memory, if there is room."""
 
     def __init__(self, slots: BatchSlots) -> None:
         self._slots = slots
         self._sent = 0
 
     def begin_pass(self) -> None:
-        """Say that nobody opens any more what was sent before."""
+        """Note that no earlier batch will be opened."""
         self._slots.done_before(self._worker, self._sent)
 
     def send(self, batch: Any) -> Any:
-        """What is to go through the pipe: a :class:`BatchMessage`, or the batch itself for torch to send.
+        """Return what to send through the pipe: a :class:`BatchMessage`, or the batch itself for torch to send.
 
         Raises:
             SampleError: It has a tensor that no process can be sent.
@@ -100,7 +100,7 @@ class BatchSender:
 
 
 def _pack(batch: Any, slot: memoryview) -> tuple[slice, list[_Place]] | None:
-    """Put a batch into a slot; says where it is, or None if it must go in torch's way."""
+    """Copy a batch into a slot; return its location, or None if torch must send it."""
     pickled, shelf = io.BytesIO(), _Shelf(slot)
     try:
         _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=shelf.refuses).dump(_with_buffers(batch))
@@ -123,7 +123,7 @@ def _copies(slot: memoryview, places: list[_Place]) -> Iterator[bytes | bytearra
 
 
 class _Shelf:
-    """Takes what pickling leaves out, as far as there is room."""
+    """Receives the buffers that pickling leaves out, while there is room."""
 
     def __init__(self, slot: memoryview) -> None:
         self.places: list[_Place] = []
@@ -131,7 +131,7 @@ class _Shelf:
         self._slot = slot
 
     def refuses(self, buffer: pickle.PickleBuffer) -> bool:
-        """Copy a buffer into the slot; True if it is to be pickled with the rest."""
+        """Copy a buffer into the slot; return True if it must be pickled with the rest."""
         data = buffer.raw()
         stop = self.used + len(data)
         if len(data) < _FEWEST_BYTES or stop > len(self._slot):
@@ -143,7 +143,7 @@ class _Shelf:
 
 
 class _UnfitError(Exception):
-    """There is a tensor that only torch can send: a view of another, one on a device, one with a gradient."""
+    """A tensor that only torch can send: a view of another, one on a device, one with a gradient."""
 
 
 class _Pickler(pickle.Pickler):
@@ -170,9 +170,9 @@ def _tensor_of(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
 
 
 def _with_buffers(thing: Any, levels: int = _MOST_LEVELS) -> Any:
-    """The same, but for bytes objects, which pickle does not leave out by itself.
+    """Return the value with bytes objects as buffers, which pickle does not leave out otherwise.
 
-    Only containers that begin with bytes, or with a container, are looked through: a list of a million numbers is not.
+    Only containers that begin with bytes, or with a container, are searched: a list of a million numbers is not.
     """
     kind = type(thing)
     if kind is bytes:
@@ -185,7 +185,7 @@ def _with_buffers(thing: Any, levels: int = _MOST_LEVELS) -> Any:
 
 
 def make_slots(workers: int, slots: int) -> BatchSlots | None:
-    """Slots for the workers of a loader; None where there are none, or the system refuses so much address space."""
+    """Return slots for the workers of a loader; None without workers, or if the system refuses the address space."""
     if not workers:
         return None
     try:
@@ -211,16 +211,16 @@ class BatchSlots:
         self._map(_unnamed_file(self._first + workers * slots * _SLOT_BYTES))
 
     def free(self, worker: int, number: int) -> memoryview | None:
-        """The slot for a worker's batch of this number, counted from 0; None if an earlier batch is still in it."""
+        """Return the slot for a worker's batch by number, from 0; None if an earlier batch is still in it."""
         return self.slot(worker, number) if number - self._done[worker] < self._slots else None
 
     def slot(self, worker: int, number: int) -> memoryview:
-        """The slot that this batch was put into."""
+        """Return the slot that holds this batch."""
         start = self._first + (worker * self._slots + number % self._slots) * _SLOT_BYTES
         return self._memory[start : start + _SLOT_BYTES]
 
     def done_before(self, worker: int, number: int) -> None:
-        """Say that nobody will look at a worker's batches before this one any more."""
+        """Note that a worker's batches before this one are no longer needed."""
         self._done[worker] = number
 
     def __getstate__(self) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def _unnamed_file(size: int) -> int:
 
 
 class PassCounter:
-    """Counts the passes that workers of a plain ``torch`` DataLoader begin, where nobody tells them which one it is.
+    """Counts the passes that workers of a plain ``torch`` DataLoader begin, which have no loader of ours.
 
     The counts lie in shared memory that has no name, and is gone with the last process that holds it.
     """
@@ -267,7 +267,7 @@ class PassCounter:
         self._resets, self._has_counted = 0, False
 
     def reset(self, cursor: Cursor) -> None:
-        """Count passes from ``cursor`` on."""
+        """Count passes from ``cursor``."""
         if self._owner != os.getpid():
             # Ranks that were forked or spawned with one dataset must not count each other's passes.
             self._words, self._owner = _shared_words(3 + self._MAX_WORKERS), os.getpid()
@@ -276,7 +276,7 @@ class PassCounter:
         self._words[:3] = torch.tensor([*cursor, self._resets])
 
     def count_pass(self, worker: int) -> Cursor:
-        """Begin a worker's next pass, and say where it begins. To be called in the worker.
+        """Begin a worker's next pass, and return where it begins. Call it in the worker.
 
         Raises:
             ConfigError: There are too many workers, or this is a worker of another process than the one that counts.
@@ -303,7 +303,7 @@ class PassCounter:
         return begins.passes_later(passes)
 
     def passes_counted(self) -> int:
-        """Passes begun since the last reset."""
+        """Return the passes begun since the last reset."""
         return int(self._words[3:].max())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -313,11 +313,11 @@ class PassCounter:
 
 
 def _shared_words(count: int) -> torch.Tensor:
-    """Zeros that processes share which are started with them; of dtype int64."""
+    """Return zeros of dtype int64 in memory that is shared with child processes."""
     return shared(torch.zeros(count, dtype=torch.int64))
 
 
 def shared(words: torch.Tensor) -> torch.Tensor:
-    """The same in memory that processes share which are started with it."""
+    """Return a copy of a tensor in memory that is shared with child processes."""
     words.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return words

@@ -1,8 +1,8 @@
-"""A worker's samples of a pass, one by one: read, their pictures decoded, and transformed.
+"""A worker's samples of a pass, one by one: read, decoded and transformed.
 
-With threads for it, a sample is read here and finished there, up to a batch before it is handed out::
+With ``decode.threads`` a sample is read in this thread and finished in another, up to a batch before it is yielded::
 
-    here       read 0-3 | read 4-7 | read 8-11 | hand out 0-3 | read 12-15 | hand out 4-7 ...
+    here       read 0-3 | read 4-7 | read 8-11 | yield 0-3    | read 12-15 | yield 4-7    ...
     thread     .........|finish 0-3 ..............| finish 8-11 ...
     thread     ....................|finish 4-7 ...............| finish 12-15 ...
 """
@@ -39,7 +39,7 @@ _MOST_TOGETHER = 8
 
 
 class WorkerSamples(Iterator[Any]):
-    """Iterates over a worker's samples of a pass and counts them. It ends when nobody holds it any more.
+    """Iterates over a worker's samples of a pass and counts them. It ends when it is no longer referenced.
 
     Args:
         of_pass: What to read.
@@ -63,12 +63,12 @@ class WorkerSamples(Iterator[Any]):
         return sample
 
     def close(self) -> None:
-        """Hand out no more, and stop fetching ahead."""
+        """End the iteration, and stop prefetching."""
         self._samples.close()
 
 
 def _packed(of_pass: WorkerPass, samples: Generator[Any, None, None], pack: Packing) -> Generator[Any, None, None]:
-    """Samples brought together: packs, or groups."""
+    """Yield packs or groups of samples."""
     types = of_pass.types
     assert types is not None, "as of packs"
     with closing(samples):
@@ -123,7 +123,7 @@ def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
 
 
 def _one(of_pass: WorkerPass, reading: Reading, row: Row) -> Any:
-    """One sample that is read in the place of another, as the loop above makes it."""
+    """Return a sample that replaces another, made as in the loop above."""
     sample = decoded(of_pass, reading, row)
     if of_pass.making.transform is None:
         return sample
@@ -134,7 +134,7 @@ def _one(of_pass: WorkerPass, reading: Reading, row: Row) -> Any:
 
 
 def _make(of_pass: WorkerPass, make: KeyedSample) -> Generator[Any, None, None]:
-    """The samples as a subclass of the dataset makes them, each while its shard is open."""
+    """Yield samples as a subclass of the dataset makes them, each while its shard is open."""
     source, watch, bad, cut = of_pass.source, of_pass.watch, of_pass.bad, _cut_documents(of_pass)
     with of_pass.begun() as reading:
 
@@ -184,7 +184,7 @@ def _note(events: int, shard: int, reading: Reading) -> None:
 
 
 def _rows(window: Window, reading: Reading) -> Iterator[Row]:
-    """Position, shard, index within it, and what happens after it, sample by sample."""
+    """Yield position, shard, index in the shard, and what to do after it, for each sample."""
     events = np.zeros(len(window.positions), np.uint8)
     events[window.stops - 1] = _BATCH_ENDS
     are_last = reading.last_uses(window.shards)
@@ -200,7 +200,7 @@ def _rows(window: Window, reading: Reading) -> Iterator[Row]:
 
 
 class _Half(NamedTuple):
-    """A sample on its way."""
+    """A sample that is read and not finished."""
 
     row: Row
     sample: Any
@@ -209,7 +209,7 @@ class _Half(NamedTuple):
 
 
 def _read_in_threads(of_pass: WorkerPass) -> Generator[Any, None, None]:
-    """The same samples as of :func:`_read`, finished in threads."""
+    """Yield the same samples as :func:`_read`, finished in threads."""
     threads = of_pass.threads
     with of_pass.begun() as reading:
         together = max(1, min(_MOST_TOGETHER, reading.batch_size // (2 * threads)))
@@ -231,7 +231,7 @@ def _read_in_threads(of_pass: WorkerPass) -> Generator[Any, None, None]:
 
 
 def _halves(of_pass: WorkerPass, reading: Reading, window: Window) -> Iterator[_Half]:
-    """The samples of a window as they are stored. It ends with one that nothing can take the place of."""
+    """Yield the samples of a window as they are stored, up to one that cannot be replaced."""
     source, watch, bad = of_pass.source, of_pass.watch, of_pass.bad
     rows = _rows(window, reading)
     for row in rows if watch is None else watch.rows(rows):
@@ -253,7 +253,7 @@ def _halves(of_pass: WorkerPass, reading: Reading, window: Window) -> Iterator[_
 
 
 def _finished(of_pass: WorkerPass, decode: DecodeSample | None, cut: CutDocuments, half: _Half) -> _Half:
-    """In a thread: a sample decoded and transformed."""
+    """Decode and transform a sample, in a thread."""
     row, sample, failed = half
     if failed is not None:
         return half
@@ -281,10 +281,10 @@ def _whole(of_pass: WorkerPass, decode: DecodeSample | None, row: Row, sample: A
 def _in_threads(
     work: Callable[[_Half], _Half], groups: Iterator[list[_Half]], threads: int, ahead: int
 ) -> Generator[list[_Half], None, None]:
-    """What a function makes of samples that are given to threads some at a time, in their order.
+    """Yield the results of a function that threads apply to groups of samples, in order.
 
-    Samples are taken in the thread that asks. The threads have ended when the generator has: each at most finishes the
-    sample that it is at.
+    Samples are taken in the calling thread. The threads end with the generator, each after its current
+    sample.
 
     Args:
         work: Raises nothing.
@@ -322,9 +322,9 @@ def _in_threads(
 
 
 def _started(work_off: Callable[[], None], started: SimpleQueue[None]) -> Thread:
-    """A thread in which torch computes with one thread: else each of ours would have as many as there are cores.
+    """Initialise a thread so that torch computes with one thread: else each of ours would have one per core.
 
-    A thread of others that asks torch for the first time in between keeps one, too: what was said last is for all such.
+    Another thread that uses torch for the first time meanwhile keeps one, too: new threads use the last setting.
     """
     of_torch = torch.get_num_threads()
     thread = Thread(target=work_off, name="make-samples", daemon=True)

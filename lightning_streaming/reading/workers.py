@@ -1,4 +1,4 @@
-"""The worker processes of a loader: how torch starts and ends them, what they do, and how their batches come back.
+"""The worker processes of a loader: how torch starts and ends them, what they do, and how they return batches.
 
 torch's DataLoader runs the workers and never sees a sample: it iterates over :class:`WorkerBatches`, of which each item
 is a :class:`BatchGroup`. What touches torch's private parts is here, and nowhere else in this room.
@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from lightning_streaming.dataset.bad_samples import MISSING
 from lightning_streaming.dataset.collation import Collate, CollateError, collated, stacked
 from lightning_streaming.dataset.sample_key import Replacement, SampleKey
-from lightning_streaming.dataset.transform import kind_of, rng_of_worker, seed_global_generators, told_keys
+from lightning_streaming.dataset.transform import describe_keys, kind_of, rng_of_worker, seed_global_generators
 from lightning_streaming.errors import BadSamplesError, ConfigError, SampleError, StreamingError
 from lightning_streaming.escaping import in_one_line
 from lightning_streaming.options.packing import Packing, PackingConfig
@@ -64,7 +64,7 @@ SHIELDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 
 
 class BatchGroup(NamedTuple):
-    """Batches that follow each other among those of one worker."""
+    """Consecutive batches of one worker."""
 
     worker: int
     batches: Iterable[Any]
@@ -79,7 +79,7 @@ Measured = tuple[Any, NDArray[np.int64]]
 
 
 class SharedEpochStart:
-    """Shared memory through which a loader tells its own workers where each pass begins.
+    """Shared memory through which a loader sends its workers where each pass begins.
 
     It has no name: it reaches workers by inheritance or through their start-up pickle, serves those that live on from
     pass to pass, and is gone with the last process that holds it.
@@ -94,16 +94,16 @@ class SharedEpochStart:
         self._memory = shared(torch.zeros(size, dtype=torch.uint8))
 
     def has_room_for(self, start: EpochStart) -> bool:
-        """Whether a pass start can be assigned: data may have grown once more since."""
+        """Return whether a pass start can be assigned: data may have grown again since."""
         return len(pickle.dumps(start)) <= len(self._memory)
 
     def assign(self, start: EpochStart) -> None:
-        """Tell workers that begin from now on to read this pass."""
+        """Set the pass that workers read from now on."""
         pickled = bytearray(pickle.dumps(start))
         self._memory[: len(pickled)] = torch.frombuffer(pickled, dtype=torch.uint8)
 
     def assigned(self) -> EpochStart:
-        """The pass that was assigned last."""
+        """Return the pass that was assigned last."""
         start: EpochStart = pickle.loads(self._memory.numpy().tobytes())  # noqa: S301  # what our own loader has put there
         return start
 
@@ -120,11 +120,11 @@ class WorkerChannel:
     """What workers fetch; None where nobody looks on."""
 
     def sender(self) -> BatchSender | None:
-        """For workers: puts batches where :meth:`opened` finds them."""
+        """Return the sender of a worker, which puts batches where :meth:`opened` reads them."""
         return None if self.slots is None else BatchSender(self.slots)
 
     def opened(self, group: BatchGroup) -> BatchGroup:
-        """The group as its worker made it, from what torch hands out. To be called once for each."""
+        """Return the group as its worker made it, from what torch returns. Call it once for each."""
         message = group.batches
         if not isinstance(message, BatchMessage):
             return group
@@ -133,9 +133,9 @@ class WorkerChannel:
 
 
 def start_iterator(loader: DataLoader[Any], groups: WorkerBatches) -> Iterator[BatchGroup]:
-    """torch's iterator over groups, run by all that a loader was told: its workers, pinning, timeout, ...
+    """Return torch's iterator over groups, with the loader's options: workers, pinning, timeout, ...
 
-    Where workers live on from pass to pass, it stays the loader's own, and then goes on with what it was first given.
+    With persistent workers the iterator is kept by the loader, and continues with its first arguments.
     """
     twin = object.__new__(type(loader))
     # Past torch's refusal of changes, and past what a subclass pickles of itself; but without what Lightning notes, so
@@ -164,7 +164,7 @@ def _unchanged(group: BatchGroup) -> BatchGroup:
 def _start_worker(
     pass_start: SharedEpochStart, dataset: StreamingDataset, users_init: Callable[[int], None] | None, worker: int
 ) -> None:
-    """What a worker process does first: its shield, its random generators, then what the user asked for."""
+    """Initialise a worker process: its signal shield, its random generators, then the user's ``worker_init_fn``."""
     prepare_worker_process()
     # torch knows the groups; a user's code that asks for the dataset, here or in a transform, means their own.
     object.__setattr__(get_worker_info(), "dataset", dataset)
@@ -177,7 +177,7 @@ def _start_worker(
 def in_order(
     groups: Iterator[BatchGroup], channel: WorkerChannel, num_workers: int, replaced: dict[int, Replacement]
 ) -> Iterator[Measured]:
-    """The batches of all workers in order: the first of each, the second of each, and so on.
+    """Yield the batches of all workers in order: the first of each, the second of each, and so on.
 
     Args:
         groups: Those of each worker in order, from whichever worker next.
@@ -204,10 +204,10 @@ def in_order(
 
 
 class WorkerBatches(IterableDataset[BatchGroup]):
-    """What one worker, or the loader itself, makes of a pass.
+    """The batches that one worker, or the loader itself, makes in a pass.
 
-    Where batches are torch's ``default_collate`` of plain samples, and nobody looks at these before, they are cut out
-    of tables. That gives the same batches, several times sooner.
+    Batches that are torch's ``default_collate`` of plain samples, without a transform, are cut out of tables: the same
+    batches, several times faster.
 
     Args:
         dataset: What to read.
@@ -257,12 +257,12 @@ class WorkerBatches(IterableDataset[BatchGroup]):
             except GeneratorExit:
                 raise  # maybe as the interpreter ends, when the next name is gone
             except CollateError as error:
-                words = in_one_line(str(error)) + self._told_keys(of_pass, made_before, error.places)
+                words = in_one_line(str(error)) + self._described_keys(of_pass, made_before, error.places)
                 raise SampleError(message=words) from error.__cause__
 
     @contextmanager
     def _counted(self, of_pass: WorkerPass, worker: int) -> Iterator[None]:
-        """While this lasts, what is fetched is counted for whoever looks on."""
+        """Count what is fetched in this block, for the progress of the first download."""
         if self._arrivals is not None:
             of_pass.source.tell_of_fetching(self._arrivals.teller(worker))
         try:
@@ -280,18 +280,18 @@ class WorkerBatches(IterableDataset[BatchGroup]):
             return self._cut_out(of_pass)
         return self._collated(of_pass, batch_size)
 
-    def _told_keys(self, of_pass: WorkerPass, batch: int, places: Sequence[int]) -> str:
-        """How an error names samples of a batch. Whoever iterates in a way of their own may be at others."""
+    def _described_keys(self, of_pass: WorkerPass, batch: int, places: Sequence[int]) -> str:
+        """Return how an error names samples of a batch; empty where a subclass iterates differently."""
         if not places or not self.dataset._iterates_as_usual():
             return ""
         keys = of_pass.keys_of_batch(batch)
         if isinstance(of_pass.pack, PackingConfig):  # whose places are those of packs
-            return told_keys(keys)
+            return describe_keys(keys)
         replaced = {} if of_pass.bad is None else {one.position: one for one in of_pass.bad.take_replacements()}
-        return told_keys([_delivered(keys[place], replaced) for place in places])
+        return describe_keys([_delivered(keys[place], replaced) for place in places])
 
     def _is_collated_here(self) -> bool:
-        """Whether nobody is to see samples before they are collated as ever."""
+        """Return whether samples are collated by torch's default, and no subclass sees them before."""
         return self._collate is default_collate and self.dataset._iterates_as_usual()
 
     def _cut_out(self, of_pass: WorkerPass) -> Generator[Batches, None, None]:
@@ -316,7 +316,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
             yield [make(batch)]
 
     def _batch_of(self, pack: Packing | None) -> Collate:
-        """Makes batches of what the dataset hands out: samples, packs, or one group of samples."""
+        """Return the function that makes a batch of what the dataset yields: samples, packs, or a group."""
         collate, is_default = self._collate, self._collate is default_collate
         if isinstance(pack, TokenBudget):
             budget = pack
@@ -329,13 +329,13 @@ class WorkerBatches(IterableDataset[BatchGroup]):
 
 
 def _delivered(key: SampleKey, replaced: Mapping[int, Replacement]) -> SampleKey:
-    """The key of what was read where a sample was planned."""
+    """Return the key of the sample that was read where another was planned."""
     other = replaced.get(key.position)
     return key if other is None else replace(key, shard=other.shard, sample_index=other.sample)
 
 
 def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
-    """The batch that a user's function makes of a group, of the documents that could be made.
+    """Return the batch that a user's function makes of a group, without documents that could not be made.
 
     Raises:
         BadSamplesError: None could.
@@ -354,13 +354,13 @@ def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
 
 
 class _WorkerError(Exception):
-    """What was raised in a worker process; its message is the traceback there."""
+    """An error that was raised in a worker process; its message is the traceback there."""
 
 
 class WorkerFailure:
-    """Stands for the batches that a worker could not make: whoever wants the first of them gets the error.
+    """Stands for the batches that a worker could not make; the error is raised in place of the first of them.
 
-    torch sends an error's words only, below the traceback of the worker, and no cause.
+    torch sends only the text of an error, below the traceback of the worker, and no cause.
 
     Args:
         error: What the worker raised.
@@ -390,7 +390,7 @@ class WorkerFailure:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """The error, if it can go to another process and back; many of other packages cannot."""
+    """Return the error if it can be pickled and unpickled; many errors of other packages cannot."""
     try:
         data = pickle.dumps(error)
         pickle.loads(data)  # noqa: S301  # what was pickled right here
@@ -417,7 +417,7 @@ class DeadWorker(NamedTuple):
 
     @property
     def read_lost_bytes(self) -> bool:
-        """Whether it read a part of a mapped file that is not there any more, or was out of shared memory."""
+        """Return whether it read a part of a mapped file that no longer exists, or was out of shared memory."""
         return self.exit_code == -signal.SIGBUS
 
     def __str__(self) -> str:
@@ -452,8 +452,8 @@ def end_workers(batches: Any) -> None:
     """End the worker processes behind torch's iterator over batches; nothing to do where there are none.
 
     Torch tells its workers to end and waits five seconds for each, one after another, before it sends a signal. A
-    worker that is in a long transform or download, or stands still, would take that long. So a thread beside it sends
-    the signal sooner. It cannot hurt: by then nobody reads what workers send, and their files bear being killed.
+    worker that is in a long transform or download, or hangs, would take that long. So a thread sends the signal
+    earlier. It does no harm: nothing reads what workers send by then, and their files are safe against kills.
 
     Args:
         batches: What ``iter`` of a torch ``DataLoader`` gave, or None.
@@ -482,7 +482,7 @@ def _hurry(workers: Sequence[Process], pinning: threading.Thread | None) -> None
 
 
 def _late(workers: Sequence[Process]) -> list[Process]:
-    """Those that have not ended when patience has."""
+    """Return the processes that have not ended after the timeout."""
     left = {worker.sentinel: worker for worker in workers}
     deadline = time.monotonic() + _PATIENCE
     while left and (seconds := deadline - time.monotonic()) > 0:
@@ -493,10 +493,10 @@ def _late(workers: Sequence[Process]) -> list[Process]:
 
 @contextmanager
 def _signals_held_back(start_method: str) -> Iterator[None]:
-    """Have the workers started in the block be born with the shielded signals held back, until their shield is up.
+    """Start the workers in this block with the shielded signals blocked, until their shield is set up.
 
-    Without it a worker is without shelter while it imports, and so are, for ever, the threads that its imports start.
-    What comes to this process meanwhile is not lost: it reaches another thread, or waits for the end of the block.
+    Without it a worker is unprotected while it imports, and the threads that its imports start stay so. A signal to
+    this process meanwhile is not lost: another thread receives it, or it waits for the end of the block.
 
     Args:
         start_method: "fork", "spawn" or "forkserver". The last starts workers from a server that other users of

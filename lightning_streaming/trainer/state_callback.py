@@ -23,7 +23,7 @@ from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.reading.dataset import StreamingDataset, saved_at
 from lightning_streaming.reading.following import check_same_data
-from lightning_streaming.reading.loader import StreamingDataLoader, no_batch_error, tell_length_of_first_epoch
+from lightning_streaming.reading.loader import StreamingDataLoader, keep_length_of_first_epoch, no_batch_error
 from lightning_streaming.reading.other_trainers import datasets_within
 from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.reading.position import position_of, run_of
@@ -283,7 +283,7 @@ class StreamingStateCallback(Callback):
                 loader.load_state_dict(position.as_state(), self._on_mismatch)
                 self._put_back[name] = loader.dataset, position_of(loader).cursor()
             if self._restored is not None and trainer.max_epochs != -1:
-                tell_length_of_first_epoch(loader)
+                keep_length_of_first_epoch(loader)
 
     def _positions_to_load(self, loaders: Mapping[str, StreamingDataLoader]) -> Mapping[str, SavedPosition]:
         if self._restored is not None:

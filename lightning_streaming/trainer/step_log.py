@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_streaming.dataset.line_log import LineLog, whole_lines
 from lightning_streaming.dataset.sample_key import SampleKey, SampleKeys, table_of
 from lightning_streaming.errors import ConfigError, FormatError, StorageError, UnsupportedError
-from lightning_streaming.reading.loader import StreamingDataLoader, tell_keys
+from lightning_streaming.reading.loader import StreamingDataLoader, collect_keys
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.units import check_path
 
@@ -104,7 +104,7 @@ class StepLog(Callback):
     def _listen(self, trainer: Trainer) -> None:
         for name, loader in lightning_internals.streaming_loaders(trainer).items():
             waiting: deque[SampleKeys] = deque()
-            tell_keys(loader, waiting)
+            collect_keys(loader, waiting)
             self._loaders[name] = loader, waiting
 
     def _write_under_way(self) -> None:
@@ -131,7 +131,7 @@ class StepLog(Callback):
 
     def _close(self) -> None:
         for loader, _ in self._loaders.values():
-            tell_keys(loader, None)
+            collect_keys(loader, None)
         self._loaders.clear()
         self._under_way = []
         if self._log is not None:

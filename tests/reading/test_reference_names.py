@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 from lightning_streaming import MDSWriter, Stream, StreamingDataset, World
-from lightning_streaming.reading.reference_names import ReferenceNames, told
+from lightning_streaming.reading.reference_names import ReferenceNames, readonly_property
 from tests.helpers import make_dataset, make_loader, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -111,7 +111,7 @@ def test_whether_epochs_differ(shuffle: int, method: Any, changes: int) -> None:
 
 
 def test_what_is_told_cannot_be_set_unnoticed(dataset: StreamingDataset) -> None:
-    for name in (name for name, one in vars(ReferenceNames).items() if isinstance(one, told)):
+    for name in (name for name, one in vars(ReferenceNames).items() if isinstance(one, readonly_property)):
         setattr(dataset, name, getattr(dataset, name))
         with pytest.raises(AttributeError, match=f"{name} only tells what the dataset was made with"):
             setattr(dataset, name, "another")
