@@ -113,7 +113,7 @@ def test_whether_epochs_differ(shuffle: int, method: Any, changes: int) -> None:
 def test_what_is_told_cannot_be_set_unnoticed(dataset: StreamingDataset) -> None:
     for name in (name for name, one in vars(ReferenceNames).items() if isinstance(one, readonly_property)):
         setattr(dataset, name, getattr(dataset, name))
-        with pytest.raises(AttributeError, match=f"{name} only tells what the dataset was made with"):
+        with pytest.raises(AttributeError, match=f"{name} is an argument of the dataset and read-only"):
             setattr(dataset, name, "another")
 
 
