@@ -3,6 +3,7 @@
     StreamingError
     ├── ConfigError (ValueError)                   a setting or argument that cannot work
     │   ├── UnknownArgumentError (TypeError)           one that nothing here takes
+    │   ├── MissingArgumentError (TypeError)           one that is required and was not passed
     │   └── UnsupportedError (NotImplementedError)     a sound setting that this version does not serve yet
     ├── MissingDependencyError (ImportError)       an optional package is not installed
     ├── SampleIndexError (IndexError)              a sample index outside the dataset
@@ -133,6 +134,10 @@ class ConfigError(StreamingError, ValueError):
 
 class UnknownArgumentError(ConfigError, TypeError):
     """An argument that a class does not take."""
+
+
+class MissingArgumentError(ConfigError, TypeError):
+    """An argument that a class requires and a call does not pass."""
 
 
 class UnsupportedError(ConfigError, NotImplementedError):

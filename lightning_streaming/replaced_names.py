@@ -1,327 +1,228 @@
-"""Names that nothing here has: an error says which of ours is meant, or what takes the place of another library's.
+"""Hints for wrong names: which name is meant, or what replaces a name of MosaicML Streaming or litData.
 
-REPLACED     what users of MosaicML Streaming and litData write, by the class they write it to, and what to write
-tells_unknown_arguments, tells_replacements, unknown_name
-             where it is told: calls of a class, attributes of an object, names of a module
-replaced_argument
-             the same words for fields of a configuration
+``HINTS`` and ``MODULE_HINTS`` are the hints; ``suggests_names`` makes a class check the names that it is called with.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
-from lightning_streaming.errors import UnknownArgumentError
+from lightning_streaming.errors import MissingArgumentError, UnknownArgumentError
 
 _Class = TypeVar("_Class", bound=type)
 
-_ON_EACH_STREAM = "it belongs to each stream: dataset.streams[0].{}"
-_IN_STORAGE_OPTIONS = "give storage={'options': {...}}, which fsspec's filesystem of the URL takes"
-_KEEP_RAW = "cache_limit= lets shards go when there is no more room, those used longest ago first"
-_SHARD_BYTES = "shards are cut by bytes: size_limit="
-_EXTRA_BYTES = "the writer counts what its format adds; size_limit= is the limit of a whole shard"
-_PROFILE = "StreamingMonitor and loader.statistics() tell where time goes"
-_WRITE = "write_parallel writes a dataset from many inputs, MDSWriter from one"
-_CONVERT = "on a command line: lightning-streaming convert"
-_WEIGHTED = "StreamingDataset(streams={name: Stream(remote=..., proportion=...), ...}) mixes datasets by weight"
-_SUBCLASS = "subclass StreamingDataset, or give transform=; docs/migrate-from-mosaicml.md has both"
-_EPOCH = "the loader counts epochs itself; dataset.next_epoch may be set"
-_NOTHING_TO_CLEAN = "there is no shared memory to clean up: a new start just works, after kill -9 too"
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-_OLDER = {
-    "where": "selection.where",
-    "split_by": "selection.group_by",
-    "split_seed": "selection.seed",
-    "select": "selection.indices",
-    "on_demand": "storage.on_demand",
-    "follow": "follow_appends",
-    "phases": "schedule",
-    "pack": "packing",
-    "budget": "token_budget",
-    "on_bad_sample": "bad_samples.action",
-    "max_bad": "bad_samples.max",
-    "bad_log": "bad_samples.log",
-    "decode_threads": "decode.threads",
-    "sample_log": "debug.sample_log",
-    "watchdog_seconds": "debug.watchdog_seconds",
-}
-"""Names before 0.1.0 of options of ours."""
-_OLDER_ARGUMENTS = {name: f"its name is {option}" for name, option in _OLDER.items()}
-_OLDER_OF_LOADER = {
-    "with_keys": "its name is return_keys",
-    "with_valid": "its name is return_valid_mask",
-    "repeat_epoch": "its name is fixed_epoch",
-}
+_REMOTE = "remote= is the location of the shards, local= a directory of this machine"
+_DIRECTORY = "out= is the directory or URL, or (directory, URL) for both"
+_OF_STREAMS = "a stream of a dataset has it: dataset.streams[0].{}"
+_OF_LOADER = "pass it to the loader: StreamingDataLoader(dataset, {}=...)"
+_OF_MODULE = "pass it to the data module: StreamingDataModule(train=..., {}=...)"
+_SUBCLASS = "subclass StreamingDataset, or pass transform=; docs/migrate-from-mosaicml.md has both"
+_PACK = "capacity= is the number of tokens in a pack"
+_PER_STREAM = ("remote", "local", "split", "storage", "download_retry", "download_timeout", "validate_hash", "keep_zip")
 
-_STREAM_ARGUMENTS = {
-    **{name: _OLDER_ARGUMENTS[name] for name in ("where", "split_by", "split_seed", "select", "follow")},
-    **dict.fromkeys(("storage_options", "session_options"), _IN_STORAGE_OPTIONS),
+_STREAM = {
+    **dict.fromkeys(("input_dir", "url", "path", "dirname"), _REMOTE),
+    **dict.fromkeys(
+        ("storage_options", "session_options"), "pass storage={'options': {...}}; fsspec takes the options"
+    ),
     "samples": "choose= is how many samples an epoch draws",
     "weight": "proportion= is a stream's share of an epoch",
-    "keep_raw": _KEEP_RAW,
-    "input_dir": "remote= is where the shards come from",
-    "url": "remote= is where the shards come from",
-    "path": "remote= is where the shards come from, local= a directory of this machine",
+    "safe_keep_zip": "keep_zip is whether compressed files are kept",
+    "set_up_local": "the cache creates its directory when it is first used",
+    "get_index_size": "dataset.cache_usage counts indexes too",
 }
 
-_DATASET_ARGUMENTS = {
-    **_OLDER_ARGUMENTS,
-    **_STREAM_ARGUMENTS,
+_DATASET = {
+    **_STREAM,
+    **dict.fromkeys(("group_method", "tokenizer_name", "max_seq_len", "transforms", "target_transform"), _SUBCLASS),
     "samples": "epoch_size= is how many samples an epoch draws; Stream(choose=...), from one stream",
-    "dirname": "local= is the directory",
-    "index_size": "the index tells its own size",
     "samples_per_epoch": "epoch_size= is how many samples an epoch draws",
-    "group_method": _SUBCLASS,
-    "tokenizer_name": _SUBCLASS,
-    "max_seq_len": _SUBCLASS,
-    "transforms": _SUBCLASS,
-    "target_transform": _SUBCLASS,
-    "cache_dir": "local= is the directory on this node",
-    "item_loader": "how a sample is stored belongs to its columns; tokens are ndarray:uint16:2049",
-    "drop_last": "give it to the loader: StreamingDataLoader(dataset, drop_last=True)",
-    "seed": "shuffle_seed= is the seed of the order",
-    "serializers": "register_encoding adds an encoding of your own",
-    "max_cache_size": "cache_limit= is the most bytes that the node keeps, not a share of its disk",
     "subsample": "epoch_size= draws fewer samples, Stream(repeat=0.1) a tenth of a stream",
-    "encryption": "shards are not encrypted; let the store encrypt, or register_encoding for a column",
-    "max_pre_download": "predownload= is how many samples ahead shards are fetched",
-    "index_path": "the index is index.json beside the shards; " + _CONVERT + " makes a dataset of Parquet files",
-    "force_override_state_dict": 'load_state_dict(state, on_mismatch="warn") goes on with other settings',
-    "weights": "a stream's share is its own: Stream(remote=..., proportion=0.7)",
-    "datasets": _WEIGHTED,
-    "iterate_over_all": "Stream(repeat=...) says how often an epoch goes through a stream",
-    "num_workers": "give it to the loader: StreamingDataLoader(dataset, num_workers=4)",
+    "cache_dir": "local= is the directory on this node",
+    "max_cache_size": "cache_limit= is the maximum number of bytes on the node, not a share of its disk",
+    "seed": "shuffle_seed= is the seed of the order",
+    "drop_last": _OF_LOADER.format("drop_last"),
+    "num_workers": _OF_LOADER.format("num_workers"),
+    "spanner": "np.searchsorted(dataset.sample_offset_per_shard, sample_id, 'right') - 1 is a sample's shard",
+    "resample_streams": "lightning-streaming trace shows which samples a step reads",
+    "on_exception": "a failure is raised in the step that needs the sample",
+    "current_epoch": "dataset.next_epoch is the epoch of the next pass",
 }
 
-REPLACED_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
-    "StreamingDataset": _DATASET_ARGUMENTS,
-    "StreamingConfig": {
-        **_DATASET_ARGUMENTS,
-        "drop_last": "it belongs to the data module: StreamingDataModule(train=..., drop_last=True)",
-        "batch_size": "it belongs to the data module: StreamingDataModule(train=..., batch_size=32)",
-        "num_workers": "it belongs to the data module: StreamingDataModule(train=..., num_workers=4)",
-        "transform": "it is code, so it belongs to the data module: override StreamingDataModule.transform",
-        "world": "the data module takes it from the trainer",
-        "stream_name": "give streams={name: Stream(...)}",
-        "stream_config": "give streams={name: Stream(...)}",
-    },
-    "Stream": _STREAM_ARGUMENTS,
-    "MixturePhase": {"until": "its name is end", "cut": "its name is ended_at", "name": "it is the key in schedule"},
-    "JoinConfig": {"on": "its name is key"},
-    "StreamingDataModule": _OLDER_OF_LOADER,
-    "StreamingDataLoader": {
-        **_OLDER_OF_LOADER,
-        "profile_batches": _PROFILE,
-        "profile_skip_batches": _PROFILE,
-        "profile_dir": _PROFILE,
-        "profile_cprofile": _PROFILE,
-    },
-    "ShardWriter": {
-        "dirname": "out= is the directory or URL",
-        "local": "out= is the directory, or (directory, URL) for both",
-        "remote": "out= is the URL, or (directory, URL) for both",
-        "output_dir": "out= is the directory or URL",
-        "cache_dir": "out= is the directory or URL",
-        "extra_bytes_per_shard": _EXTRA_BYTES,
-        "extra_bytes_per_sample": _EXTRA_BYTES,
-        "chunk_size": _SHARD_BYTES,
-        "chunk_bytes": _SHARD_BYTES,
-        "compression_level": 'it is part of the name: compression="zstd:7"',
-        "encryption": "shards are not encrypted; let the store encrypt, or register_encoding for a column",
-        "item_loader": "how a sample is stored belongs to its columns; tokens are ndarray:uint16:2049",
-        "num_workers": "write_parallel writes with many processes; max_workers= is how many threads store shards",
-    },
-    "LocalDataset": {
-        "remote": "StreamingDataset reads a remote; a LocalDataset is here",
-        "transform": "transform in the collate function, or override get_item",
-    },
-}
-"""By class, or one of its bases, and argument: what to write instead."""
-
-REPLACED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
+HINTS: Mapping[str, Mapping[str, str]] = {
     "StreamingDataset": {
-        "spanner": "np.searchsorted(dataset.sample_offset_per_shard, sample_id, 'right') - 1 is a sample's shard",
-        "resample_streams": "lightning-streaming trace tells which samples a step reads",
-        "on_exception": "a failure is raised in the step that needed the sample",
-        **{name: _ON_EACH_STREAM.format(name) for name in ("remote", "local", "split", "storage")},
-        **{name: _ON_EACH_STREAM.format(name) for name in ("download_retry", "download_timeout")},
-        **{name: _ON_EACH_STREAM.format(name) for name in ("validate_hash", "keep_zip")},
-        "stream_name": "dataset.streams has each stream by name",
-        "stream_config": "dataset.streams has each stream by name",
-        "input_dir": _ON_EACH_STREAM.format("remote"),
-        "cache_dir": _ON_EACH_STREAM.format("local"),
-        "seed": "dataset.shuffle_seed is the seed of the order",
-        "max_cache_size": "dataset.cache_limit is the most that the node keeps",
-        "current_epoch": "dataset.next_epoch is the epoch of the next pass",
-        "set_shuffle": "give shuffle= to StreamingDataset",
-        "set_drop_last": "give drop_last= to StreamingDataLoader",
-        "set_batch_size": "give batch_size= to StreamingDataset or StreamingDataLoader",
-        "set_num_workers": "give num_workers= to StreamingDataLoader",
+        **_DATASET,
+        **{name: _OF_STREAMS.format(name) for name in _PER_STREAM},
+        **dict.fromkeys(("stream_name", "stream_config"), "dataset.streams has each stream by name"),
     },
-    "DatasetStream": {
-        "safe_keep_zip": "keep_zip tells whether compressed files are kept",
-        "set_up_local": "the cache sets up its directory itself, at first need",
-        "get_index_size": "dataset.cache_usage counts indexes too",
+    "StreamingConfig": {
+        **_DATASET,
+        **{name: _OF_MODULE.format(name) for name in ("batch_size", "drop_last", "num_workers")},
+        **dict.fromkeys(("stream_name", "stream_config"), "pass streams={name: Stream(...)}"),
+        "transform": "it is code: override StreamingDataModule.transform",
+        "world": "the data module takes it from the trainer",
     },
     "Stream": {
-        **dict.fromkeys(("get_shards", "prepare_shard"), "a stream of a dataset has it: dataset.streams[0].{name}"),
-        "apply_default": "dataset.streams[0] has the dataset's defaults filled in; the Stream given stays as it is",
-        "apply_weights": "dataset.streams[0] has proportion, repeat and choose worked out",
-        "validate_weights": "a Stream checks its weight when it is made, the dataset those of all at the first look",
-        "set_up_local": "the cache sets up its directory itself, at first need",
-        "get_index_size": "dataset.cache_usage counts indexes too",
-        "safe_keep_zip": "keep_zip tells whether compressed files are kept",
+        **_STREAM,
+        **{name: _OF_STREAMS.format(name) for name in ("get_shards", "prepare_shard")},
+        "apply_default": "dataset.streams[0] has the dataset's defaults; the Stream itself stays unchanged",
+        "apply_weights": "dataset.streams[0] has the resolved proportion, repeat and choose",
+        "validate_weights": "a Stream checks its weight when it is created, the dataset those of all streams",
+    },
+    "DatasetStream": _STREAM,
+    "LocalDataset": {
+        "remote": "a LocalDataset reads a directory of this machine; StreamingDataset reads a remote",
+        "transform": "transform samples in the collate function, or override get_item",
     },
     "StreamingDataLoader": {
-        **dict.fromkeys(("restore_sample", "can_restore_sample"), "the dataset has it: loader.dataset.{name}(key)"),
-        "num_samples_yielded": 'state_dict()["sample_in_epoch"] is the place over all ranks',
-        "set_epoch": _EPOCH,
-        "current_epoch": _EPOCH,
+        **dict.fromkeys(
+            ("set_epoch", "current_epoch"), "the loader counts epochs itself; dataset.next_epoch may be set"
+        ),
+        "num_samples_yielded": 'state_dict()["sample_in_epoch"] is the position over all ranks',
     },
     "ShardWriter": {
-        "shards": "num_samples tells what is safe; finish() publishes index.json, which names the shards",
+        **dict.fromkeys(("dirname", "local", "remote", "output_dir", "cache_dir"), _DIRECTORY),
+        **dict.fromkeys(("chunk_size", "chunk_bytes"), "size_limit= is the maximum number of bytes in a shard"),
+        **dict.fromkeys(
+            ("extra_bytes_per_shard", "extra_bytes_per_sample"), "size_limit= includes what the format adds"
+        ),
+        **dict.fromkeys(("compression", "hashes", "size_limit"), "get_config() has it"),
+        "shards": "num_samples counts what is stored; finish() writes index.json, which names the shards",
         "flush_shard": "shards are stored as soon as they are full; finish() stores the last one",
         "cloud_writer": "the writer stores its files itself; storage_options= is for the store",
         "encode_sample": "write(sample) encodes it; register_encoding adds an encoding",
-        **dict.fromkeys(("compression", "hashes", "size_limit"), "get_config() tells it"),
     },
+    "PackingConfig": dict.fromkeys(("max_length", "max_seq_len", "seq_length", "block_size"), _PACK),
+    "MixturePhase": {"name": "it is the key in schedule"},
+    "JoinConfig": {"on": "key= is the column of both datasets"},
 }
-"""By class, or one of its bases, and attribute: where it is told instead."""
+"""Arguments and attributes of other libraries, by the class here that is used in their place, or a base of it."""
 
 TOPICS = ("distributed", "formats", "logs", "sequence", "writing")
 """Modules of public names that only some programs need."""
 
-REPLACED_IN_MODULE: Mapping[str, str] = {
-    "clean_stale_shared_memory": _NOTHING_TO_CLEAN,
-    "merge_index": "writing.merge(parts, out) joins the parts named, writing.merge_recursive(out) all of them",
+MODULE_HINTS: Mapping[str, str] = {
+    "clean_stale_shared_memory": "there is no shared memory to clean up: a new run can start at any time",
+    "merge_index": "writing.merge(parts, out) joins datasets, writing.merge_recursive(out) all in a directory",
     "get_list_arg": "text.split(',') does it",
-    "streams_registry": "make each Stream yourself, and give streams=[...]",
+    "streams_registry": "create each Stream, and pass streams=[...]",
     "dataframe_to_mds": "write_parallel writes parts on a cluster; docs/parallel-writing.md",
-    "StreamingVisionDataset": _SUBCLASS,
+    **dict.fromkeys(("text", "vision", "multimodal", "StreamingVisionDataset"), _SUBCLASS),
     **dict.fromkeys(("StreamingCIFAR10", "StreamingImageNet", "StreamingCOCO", "StreamingADE20K"), _SUBCLASS),
     **dict.fromkeys(("StreamingC4", "StreamingPile", "StreamingEnWiki"), _SUBCLASS),
-    **dict.fromkeys(("text", "vision", "multimodal"), _SUBCLASS),
     "base": "public names are in lightning_streaming itself, or in its modules " + ", ".join(TOPICS),
-    "optimize": _WRITE,
-    "map": _WRITE,
-    "merge_datasets": "merge(parts, out) joins datasets without moving a shard",
-    "CombinedStreamingDataset": _WEIGHTED,
-    "ParallelStreamingDataset": "a CombinedLoader of Lightning takes a StreamingDataLoader for each dataset",
-    "TokensLoader": _CONVERT + " --tokenize makes blocks of tokens, read as ndarray columns",
-    "train_test_split": "write each part as a dataset of its own, or give selection={'fraction': '0%:98%'}",
-    **dict.fromkeys(("index_parquet_dataset", "index_hf_dataset", "optimize_hf"), _CONVERT),
+    **dict.fromkeys(("optimize", "map"), "write_parallel writes a dataset from many inputs, MDSWriter from one"),
+    "CombinedStreamingDataset": "StreamingDataset(streams={name: Stream(remote=..., proportion=...)}) mixes datasets",
 }
-"""By name: what to use instead."""
+"""Names of other libraries' modules."""
 
 
-_FEW_ARGUMENTS = 12
-"""That an error may list."""
-
-
-def tells_unknown_arguments(cls: _Class) -> _Class:
-    """Let a class refuse arguments that it does not take with an error that says which one is meant.
+def suggests_names(cls: _Class) -> _Class:
+    """Let a class raise errors with hints for wrong and missing arguments, and for attributes of other libraries.
 
     Raises:
-        UnknownArgumentError: When it is called so: by the class, not here.
+        UnknownArgumentError: In a call of the class, for an argument that it does not take.
+        MissingArgumentError: In a call of the class without a required argument.
     """
-    init: Callable[..., None] = cls.__init__  # type: ignore[misc]  # that of this very class
+    init = cls.__init__  # type: ignore[misc]  # the one of this class
+    own = [*inspect.signature(init).parameters.values()][1:]
+    positional = [item.name for item in own if item.kind is item.POSITIONAL_OR_KEYWORD]
+    required = [item.name for item in own if item.kind in _BY_NAME and item.default is item.empty]
     accepted = frozenset(_accepted(cls))
-    places = sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in inspect.signature(init).parameters.values())
 
     @functools.wraps(init)
     def checked(self: object, *args: Any, **kwargs: Any) -> None:
-        if not accepted.issuperset(kwargs):
-            _refuse(type(self), next(name for name in kwargs if name not in accepted))
-        if len(args) >= places:  # which counts self
-            _refuse_places(type(self), places - 1, len(args))
+        for name in kwargs:
+            if name not in accepted:
+                raise _unknown_argument(type(self), name)
+        caller = type(self).__name__
+        if len(args) > len(positional):
+            most = f"at most {len(positional)}" if positional else "no"
+            example = next(name for name in ("remote", "out", "num_workers", *accepted) if name in accepted)
+            raise UnknownArgumentError(
+                f"{caller} takes {most} positional arguments, but got {len(args)}: name them, as in "
+                f"{caller}({'..., ' if positional else ''}{example}=...)"
+            )
+        for name in required:
+            if name not in kwargs and name not in positional[: len(args)]:
+                example = f", like {cls.example}" if hasattr(cls, "example") else ""
+                raise MissingArgumentError(f"{caller} needs {name}={example}", option=_option(cls, name))
         init(self, *args, **kwargs)
 
-    if hasattr(cls, "option"):  # command lines read the types of a group's fields, each a text in its own base's module
-        kinds = {**get_type_hints(cls), "return": type(None)}
-        checked.__annotations__ = {name: kinds[name] for name in init.__annotations__}
+    if "__dataclass_fields__" in vars(cls):  # command lines read the types of fields, each a text in its base's module
+        checked.__annotations__ = {**get_type_hints(cls), "return": type(None)}
     setattr(cls, "__init__", checked)  # noqa: B010 mypy knows a class's own as fixed
-    return cls
-
-
-def tells_replacements(cls: _Class) -> _Class:
-    """Let a class and its objects say of names of other libraries what to use instead.
-
-    By an attribute for each, which raises: a ``__getattr__`` would slow down every look-up of any attribute.
-    """
-    for name, said in REPLACED_ATTRIBUTES[cls.__name__].items():
-        if not hasattr(cls, name):
-            setattr(cls, name, _Replaced(cls.__name__, name, said))
+    for name, hint in HINTS.get(cls.__name__, {}).items():
+        if not hasattr(cls, name) and name not in getattr(cls, "__dataclass_fields__", ()):
+            setattr(cls, name, _Replaced(cls.__name__, name, hint))
     return cls
 
 
 class _Replaced:
-    """A name that is not there; a subclass may set it to something of its own."""
+    """An attribute that raises: a ``__getattr__`` would slow down the access to any attribute."""
 
-    def __init__(self, kind: str, name: str, said: str) -> None:
-        self._words = f"{kind!r} object has no attribute {name!r}: {said.format(name=name)}"
+    def __init__(self, kind: str, name: str, hint: str) -> None:
+        self._message = f"{kind!r} object has no attribute {name!r}: {hint}"
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
-        raise AttributeError(self._words)
+        raise AttributeError(self._message)
 
 
 def unknown_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
     """Return the error to raise where a module has no such name."""
-    said = _said_of_modules(name) or _meant(name, known)
-    return AttributeError(f"module {module!r} has no attribute {name!r}{f': {said}' if said else ''}")
-
-
-def _said_of_modules(name: str) -> str:
-    package = __name__.partition(".")[0]
-    homes = (f"{package}.{topic}" for topic in TOPICS)
+    homes = [f"{__name__.partition('.')[0]}.{topic}" for topic in TOPICS]
     home = next((home for home in homes if name in import_module(home).__all__), None)
-    return f"from {home} import {name}" if home else REPLACED_IN_MODULE.get(name, "")
+    hint = f"from {home} import {name}" if home else MODULE_HINTS.get(name) or _did_you_mean(name, known)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{f': {hint}' if hint else ''}")
 
 
-def _accepted(cls: type) -> Iterator[str]:
-    """Names of arguments that calling a class may give, whichever of its bases takes them."""
-    for one in cls.__mro__:
-        if "__init__" not in vars(one):
-            continue
-        parameters = list(inspect.signature(vars(one)["__init__"]).parameters.values())[1:]
-        yield from (of.name for of in parameters if of.kind in (of.POSITIONAL_OR_KEYWORD, of.KEYWORD_ONLY))
-        if not any(of.kind is of.VAR_KEYWORD for of in parameters):
-            return
+def argument_hint(kind: Any, name: str) -> str | None:
+    """Return what to write instead of an argument that a class does not take; None if nothing replaces it."""
+    for base in kind.__mro__ if inspect.isclass(kind) else ():
+        if name in HINTS.get(base.__name__, {}):
+            return HINTS[base.__name__][name]
+        with suppress(NameError):  # a type that is imported for type checkers only
+            typed = base if "__dataclass_fields__" in vars(base) else getattr(base, "__init__")  # noqa: B009 as above
+            for hint in get_type_hints(typed).values():
+                for group in get_args(hint):
+                    if hasattr(group, "option") and name in group.__dataclass_fields__:
+                        return f"its name is {group.option}.{name}"
+    return None
 
 
-def _refuse(cls: type, name: str) -> NoReturn:
-    accepted = sorted(set(_accepted(cls)))
-    said = _said_of(cls, REPLACED_ARGUMENTS).get(name) or _meant(f"{name}=", [f"{one}=" for one in accepted])
-    few = len(accepted) <= _FEW_ARGUMENTS
-    said = said or (f"it takes {', '.join(accepted)}" if few else f"see help({cls.__name__})")
+def _accepted(cls: type) -> list[str]:
+    """Return the names of arguments that calling a class may pass, whichever of its bases takes them."""
+    names = []
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            parameters = [*inspect.signature(vars(base)["__init__"]).parameters.values()][1:]
+            names += [item.name for item in parameters if item.kind in _BY_NAME]
+            if not any(item.kind is item.VAR_KEYWORD for item in parameters):
+                break
+    return names
+
+
+def _unknown_argument(cls: type, name: str) -> UnknownArgumentError:
+    accepted = sorted({*_accepted(cls)})
+    hint = argument_hint(cls, name) or _did_you_mean(f"{name}=", [f"{known}=" for known in accepted])
+    if not hint:
+        hint = f"it takes {', '.join(accepted)}" if len(accepted) <= 12 else f"see help({cls.__name__})"
+    return UnknownArgumentError(f"{cls.__name__} takes no argument {name!r}: {hint}", option=_option(cls, name))
+
+
+def _option(cls: type, name: str) -> str:
     group = getattr(cls, "option", None)
-    option = f"{group}.{name}" if isinstance(group, str) else name
-    raise UnknownArgumentError(f"{cls.__name__} takes no argument {name!r}: {said}", option=option)
+    return f"{group}.{name}" if isinstance(group, str) else name
 
 
-def _refuse_places(cls: type, places: int, given: int) -> NoReturn:
-    accepted = list(_accepted(cls))
-    example = next((name for name in ("remote", "out", "num_workers") if name in accepted), accepted[0])
-    most = f"at most {places}" if places else "no"
-    raise UnknownArgumentError(
-        f"{cls.__name__} takes {most} arguments by place, but got {given}: name them, as in "
-        f"{cls.__name__}({'...' + ', ' if places else ''}{example}=...)"
-    )
-
-
-def replaced_argument(kind: Any, name: str) -> str | None:
-    """What to write instead of an argument that a class does not have; None if nothing takes its place."""
-    return _said_of(kind, REPLACED_ARGUMENTS).get(name) if inspect.isclass(kind) else None
-
-
-def _said_of(cls: type, table: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
-    return next((table[one.__name__] for one in cls.__mro__ if one.__name__ in table), {})
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), 1, 0.7)
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, [*known], 1, 0.7)
     return f"did you mean {close[0]}?" if close else ""

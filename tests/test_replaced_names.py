@@ -1,4 +1,4 @@
-"""What is said of names that nothing here has: the nearest of ours, or what takes the place of another library's."""
+"""Errors for names that do not exist: the nearest name, or what replaces that of another library."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from lightning_streaming import (
     LocalDataset,
     MDSWriter,
     MixturePhase,
+    PackingConfig,
     Stream,
     StreamingConfig,
     StreamingDataLoader,
@@ -27,10 +28,10 @@ from lightning_streaming import (
     StreamingDataset,
     XSVWriter,
 )
-from lightning_streaming.errors import ConfigError, UnknownArgumentError
-from lightning_streaming.replaced_names import REPLACED_ARGUMENTS, REPLACED_ATTRIBUTES, REPLACED_IN_MODULE
+from lightning_streaming.errors import ConfigError, MissingArgumentError, UnknownArgumentError
+from lightning_streaming.replaced_names import HINTS, MODULE_HINTS, TOPICS
 from lightning_streaming.writing.writers import ShardWriter
-from tests.helpers import make_loader, write_dataset
+from tests.helpers import assert_error, make_loader, write_dataset
 
 
 class Text(StreamingDataset):
@@ -54,6 +55,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "StreamingDataModule": StreamingDataModule,
     "JoinConfig": lambda **arguments: JoinConfig(remote="data", key="id", **arguments),
     "MixturePhase": lambda **arguments: MixturePhase(mix={"a": 1}, **arguments),
+    "PackingConfig": PackingConfig,
     "LocalDataset": lambda **arguments: LocalDataset("data", **arguments),
     "MDSWriter": lambda **arguments: MDSWriter(out="data", **arguments),
     "JSONWriter": lambda **arguments: JSONWriter(out="data", **arguments),
@@ -64,6 +66,7 @@ DATASET: Any = StreamingDataset
 STREAM: Any = Stream
 WRITER: Any = MDSWriter
 ROWS: Any = CSVWriter
+LOADER: Any = StreamingDataLoader
 """As they are called where no type checker looks on."""
 CLASSES: dict[str, type] = {
     "StreamingDataset": StreamingDataset,
@@ -73,6 +76,7 @@ CLASSES: dict[str, type] = {
     "StreamingDataModule": StreamingDataModule,
     "JoinConfig": JoinConfig,
     "MixturePhase": MixturePhase,
+    "PackingConfig": PackingConfig,
     "ShardWriter": ShardWriter,
     "LocalDataset": LocalDataset,
 }
@@ -98,7 +102,7 @@ CLASSES: dict[str, type] = {
         ("XSVWriter", "separators", "did you mean separator=?"),
     ],
 )
-def test_an_unknown_argument_is_told_with_the_nearest_of_ours(maker: str, written: str, meant: str) -> None:
+def test_an_unknown_argument_is_refused_with_the_nearest_name(maker: str, written: str, meant: str) -> None:
     with pytest.raises(UnknownArgumentError) as caught:
         MAKERS[maker](**{written: "hunter2"})
     assert str(caught.value).startswith(f"{maker} takes no argument {written!r}: ")
@@ -110,10 +114,35 @@ def test_an_unknown_argument_is_told_with_the_nearest_of_ours(maker: str, writte
 def test_it_is_what_python_users_expect(kind: type[Exception]) -> None:
     with pytest.raises(kind):
         StreamingDataset(remote="data", whatever=1)  # type: ignore[call-arg]  # that is the test
+    with pytest.raises(kind):
+        PackingConfig(capacity=3)  # type: ignore[call-arg]  # that is the test
 
 
-SAID_OF_ARGUMENTS = {
-    ("StreamingDataset", "input_dir"): "remote= is where the shards come from",
+@pytest.mark.parametrize(
+    ("call", "option", "message"),
+    [
+        (
+            lambda: MAKERS["PackingConfig"](capacity=3),
+            "packing.column",
+            "PackingConfig needs column=, like {column: tokens, capacity: 8192}",
+        ),
+        (
+            lambda: StreamingDataset(remote="data", packing={"capacity": 3}),
+            "packing.column",
+            "PackingConfig needs column=, like {column: tokens, capacity: 8192}",
+        ),
+        (lambda: WRITER(columns={"id": "int"}), "out", "MDSWriter needs out="),
+        (lambda: LOADER(num_workers=2), "dataset", "StreamingDataLoader needs dataset="),
+    ],
+)
+def test_a_missing_argument_is_named(call: Callable[[], Any], option: str, message: str) -> None:
+    with assert_error(MissingArgumentError, option=option) as raised:
+        call()
+    assert str(raised.value) == message
+
+
+HINTS_FOR_ARGUMENTS = {
+    ("StreamingDataset", "input_dir"): "remote= is the location of the shards, local= a directory of this machine",
     (
         "StreamingDataset",
         "samples",
@@ -121,25 +150,22 @@ SAID_OF_ARGUMENTS = {
     (
         "StreamingDataset",
         "max_cache_size",
-    ): "cache_limit= is the most bytes that the node keeps, not a share of its disk",
+    ): "cache_limit= is the maximum number of bytes on the node, not a share of its disk",
     ("Stream", "samples"): "choose= is how many samples an epoch draws",
     ("Stream", "weight"): "proportion= is a stream's share of an epoch",
-    ("StreamingConfig", "batch_size"): "it belongs to the data module: StreamingDataModule(train=..., batch_size=32)",
-    ("StreamingDataLoader", "profile_dir"): "StreamingMonitor and loader.statistics() tell where time goes",
+    ("StreamingConfig", "batch_size"): "pass it to the data module: StreamingDataModule(train=..., batch_size=...)",
     ("StreamingDataset", "where"): "its name is selection.where",
-    ("StreamingConfig", "phases"): "its name is schedule",
-    ("Stream", "follow"): "its name is follow_appends",
-    ("JoinConfig", "on"): "its name is key",
-    ("MixturePhase", "until"): "its name is end",
-    ("StreamingDataModule", "with_keys"): "its name is return_keys",
-    ("LocalDataset", "remote"): "StreamingDataset reads a remote; a LocalDataset is here",
-    ("MDSWriter", "chunk_bytes"): "shards are cut by bytes: size_limit=",
-    ("XSVWriter", "local"): "out= is the directory, or (directory, URL) for both",
+    ("StreamingConfig", "sample_log"): "its name is debug.sample_log",
+    ("Stream", "on_demand"): "its name is storage.on_demand",
+    ("PackingConfig", "max_length"): "capacity= is the number of tokens in a pack",
+    ("LocalDataset", "remote"): "a LocalDataset reads a directory of this machine; StreamingDataset reads a remote",
+    ("MDSWriter", "chunk_bytes"): "size_limit= is the maximum number of bytes in a shard",
+    ("XSVWriter", "local"): "out= is the directory or URL, or (directory, URL) for both",
 }
 
 
-def test_an_argument_of_another_library_is_told_with_its_replacement() -> None:
-    for (maker, written), said in SAID_OF_ARGUMENTS.items():
+def test_an_argument_of_another_library_is_refused_with_its_replacement() -> None:
+    for (maker, written), said in HINTS_FOR_ARGUMENTS.items():
         with pytest.raises(UnknownArgumentError) as caught:
             MAKERS[maker](**{written: 1})
         assert str(caught.value) == f"{maker} takes no argument {written!r}: {said}"
@@ -153,28 +179,31 @@ def test_an_unknown_field_of_a_small_group_is_refused_with_all_that_it_takes() -
 
 def test_none_of_them_is_taken_for_a_misspelling() -> None:
     for maker in MAKERS.keys() - {"Text"}:  # a user's class
-        for written in REPLACED_ARGUMENTS.get(CLASSES.get(maker, ShardWriter).__name__, {}):
+        kind = CLASSES.get(maker, ShardWriter)
+        for written in HINTS.get(kind.__name__, {}).keys() - inspect.signature(kind).parameters:
             with pytest.raises(UnknownArgumentError, match=f"{written!r}: (?!did you mean)(?!it takes)(?!see help)"):
                 MAKERS[maker](**{written: 1})
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_no_replacement_hides_an_argument_of_ours(name: str) -> None:
-    assert not set(REPLACED_ARGUMENTS[name]) & set(inspect.signature(CLASSES[name]).parameters)
+def test_each_hint_is_for_a_name_that_does_not_exist(name: str) -> None:
+    kind = CLASSES[name]
+    arguments = inspect.signature(kind).parameters
+    assert [hint for hint in HINTS.get(name, {}) if hint in arguments and hasattr(kind, hint)] == []
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: DATASET("s3://bucket/hunter2"), "StreamingDataset takes no arguments by place, but got 1"),
+        (lambda: DATASET("s3://bucket/hunter2"), "StreamingDataset takes no positional arguments, but got 1"),
         (lambda: DATASET("cache", "s3://bucket/hunter2", "train"), "as in StreamingDataset(remote=...)"),
         (lambda: STREAM("s3://bucket/hunter2"), "as in Stream(remote=...)"),
         (lambda: WRITER("hunter2", {"id": "int"}), "as in MDSWriter(out=...)"),
         (lambda: ROWS("hunter2"), "as in CSVWriter(out=...)"),
-        (lambda: loader_by_place(4, False), "at most 2 arguments by place, but got 3"),
+        (lambda: loader_by_place(4, False), "at most 2 positional arguments, but got 3"),
     ],
 )
-def test_arguments_by_place_are_told_by_name(call: Callable[[], Any], words: str) -> None:
+def test_positional_arguments_are_refused_with_a_name(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(UnknownArgumentError) as caught:
         call()
     assert words in str(caught.value)
@@ -201,25 +230,23 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-SAID_OF_ATTRIBUTES = {
-    ("StreamingDataset", "remote"): "it belongs to each stream: dataset.streams[0].remote",
+HINTS_FOR_ATTRIBUTES = {
+    ("StreamingDataset", "remote"): "a stream of a dataset has it: dataset.streams[0].remote",
     ("StreamingDataset", "current_epoch"): "dataset.next_epoch is the epoch of the next pass",
-    ("StreamingDataLoader", "num_samples_yielded"): 'state_dict()["sample_in_epoch"] is the place over all ranks',
+    ("StreamingDataLoader", "num_samples_yielded"): 'state_dict()["sample_in_epoch"] is the position over all ranks',
     ("Stream", "get_shards"): "a stream of a dataset has it: dataset.streams[0].get_shards",
     ("DatasetStream", "get_index_size"): "dataset.cache_usage counts indexes too",
-    ("ShardWriter", "compression"): "get_config() tells it",
+    ("ShardWriter", "compression"): "get_config() has it",
 }
 
 
-def test_an_attribute_of_another_library_is_told_with_its_replacement(objects: dict[str, Any]) -> None:
-    for (kind, name), said in SAID_OF_ATTRIBUTES.items():
+def test_an_attribute_of_another_library_raises_with_its_replacement(objects: dict[str, Any]) -> None:
+    for (kind, name), said in HINTS_FOR_ATTRIBUTES.items():
         with pytest.raises(AttributeError) as caught:
             getattr(objects[kind], name)
         assert str(caught.value).endswith(f" object has no attribute {name!r}: {said}")
-    for kind, names in REPLACED_ATTRIBUTES.items():
-        for name in names:
-            assert not hasattr(objects[kind], name), name
-            assert getattr(objects[kind], name, None) is None, name
+    for kind, value in objects.items():
+        assert [name for name in HINTS[kind] if hasattr(value, name)] == []
 
 
 def test_copies_and_pickles_are_whole(objects: dict[str, Any]) -> None:
@@ -255,23 +282,23 @@ def test_a_subclass_may_use_a_replaced_name_for_its_own() -> None:
     assert dataset.split == "train"  # type: ignore[attr-defined]  # as any attribute
 
 
-SAID_OF_THE_MODULE = {
+HINTS_FOR_THE_MODULE = {
     "optimize": "write_parallel writes a dataset from many inputs, MDSWriter from one",
-    "clean_stale_shared_memory": "there is no shared memory to clean up: a new start just works, after kill -9 too",
-    "base": "public names are in lightning_streaming itself, or in its modules distributed, formats, logs, writing",
+    "clean_stale_shared_memory": "there is no shared memory to clean up: a new run can start at any time",
+    "base": f"public names are in lightning_streaming itself, or in its modules {', '.join(TOPICS)}",
     "write_parallel": "from lightning_streaming.writing import write_parallel",
 }
 
 
-def test_a_name_of_the_module_is_told_with_its_replacement() -> None:
-    for name, said in SAID_OF_THE_MODULE.items():
+def test_a_name_of_the_module_raises_with_its_replacement() -> None:
+    for name, said in HINTS_FOR_THE_MODULE.items():
         with pytest.raises(AttributeError) as caught:
             getattr(lightning_streaming, name)
         assert str(caught.value) == f"module 'lightning_streaming' has no attribute {name!r}: {said}"
-    assert [name for name in REPLACED_IN_MODULE if hasattr(lightning_streaming, name)] == []
+    assert [name for name in MODULE_HINTS if hasattr(lightning_streaming, name)] == []
 
 
-def test_a_misspelt_name_of_the_module_is_told_with_the_nearest() -> None:
+def test_a_misspelt_name_of_the_module_raises_with_the_nearest() -> None:
     with pytest.raises(AttributeError, match=r"did you mean StreamingDataset\?"):
         lightning_streaming.StreamingDatset  # type: ignore[attr-defined]  # noqa: B018 looking it up is the test
 

@@ -19,7 +19,7 @@ from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.options.decode import DecodeConfig
 from lightning_streaming.options.groups import as_group
-from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.units import check_path, check_truth
 
@@ -303,7 +303,7 @@ def find_sample(catalog: Catalog, key: SampleKey) -> int:
     return found
 
 
-@tells_unknown_arguments
+@suggests_names
 class LocalDataset(ShardAccess, Dataset[Any]):
     """Map-style dataset of a local directory, for torch's ``DataLoader`` and samplers.
 

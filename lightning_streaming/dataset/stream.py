@@ -16,7 +16,7 @@ from lightning_streaming.options.groups import OptionGroup, group_of, named_grou
 from lightning_streaming.options.join import JoinConfig, Joins
 from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.options.storage import StorageConfig
-from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.selection.joins import JoinedDataset, JoinSource, joined_label
 from lightning_streaming.sequence.weights import ResolvedWeights, StreamWeight
 from lightning_streaming.signatures import explains_options_of
@@ -64,8 +64,7 @@ class StoredOptions:
     block_length: int | None = None
 
 
-@tells_replacements
-@tells_unknown_arguments
+@suggests_names
 @explains_options_of(StoredOptions)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream(StoredOptions):
@@ -354,7 +353,7 @@ class KnowsWeights(Protocol):
         """One entry a stream."""
 
 
-@tells_replacements
+@suggests_names
 class DatasetStream:
     """A stream in its dataset, with the dataset's defaults filled in and its share of an epoch worked out.
 

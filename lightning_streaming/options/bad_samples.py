@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, store_plain
-from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.units import LARGEST_COUNT, check_path, is_one_of
 
 OnBadSample = Literal["error", "replace"]
@@ -63,7 +63,7 @@ def parse_limit(value: object) -> BadLimit:
     return BadLimit(text, Fraction(share[1]) / 100)
 
 
-@tells_unknown_arguments
+@suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadSamplesConfig(OptionGroup):
     """Handling of samples that cannot be decoded, or on which ``transform`` fails.

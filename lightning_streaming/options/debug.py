@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os  # as types are resolved here
+import os
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, store_plain
-from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.units import check_path, plain_number
 
 _TOO_LONG = 10**6
 """Seconds that no sample takes, and that every clock can wait."""
 
 
-@tells_unknown_arguments
+@suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DebugConfig(OptionGroup):
     """Tools to find the sample at which a worker fails or hangs.

@@ -10,11 +10,11 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.images.decode import KINDS
 from lightning_streaming.options.groups import OptionGroup, store_plain
-from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.units import check_whole, is_one_of
 
 
-@tells_unknown_arguments
+@suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeConfig(OptionGroup):
     """Decoding of columns of pictures.

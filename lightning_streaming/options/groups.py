@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar
 
@@ -88,10 +88,6 @@ def as_group(kind: type[_Group], value: _Group | Mapping[str, Any] | None) -> _G
             f"{type(value).__name__}",
             option=option,
         )
-    needed = [item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING]
-    missing = [name for name in needed if name not in value]
-    if missing and {item.name for item in fields(kind)}.issuperset(value):  # an unknown field may be a misspelt one
-        raise ConfigError(f"{option} needs {missing[0]}=, like {kind.example}", option=f"{option}.{missing[0]}")
     return kind(**value)
 
 

@@ -11,12 +11,12 @@ from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.shard_table import check_selection
 from lightning_streaming.options.groups import OptionGroup, fields_of, store_group, store_plain
 from lightning_streaming.options.storage import StorageConfig
-from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.storage import mask_url
 from lightning_streaming.units import check_path
 
 
-@tells_unknown_arguments
+@suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinConfig(OptionGroup):
     """A dataset whose columns are added to the samples of a stream.

@@ -13,7 +13,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, as_plain, fields_of, store_plain
 from lightning_streaming.options.lengths import LengthsRequest
-from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.sequence.packing.settings import AnyPackSettings, PackSettings
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.units import plain_number
@@ -156,7 +156,7 @@ def fits(pad: Any, dtype: np.dtype[Any]) -> bool:
     return math.isfinite(pad) and int(pad) == pad and limits.min <= pad <= limits.max
 
 
-@tells_unknown_arguments
+@suggests_names
 @explains_options_of(Packing)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingConfig(Packing):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, named_groups, store_plain
-from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.sequence.phases import Mix, ResolvedPhase
 from lightning_streaming.units import check_whole, parse_count, plain_number
 
@@ -22,7 +22,7 @@ _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _IN_WORDS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:per\s*cents?|pct|percentage)\.?\s*", re.IGNORECASE)
 
 
-@tells_unknown_arguments
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class MixturePhase(OptionGroup):
     """A part of an epoch with one mixture of streams, or with a ramp from one to another.

@@ -18,7 +18,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.column_functions import WHERE, function_name
 from lightning_streaming.options.groups import OptionGroup, store_plain
-from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.units import check_text, check_whole
 
 Where = str | Callable[..., Any]
@@ -76,7 +76,7 @@ def _percent(part: Fraction) -> str:
     return f"{float(100 * part):g}%"
 
 
-@tells_unknown_arguments
+@suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectionConfig(OptionGroup):
     """Selection of the samples that are read of a stream: those that meet all conditions.

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.options.groups import OptionGroup, as_group, store_plain
-from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.storage import StorageOptions
 from lightning_streaming.units import check_truth
 
 
-@tells_unknown_arguments
+@suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageConfig(OptionGroup):
     """Access to the stores that hold the data.

@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.options.groups import store_plain
 from lightning_streaming.options.packing import Packing
-from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.sequence.packing.settings import LARGEST_WINDOW, BudgetSettings
 from lightning_streaming.signatures import explains_options_of
 
 
-@tells_unknown_arguments
+@suggests_names
 @explains_options_of(Packing)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenBudget(Packing):

@@ -43,7 +43,7 @@ from lightning_streaming.reading.reference_names import ReferenceNames, readonly
 from lightning_streaming.reading.transport import PassCounter
 from lightning_streaming.reading.worker_samples import WorkerSamples
 from lightning_streaming.reading.workers import prepare_worker_process
-from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.resume.run import OnMismatch
 from lightning_streaming.resume.run_order import RunRequest
 from lightning_streaming.resume.run_state import RunState
@@ -60,8 +60,7 @@ _MOST_STREAMS = 4
 """Streams that are shown one by one."""
 
 
-@tells_replacements
-@tells_unknown_arguments
+@suggests_names
 @explains_options_of(DatasetOptions)
 class StreamingDataset(AcceleratedDataset, ReferenceNames):
     """Dataset of one or several streams of shards, in an order that does not depend on the number of machines.

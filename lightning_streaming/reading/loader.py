@@ -42,7 +42,7 @@ from lightning_streaming.reading.passes import passes_of, run_state_of, source_o
 from lightning_streaming.reading.position import position_of, run_of
 from lightning_streaming.reading.sample_log import last_sample
 from lightning_streaming.reading.transport import make_slots
-from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.resume.run import OnMismatch
 from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor, EpochStart
@@ -79,8 +79,7 @@ class _Progress:
     unclaimed: deque[Cursor] = field(default_factory=lambda: deque(maxlen=_MOST_UNCLAIMED))
 
 
-@tells_replacements
-@tells_unknown_arguments
+@suggests_names
 class StreamingDataLoader(AcceleratedLoader):
     """Batches of a :class:`StreamingDataset`, the same number on every rank, from any number of workers.
 

@@ -37,7 +37,7 @@ from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StateMismatchError, StreamingError
 from lightning_streaming.options.groups import OptionGroup
 from lightning_streaming.options.schedule import MixturePhase
-from lightning_streaming.replaced_names import replaced_argument
+from lightning_streaming.replaced_names import argument_hint
 from lightning_streaming.storage.secrets import is_secret_name, secrets_of, secrets_of_options
 from lightning_streaming.trainer import SUBCOMMANDS
 from lightning_streaming.trainer.config import config_of
@@ -224,7 +224,7 @@ def _faults(name: str, value: Any, kind: Any, classes: _Classes) -> Iterator[str
             if str(key) in below:
                 yield from _faults(field, one, below[str(key)], classes)
             elif key not in _ABOUT_CLASSES and not str(key).endswith("+"):
-                said = next((words for one in kinds if (words := replaced_argument(one, str(key)))), None)
+                said = next((words for one in kinds if (words := argument_hint(one, str(key)))), None)
                 no_such_field = _no_such_field(field, below, str(value.get("class_path", "")))
                 yield f"there is no field {field}: {said}" if said else no_such_field
     elif isinstance(value, list) and any(_is_list(one) for one in kinds):

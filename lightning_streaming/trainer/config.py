@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence  # noqa: F401  # as types are resolved here
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,23 +14,9 @@ import yaml  # type: ignore[import-untyped]
 from lightning_streaming.dataset.options import DataOptions, plain_values
 from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.options.bad_samples import BadSamplesConfig  # noqa: F401  # as types are resolved here
-from lightning_streaming.options.debug import DebugConfig  # noqa: F401  # as types are resolved here
-from lightning_streaming.options.decode import DecodeConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.options.groups import OptionGroup
-from lightning_streaming.options.join import JoinConfig, Joins  # noqa: F401  # as types are resolved here
-from lightning_streaming.options.packing import PackingConfig  # noqa: F401  # as types are resolved here
-from lightning_streaming.options.schedule import MixturePhase, Schedule  # noqa: F401  # as types are resolved here
-from lightning_streaming.options.selection import SelectionConfig  # noqa: F401  # as types are resolved here
 from lightning_streaming.options.storage import StorageConfig
-from lightning_streaming.options.token_budget import TokenBudget  # noqa: F401  # as types are resolved here
-from lightning_streaming.replaced_names import tells_unknown_arguments
-from lightning_streaming.sequence.settings import (  # noqa: F401  # as types are resolved here
-    BatchingMethod,
-    PartitionAlgo,
-    SamplingMethod,
-    ShuffleAlgo,
-)
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.sequence.steps import SequenceStep
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import StorageOptions, mask_url
@@ -38,7 +24,7 @@ from lightning_streaming.storage.secrets import shown_options
 from lightning_streaming.storage.urls import user_of
 
 
-@tells_unknown_arguments
+@suggests_names
 @explains_options_of(DataOptions)
 @dataclass(frozen=True, kw_only=True)
 class StreamingConfig(DataOptions):

@@ -19,7 +19,7 @@ from lightning_streaming.options.groups import group_of
 from lightning_streaming.reading.dataset import StreamingDataset
 from lightning_streaming.reading.loader import StreamingDataLoader, watch_first_download
 from lightning_streaming.reading.passes import source_of
-from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.signatures import accepts_keyword, check_accepts, explains_options_of
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
 from lightning_streaming.trainer.first_download import first_download, shown_by
@@ -122,7 +122,7 @@ else:
     _WithOptions = LightningDataModule
 
 
-@tells_unknown_arguments
+@suggests_names
 @explains_options_of(ModuleOptions)
 class StreamingDataModule(_WithOptions):
     """Data module with a streaming dataset and loader for each stage, which makes ``Trainer.fit(ckpt_path=...)`` exact.

@@ -19,7 +19,7 @@ from lightning_streaming.errors import ConfigError, EncodingError, StreamingErro
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
 from lightning_streaming.formats.mds.shard import encode_config
-from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
+from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.units import store_whole
 from lightning_streaming.writing.destination import Destination
@@ -126,8 +126,7 @@ class XSVWriterOptions(SplitWriterOptions):
     separator: str
 
 
-@tells_replacements
-@tells_unknown_arguments
+@suggests_names
 class ShardWriter(ABC):
     """Writer that splits samples into shards and stores them in the background; the index is published last.
 
@@ -416,7 +415,7 @@ class MDSWriter(ShardWriter):
         return infer_columns(sample)
 
 
-@tells_unknown_arguments
+@suggests_names
 class _SplitWriter(ShardWriter):
     """Writer of shards of text rows; columns are ``str``, ``int`` or ``float``."""
 
@@ -471,7 +470,7 @@ class TSVWriter(_SplitWriter):
     format: ClassVar[str] = "tsv"
 
 
-@tells_unknown_arguments
+@suggests_names
 @explains_options_of(XSVWriterOptions)
 class XSVWriter(_SplitWriter):
     """Writer of shards with a custom separator: texts must not contain it, or a newline."""

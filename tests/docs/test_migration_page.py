@@ -24,7 +24,7 @@ from lightning_streaming import (
     XSVWriter,
 )
 from lightning_streaming.errors import UnknownArgumentError
-from lightning_streaming.replaced_names import REPLACED_ATTRIBUTES, REPLACED_IN_MODULE
+from lightning_streaming.replaced_names import HINTS, MODULE_HINTS
 from tests.helpers import make_loader, write_dataset
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrate-from-mosaicml.md").read_text()
@@ -246,7 +246,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_each_name_there_is_here_or_told_in_words(objects: dict[str, Any]) -> None:
     for kind, names in PUBLIC.items():
-        is_told = REPLACED_ATTRIBUTES.get(kind, {}).keys()
+        is_told = HINTS.get(kind, {}).keys()
         assert {name for name in names if not hasattr(objects[kind], name)} == names & is_told, kind
 
 
@@ -261,4 +261,4 @@ def test_each_name_of_their_modules_is_here_or_told_in_words() -> None:
         *("XSVWriter", "LocalDataset", "text", "vision", "multimodal", "base", "streams_registry", "merge_index"),
         *("clean_stale_shared_memory", "dataframe_to_mds", "StreamingVisionDataset", "StreamingC4", "StreamingPile"),
     }
-    assert there - set(dir(lightning_streaming)) == there & REPLACED_IN_MODULE.keys()
+    assert there - set(dir(lightning_streaming)) == there & MODULE_HINTS.keys()

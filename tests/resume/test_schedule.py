@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lightning_streaming import MixturePhase, Stream
-from lightning_streaming.errors import ConfigError, UnknownArgumentError
+from lightning_streaming.errors import ConfigError, MissingArgumentError, UnknownArgumentError
 from lightning_streaming.options.schedule import named_phases, resolved_phases
 from lightning_streaming.sequence.phases import ResolvedPhase
 from tests.helpers import assert_error, make_dataset, raises
@@ -172,23 +172,23 @@ def test_a_phase_may_be_written_as_a_mapping_of_its_fields(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "option"),
+    ("fields", "option", "error"),
     [
-        ({}, "schedule.two.mix"),
-        ({"end": 80}, "schedule.two.mix"),
-        ({"mix": BOTH, 3: 4}, "schedule.two"),
-        ({"mix": BOTH, "step": 4}, "schedule.two.step"),
-        ({"mix": {"web": -1, "code": 1}}, "schedule.two.mix.web"),
-        ({"mix": BOTH, "end": "soon"}, "schedule.two.end"),
-        (BOTH, "schedule.two.web"),
-        (None, "schedule.two.mix"),
+        ({}, "schedule.two.mix", MissingArgumentError),
+        ({"end": 80}, "schedule.two.mix", MissingArgumentError),
+        ({"mix": BOTH, 3: 4}, "schedule.two", ConfigError),
+        ({"mix": BOTH, "step": 4}, "schedule.two.step", UnknownArgumentError),
+        ({"mix": {"web": -1, "code": 1}}, "schedule.two.mix.web", ConfigError),
+        ({"mix": BOTH, "end": "soon"}, "schedule.two.end", ConfigError),
+        (BOTH, "schedule.two.web", UnknownArgumentError),
+        (None, "schedule.two.mix", MissingArgumentError),
     ],
 )
-def test_what_no_mapping_of_a_phase_can_be(root: Path, said: dict[Any, Any], option: str) -> None:
-    with assert_error(
-        UnknownArgumentError if option in ("schedule.two.step", "schedule.two.web") else ConfigError, option=option
-    ):
-        make_dataset(streams=streams(root), schedule={"one": {"mix": BOTH, "end": 80}, "two": said}, epoch_size=160)
+def test_a_mapping_that_is_no_phase_is_refused_by_field(
+    root: Path, fields: dict[Any, Any], option: str, error: type[ConfigError]
+) -> None:
+    with assert_error(error, option=option):
+        make_dataset(streams=streams(root), schedule={"one": {"mix": BOTH, "end": 80}, "two": fields}, epoch_size=160)
 
 
 def test_a_stream_that_no_phase_reads_is_refused(root: Path) -> None:
