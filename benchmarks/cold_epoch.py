@@ -92,7 +92,7 @@ def write_litdata(root: Path, shards: int) -> None:
 
 def write_formats(root: Path, shards: int, formats: list[str]) -> None:
     """Write the same samples in other formats, each with its index."""
-    from lightning_streaming.cache.made_index import made_index
+    from lightning_streaming.cache.generated_index import generated_index
     from lightning_streaming.storage import Location
 
     rng, rows = np.random.default_rng(0), SHARD_BYTES // SAMPLE_BYTES - 1
@@ -116,7 +116,7 @@ def write_formats(root: Path, shards: int, formats: list[str]) -> None:
                         member = tarfile.TarInfo(f"{number:06}.blob")
                         member.size = len(blob)
                         tar.addfile(member, io.BytesIO(blob))
-        (place / "index.json").write_bytes(made_index(Location(str(place)), name))
+        (place / "index.json").write_bytes(generated_index(Location(str(place)), name))
 
 
 def shuffled() -> bool:

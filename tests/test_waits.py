@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from lightning_streaming import StreamingDataset, waits
-from lightning_streaming.cache import made_index
+from lightning_streaming.cache import generated_index
 from lightning_streaming.cache.config import RUNTIME_VARIABLE
 from lightning_streaming.formats.index import dump_index
 from lightning_streaming.resume import pack_plans
@@ -148,7 +148,7 @@ def test_the_log_is_told_while_data_of_another_format_is_looked_at(
     (tmp_path / "data").mkdir()
     for name in "ab":
         np.save(tmp_path / "data" / f"{name}.npy", np.arange(100, dtype=np.uint16))
-    monkeypatch.setattr(made_index, "dump_index", held_until_told(dump_index, soon, "looking at"))
+    monkeypatch.setattr(generated_index, "dump_index", held_until_told(dump_index, soon, "looking at"))
     local = str(tmp_path / "cache")
     dataset = StreamingDataset(remote=str(tmp_path / "data"), local=local, format="npy", block_length=10, batch_size=1)
     assert dataset.size == 20

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from lightning_streaming.cache import index_files
 from lightning_streaming.cache.config import CacheConfig, has_pictures, other_format_at, way_to_an_index
 from lightning_streaming.cache.file_states import CacheDirectory
-from lightning_streaming.cache.index_files import FoundIndex, IndexForms, IndexLock
-from lightning_streaming.cache.made_index import KnownIndex, MadeIndex, found_or_made
+from lightning_streaming.cache.generated_index import GeneratedIndex, KnownIndex, find_or_generate_index
+from lightning_streaming.cache.index_files import IndexForms, IndexLock, LoadedIndex
 from lightning_streaming.cache.manifest import (
     CacheManifest,
     IndexCheck,
@@ -187,7 +187,7 @@ class IndexCache:
             path=str(path),
         )
 
-    def _read_in_place(self, path: Path) -> FoundIndex:
+    def _read_in_place(self, path: Path) -> LoadedIndex:
         try:
             identity = Identity.of(path)
             if identity.size < index_files.LARGE_INDEX_BYTES:
@@ -198,7 +198,7 @@ class IndexCache:
                 likely = None if known is None else known.digest
             form = self._forms.find(identity, likely)
             if form is not None:
-                return FoundIndex(form.index, form.digest)
+                return LoadedIndex(form.index, form.digest)
             if not self._may_write():
                 return self._forms.load(path, likely=likely)
             with self._lock() as lock:
@@ -224,11 +224,11 @@ class IndexCache:
                 f"there is no dataset at {path.parent}: {path} does not exist", hint=hint, path=str(path)
             ) from None
 
-    def _read_made(self) -> FoundIndex:
+    def _read_made(self) -> LoadedIndex:
         """The index of data of another format that is read in place: made anew where its files have changed."""
         if not self._may_write():
             text = self._made(None).text
-            return FoundIndex(parse_index(text, str(self._location)), hashlib.sha256(text).hexdigest(), text)
+            return LoadedIndex(parse_index(text, str(self._location)), hashlib.sha256(text).hexdigest(), text)
         with self._lock() as lock:
             manifest, began = self._settle_manifest(lock), time.time_ns()
             cached = self._load_cached(lock.scratch, manifest.digest)
@@ -242,7 +242,7 @@ class IndexCache:
                 write_manifest(self._directory, replace(manifest, check=check), lock.scratch)
             return found
 
-    def _made(self, before: FoundIndex | None, manifest: CacheManifest | None = None) -> MadeIndex:
+    def _made(self, before: LoadedIndex | None, manifest: CacheManifest | None = None) -> GeneratedIndex:
         """An index of data of another format.
 
         Args:
@@ -253,7 +253,7 @@ class IndexCache:
         known = None
         if before is not None and check is not None:
             known = KnownIndex(before.index.shards, check.checked / 1e9, str(check.version.get(_LISTING, "")))
-        return found_or_made(self._config, known)
+        return find_or_generate_index(self._config, known)
 
     def _may_write(self) -> bool:
         """Whether the cache directory of a dataset that is read in place is there, or could be made."""
@@ -262,7 +262,7 @@ class IndexCache:
             return os.access(self._directory, os.W_OK)
         return False
 
-    def _read_cached_or_remote(self) -> FoundIndex:
+    def _read_cached_or_remote(self) -> LoadedIndex:
         make_cache_directory(self._directory)
         if not os.access(self._directory, os.W_OK):
             return self._read_foreign()
@@ -294,7 +294,7 @@ class IndexCache:
                 version = {} if check is None else check.version
                 return self._conclude(cached, cached, manifest, lock, version=version, asked=False)
 
-    def _read_foreign(self) -> FoundIndex:
+    def _read_foreign(self) -> LoadedIndex:
         """Read the index of a directory that is not ours to write to, which another user may be about to fetch."""
         cached = None
         stall = StallTimeout(self._stall_seconds())
@@ -318,7 +318,7 @@ class IndexCache:
         self._came_along = manifest is None or (is_known and check is not None and check.came_along)
         return cached
 
-    def _load_cached(self, scratch: Path | None, likely: str | None) -> FoundIndex | None:
+    def _load_cached(self, scratch: Path | None, likely: str | None) -> LoadedIndex | None:
         """The index in the cache directory; None if there is none, or one that was cut short or may not be read."""
         path = self._directory / INDEX_BASENAME
         try:
@@ -326,7 +326,7 @@ class IndexCache:
         except (FileNotFoundError, PermissionError, FormatError):
             return None
 
-    def _fetch_if_changed(self, cached: FoundIndex, manifest: CacheManifest, lock: IndexLock) -> FoundIndex:
+    def _fetch_if_changed(self, cached: LoadedIndex, manifest: CacheManifest, lock: IndexLock) -> LoadedIndex:
         """Ask for the remote's version of a large index; a small one is fetched in no more time than that takes."""
         check = manifest.check_of(cached.digest)
         if cached.text is None and check is not None and self._config.format is None:
@@ -337,7 +337,7 @@ class IndexCache:
                     return self._conclude(cached, cached, manifest, lock, version=version)
         return self._fetch(cached, manifest, lock)
 
-    def _fetch(self, cached: FoundIndex | None, manifest: CacheManifest, lock: IndexLock) -> FoundIndex:
+    def _fetch(self, cached: LoadedIndex | None, manifest: CacheManifest, lock: IndexLock) -> LoadedIndex:
         made = None if self._config.format is None else self._made(cached, manifest)
         if made is None:
             self._location.download(lock.arriving, check=partial(_refuse_page, str(self._location)))
@@ -380,14 +380,14 @@ class IndexCache:
 
     def _conclude(
         self,
-        cached: FoundIndex | None,
-        found: FoundIndex,
+        cached: LoadedIndex | None,
+        found: LoadedIndex,
         manifest: CacheManifest,
         lock: IndexLock,
         *,
         version: Mapping[str, Any],
         asked: bool = True,
-    ) -> FoundIndex:
+    ) -> LoadedIndex:
         """Note which index is here now, what the remote said of it, and find the tag that goes with it."""
         is_same = cached is not None and cached.digest == found.digest
         self._came_along = self._came_along and is_same and manifest.digest in (None, found.digest)
@@ -469,7 +469,9 @@ class _IndexTags:
         self._directory = directory
         self._scratch = scratch
 
-    def settle(self, manifest: CacheManifest, old: FoundIndex | None, new: FoundIndex, check: IndexCheck) -> int | None:
+    def settle(
+        self, manifest: CacheManifest, old: LoadedIndex | None, new: LoadedIndex, check: IndexCheck
+    ) -> int | None:
         """Find the tag for an index that is in its place by now, and tie it to that.
 
         Files that both indexes have keep their standing, if the old one is known to be what the tag went with; those
@@ -511,7 +513,7 @@ class _IndexTags:
         except OSError:  # another user's file: nothing there is believed
             return replace(manifest, tag=make_tag())
 
-    def _carry_over(self, manifest: CacheManifest, renewed: CacheManifest, old: FoundIndex, new: FoundIndex) -> None:
+    def _carry_over(self, manifest: CacheManifest, renewed: CacheManifest, old: LoadedIndex, new: LoadedIndex) -> None:
         own = OwnTags(manifest.tag)
         place = CacheDirectory(self._directory, lambda: own)
         for name, is_same in _compare_files(old.index, new.index):

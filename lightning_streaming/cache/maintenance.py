@@ -83,7 +83,7 @@ def list_cache(directory: Path, advance: Callable[[int], object] | None = None) 
     return sorted(files, key=lambda file: file.name)
 
 
-def find_index(directory: Path) -> index_files.FoundIndex | None:
+def find_index(directory: Path) -> index_files.LoadedIndex | None:
     """The index of a cache directory; None where it has none, or one that cannot be read."""
     path = directory / INDEX_BASENAME
     forms = index_files.IndexForms(directory)
@@ -94,7 +94,7 @@ def find_index(directory: Path) -> index_files.FoundIndex | None:
             return forms.load(path, likely=digest)
         # Of a dataset that is read in place there may be a parsed form.
         form = None if digest is None else forms.open(digest)
-        return None if form is None else index_files.FoundIndex(form.index, form.digest)
+        return None if form is None else index_files.LoadedIndex(form.index, form.digest)
     return None
 
 
@@ -186,7 +186,7 @@ class Plan:
     """Whether the directory goes too, because nothing was ever fetched into it but what goes."""
 
 
-def plan_clear(directory: Path, files: Iterable[CacheFile], index: index_files.FoundIndex | None) -> Plan:
+def plan_clear(directory: Path, files: Iterable[CacheFile], index: index_files.LoadedIndex | None) -> Plan:
     """All that we fetched and nobody uses goes."""
     files = list(files)
     named = _names(index) if _is_busy(files) else None
@@ -209,7 +209,7 @@ def plan_clear(directory: Path, files: Iterable[CacheFile], index: index_files.F
 
 
 def plan_garbage(
-    directory: Path, files: Iterable[CacheFile], index: index_files.FoundIndex | None, unused_since: float | None
+    directory: Path, files: Iterable[CacheFile], index: index_files.LoadedIndex | None, unused_since: float | None
 ) -> Plan:
     """What nobody will need goes: what dead processes left, also of selections; old parsed indexes; files that the
     index names no more.
@@ -348,7 +348,7 @@ class _Cleaner:
         return self._cache.remove_unused(count, [entry], f"cache maintenance: {reason.value}")
 
 
-def _names(index: index_files.FoundIndex | None) -> Container[str] | None:
+def _names(index: index_files.LoadedIndex | None) -> Container[str] | None:
     if index is None:
         return None
     files = chain.from_iterable(chain(*shard.files) for shard in index.index.shards)

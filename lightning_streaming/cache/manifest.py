@@ -1,16 +1,16 @@
-"""Whose files a cache directory holds, and which of them are ours, whole, checked and unchanged: by one ``stat``.
+"""The manifest of a cache directory, and its tags, by which one ``stat`` identifies files that are ours and checked.
 
-A *tag* is a modification time that we set: a whole second of the years 2001 to 2009. A cache directory has one of its
-own, kept in its manifest. Whatever we fetch into it gets that time when it is whole and checked. Anything else under a
-shard's name was put there by someone, or changed since, and is hashed before it is used.
+A *tag* is a modification time that we set: a whole second of the years 2001 to 2009. Each cache directory has one,
+stored in its manifest. Files that we fetch get that time once they are complete and checked. Any other file under a
+shard's name was written by somebody else, or changed since, and is hashed before it is used.
 
-Another index takes another tag, two seconds later: files that were checked by one before are still ours, and counted
-and evicted by all jobs, whichever index they began with; but each job believes only its own tag. The tags of a
-directory are a family, the even seconds of about two minutes; the odd ones say "checked by that index, not ours".
+Another index takes another tag, two seconds later: files that were checked by an earlier one are still ours, and
+counted and evicted by all jobs, whichever index they started with; but each job trusts only its tag. The tags of a
+directory are a family, the even seconds of about two minutes; the odd ones mean "checked by that index, not ours".
 
-The manifest is the file ``.origin``, three lines of text: a digest that tells remotes apart; the tag in nanoseconds, or
-the word ``originals`` where files have tags of the compressed originals that they were made from; and JSON about the
-index, which names the tag again. Where an earlier version wrote it, there is the first line alone.
+The manifest is the file ``.origin``, three lines of text: a digest of the remote; the tag in nanoseconds, or the word
+``originals`` where files have tags of the compressed originals that they were created from; and JSON about the index,
+which names the tag again. An earlier version wrote only the first line.
 """
 
 from __future__ import annotations
@@ -33,69 +33,69 @@ from lightning_streaming.files import FIRST_TAG, SECOND, TAGS_SPAN, change_time,
 
 _ORIGINALS = "originals"
 _FAMILY = 128
-"""Seconds of one family: few, so that no old file of somebody has such a time by chance; the span has whole ones."""
+"""Seconds of one family: few, so that no old file of a user has such a time by chance; the span is a multiple."""
 
 _FRESH_NANOSECONDS = 10 * 10**9
-"""For so long no other process asks the remote again: those of one job start at about the same time."""
+"""For this time no other process requests the index again: those of one job start at about the same time."""
 
 
 def make_tag() -> int:
-    """A tag for a directory that has none: a random whole second of the years 2001 to 2009, in nanoseconds."""
+    """Return a tag for a directory that has none: a random whole second of the years 2001 to 2009, in nanoseconds."""
     return (FIRST_TAG + secrets.randbelow(TAGS_SPAN // _FAMILY) * _FAMILY) * SECOND
 
 
 def next_tag(tag: int) -> int:
-    """The tag after another: of the same family, or where that is used up, of a new one."""
+    """Return the tag after another: of the same family, or if that is exhausted, of a new one."""
     later = tag + 2 * SECOND
     return later if _family(later) == _family(tag) else make_tag()
 
 
-def tag_of_original(found: os.stat_result) -> int:
-    """Return the tag of what is made from a file that is read in place: another one once that has changed.
+def tag_of_original(status: os.stat_result) -> int:
+    """Return the tag of a file created from one that is read in place: another one once that has changed.
 
     Args:
-        found: The state of the file that is read in place.
+        status: The result of ``stat`` for the file that is read in place.
     """
-    text = f"{found.st_mtime_ns} {found.st_size} {change_time(found)}"
+    text = f"{status.st_mtime_ns} {status.st_size} {change_time(status)}"
     digest = hashlib.sha256(text.encode()).digest()
     return (FIRST_TAG + int.from_bytes(digest[:8], "big") % TAGS_SPAN) * SECOND
 
 
 def parse_tag(text: bytes) -> int | None:
-    """The tag that a manifest names; None if it is not one."""
+    """Return the tag in a manifest; None if it is not one."""
     tag = int(text) if text.isdigit() else 0
     return tag if is_tag(tag) else None
 
 
 @dataclass(frozen=True, slots=True)
 class OwnTags:
-    """Which tags the files have that are ours to remove."""
+    """The tags of files that are ours, and may be removed."""
 
     tag: int | None
-    """The directory's tag; None where files have tags of their originals, and nobody but us has files."""
+    """The directory's tag; None where files have tags of their originals, and all files are ours."""
     came_with_index: bool = False
-    """Whether the index was there before we first fetched anything: then it speaks of what others put there with it."""
+    """Whether the index existed before we first fetched anything: it then describes the files that came with it."""
 
     def include(self, modified: int) -> bool:
-        """Whether a file with this modification time, in nanoseconds, is ours, by whichever index it was checked."""
+        """Return whether a file with this modification time, in nanoseconds, is ours, checked by any index."""
         if self.tag is None:
             return is_tag(modified)
         return (modified - self.tag) % (2 * SECOND) == 0 and _family(modified) == _family(self.tag)
 
     @property
     def of_remote(self) -> int:
-        """The tag of what is fetched now, in a directory of a remote."""
+        """The tag of files that are fetched now, in a directory of a remote."""
         assert self.tag is not None, "there is no index by which to check raw files of a dataset that is read in place"
         return self.tag
 
     def confirmed(self, modified: int) -> int:
-        """The modification time that a file gets when it turns out to be what the index promises.
+        """Return the modification time of a file once it has the hashes in the index.
 
-        One that is ours stays so. Where a later index has confirmed it, that stays, too: jobs of two indexes that share
-        a file would change its time to and fro.
+        A file that is ours stays ours. A file that a later index has confirmed keeps that tag: otherwise jobs of two
+        indexes that share a file would change its time back and forth.
 
         Args:
-            modified: Its modification time until now, in nanoseconds.
+            modified: Its current modification time, in nanoseconds.
         """
         tag = self.of_remote
         if modified % SECOND or _family(modified) != _family(tag):
@@ -105,7 +105,7 @@ class OwnTags:
 
 
 def verified_tag(tag: int) -> int:
-    """The time of a file that is right, but was put there by someone else: it is not checked again, and stays."""
+    """Return the time of a correct file that is not ours: it is not checked again, and never removed."""
     return tag + SECOND
 
 
@@ -115,61 +115,61 @@ def _family(modified: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexCheck:
-    """When the remote was last asked for its index, and what it said."""
+    """The last request for the index of the remote, and its result."""
 
     digest: str
-    """SHA-256 of the index that is here."""
+    """SHA-256 of the index in the directory."""
     checked: int
-    """Nanoseconds since the epoch."""
+    """Time of the request, in nanoseconds since the epoch."""
     version: Mapping[str, Any] = field(default_factory=dict)
-    """What the store said of that version: size, ETag, time; may be empty."""
+    """The store's description of that version: size, ETag, time; may be empty."""
     asker: int | None = None
-    """The process that asked; None where there was no answer."""
+    """The process that sent the request; None if there was no response."""
     came_along: bool = False
     """Whether that index was in the directory before we first fetched anything into it."""
 
-    def is_fresh(self, asked_after: int = 0) -> bool:
-        """Whether another process of this node asked the remote just now, and after some moment.
+    def is_fresh(self, after: int = 0) -> bool:
+        """Return whether another process of this node requested the index just now, and after a time.
 
-        One that opens a dataset twice has perhaps written it in between.
+        This process may have written the dataset since its last request.
         """
-        is_of_now = asked_after <= self.checked and 0 <= time.time_ns() - self.checked < _FRESH_NANOSECONDS
-        return self.asker != os.getpid() and is_of_now
+        is_recent = after <= self.checked and 0 <= time.time_ns() - self.checked < _FRESH_NANOSECONDS
+        return self.asker != os.getpid() and is_recent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheManifest:
-    """What a manifest says."""
+    """The contents of a manifest."""
 
     remote: str
     """See :attr:`~lightning_streaming.cache.config.CacheConfig.digest`."""
     tag: int | None
-    """None where an earlier version, or nobody, chose one, and where ``of_originals``."""
+    """The tag; None in a manifest of an earlier version, and with ``of_originals``."""
     check: IndexCheck | None
-    """The index that the tag goes with; None where none does."""
+    """The request for the index of the tag; None if there was none."""
     of_originals: bool = False
     """Whether the directory is for raw files of a dataset that is read in place, with tags of their originals."""
 
     @property
     def own(self) -> OwnTags | None:
-        """Which modification times are ours in the directory; None where that is not known."""
+        """The modification times of files that are ours; None if unknown."""
         return OwnTags(self.tag) if self.tag is not None or self.of_originals else None
 
     @property
     def digest(self) -> str | None:
-        """Of the index that the tag goes with."""
+        """The digest of the index of the tag."""
         return None if self.check is None else self.check.digest
 
     def check_of(self, digest: str) -> IndexCheck | None:
-        """What the remote said of the index with this digest; None if it is another, or was not fetched from there."""
+        """Return the request for the index with this digest; None for another, or one not fetched from the remote."""
         return self.check if self.check is not None and self.check.digest == digest else None
 
 
 def read_manifest(directory: Path) -> CacheManifest | None:
-    """What the manifest of a directory says; None if there is none.
+    """Read the manifest of a directory; return None if there is none.
 
     Raises:
-        StorageError: There is one that may not be read, or that is a link or a special file.
+        StorageError: It may not be read, or is a link or a special file.
     """
     path = directory / MANIFEST_BASENAME
     try:
@@ -186,53 +186,62 @@ def read_manifest(directory: Path) -> CacheManifest | None:
             path=str(path),
         ) from error
     first, second, third = (line.strip() for line in [*lines[:3], b"", b"", b""][:3])
+    tag, check = parse_tag(second), None
+    with suppress(ValueError, KeyError, TypeError):
+        fields = json.loads(third)
+        read = IndexCheck(
+            digest=str(fields["digest"]),
+            checked=int(fields["checked"]),
+            version=dict(fields["version"] or {}),
+            asker=fields.get("asker"),
+            came_along=fields.get("came_along") is True,
+        )
+        check = read if fields.get("mark", tag) == tag else None  # else it was read while it was overwritten
     return CacheManifest(
-        remote=first.decode(errors="replace"),
-        tag=parse_tag(second),
-        check=_read_check(third, parse_tag(second)),
-        of_originals=second == _ORIGINALS.encode(),
+        remote=first.decode(errors="replace"), tag=tag, check=check, of_originals=second == _ORIGINALS.encode()
     )
 
 
 def ensure_manifest(directory: Path, remote: str, scratch: Path, *, of_originals: bool = False) -> CacheManifest:
-    """The manifest of a directory that says which files are ours; written if there is none yet.
+    """Return the manifest of a directory, with a tag; write one if there is none yet.
 
     Args:
-        directory: The cache directory, which is there.
-        remote: Digest of the location that a new file is to name.
-        scratch: A file in it that nobody else writes.
+        directory: The cache directory, which exists.
+        remote: Digest of the remote for a new manifest.
+        scratch: A file in the directory that no other process writes.
         of_originals: Whether a new one is for raw files of a dataset that is read in place.
 
     Raises:
-        StorageError: There is one that may not be read, or none could be written.
+        StorageError: It may not be read, or could not be written.
     """
-    found = read_manifest(directory)
-    if found is not None and found.own is not None:
-        return found
+    existing = read_manifest(directory)
+    if existing is not None and existing.own is not None:
+        return existing
     tag = None if of_originals else make_tag()
-    made = CacheManifest(remote=found.remote if found else remote, tag=tag, check=None, of_originals=of_originals)
+    remote = existing.remote if existing else remote
+    manifest = CacheManifest(remote=remote, tag=tag, check=None, of_originals=of_originals)
     try:
-        if found is not None:
-            write_manifest(directory, made, scratch)
-            return made
-        _write(directory, made, scratch)
+        if existing is not None:
+            write_manifest(directory, manifest, scratch)
+            return manifest
+        _write(directory, manifest, scratch)
         try:
             os.link(scratch, directory / MANIFEST_BASENAME)
-        except FileExistsError:  # another user's, or another machine's, who was faster
-            made = read_manifest(directory) or made
+        except FileExistsError:  # of another user or machine that was faster
+            manifest = read_manifest(directory) or manifest
         except OSError:  # a filesystem without hard links
             os.replace(scratch, directory / MANIFEST_BASENAME)
-    except StorageError:  # that one may not be read
+    except StorageError:  # the existing one may not be read
         raise
     except OSError as error:
         raise unwritable(directory, error) from error
     finally:
         scratch.unlink(missing_ok=True)
-    return made
+    return manifest
 
 
 def write_manifest(directory: Path, manifest: CacheManifest, scratch: Path) -> None:
-    """Write a manifest anew; over the old one where the directory does not let us replace another user's file.
+    """Replace a manifest; overwrite it where the directory does not allow to replace another user's file.
 
     Raises:
         OSError: It cannot be written.
@@ -242,14 +251,11 @@ def write_manifest(directory: Path, manifest: CacheManifest, scratch: Path) -> N
     try:
         os.replace(scratch, path)
     except PermissionError:
-        _write_over(path, scratch.read_bytes())
+        text = scratch.read_bytes()
+        # In one write; a reader that gets half of the old and half of the new one finds two tags, and trusts neither.
+        with open(path, "r+b", buffering=0, opener=open_no_link) as file:
+            file.write(text.ljust(os.fstat(file.fileno()).st_size))
         scratch.unlink(missing_ok=True)
-
-
-def _write_over(path: Path, text: bytes) -> None:
-    """Write all of a file at once; whoever still reads it half old and half new finds two tags, and believes none."""
-    with open(path, "r+b", buffering=0, opener=open_no_link) as file:
-        file.write(text.ljust(os.fstat(file.fileno()).st_size))
 
 
 def _write(directory: Path, manifest: CacheManifest, scratch: Path) -> None:
@@ -265,18 +271,3 @@ def _write(directory: Path, manifest: CacheManifest, scratch: Path) -> None:
     with open(scratch, "w", opener=open_no_link) as file:
         file.write(f"{manifest.remote}\n{_ORIGINALS if manifest.of_originals else manifest.tag}\n{json.dumps(about)}\n")
         adopt_file(file.fileno(), directory, writable=True)
-
-
-def _read_check(line: bytes, tag: int | None) -> IndexCheck | None:
-    """What is said of an index, if that is whole and goes with this tag."""
-    with suppress(ValueError, KeyError, TypeError):
-        found = json.loads(line)
-        check = IndexCheck(
-            digest=str(found["digest"]),
-            checked=int(found["checked"]),
-            version=dict(found["version"] or {}),
-            asker=found.get("asker"),
-            came_along=found.get("came_along") is True,
-        )
-        return check if found.get("mark", tag) == tag else None
-    return None

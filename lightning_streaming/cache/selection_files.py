@@ -1,12 +1,12 @@
-"""The files of selections in a cache directory: who has one mapped or makes one, and removing those that nobody needs.
+"""The files of selections in a cache directory: mapping them, the lock of the process that creates one, and removal.
 
-Indexes of ids, and lengths of documents, are kept as selections are.
+Indexes of ids, and lengths of documents, are cached in the same way.
 
     selections/2f6c...e1.npy      the bits: mapped, and locked (shared), by every process that reads them
-    selections/2f6c...e1.parts/   while it is made: the bits of some shards each
-    selections/2f6c...e1.lock     held by the one process that makes it
+    selections/2f6c...e1.parts/   while it is created: the bits of some shards each
+    selections/2f6c...e1.lock     held by the one process that creates it
 
-Names are 32 hexadecimal digits, made of the data and of what is asked for.
+Names are 32 hexadecimal digits, a digest of the data and of the options.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from lightning_streaming.formats.arrays.npy import header_of
 from lightning_streaming.waits import waiting
 
 _ABANDONED_SECONDS = 24 * 3600
-"""After so long without another part, one that another machine made is taken to be dead: its lock says nothing here."""
+"""After this time without another part, a writer on another machine counts as dead: its lock is invisible here."""
 
 _LONGEST_PAUSE = 0.1
-"""Seconds between two looks whether another process has made a selection."""
-_TOLD_SECONDS = 3.0
-"""After so long whoever waits for that says so: all processes of a node come at once, and most selections are quick."""
+"""Seconds between two checks whether another process has created a selection."""
+_WARN_SECONDS = 3.0
+"""Time after which a waiting process logs it: all processes of a node start together, and most selections are quick."""
 
 _logger = package_logger(__name__)
 
 
 def selection_path(root: Path, key: str) -> Path:
-    """Where the bits of a selection are kept in a cache directory."""
+    """Return the path of the bits of a selection in a cache directory."""
     return root / SELECTIONS_BASENAME / f"{key}.npy"
 
 
 def map_bits(path: Path) -> NDArray[Any] | None:
-    """Map kept bits, which are then in use until the map is gone; None if there are none, or they are damaged.
+    """Map cached bits, which are in use until the map is gone; None if there are none, or they are damaged.
 
-    By way of a link they are only looked at: when they were used last is for those to say whose directory has them.
+    Through a link they are only read: their access time belongs to the users of the directory that holds them.
     """
     with suppress(OSError, ValueError, ShardCorruptError), open(path, "rb", opener=open_regular) as file:
         with suppress(shared_files.LocksUnsupportedError):
@@ -63,18 +63,18 @@ def map_bits(path: Path) -> NDArray[Any] | None:
 
 
 def are_bits(path: Path) -> bool:
-    """Whether a file of a selection holds its bits, whole."""
+    """Return whether a file of a selection is the complete bits."""
     return path.suffix == ".npy" and path.parent.name == SELECTIONS_BASENAME
 
 
 @contextmanager
-def made_by_one(path: Path, root: Path, work: str) -> Iterator[None]:
-    """Be the one process that makes a selection, however long that takes; where there are no locks others may, too.
+def selection_lock(path: Path, root: Path, work: str) -> Iterator[None]:
+    """Hold the lock for creating a selection, for any time; without locks in the filesystem others may create it, too.
 
     Args:
-        path: Where its bits will be; the directory is there.
+        path: Path of its bits, in an existing directory.
         root: The cache directory.
-        work: What this process does, as others are told who wait for it.
+        work: Action of this process, for messages of processes that wait.
 
     Raises:
         StorageError: The lock may not be written to.
@@ -89,10 +89,10 @@ def made_by_one(path: Path, root: Path, work: str) -> Iterator[None]:
 
 
 def _hold_lock(lock: Path, root: Path, work: str) -> int:
-    def words() -> str:
+    def message() -> str:
         return f"waiting for {shared_files.lock_owner(lock)}, which {work} that is wanted"
 
-    began, has_told = time.monotonic(), False
+    began, has_warned = time.monotonic(), False
     with ExitStack() as shown:
         for _ in shared_files.pauses(longest=_LONGEST_PAUSE):
             descriptor, is_free = shared_files.open_shared(lock, root), True
@@ -101,34 +101,34 @@ def _hold_lock(lock: Path, root: Path, work: str) -> int:
             if is_free and os.fstat(descriptor).st_nlink:  # else it was removed just now
                 return descriptor
             shared_files.unlock_and_close(descriptor)
-            if not is_free and not has_told and time.monotonic() > began + _TOLD_SECONDS:
-                has_told = True
-                _logger.warning("%s", words())
-                shown.enter_context(waiting(words))
+            if not is_free and not has_warned and time.monotonic() > began + _WARN_SECONDS:
+                has_warned = True
+                _logger.warning("%s", message())
+                shown.enter_context(waiting(message))
     raise AssertionError("pauses without end")
 
 
 def stays_with(kept: Container[str], path: Path) -> bool:
-    """Whether a file of a selection stays as one of these does: its bits, and its lock; all else is left over then."""
+    """Return whether a file is the bits or the lock of one of these selections; other files of them are left over."""
     return key_of(path) in kept and (are_bits(path) or is_lock(path))
 
 
 def is_lock(path: Path) -> bool:
-    """Whether a file of a selection is the lock of who makes it."""
+    """Return whether a file of a selection is the lock of its writer."""
     return path.suffix == ".lock"
 
 
 def key_of(path: Path) -> str:
-    """The name of the selection that a file is of."""
+    """Return the name of the selection of a file."""
     return (path if path.parent.name == SELECTIONS_BASENAME else path.parent).name.partition(".")[0]
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a process of this machine has the bits mapped, or makes them, or one of another machine may do so."""
+    """Return whether a process of this machine has the bits mapped, or creates them, or one elsewhere may do so."""
     if are_bits(path):
         return shared_files.is_locked(path)
     lock = _lock_of(path)
-    return shared_files.is_locked(lock) or _may_be_made_elsewhere(lock)
+    return shared_files.is_locked(lock) or _may_be_created_elsewhere(lock)
 
 
 def remove_unused(path: Path) -> bool:
@@ -140,7 +140,22 @@ def remove_unused(path: Path) -> bool:
     if are_bits(path):
         remove_unlocked(path)
     else:
-        _remove_leftover(path)
+        lock = _lock_of(path)
+        try:
+            descriptor = shared_files.open_to_lock(lock)
+        except FileNotFoundError:  # so no process creates it
+            with suppress(OSError):
+                path.unlink()
+        except OSError:  # another user's
+            pass
+        else:
+            try:
+                if shared_files.try_lock(descriptor, shared=False) and not _may_be_created_elsewhere(lock):
+                    path.unlink(missing_ok=True)
+            except OSError:
+                pass
+            finally:
+                shared_files.unlock_and_close(descriptor)
     if path.parent.name != SELECTIONS_BASENAME:
         with suppress(OSError):  # there are more
             path.parent.rmdir()
@@ -150,7 +165,7 @@ def remove_unused(path: Path) -> bool:
 
 
 def selections_of(path: Path) -> Path:
-    """The directory of selections that a file of one is in."""
+    """Return the directory of selections that a file of one is in."""
     return path.parent if path.parent.name == SELECTIONS_BASENAME else path.parent.parent
 
 
@@ -158,29 +173,10 @@ def _lock_of(path: Path) -> Path:
     return selections_of(path) / f"{key_of(path)}.lock"
 
 
-def _remove_leftover(path: Path) -> None:
-    lock = _lock_of(path)
-    try:
-        descriptor = shared_files.open_to_lock(lock)
-    except FileNotFoundError:  # so nobody makes it
-        with suppress(OSError):
-            path.unlink()
-        return
-    except OSError:  # another user's
-        return
-    try:
-        if shared_files.try_lock(descriptor, shared=False) and not _may_be_made_elsewhere(lock):
-            path.unlink(missing_ok=True)
-    except OSError:
-        pass
-    finally:
-        shared_files.unlock_and_close(descriptor)
-
-
-def _may_be_made_elsewhere(lock: Path) -> bool:
+def _may_be_created_elsewhere(lock: Path) -> bool:
     with suppress(OSError):
         if not lock.read_text().endswith(f" on {socket.gethostname()}"):
             # Not the directory of parts itself: that changes when we remove one.
-            told = (path.stat().st_mtime for path in (lock, *lock.with_suffix(".parts").glob("*")))
-            return max(told) > time.time() - _ABANDONED_SECONDS
+            times = (path.stat().st_mtime for path in (lock, *lock.with_suffix(".parts").glob("*")))
+            return max(times) > time.time() - _ABANDONED_SECONDS
     return False

@@ -26,9 +26,8 @@ from lightning_streaming.cache import shared_files
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.file_states import CacheDirectory, HeldShard, Presence, StagingFile, claim, staging_path
 from lightning_streaming.cache.index_cache import IndexCache
-from lightning_streaming.cache.parts_of_files import PartsOfFiles
 from lightning_streaming.cache.quota import CacheQuota, Demand
-from lightning_streaming.cache.sources import InPlaceSource, RemoteSource, takes_room_in_place, unpack
+from lightning_streaming.cache.sources import FilePartUnpacker, InPlaceSource, RemoteSource, takes_room_in_place, unpack
 from lightning_streaming.cache.usage import find_entry, set_finished, set_used
 from lightning_streaming.errors import (
     DiskFullError,
@@ -57,7 +56,7 @@ _SWEEP_SECONDS = 5.0
 _logger = package_logger(__name__)
 
 
-class Absence(enum.Enum):
+class FetchStatus(enum.Enum):
     """Why a shard is not here after one try."""
 
     FETCHED_ELSEWHERE = enum.auto()
@@ -261,7 +260,7 @@ class ShardCache:
 
     def fetch_ahead(
         self, shard: ShardInfo, quota: CacheQuota | None = None, spare_since: int | None = None
-    ) -> Absence | None:
+    ) -> FetchStatus | None:
         """Have a shard's raw files on this node without waiting: not for who fetches it already, nor for room.
 
         With a limit they may be removed again as soon as this returns.
@@ -279,7 +278,7 @@ class ShardCache:
         """
         with self._named():
             held = self._obtain(shard, _Request(quota or self._unlimited, spare_since=spare_since))
-        if isinstance(held, Absence):
+        if isinstance(held, FetchStatus):
             return held
         held.close()
         return None
@@ -357,7 +356,7 @@ class ShardCache:
                 self.directory.drop([staging])
         return True
 
-    def _obtain(self, shard: ShardInfo, request: _Request) -> HeldShard | Absence:
+    def _obtain(self, shard: ShardInfo, request: _Request) -> HeldShard | FetchStatus:
         """Try once; or, where a reader waits for it, until it is here."""
         if self._is_in_place(shard):
             assert isinstance(self._source, InPlaceSource)
@@ -372,7 +371,7 @@ class ShardCache:
             if isinstance(held, HeldShard):
                 held.set_used()
                 return held
-            if request.release is None and held is not Absence.REMOVED:
+            if request.release is None and held is not FetchStatus.REMOVED:
                 return held
             stall.check(self._staging_paths(shard))
         raise AssertionError("there is no end to that")
@@ -448,12 +447,12 @@ class _Fetcher:
         self._source = source
         self._presence = presence
         self._keep_zip = keep_zip
-        self._stored = PartsOfFiles()
+        self._stored = FilePartUnpacker()
         # When fetching a shard ahead last failed, by its raw data file; until the reader that needs it tries, too.
         self._failed_ahead = dict[str, float]()
         self.misses = Misses()
 
-    def fetch(self, shard: ShardInfo, request: _Request) -> HeldShard | Absence:
+    def fetch(self, shard: ShardInfo, request: _Request) -> HeldShard | FetchStatus:
         """Make what is missing of a shard, unless somebody else is at it, and hold the shard.
 
         Args:
@@ -470,9 +469,9 @@ class _Fetcher:
         claimed = claim(self._directory.path, shard.raw_data.basename)
         if claimed is None:
             self.misses.setdefault(shard.raw_data.basename, Miss())  # if it is a thread of ours, it tells more
-            return Absence.FETCHED_ELSEWHERE
+            return FetchStatus.FETCHED_ELSEWHERE
         claims = [claimed]
-        held: HeldShard | Absence = Absence.REMOVED
+        held: HeldShard | FetchStatus = FetchStatus.REMOVED
         try:
             with ExitStack() as stack:
                 stack.callback(self._directory.drop, claims)
@@ -494,7 +493,7 @@ class _Fetcher:
 
     def _fetch(
         self, shard: ShardInfo, claims: list[StagingFile], request: _Request, stack: ExitStack
-    ) -> HeldShard | Absence:
+    ) -> HeldShard | FetchStatus:
         source = self._source_for(shard, request)
         try:
             return self._fetch_from(source, shard, claims, request, stack)
@@ -510,7 +509,7 @@ class _Fetcher:
         claims: list[StagingFile],
         request: _Request,
         stack: ExitStack,
-    ) -> HeldShard | Absence:
+    ) -> HeldShard | FetchStatus:
         files = []
         for raw, compressed in [pair for pair in shard.files if not self._presence.is_here(*pair)]:
             staging = claims[0] if raw is shard.raw_data else self._claim(raw, claims)
@@ -526,11 +525,11 @@ class _Fetcher:
         if demands and not request.quota.reserve(
             self._directory, demands, release=request.release, spare_since=request.spare_since
         ):
-            return Absence.NO_ROOM
+            return FetchStatus.NO_ROOM
         if not all(self._make_with_space(file, request) for file in files):
-            return Absence.NO_ROOM
+            return FetchStatus.NO_ROOM
         # Before the claims are let go of, so that nobody comes in between.
-        return self._presence.hold(shard) or Absence.REMOVED
+        return self._presence.hold(shard) or FetchStatus.REMOVED
 
     def _claim(self, file: FileInfo, claims: list[StagingFile]) -> StagingFile:
         """Claim what only holders of the shard's claim ask for; but others look whether its writer is dead."""

@@ -1,20 +1,25 @@
-"""The two places raw files come from, a directory that is read in place and a remote; and is a file the right one?"""
+"""Sources of raw files: a directory that is read in place, a remote, and parts of stored files; checks of files."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, NamedTuple
 
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.manifest import OwnTags, tag_of_original, verified_tag
 from lightning_streaming.cache.shared_files import open_no_link
 from lightning_streaming.errors import (
     ConfigError,
+    FormatError,
     IntegrityError,
     MissingDependencyError,
     ObjectNotFoundError,
@@ -26,10 +31,14 @@ from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.hashing import CHEAPEST_FIRST, hash_bytes, hash_file
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
 from lightning_streaming.formats.shard import range_readable_format, was_written_for
+from lightning_streaming.formats.shard_format import RangedFile
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.versions import NO_PIN, Pin, check_local
 
 _logger = package_logger(__name__)
+
+_MAX_METADATA = 64
+"""Files of which metadata is cached in memory: of Parquet the footer, usually at most a megabyte."""
 
 
 def find_size(path: Path) -> int | None:
@@ -510,3 +519,81 @@ class StoredRemotely:
         if not self.pin.version and self.shown not in (self.pin.first or ()):
             _warn_without_versions(self.location)
         return found
+
+
+class Unpacked(NamedTuple):
+    """The result of creating a raw file of a part of a stored one."""
+
+    num_bytes: int
+    """Bytes that were read of the stored file."""
+    read_until: int
+    """Time when the last of them had been read, by ``perf_counter_ns``; then the raw file was created."""
+
+
+class FilePartUnpacker:
+    """Creates raw files of parts of stored files, as of row groups of Parquet, and caches metadata of the latter.
+
+    For one stream, and several threads. A copy in another process starts with an empty cache.
+    """
+
+    def __init__(self) -> None:
+        self._metadata: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def unpack(self, shard: ShardInfo, stored: RangedFile, destination: Path, *, version: str = "") -> Unpacked:
+        """Create the raw file of a shard.
+
+        The metadata of a file that does not fit the cached one, or the index, is read once more.
+
+        Args:
+            shard: The shard, a part of a file.
+            stored: That file.
+            destination: The raw file.
+            version: Version of that file: cached metadata of another version is not used.
+
+        Raises:
+            FormatError: The stored file is damaged, or another one than when the index was created.
+            DiskFullError: There is no room for the raw file.
+            StorageError: The stored file could not be read, or the raw one not be written.
+        """
+        parts = range_readable_format(shard)
+        assert parts is not None, "or it is no part of a file"
+        timed, key = _TimedFile(stored), (stored.shown, version)
+        with disk_errors(destination):
+            with self._lock:
+                metadata = self._metadata.get(key)
+                if metadata is not None:
+                    self._metadata.move_to_end(key)
+            if metadata is not None:
+                # The metadata may be of another file that had this name before.
+                with suppress(FormatError):
+                    num_bytes = parts.unpack(shard, metadata, timed, destination)
+                    return Unpacked(num_bytes, timed.read_until)
+            metadata = parts.read_metadata(timed)
+            num_bytes = parts.unpack(shard, metadata, timed, destination)
+            with self._lock:
+                self._metadata[key] = metadata
+                self._metadata.move_to_end(key)
+                while len(self._metadata) > _MAX_METADATA:
+                    self._metadata.popitem(last=False)
+            return Unpacked(num_bytes, timed.read_until)
+
+
+class _TimedFile:
+    """A stored file, with the time of the last read."""
+
+    def __init__(self, stored: RangedFile) -> None:
+        self._stored, self.shown, self.size = stored, stored.shown, stored.size
+        self.read_until = perf_counter_ns()
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:
+        """Return the bytes of some ranges; see :class:`RangedFile`."""
+        data = self._stored.read(ranges)
+        self.read_until = perf_counter_ns()
+        return data

@@ -80,7 +80,7 @@ class CatalogReader:
         for joined in self._joins.values():
             yield from (source.cache for source in joined.values())
 
-    def say_whose(self, place: str) -> None:
+    def set_label(self, place: str) -> None:
         """Let errors say where the streams are configured, like ``data.val``."""
         for name, cache in self.caches.items():  # a stream without a name is the only one there
             cache.label = place if list(self.caches) == ["0"] else f"stream {name!r} of {place}"

@@ -2,7 +2,7 @@
 
 OpenShards      readers of mapped shards, the one used longest ago goes first
 ShardsAhead     shards that were prefetched and are not opened yet
-RoomWatch       whether room is scarce
+CachePressure       whether room is scarce
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ShardsAhead:
         self._num_bytes -= size
 
 
-class RoomWatch:
+class CachePressure:
     """What one reader knows of the room there is.
 
     Args:

@@ -18,10 +18,10 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.eviction import coldest_first, reader_share
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.quota import CacheQuota
-from lightning_streaming.cache.shard_cache import Absence, Miss
+from lightning_streaming.cache.shard_cache import FetchStatus, Miss
 from lightning_streaming.cache.usage import CacheEntry
 from lightning_streaming.dataset.catalog_reader import RANDOM_READERS, CatalogReader
-from lightning_streaming.dataset.open_shards import OpenShards, RoomWatch, ShardsAhead, raw_bytes
+from lightning_streaming.dataset.open_shards import CachePressure, OpenShards, ShardsAhead, raw_bytes
 from lightning_streaming.errors import (
     ConfigError,
     EncodingError,
@@ -106,7 +106,7 @@ class SampleSource:
         self.known_catalog: Catalog | None = None  # as long as no index has been read
         self.shown = IN_LOG
         """How to show waits for what is read and worked out of indexes."""
-        self._room_watch = RoomWatch(self._room)
+        self._pressure = CachePressure(self._room)
         self._open = OpenShards(self._stamp_used)
         self._checks_at = 0.0
         self._ahead = ShardsAhead()
@@ -134,9 +134,9 @@ class SampleSource:
 
     def _read_catalog(self, watched: Watched) -> Catalog:
         catalog = self._catalogs.read(self._room, self.shown, watched)
-        self._room_watch.largest_shard = self._catalogs.most_together
+        self._pressure.largest_shard = self._catalogs.most_together
         if self._room.limit is not None:
-            self._room_watch.shards_limit = max(0, self._room.limit - self._room.fixed_bytes())
+            self._pressure.shards_limit = max(0, self._room.limit - self._room.fixed_bytes())
             self._share_room(RANDOM_READERS)
         return catalog
 
@@ -218,10 +218,10 @@ class SampleSource:
     def is_in_pass(self, is_in_pass: bool) -> None:
         self._open.is_in_pass = is_in_pass
 
-    def say_whose(self, place: str) -> None:
+    def set_label(self, place: str) -> None:
         """Let errors say where the streams are configured, like ``data.val``."""
         self._room.limit_name = f"{place}.cache_limit"
-        self._catalogs.say_whose(place)
+        self._catalogs.set_label(place)
 
     def prepare(self) -> None:
         """Make ready for worker processes: import what fetching needs, and leave them the room that there is."""
@@ -277,13 +277,13 @@ class SampleSource:
         cache, info = self._checked(shard)
         spare_since = self._ahead.spare_since(raw_bytes(info))
         self._ahead.begin(shard, raw_bytes(info))
-        absence: Absence | None = Absence.NO_ROOM
+        status: FetchStatus | None = FetchStatus.NO_ROOM
         try:
-            absence = cache.fetch_ahead(info, self._room, spare_since)
+            status = cache.fetch_ahead(info, self._room, spare_since)
         finally:
-            if absence is not None or shard in self._open.readers:  # the reader was faster
+            if status is not None or shard in self._open.readers:  # the reader was faster
                 self._ahead.end(shard)
-        return absence is not Absence.NO_ROOM
+        return status is not FetchStatus.NO_ROOM
 
     def find_joined(self) -> Callable[[int, NDArray[np.int64]], list[int]]:
         """What finds, in threads of one pass, the shards of datasets that are joined by id with some samples.
@@ -387,7 +387,7 @@ class SampleSource:
         cache, info = self._checked(shard)
         self._open.forget_inherited()
         self.check_unchanged(self._open.make_room(info))
-        self._room_watch.look_next_time()
+        self._pressure.look_next_time()
         self._ahead.end(shard)
         for attempts_left in range(retry, -1, -1):
             with cache.hold(info, self._room, self._open.close_all) as directory:
@@ -484,7 +484,7 @@ class SampleSource:
             self._checks_at = now + _SECONDS_BETWEEN_CHECKS
             self.check_unchanged()
         share = self._open.most_bytes
-        if (share is not None and share < self._room_watch.largest_shard) or self._room_watch.is_felt():
+        if (share is not None and share < self._pressure.largest_shard) or self._pressure.is_felt():
             self._open.close_all()
 
     def end_pass(self) -> None:
@@ -545,8 +545,8 @@ class SampleSource:
 
     def _share_room(self, readers: int) -> None:
         if self._room.limit is not None:
-            self._room.expect(readers, self._room_watch.largest_shard)
-            self._open.most_bytes = self._ahead.most_bytes = reader_share(self._room_watch.shards_limit, readers)
+            self._room.expect(readers, self._pressure.largest_shard)
+            self._open.most_bytes = self._ahead.most_bytes = reader_share(self._pressure.shards_limit, readers)
 
     def _read_alone(self, shard: int, index: int) -> dict[str, Any] | None:
         """One sample by its bytes alone; None where its shard is here, or cannot be read like that."""

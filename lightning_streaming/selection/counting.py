@@ -42,7 +42,7 @@ from lightning_streaming.selection.scanning import (
     Watched,
     array_file,
     errors_name,
-    found_or_made,
+    find_or_generate_index,
     part_path,
     read_checked,
     told,
@@ -142,7 +142,7 @@ class _Counting:
 
     def done(self) -> StreamLengths:
         self._check()
-        return found_or_made(
+        return find_or_generate_index(
             self.path,
             self.cache.directory,
             "counts the tokens",

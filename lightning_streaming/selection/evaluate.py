@@ -45,7 +45,7 @@ from lightning_streaming.selection.scanning import (
     ShardGroup,
     ShardScan,
     errors_name,
-    found_or_made,
+    find_or_generate_index,
     part_path,
     read_checked,
     told,
@@ -176,7 +176,7 @@ class _Work:
         if found is not None:
             return found
         _ = self.conditions, self.chosen  # to refuse what cannot be, before anything is made
-        return found_or_made(
+        return find_or_generate_index(
             self.path,
             self.cache.directory,
             "evaluates the selection",

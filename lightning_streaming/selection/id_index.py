@@ -37,7 +37,7 @@ from lightning_streaming.selection.scanning import (
     ShardScan,
     array_file,
     errors_name,
-    found_or_made,
+    find_or_generate_index,
     part_path,
     read_checked,
     told,
@@ -260,7 +260,7 @@ class _Making:
     def done(self) -> IdIndex:
         if not self.index.num_samples:
             return IdIndex(np.zeros((self.rows, 1), np.uint64))
-        return found_or_made(
+        return find_or_generate_index(
             self.path,
             self.cache.directory,
             "makes the index of ids",

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.file_states import CacheDirectory
 from lightning_streaming.cache.quota import CacheQuota
-from lightning_streaming.cache.selection_files import made_by_one, map_bits
+from lightning_streaming.cache.selection_files import map_bits, selection_lock
 from lightning_streaming.cache.shared_files import adopt_file, make_directories, unwritable
 from lightning_streaming.errors import (
     DiskFullError,
@@ -237,7 +237,7 @@ def unwatched(*_: object) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def found_or_made(
+def find_or_generate_index(
     path: Path,
     directory: CacheDirectory,
     work: str,
@@ -312,7 +312,7 @@ def may_be_kept(path: Path, directory: CacheDirectory, stack: ExitStack, work: s
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(path.parent)
         # Whoever holds it may take hours; it is given back when they die.
-        stack.enter_context(made_by_one(path, root, work))
+        stack.enter_context(selection_lock(path, root, work))
     except DiskFullError:
         raise
     except (OSError, StorageError):

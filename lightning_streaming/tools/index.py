@@ -18,7 +18,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from lightning_streaming.cache.made_index import KnownIndex, made_index
+from lightning_streaming.cache.generated_index import KnownIndex, generated_index
 from lightning_streaming.cache.shared_files import make_cache_directory
 from lightning_streaming.dataset.stream import Stream, StreamDefaults, cache_config_of
 from lightning_streaming.errors import ConfigError
@@ -63,7 +63,7 @@ def run(args: Namespace) -> int:
     directory = config.cache_directory()
     make_cache_directory(directory)
     with progress(None, "scan", "shards") as advance:
-        text = made_index(
+        text = generated_index(
             source,
             args.format,
             args.block_length,

@@ -18,7 +18,7 @@ import math
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
-from lightning_streaming.cache.made_index import KnownIndex, made_index
+from lightning_streaming.cache.generated_index import KnownIndex, generated_index
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.formats.shard_table import OTHER_FORMATS
@@ -97,7 +97,7 @@ def _merge_format(args: Namespace) -> DatasetIndex:
                     path=str(out.at / path),
                 )
         trusted = KnownIndex(joined(indexes).shards, math.inf)
-        index = parse_index(made_index(out.at, args.format, args.block_length, known=trusted), out.shown)
+        index = parse_index(generated_index(out.at, args.format, args.block_length, known=trusted), out.shown)
     publish(index, out.location, storage_options=args.storage_options)
     return index
 

@@ -220,7 +220,7 @@ class StreamingDataModule(_WithOptions):
                 except ConfigError as error:
                     raise error.with_context(f"data.{name}") from error.__cause__
                 if isinstance(dataset, StreamingDataset):
-                    source_of(dataset).say_whose(f"data.{name}")
+                    source_of(dataset).set_label(f"data.{name}")
                     if self.trainer is not None:
                         source_of(dataset).shown = shown_by(self.trainer)
 

@@ -14,7 +14,7 @@ import pytest
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.file_states import claim
 from lightning_streaming.cache.quota import CacheQuota
-from lightning_streaming.cache.shard_cache import Absence
+from lightning_streaming.cache.shard_cache import FetchStatus
 from lightning_streaming.cache.usage import read_usage
 from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.formats.index import ShardInfo
@@ -110,11 +110,11 @@ def test_a_reader_waits_on_a_full_disk_until_others_let_go_and_who_fetches_ahead
     cache = cache_on(small_disk, tmp_path / "remote", None)
     shards, used = full_of_maps(cache)
     room = CacheQuota([cache.directory])
-    assert cache.fetch_ahead(shards[1], room) is Absence.NO_ROOM
+    assert cache.fetch_ahead(shards[1], room) is FetchStatus.NO_ROOM
     reader = threading.Thread(target=fetch_shard, args=(cache, shards[0]))
     reader.start()
     assert wait_until(room.somebody_waits)
-    assert cache.fetch_ahead(shards[1], room) in (Absence.NO_ROOM, Absence.FETCHED_ELSEWHERE)
+    assert cache.fetch_ahead(shards[1], room) in (FetchStatus.NO_ROOM, FetchStatus.FETCHED_ELSEWHERE)
     used.clear()
     reader.join()
     assert cache.has(shards[0])

@@ -30,7 +30,7 @@ from lightning_streaming.cache.quota import (
     largest_shard_bytes,
 )
 from lightning_streaming.cache.selection_files import map_bits, selection_path
-from lightning_streaming.cache.shard_cache import Absence
+from lightning_streaming.cache.shard_cache import FetchStatus
 from lightning_streaming.cache.shared_files import pauses
 from lightning_streaming.cache.usage import (
     read_usage,
@@ -65,7 +65,7 @@ class Cached:
         for shard in shards:
             fetch_shard(self.cache, self.shards[shard], room=room or self.room)
 
-    def ahead(self, shard: int, spare_since: int | None) -> Absence | None:
+    def ahead(self, shard: int, spare_since: int | None) -> FetchStatus | None:
         return self.cache.fetch_ahead(self.shards[shard], self.room, spare_since)
 
     def path(self, shard: int) -> Path:
@@ -156,7 +156,7 @@ def test_fetching_ahead_takes_no_room_from_what_it_is_told_to_spare(six: Cached)
     since = six.path(1).stat().st_atime_ns
     assert six.ahead(3, since) is None
     assert six.here() == [1, 2, 3]
-    assert six.ahead(4, since) is Absence.NO_ROOM
+    assert six.ahead(4, since) is FetchStatus.NO_ROOM
     assert six.here() == [1, 2, 3]
     assert not parts(six.root)
     assert read_usage(six.root) == 3 * SHARD
@@ -167,7 +167,7 @@ def test_who_fetches_ahead_stands_back_while_a_reader_waits(six: Cached) -> None
         assert not six.room.somebody_waits()
         assert turn.wait(0)
         assert six.room.somebody_waits()
-        assert six.ahead(0, None) is Absence.NO_ROOM
+        assert six.ahead(0, None) is FetchStatus.NO_ROOM
     assert six.ahead(0, None) is None
 
 

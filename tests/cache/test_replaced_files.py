@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lightning_streaming.cache import made_index as made_index_module
+from lightning_streaming.cache import generated_index as generated_index_module
 from lightning_streaming.cache.config import CacheConfig
-from lightning_streaming.cache.made_index import made_index
+from lightning_streaming.cache.generated_index import generated_index
 from lightning_streaming.cache.shard_cache import ShardCache
 from lightning_streaming.errors import IntegrityError, StorageError
 from lightning_streaming.formats.arrays import row_files
@@ -142,7 +142,7 @@ def test_an_index_beside_the_data_is_pinned_to_the_files_of_its_store(s3_bucket:
     place.mkdir()
     (place / "a.parquet").write_bytes(parquet(0))
     s3_bucket.put("a.parquet", parquet(0))
-    s3_bucket.put("index.json", made_index(Location(str(place)), "parquet"))
+    s3_bucket.put("index.json", generated_index(Location(str(place)), "parquet"))
     settings: dict[str, Any] = {"storage_options": s3_bucket.options, "format": "parquet", "download_retry": 0}
     config = CacheConfig(name="0", remote=s3_bucket.url, local=tmp_path / "cache", **settings)
     cache = ShardCache(config)
@@ -164,7 +164,7 @@ def test_lost_versions_leave_the_cache_as_it_is(
         for name, data in files.items():
             (tmp_path / "data" / f"{name}.npy").write_bytes(data)
             http_store.put(f"{name}.npy", data)
-        http_store.put("index.json", made_index(Location(str(tmp_path / "data")), "npy"))
+        http_store.put("index.json", generated_index(Location(str(tmp_path / "data")), "npy"))
         if (tmp_path / "cache").exists():
             let_a_minute_pass(tmp_path / "cache")
 
@@ -177,7 +177,7 @@ def test_lost_versions_leave_the_cache_as_it_is(
     publish(a=npy(0), b=npy(500))
     expected = values(first := ShardCache(config), list(first.read_index().shards))
     if lost == "growth":
-        monkeypatch.setattr(made_index_module, "_MOST_REQUESTS", 2)
+        monkeypatch.setattr(generated_index_module, "_MOST_REQUESTS", 2)
         publish(c=npy(700))
     else:
         publish()
@@ -207,11 +207,11 @@ def test_the_directories_of_the_named_files_are_listed_alone(s3_bucket: Any, tmp
         (root / name).write_bytes(npy(0))
         s3_bucket.put(name, npy(0))
     s3_bucket.put("other/y.npy", npy(0))
-    s3_bucket.put("index.json", made_index(Location(str(root)), "npy"))
+    s3_bucket.put("index.json", generated_index(Location(str(root)), "npy"))
     settings: dict[str, Any] = {"storage_options": s3_bucket.options, "format": "npy", "download_retry": 0}
     index = ShardCache(CacheConfig(name="0", remote=s3_bucket.url, local=tmp_path / "cache", **settings)).read_index()
     assert all(file.version for shard in index.shards for file in shard.stored)
-    assert made_index_module._listed_beside(Location(s3_bucket.url, s3_bucket.options), names).keys() == set(names)
+    assert generated_index_module._listed_beside(Location(s3_bucket.url, s3_bucket.options), names).keys() == set(names)
 
 
 @pytest.mark.rotate(2)
@@ -224,7 +224,7 @@ def test_without_a_recorded_version_files_are_pinned_to_the_first_answer(
     (indexed := tmp_path / "indexed").mkdir()
     (indexed / name).write_bytes(make(0))
     place.put(name, make(0))
-    place.put("index.json", made_index(Location(str(indexed)), shard_format))
+    place.put("index.json", generated_index(Location(str(indexed)), shard_format))
     cache = place.cache(None)
     shards = list(cache.read_index().shards)
     assert not any(file.version for shard in shards for file in shard.stored)

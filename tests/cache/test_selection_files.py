@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from lightning_streaming.cache import selection_files
-from lightning_streaming.cache.selection_files import made_by_one, selection_path
+from lightning_streaming.cache.selection_files import selection_lock, selection_path
 from lightning_streaming.waits import Shown
 from tests.reading.processes import wait_until
 
@@ -25,18 +25,18 @@ class Terminal(StringIO):
 def test_who_waits_for_another_to_make_it_is_shown_that_on_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(selection_files, "_TOLD_SECONDS", 0)
+    monkeypatch.setattr(selection_files, "_WARN_SECONDS", 0)
     path = selection_path(tmp_path, "0" * 32)
     path.parent.mkdir()
     made: list[str] = []
 
     def make(who: str) -> None:
-        with Shown(bars=True).here(), made_by_one(path, tmp_path, WORK):
+        with Shown(bars=True).here(), selection_lock(path, tmp_path, WORK):
             made.append(who)
 
     waits = Thread(target=make, args=("second",))
     with redirect_stderr(Terminal()) as terminal:
-        with made_by_one(path, tmp_path, WORK):
+        with selection_lock(path, tmp_path, WORK):
             waits.start()
             assert wait_until(lambda: f", which {WORK} that is wanted" in terminal.getvalue())
             made.append("first")

@@ -11,7 +11,7 @@ import pytest
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.config import default_cache_directory
 from lightning_streaming.cache.file_states import StagingFile, claim
-from lightning_streaming.cache.shard_cache import Absence
+from lightning_streaming.cache.shard_cache import FetchStatus
 from lightning_streaming.errors import (
     ConfigError,
     IndexFormatError,
@@ -311,7 +311,7 @@ class TestObject:
         shard = cache.read_index().shards[0]
         part = claim(tmp_path / "cache", "shard.00000.mds")
         assert part is not None
-        assert cache.fetch_ahead(shard) is Absence.FETCHED_ELSEWHERE
+        assert cache.fetch_ahead(shard) is FetchStatus.FETCHED_ELSEWHERE
         cache.directory.drop([part])
         assert cache.fetch_ahead(shard) is None
 

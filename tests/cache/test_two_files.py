@@ -10,7 +10,7 @@ import pytest
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.config import default_cache_directory
 from lightning_streaming.cache.file_states import StagingFile, claim
-from lightning_streaming.cache.shard_cache import Absence
+from lightning_streaming.cache.shard_cache import FetchStatus
 from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, ShardCorruptError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex
 from lightning_streaming.storage import Location
@@ -150,7 +150,7 @@ class TestFetching:
         cache.read_index()
         part = claim(tmp_path / "cache", "shard.00000.csv")
         assert part is not None
-        assert cache.fetch_ahead(shard) is Absence.FETCHED_ELSEWHERE
+        assert cache.fetch_ahead(shard) is FetchStatus.FETCHED_ELSEWHERE
         assert files_in(tmp_path / "cache") == {}
         part.close()
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE
-from lightning_streaming.cache.made_index import made_index
+from lightning_streaming.cache.generated_index import generated_index
 from lightning_streaming.errors import ConfigError, IntegrityError
 from lightning_streaming.formats.arrays import row_files
 from lightning_streaming.formats.arrays.row_files import RowsReader
@@ -200,7 +200,7 @@ def test_a_large_file_that_was_changed_is_told_by_its_name(s3: S3Store, tmp_path
 @pytest.mark.usefixtures("small_parts")
 def test_an_index_made_ahead_serves_who_names_some_files(tmp_path: Path) -> None:
     root = write_npy(tmp_path / "other")
-    text = made_index(Location(str(root)), "npy")
+    text = generated_index(Location(str(root)), "npy")
     (root / "index.json").write_bytes(text)
     dataset = StreamingDataset(remote=f"{root}/[13].npy", format="npy")
     assert [shard.samples for shard in dataset.streams[0].get_shards()] == [10, 10, 10, 8, 9]

@@ -34,9 +34,8 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming.cache.config import CacheConfig
-from lightning_streaming.cache.made_index import made_index
-from lightning_streaming.cache.parts_of_files import PartsOfFiles
-from lightning_streaming.cache.sources import InPlaceSource
+from lightning_streaming.cache.generated_index import generated_index
+from lightning_streaming.cache.sources import FilePartUnpacker, InPlaceSource
 from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.columns import flat_column
@@ -248,7 +247,7 @@ def damaged(rng: random.Random, data: bytes, focus: tuple[int, int]) -> bytes:
 
 
 def _index(root: Path, options: Mapping[str, Any]) -> bytes:
-    return made_index(Location(str(root)), options["format"], options.get("block_length"))
+    return generated_index(Location(str(root)), options["format"], options.get("block_length"))
 
 
 def read_shard(info: ShardInfo, root: Path, scratch: Path) -> list[Read]:
@@ -288,7 +287,7 @@ def _unpack(info: ShardInfo, root: Path, scratch: Path) -> None:
     with path.open("wb") as file:
         file.truncate(info.raw_data.bytes)
     if info.compression == PART:
-        PartsOfFiles().unpack(info, source.stored(info.zip_data), path)
+        FilePartUnpacker().unpack(info, source.stored(info.zip_data), path)
     else:
         source.unpack_raw(info.raw_data, info.zip_data, str(info.compression), path)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_streaming.cache.made_index import FilesAt
+from lightning_streaming.cache.generated_index import FilesAt
 from lightning_streaming.formats.arrow.rows import ArrowRows
 from lightning_streaming.formats.arrow.types import arrow_columns
 from lightning_streaming.formats.index import dump_index, parse_index

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_streaming.cache.parts_of_files import PartsOfFiles
-from lightning_streaming.cache.sources import StoredInPlace
+from lightning_streaming.cache.sources import FilePartUnpacker, StoredInPlace
 from lightning_streaming.errors import (
     ConfigError,
     EncodingError,
@@ -59,7 +58,7 @@ def write(root: Path, table: pa.Table = TABLE, name: str = "a.parquet", **how: A
 
 
 def unpacked(
-    info: ShardInfo, root: Path, columns: Sequence[str] | None = None, parts: PartsOfFiles | None = None
+    info: ShardInfo, root: Path, columns: Sequence[str] | None = None, parts: FilePartUnpacker | None = None
 ) -> tuple[ShardInfo, Path]:
     """A shard's raw file, made beside the data as a cache would have it."""
     check_shard(info, columns=columns)
@@ -68,7 +67,7 @@ def unpacked(
     raw.parent.mkdir(parents=True, exist_ok=True)
     assert wanted.zip_data is not None
     stored = StoredInPlace(root / wanted.zip_data.basename, wanted.zip_data.bytes)
-    (parts or PartsOfFiles()).unpack(wanted, stored, raw)
+    (parts or FilePartUnpacker()).unpack(wanted, stored, raw)
     return wanted, root / "cache"
 
 
@@ -134,7 +133,7 @@ def test_only_wanted_columns_are_read_and_take_room(tmp_path: Path) -> None:
     assert narrowed(info, list(column_names(info))) == info
     raw = tmp_path / "raw"
     assert wanted.zip_data is not None
-    asked = PartsOfFiles().unpack(wanted, StoredInPlace(tmp_path / "a.parquet", wanted.zip_data.bytes), raw)
+    asked = FilePartUnpacker().unpack(wanted, StoredInPlace(tmp_path / "a.parquet", wanted.zip_data.bytes), raw)
     assert asked.num_bytes < 3000
     assert raw.stat().st_size == wanted.raw_data.bytes
     assert read([info], tmp_path, ["text", "id"])[3] == {"id": 23, "text": "row 23"}
@@ -308,7 +307,7 @@ def test_an_unpacked_file_is_written_where_it_is(tmp_path: Path) -> None:
     raw.write_bytes(b"x" * info.raw_data.bytes)
     inode = raw.stat().st_ino
     assert info.zip_data is not None
-    PartsOfFiles().unpack(info, StoredInPlace(tmp_path / "a.parquet", info.zip_data.bytes), raw)
+    FilePartUnpacker().unpack(info, StoredInPlace(tmp_path / "a.parquet", info.zip_data.bytes), raw)
     assert (raw.stat().st_ino, raw.stat().st_size) == (inode, info.raw_data.bytes)
 
 
@@ -387,7 +386,7 @@ def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
 
 def test_a_file_that_has_changed_is_told_or_read_rightly(tmp_path: Path) -> None:
     infos = describe(write(tmp_path), "parquet")
-    parts = PartsOfFiles()
+    parts = FilePartUnpacker()
     unpacked(infos[0], tmp_path, parts=parts)
     write(tmp_path, pa.table({"other": ["x" * 50] * 5}))
     with assert_error(ShardCorruptError, path="a.parquet") as caught:
@@ -405,7 +404,7 @@ def test_what_is_known_of_a_file_is_not_used_for_another_version_of_it(
 ) -> None:
     info, footers = describe(write(tmp_path), "parquet")[0], list[str]()
     assert info.zip_data is not None
-    stored, parts = StoredInPlace(tmp_path / "a.parquet", info.zip_data.bytes), PartsOfFiles()
+    stored, parts = StoredInPlace(tmp_path / "a.parquet", info.zip_data.bytes), FilePartUnpacker()
     look = ParquetFormat.read_metadata
 
     def noted(self: ParquetFormat, stored: RangedFile) -> Footer:
@@ -534,7 +533,7 @@ def test_more_than_the_system_reads_or_writes_at_once_is_whole(tmp_path: Path, m
     stored = StoredInPlace(SparingPath(tmp_path / "a.parquet"), (tmp_path / "a.parquet").stat().st_size)
     monkeypatch.setattr(os, "fdopen", lambda descriptor, mode, **_: Sparing(descriptor, mode))
 
-    PartsOfFiles().unpack(infos[0], stored, made := tmp_path / infos[0].raw_data.basename.replace("/", "-"))
+    FilePartUnpacker().unpack(infos[0], stored, made := tmp_path / infos[0].raw_data.basename.replace("/", "-"))
 
     rows = pa.ipc.open_stream(made.read_bytes()).read_all()
     assert rows.cast(TABLE.schema).equals(TABLE)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from lightning_streaming.cache.made_index import FilesAt
+from lightning_streaming.cache.generated_index import FilesAt
 from lightning_streaming.errors import ObjectNotFoundError, ShardCorruptError
 from lightning_streaming.formats.tar.members import StoredWindow, UnpackedWindow, read_members
 from lightning_streaming.formats.tar.webdataset import WebDatasetFormat

@@ -449,7 +449,7 @@ def test_where_nothing_may_be_written_they_are_in_memory(
     def denied(*_: Any) -> Any:
         raise StorageError("denied") if refused == "lock" else PermissionError("denied")
 
-    monkeypatch.setattr(scanning, "made_by_one" if refused == "lock" else "adopt_file", denied)
+    monkeypatch.setattr(scanning, "selection_lock" if refused == "lock" else "adopt_file", denied)
     found = counted(root)
     assert (found.values.tolist(), found.kept_at) == (lengths(12), None)
     assert "is not writable: each process counts the tokens anew" in caplog.text

@@ -218,7 +218,7 @@ def test_where_nothing_may_be_written_it_is_made_in_memory(
         raise StorageError("denied") if refused == "lock" else PermissionError("denied")
 
     if refused == "lock":
-        monkeypatch.setattr(scanning, "made_by_one", denied)
+        monkeypatch.setattr(scanning, "selection_lock", denied)
     else:
         monkeypatch.setattr(scanning, "adopt_file", denied)
     index = indexed(root)

@@ -261,7 +261,7 @@ def compute_ahead(stage: str, dataset: Any) -> tuple[list[dict[str, Any]], list[
         reports.append({"of": label, "asked": request, "samples": samples, "was_kept": not scanned, "seconds": seconds})
 
     source = source_of(dataset)
-    source.say_whose(f"data.{stage}")
+    source.set_label(f"data.{stage}")
     source.make_ahead(watched)
     catalog = source.catalog
     paths = [selection.kept_at for selection in catalog.selections if selection is not None]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_streaming.cache.index_form import IndexForm, identity_of, note_identity, read_form, write_form
+from lightning_streaming.cache.index_files import IndexForm, identity_of, read_form, write_form, write_identity
 from lightning_streaming.files import Identity
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
 from tests.formats.golden_datasets import SERVED
@@ -115,7 +115,7 @@ def test_an_identity_is_noted_in_place(tmp_path: Path) -> None:
     put(path, read_golden_index(golden_path("mds", "scalars")))
     with path.open("r+b") as file:
         assert identity_of(file) == IDENTITY
-        note_identity(file, Identity(1, 2, 3))
+        write_identity(file, Identity(1, 2, 3))
         assert identity_of(file) == Identity(1, 2, 3)
     assert get(path) is not None
     with path.open("r+b") as file:

@@ -62,7 +62,7 @@ class KnownIndex(NamedTuple):
     """The :attr:`FilesAt.digest` of that time; "" if that is not known."""
 
 
-class MadeIndex(NamedTuple):
+class GeneratedIndex(NamedTuple):
     """An index that was made, or found beside the data."""
 
     text: bytes
@@ -186,7 +186,7 @@ def _data_below(location: Location) -> Mapping[str, ListedFile]:
     return {name: one for name, one in found.items() if ours.isdisjoint(PurePosixPath(name).parents)}
 
 
-def made_index(
+def generated_index(
     place: Location | FilesAt,
     shard_format: str,
     block_length: int | None = None,
@@ -263,7 +263,7 @@ def _noted(journal: Path) -> KnownIndex | None:
     return KnownIndex(shards, begun)
 
 
-def found_or_made(config: CacheConfig, known: KnownIndex | None) -> MadeIndex:
+def find_or_generate_index(config: CacheConfig, known: KnownIndex | None) -> GeneratedIndex:
     """The index that ``lightning-streaming index`` left beside the data; else one that is made now.
 
     Args:
@@ -271,7 +271,7 @@ def found_or_made(config: CacheConfig, known: KnownIndex | None) -> MadeIndex:
         known: An index that was made before.
 
     Raises:
-        StreamingError: As for :func:`made_index`.
+        StreamingError: As for :func:`generated_index`.
     """
     location, shard_format, block_length = config.location, config.format, config.block_length
     assert shard_format is not None, "else its index is beside it"
@@ -296,15 +296,15 @@ def found_or_made(config: CacheConfig, known: KnownIndex | None) -> MadeIndex:
                 or any(file.version for _, one in shards.examples() for file in one.stored)
             ):
                 left = dump_index((with_versions(shard, versions) for shard in found), versions=True)
-            return MadeIndex(left, "")
+            return GeneratedIndex(left, "")
     shown = config.shown
     _logger.info("%s has no index of its own: its %s files are looked at", shown, shard_format)
     began = perf_counter()
     files = FilesAt(location, config.pattern)
     with progress(None, "shards", f"looking at the {shard_format} files of {shown}") as tell:
-        text = made_index(files, shard_format, block_length, known=known, progress=tell, versions=True)
+        text = generated_index(files, shard_format, block_length, known=known, progress=tell, versions=True)
     _logger.info("an index of %s was made in %.1f s", shown, perf_counter() - began)
-    return MadeIndex(text, files.digest)
+    return GeneratedIndex(text, files.digest)
 
 
 def _left_beside(config: CacheConfig) -> bytes | None:

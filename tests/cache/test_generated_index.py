@@ -20,10 +20,10 @@ import pytest
 from pyarrow import parquet
 
 from lightning_streaming import StreamingDataset
-from lightning_streaming.cache import made_index as made_index_module
+from lightning_streaming.cache import generated_index as generated_index_module
 from lightning_streaming.cache.config import CACHE_VARIABLE, CacheConfig
+from lightning_streaming.cache.generated_index import FilesAt, KnownIndex, generated_index
 from lightning_streaming.cache.index_cache import IndexCache
-from lightning_streaming.cache.made_index import FilesAt, KnownIndex, made_index
 from lightning_streaming.errors import (
     AccessDeniedError,
     ConfigError,
@@ -119,7 +119,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return read_range(self, name, start, stop)
 
     monkeypatch.setattr(FilesAt, "read_range", noted)
-    monkeypatch.setattr(made_index_module, "_CLOCK_TICK", 0)  # files of tests are written just before
+    monkeypatch.setattr(generated_index_module, "_CLOCK_TICK", 0)  # files of tests are written just before
     return names
 
 
@@ -185,7 +185,7 @@ def _samples(cache: IndexCache) -> int:
 
 
 def test_an_index_that_was_left_beside_the_data_is_believed_if_it_is_of_what_is_asked(data: Path) -> None:
-    text = made_index(Location(str(data)), "npy")
+    text = generated_index(Location(str(data)), "npy")
     (data / INDEX_BASENAME).write_bytes(text)
     (data / "b.npy").unlink()
     assert told(read(data)) == told(parse_index(text, "")) == [("a.npy", 10), ("b.npy", 10), ("more/c.npy", 10)]
@@ -214,7 +214,7 @@ def test_a_cache_of_row_groups_is_a_dataset_that_is_read_in_place(tmp_path: Path
 def test_a_directory_may_be_called_like_a_file(data: Path, s3_bucket: S3Bucket) -> None:
     (data / "more").rename(data / "c.npy")  # as Spark calls what it writes
     assert told(read(data / "c.npy")) == [("c.npy/c.npy", 10)]
-    (data / INDEX_BASENAME).write_bytes(made_index(Location(str(data)), "npy"))
+    (data / INDEX_BASENAME).write_bytes(generated_index(Location(str(data)), "npy"))
     assert told(read(data / "c.npy")) == [("c.npy/c.npy", 10)]
     for name in ("c.npy/c.npy", "c.npy/d.npy", "other.npy"):
         s3_bucket.put(name, (data / "a.npy").read_bytes())
@@ -234,7 +234,7 @@ def test_blocks_of_another_length_have_an_index_of_their_own(tmp_path: Path) -> 
     root = tmp_path / "tokens"
     root.mkdir()
     np.save(root / "a.npy", np.arange(100, dtype=np.uint16))
-    (root / INDEX_BASENAME).write_bytes(made_index(Location(str(root)), "npy", 10))
+    (root / INDEX_BASENAME).write_bytes(generated_index(Location(str(root)), "npy", 10))
     for length in (10, 30):
         dataset = StreamingDataset(
             remote=str(root), format="npy", block_length=length, shuffle=False, num_canonical_nodes=1, batch_size=1
@@ -265,17 +265,17 @@ def test_blocks_of_two_lengths_do_not_share_a_directory(tmp_path: Path) -> None:
 
 
 def test_an_index_whose_making_was_interrupted_goes_on(data: Path, tmp_path: Path, opened: list[str]) -> None:
-    journal, whole = tmp_path / "journal", made_index(Location(str(data)), "npy")
+    journal, whole = tmp_path / "journal", generated_index(Location(str(data)), "npy")
     content = (data / "more" / "c.npy").read_bytes()
     (data / "more" / "c.npy").write_bytes(content[:20])
     with pytest.raises(FormatError):
-        made_index(Location(str(data)), "npy", journal=journal)
+        generated_index(Location(str(data)), "npy", journal=journal)
     (data / "more" / "c.npy").write_bytes(content)
     opened.clear()
     with journal.open("a") as file:
         file.write('{"cut sho')
     told = list[int]()
-    assert made_index(Location(str(data)), "npy", journal=journal, progress=told.append) == whole
+    assert generated_index(Location(str(data)), "npy", journal=journal, progress=told.append) == whole
     assert sum(told) == 3
     assert "a.npy" not in opened
     assert not journal.exists()
@@ -293,18 +293,18 @@ def test_of_files_of_several_shards_no_shard_is_lost_or_looked_at_again(tmp_path
     for name in "abc":
         write_groups(root / f"{name}.parquet", 3)
         age(root / f"{name}.parquet")
-    known = KnownIndex(parse_index(made_index(Location(str(root)), "parquet"), "").shards, time.time() + 99)
+    known = KnownIndex(parse_index(generated_index(Location(str(root)), "parquet"), "").shards, time.time() + 99)
     write_groups(root / "b.parquet", 5)
-    whole = made_index(Location(str(root)), "parquet")
+    whole = generated_index(Location(str(root)), "parquet")
 
     def stop(_: int) -> None:
         if len(journal.read_text().splitlines()) == 6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        made_index(Location(str(root)), "parquet", known=known, journal=journal, progress=stop)
+        generated_index(Location(str(root)), "parquet", known=known, journal=journal, progress=stop)
     opened.clear()
-    assert made_index(Location(str(root)), "parquet", known=known, journal=journal) == whole
+    assert generated_index(Location(str(root)), "parquet", known=known, journal=journal) == whole
     assert set(opened) == {"b.parquet"}
 
 
@@ -338,7 +338,7 @@ def test_a_directory_that_is_called_like_a_file_is_read(data: Path, s3_bucket: S
     assert told(read(whole)) == expected
     assert told(read(f"{s3_bucket.url}/whole.npy", **store)) == expected
 
-    (tmp_path / INDEX_BASENAME).write_bytes(made_index(Location(str(tmp_path)), "npy"))
+    (tmp_path / INDEX_BASENAME).write_bytes(generated_index(Location(str(tmp_path)), "npy"))
     np.save(tmp_path / "whole.npy-more.npy", rows(0))
     assert told(read(whole)) == expected
 
@@ -377,5 +377,5 @@ def test_a_cache_directory_within_the_data_is_no_data(data: Path) -> None:
         dataset = StreamingDataset(remote=str(data), shuffle=False, num_canonical_nodes=1, batch_size=1, **how)
         assert values(dataset) == rows(0, 30).tolist()
     assert (data / "deep" / "cache" / "a.npy").exists()
-    assert len(parse_index(made_index(Location(str(data)), "npy"), "index").shards) == 3
+    assert len(parse_index(generated_index(Location(str(data)), "npy"), "index").shards) == 3
     assert told(read(data / "**/*.npy")) == [("a.npy", 10), ("b.npy", 10), ("more/c.npy", 10)]
