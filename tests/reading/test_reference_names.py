@@ -144,7 +144,7 @@ def test_an_argument_may_be_kept_as_it_was_given(root: Path, name: str, given: A
     dataset = make_dataset(root / "a", **{"shuffle_block_size": None, name: given})
     setattr(dataset, name, given)
     assert getattr(dataset, name) == told
-    with pytest.raises(AttributeError, match=f"{name} only tells"):
+    with pytest.raises(AttributeError, match=f"{name} is an argument of the dataset"):
         setattr(dataset, name, "2k")
 
 
