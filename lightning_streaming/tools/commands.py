@@ -293,13 +293,39 @@ def add_set(parser: ArgumentParser, words: str = "") -> None:
     )
 
 
+def check_config_or_dataset(args: Namespace, *not_with_config: str) -> None:
+    """Refuse arguments that name both a dataset and a configuration, or neither.
+
+    Args:
+        args: ``config`` and ``dataset`` among them.
+        *not_with_config: Further arguments, by attribute name, that do not go with a configuration.
+
+    Raises:
+        ConfigError: Both were given, or neither, or one of the further arguments with a configuration.
+    """
+    if bool(args.config) == bool(args.dataset):
+        raise ConfigError("give either DATASET, a directory or URL, or --config run.yaml", option="DATASET")
+    values = {name: getattr(args, name) for name in not_with_config}
+    is_set = {name: bool(value) or type(value) is int for name, value in values.items()}
+    names = {"bad_logs": "not"}
+    options = [f"--{names.get(name, name).replace('_', '-')}" for name in not_with_config if is_set[name]]
+    if args.config and options:
+        raise ConfigError(
+            "--config defines what is read, and from where",
+            hint=f"leave {' and '.join(options)} out",
+            option=options[0],
+        )
+    if not args.config:
+        check_set_is_of_a_run(args)
+
+
 def check_set_is_of_a_run(args: Namespace) -> None:
     """Check that ``--set`` is not used without a configuration.
 
     Raises:
         ConfigError: It is.
     """
-    if args.set:
+    if getattr(args, "set", ()):
         raise ConfigError(
             "--set changes the data of a run",
             hint="give the run's configuration with it, as --config run.yaml",

@@ -29,7 +29,7 @@ from lightning_streaming.tools.commands import (
     add_loader,
     add_set,
     add_storage_options,
-    check_set_is_of_a_run,
+    check_config_or_dataset,
     not_negative,
     of_run,
 )
@@ -65,41 +65,29 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the dataset's numbers and its first samples, or what a run reads."""
-    if bool(args.config) == bool(args.dataset):
-        raise ConfigError(
-            "say what to look at: either DATASET, a directory or URL, or --config run.yaml", option="DATASET"
-        )
+    check_config_or_dataset(args, "samples", "storage_options", "allow_unsafe_types", "format", "block_length")
     if args.config:
-        if args.samples is not None or args.storage_options or args.allow_unsafe_types or args.format:
-            raise ConfigError(
-                "--config shows no samples, and says itself how data is read", hint="give it alone", option="--config"
-            )
         if args.loader is not None and args.checkpoint is None:
             raise ConfigError(
                 "--loader names a train loader of a checkpoint", hint="give --ckpt with it", option="--loader"
             )
-        return of_run("runs.stages.inspect_run")(
-            args.config, dict(args.set), args.checkpoint, args.loader, as_json=args.json
-        )
-    check_set_is_of_a_run(args)
+        inspect_run = of_run("runs.stages.inspect_run")
+        return inspect_run(args.config, dict(args.set), args.checkpoint, args.loader, as_json=args.json)
     if args.checkpoint is not None or args.loader is not None:
         option = "--loader" if args.checkpoint is None else "--ckpt"
         raise ConfigError(
-            f"{option} is of a run", hint="give the run's configuration with it, as --config run.yaml", option=option
+            f"{option} needs a run", hint="give the run's configuration with it, as --config run.yaml", option=option
         )
-    place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
-    index = place.read_index()
+    dataset = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
+    index = dataset.read_index()
     samples: list[dict[str, Any]] = []
     failure = None
     try:
-        samples.extend(
-            first_samples(
-                place, index, 2 if args.samples is None else args.samples, allow_unsafe_types=args.allow_unsafe_types
-            )
-        )
-    except StreamingError as error:  # what is known without them is shown first
+        number = 2 if args.samples is None else args.samples
+        samples.extend(first_samples(dataset, index, number, allow_unsafe_types=args.allow_unsafe_types))
+    except StreamingError as error:  # raised after what is known without them is shown
         failure = error
-    report = {"dataset": place.shown, **summarize(index), "first_samples": samples}
+    report = {"dataset": dataset.shown, **summarize(index), "first_samples": samples}
     if args.json:
         print_json(report)
     else:
@@ -111,71 +99,67 @@ def run(args: Namespace) -> int:
 
 def _print_report(report: Mapping[str, Any], index: DatasetIndex) -> None:
     print_table(report["dataset"], (), facts_of(report, index))
-    everywhere = all(column["shards"] == report["shards"] for column in report["columns"])
     columns = [
-        (printable_name(one["name"]), one["encoding"], _value_size(one["bytes"]), f"{one['shards']:,}")
-        for one in report["columns"]
+        (
+            printable_name(column["name"]),
+            column["encoding"],
+            "varies" if column["bytes"] is None else f"{column['bytes']:,}",
+            f"{column['shards']:,}",
+        )
+        for column in report["columns"]
     ]
     heads = ("column", "encoding", "bytes", "shards")
-    kept = len(heads) - everywhere
-    print_table("columns", heads[:kept], [row[:kept] for row in columns], right=("bytes", "shards"))
-    fullest = max((one["shards"] for one in report["shard_sizes"]), default=1)
-    sizes = [
-        (_size_range(**one), f"{one['shards']:,}", "█" * -(-one["shards"] * _BAR_WIDTH // fullest))
-        for one in report["shard_sizes"]
-    ]
+    width = len(heads) - all(column["shards"] == report["shards"] for column in report["columns"])
+    print_table("columns", heads[:width], [row[:width] for row in columns], right=("bytes", "shards"))
+    most = max((size["shards"] for size in report["shard_sizes"]), default=1)
+    sizes = []
+    for size in report["shard_sizes"]:
+        smallest, largest = format_bytes(size["smallest"]), format_bytes(size["largest"])
+        span = smallest if size["smallest"] == size["largest"] else f"{smallest} to {largest}"
+        sizes.append((span, f"{size['shards']:,}", "█" * -(-size["shards"] * _BAR_WIDTH // most)))
     print_table("shard sizes, uncompressed", ("bytes", "shards", ""), sizes, right=("shards",))
     rows = [
-        ("" if position else str(one["sample"]), printable_name(column), value)
-        for one in report["first_samples"]
-        for position, (column, value) in enumerate(one["values"].items())
+        ("" if number else str(sample["sample"]), printable_name(column), value)
+        for sample in report["first_samples"]
+        for number, (column, value) in enumerate(sample["values"].items())
     ]
     if rows:
         print_table("first samples", ("sample", "column", "value"), rows)
 
 
-def _value_size(size: int | None) -> str:
-    return "varies" if size is None else f"{size:,}"
-
-
-def _size_range(smallest: int, largest: int, **_: int) -> str:
-    return format_bytes(smallest) if smallest == largest else f"{format_bytes(smallest)} to {format_bytes(largest)}"
-
-
 def first_samples(
-    place: StoredDataset, index: DatasetIndex, number: int, *, allow_unsafe_types: bool
+    dataset: StoredDataset, index: DatasetIndex, number: int, *, allow_unsafe_types: bool
 ) -> Iterator[dict[str, Any]]:
-    """The first samples of a dataset: ``sample``, its number; the ``shard``; ``values``, each in a few words.
+    """Yield the first samples of a dataset: ``sample``, its number; the ``shard``; ``values`` as short texts.
 
     Args:
-        place: Where the dataset is.
+        dataset: The dataset.
         index: Its index.
-        number: How many samples; there may be fewer.
-        allow_unsafe_types: Whether encodings may be decoded that can run code of whoever wrote the data.
+        number: Number of samples; there may be fewer.
+        allow_unsafe_types: Whether encodings may be decoded that can run code of the author of the data.
 
     Raises:
-        FormatError: A shard is not what the index says.
+        FormatError: A shard is not as the index says.
         StorageError: A file could not be fetched.
-        UnsupportedError: This version does not serve a format or an encoding.
-        MissingDependencyError: A package is needed that is not installed.
+        UnsupportedError: This version does not read a format or an encoding.
+        MissingDependencyError: A package is not installed.
     """
-    before = 0
-    cache = place.cache()
+    before, cache = 0, dataset.cache()
     for shard in index.shards:
         if before == number:
             return
         wanted = min(number - before, shard.samples)
         if not wanted:
             continue
-        encodings = {one.name: one.encoding for one in columns_of(shard.schema)}
-        shut = {
-            name: f"{encodings[name]}, not decoded; --allow-unsafe-types if you trust whoever wrote it"
+        encodings = {column.name: column.encoding for column in columns_of(shard.schema)}
+        unsafe = {
+            name: f"{encodings[name]}, not decoded; pass --allow-unsafe-types if you trust its author"
             for name in (() if allow_unsafe_types else unsafe_columns(shard))
         }
         check_shard(shard, allow_unsafe_types=True)
-        safe = [name for name in encodings if name not in shut]
-        samples = samples_of(place, cache, shard, wanted, safe, allow_unsafe_types=allow_unsafe_types)
+        safe = [name for name in encodings if name not in unsafe]
+        samples = samples_of(dataset, cache, shard, wanted, safe, allow_unsafe_types=allow_unsafe_types)
         for sample, values in enumerate(samples, before):
-            shown = shut | {column: render(value) for column, value in values.items()}
+            shown = unsafe | {column: render(value) for column, value in values.items()}
             yield {"sample": sample, "shard": shard.raw_data.basename, "values": dict(sorted(shown.items()))}
         before += wanted

@@ -37,20 +37,25 @@ from numpy.typing import NDArray
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.dataset.stream import Stream, StreamDefaults, cache_config_of
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.selection.counting import document_lengths
 from lightning_streaming.selection.document_lengths import StreamLengths
-from lightning_streaming.tools.commands import add_format, add_json, add_storage_options, of_run
+from lightning_streaming.tools.commands import (
+    add_format,
+    add_json,
+    add_storage_options,
+    check_config_or_dataset,
+    of_run,
+)
 from lightning_streaming.tools.console import FINE, print_json, print_line, print_table, progress
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 from lightning_streaming.waits import Tell
 
 _AT_ONCE = 1 << 20
-"""Lengths that are looked at together."""
+"""Lengths that are counted together."""
 _WIDEST_BAR = 30
 _CLASSES = 33
-"""Of the histogram: as many bits as a length may have, and none."""
+"""Bins of the histogram: the number of bits of a length, from 0."""
 _HALF = 1 << 16
 
 
@@ -70,136 +75,101 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Count, and say what there is."""
-    if bool(args.config) == bool(args.dataset):
-        raise ConfigError(
-            "say what to count: either DATASET, a directory or URL, or --config run.yaml", option="DATASET"
-        )
+    """Count the lengths, and print a summary."""
+    check_config_or_dataset(args, "column", "dtype", "lengths", "local", "format", "block_length", "storage_options")
     if args.config:
-        _check_alone(args)
         return of_run("runs.stages.lengths_run")(args.config, as_json=args.json)
-    asked = _request(args)
-    place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
-    how = {"format": args.format, "block_length": args.block_length}
-    stream = Stream(remote=place.location, local=args.local, storage={"options": place.options}, **how)
-    cache = ShardCache(cache_config_of(stream, place.shown, StreamDefaults()))
-    index, began = cache.read_index(), time.monotonic()
+    if (args.column is None) == (args.lengths is None):
+        raise ConfigError(
+            "give the column with the length of a document: either --column TOKENS or --lengths NUM_TOKENS",
+            option="--column",
+        )
+    if args.dtype is not None and args.column is None:
+        raise ConfigError(
+            "--dtype is the type of tokens in a column of bytes", hint="name that with --column", option="--dtype"
+        )
+    request = LengthsRequest(column=args.column, dtype=args.dtype, lengths=args.lengths)
+    dataset = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
+    stream = Stream(
+        remote=dataset.location,
+        local=args.local,
+        storage={"options": dataset.options},
+        format=args.format,
+        block_length=args.block_length,
+    )
+    cache = ShardCache(cache_config_of(stream, dataset.shown, StreamDefaults()))
+    index, began, scanned = cache.read_index(), time.monotonic(), 0
     if not index.num_samples:
-        raise ConfigError(f"{place.shown} has no documents", path=place.shown)
-    lengths, was_kept = _count(asked, index, cache)
+        raise ConfigError(f"{dataset.shown} has no documents", path=dataset.shown)
+
+    @contextmanager
+    def watched(*_: object) -> Iterator[Tell]:
+        with progress(index.num_samples, "count", "documents") as advance:
+
+            def count(samples: int) -> None:
+                nonlocal scanned
+                advance(samples)
+                scanned += samples
+
+            yield count
+
+    lengths = document_lengths(request, index, cache, watched=watched)
     report = {
-        "dataset": place.shown,
+        "dataset": dataset.shown,
         "asked": {name: value for name in ("column", "dtype", "lengths") if (value := getattr(args, name)) is not None},
         **_summary(lengths),
         "digest": lengths.digest,
         "kept_at": None if lengths.kept_at is None else str(lengths.kept_at),
-        "was_kept": was_kept,
+        "was_kept": not scanned,
         "seconds": time.monotonic() - began,
     }
     (print_json if args.json else _print_report)(report)
     return FINE
 
 
-def _check_alone(args: Namespace) -> None:
-    """Refuse what a configuration says itself."""
-    words = ("column", "dtype", "lengths", "local", "format", "block_length")
-    given = [f"--{name.replace('_', '-')}" for name in words if getattr(args, name) is not None]
-    if args.storage_options:
-        given.append("--storage-options")
-    if given:
-        raise ConfigError(
-            "--config says itself what is counted, and from where", hint=f"leave {given[0]} out", option=given[0]
-        )
-
-
-def _request(args: Namespace) -> LengthsRequest:
-    if (args.column is None) == (args.lengths is None):
-        raise ConfigError(
-            "say what tells the length of a document: either --column TOKENS or --lengths NUM_TOKENS", option="--column"
-        )
-    if args.dtype is not None and args.column is None:
-        raise ConfigError(
-            "--dtype says what tokens are in a column of bytes", hint="name that with --column", option="--dtype"
-        )
-    return LengthsRequest(column=args.column, dtype=args.dtype, lengths=args.lengths)
-
-
-def _count(asked: LengthsRequest, index: DatasetIndex, cache: ShardCache) -> tuple[StreamLengths, bool]:
-    """The lengths, counted under a progress bar; and whether they had been kept."""
-    looked_at = 0
-
-    @contextmanager
-    def watched(*_: object) -> Iterator[Tell]:
-        with progress(index.num_samples, "count", "documents") as advance:
-
-            def tell(samples: int) -> None:
-                nonlocal looked_at
-                advance(samples)
-                looked_at += samples
-
-            yield tell
-
-    return document_lengths(asked, index, cache, watched=watched), not looked_at
-
-
-# --- what there is to say of lengths ---
-
-
 def _summary(lengths: StreamLengths) -> dict[str, Any]:
-    """Facts of at least one length."""
+    """Return the numbers of at least one length, and the documents and tokens by length: 0, 1, 2 to 3, 4 to 7, etc."""
     values = lengths.values
+    documents, tokens, longest = np.zeros(_CLASSES, np.int64), np.zeros(_CLASSES), 0
+    for some in _chunks(values):
+        bits = np.frexp(some.astype(np.float64))[1]
+        documents += np.bincount(bits, minlength=_CLASSES)
+        tokens += np.bincount(bits, some, minlength=_CLASSES)
+        longest = max(longest, int(some.max()))
+    filled = np.flatnonzero(documents)
     return {
         "documents": len(lengths),
         "tokens": lengths.num_tokens,
         "mean": lengths.num_tokens / len(lengths),
         "median": _median(values),
-        "longest": max(int(some.max()) for some in _pieces(values)),
-        "histogram": _histogram(values),
+        "longest": longest,
+        "histogram": [
+            {
+                "from": 1 << bits >> 1,
+                "to": (1 << bits) - 1,
+                "documents": int(documents[bits]),
+                "tokens": int(tokens[bits]),
+            }
+            for bits in range(int(filled[0]), int(filled[-1]) + 1)
+        ],
     }
 
 
 def _median(values: NDArray[np.uint32]) -> float:
-    """The middle one; between two of them the mean. Counted rather than sorted, which would take a copy."""
-    stops = np.cumsum(sum(np.bincount(some >> 16, minlength=_HALF) for some in _pieces(values)))
+    """Return the median, counted by upper and lower bits rather than sorted, which would take a copy."""
+    stops = np.cumsum(sum(np.bincount(some >> 16, minlength=_HALF) for some in _chunks(values)))
     middle = {(len(values) - 1) // 2, len(values) // 2}
-    return sum(_nth(values, rank, stops) for rank in middle) / len(middle)
+    total = 0
+    for rank in middle:
+        upper = int(np.searchsorted(stops, rank, side="right"))
+        alike = (some[some >> 16 == upper] & (_HALF - 1) for some in _chunks(values))
+        lower = np.cumsum(sum(np.bincount(some, minlength=_HALF) for some in alike))
+        before = int(stops[upper - 1]) if upper else 0
+        total += upper * _HALF + int(np.searchsorted(lower, rank - before, side="right"))
+    return total / len(middle)
 
 
-def _nth(values: NDArray[np.uint32], rank: int, stops: NDArray[np.int64]) -> int:
-    """The n-th smallest one.
-
-    Args:
-        values: All of them.
-        rank: Which one, from 0.
-        stops: How many have these upper 16 bits, or smaller ones.
-    """
-    upper = int(np.searchsorted(stops, rank, side="right"))
-    alike = (some[some >> 16 == upper] & (_HALF - 1) for some in _pieces(values))
-    lower = np.cumsum(sum(np.bincount(some, minlength=_HALF) for some in alike))
-    before = int(stops[upper - 1]) if upper else 0
-    return upper * _HALF + int(np.searchsorted(lower, rank - before, side="right"))
-
-
-def _histogram(values: NDArray[np.uint32]) -> list[dict[str, int]]:
-    """Documents and their tokens by length: none, 1, 2 to 3, 4 to 7, and so on."""
-    documents, tokens = np.zeros(_CLASSES, np.int64), np.zeros(_CLASSES)
-    for some in _pieces(values):
-        bits = np.frexp(some.astype(np.float64))[1]
-        documents += np.bincount(bits, minlength=_CLASSES)
-        tokens += np.bincount(bits, some, minlength=_CLASSES)
-    filled = np.flatnonzero(documents)
-    return [
-        {
-            "from": 1 << bits >> 1,
-            "to": (1 << bits) - 1,
-            "documents": int(documents[bits]),
-            "tokens": int(tokens[bits]),
-        }
-        for bits in range(int(filled[0]), int(filled[-1]) + 1)
-    ]
-
-
-def _pieces(values: NDArray[np.uint32]) -> Iterator[NDArray[np.uint32]]:
+def _chunks(values: NDArray[np.uint32]) -> Iterator[NDArray[np.uint32]]:
     return (values[first : first + _AT_ONCE] for first in range(0, len(values), _AT_ONCE))
 
 
@@ -213,15 +183,15 @@ def _print_report(report: Mapping[str, Any]) -> None:
         ("took", "nothing: it was kept already" if report["was_kept"] else f"{report['seconds']:.1f} s"),
     ]
     print_table(report["dataset"], (), facts)
-    most = max(one["documents"] for one in report["histogram"])
+    most = max(size["documents"] for size in report["histogram"])
     rows = [
         (
-            f"{one['from']:,}" if one["from"] == one["to"] else f"{one['from']:,} to {one['to']:,}",
-            f"{one['documents']:,}",
-            f"{one['tokens'] / max(1, report['tokens']):.1%}",
-            "#" * -(-_WIDEST_BAR * one["documents"] // most),
+            f"{size['from']:,}" if size["from"] == size["to"] else f"{size['from']:,} to {size['to']:,}",
+            f"{size['documents']:,}",
+            f"{size['tokens'] / max(1, report['tokens']):.1%}",
+            "#" * -(-_WIDEST_BAR * size["documents"] // most),
         )
-        for one in report["histogram"]
+        for size in report["histogram"]
     ]
     heads = ("length", "documents", "of all tokens", "")
     print_table("by length", heads, rows, right=heads[:3])

@@ -41,7 +41,6 @@ from lightning_streaming.dataset.stream import Stream, StreamDefaults, cache_con
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import appears_whole
 from lightning_streaming.formats.index import DatasetIndex
-from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.selection.bitmap import Selection
 from lightning_streaming.selection.evaluate import select_samples
 from lightning_streaming.tools.commands import (
@@ -49,7 +48,7 @@ from lightning_streaming.tools.commands import (
     add_json,
     add_set,
     add_storage_options,
-    check_set_is_of_a_run,
+    check_config_or_dataset,
     of_run,
 )
 from lightning_streaming.tools.console import FINE, counted, print_json, print_line, print_table, progress
@@ -59,7 +58,7 @@ from lightning_streaming.units import format_bytes
 _KINDS = ("split", "format", "block_length")
 _SELECTION = ("where", "fraction", "group_by", "seed", "indices")
 _AT_ONCE = 1 << 20
-"""Truth values that are written together."""
+"""Truth values that are written at once."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -88,177 +87,138 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Evaluate the selection, and say what it leaves; or all that a run needs."""
-    if bool(args.config) == bool(args.dataset):
-        raise ConfigError(
-            "say what to select from: either DATASET, a directory or URL, or --config run.yaml", option="DATASET"
-        )
+    """Evaluate the selection, and print what it leaves; or compute all that a run needs."""
+    check_config_or_dataset(args, *_SELECTION, *_KINDS, "bad_logs", "stream", "local", "out", "storage_options")
     if args.config:
-        _check_alone(args)
         return of_run("runs.stages.select_run")(args.config, dict(args.set), as_json=args.json)
-    check_set_is_of_a_run(args)
     report = _select_of_dataset(args)
     (print_json if args.json else _print_report)(report)
     return FINE
 
 
 def _select_of_dataset(args: Namespace) -> dict[str, Any]:
-    """Evaluate the selection, and write it where it is to be written; what there is to say about it."""
-    place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
+    """Evaluate the selection, write it to ``--out``, and return the report."""
+    dataset = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
     selection_options = {name: value for name in _SELECTION if (value := getattr(args, name)) is not None}
     settings = {name: value for name in _KINDS if (value := getattr(args, name)) is not None}
     settings |= {"selection": selection_options} if selection_options else {}
-    stream = Stream(remote=place.location, local=args.local, storage={"options": place.options}, **settings)
+    stream = Stream(remote=dataset.location, local=args.local, storage={"options": dataset.options}, **settings)
     request = selection_of(stream, StreamDefaults())
     _check(args, is_all=request.is_all)
     bad = _bad_samples(args.bad_logs, args.stream) if args.bad_logs else []
-    cache = ShardCache(cache_config_of(stream, place.shown, StreamDefaults()))
-    index = cache.read_index()
-    began = time.monotonic()
-    selection, was_kept = _select(request, index, cache)
+    cache = ShardCache(cache_config_of(stream, dataset.shown, StreamDefaults()))
+    index, began, scanned = cache.read_index(), time.monotonic(), 0
+    selection = Selection.whole(index.num_samples)
+    if not request.is_all:
+        with progress(index.num_samples, "select", "samples") as advance:
+
+            def count(samples: int) -> None:
+                nonlocal scanned
+                advance(samples)
+                scanned += samples
+
+            selection = select_samples(request, index, cache, progress=count)
     if bad:
-        selection = selection.without(_numbers_of(bad, index, place.shown))
+        selection = selection.without(_numbers_of(bad, index, dataset.shown))
         settings["selection"] = {"indices": str(args.out)}
     seconds = time.monotonic() - began
     if not len(selection):
+        conditions = [*([] if request.is_all else [request.in_words()]), *(f"--not {log}" for log in args.bad_logs)]
         raise ConfigError(
-            f"of the {counted(index.num_samples, 'sample')} of {place.shown}, {_in_words(args, request)} selects none",
-            hint="a run would refuse that, so mend the condition",
-            path=place.shown,
+            f"of the {counted(index.num_samples, 'sample')} of {dataset.shown}, {', '.join(conditions)} selects none",
+            hint="a run would raise the same error, so change the condition",
+            path=dataset.shown,
         )
     if args.out is not None:
         _write_truth_values(selection, args.out)
-    return {
-        "dataset": place.shown,
-        **_counts(selection, index),
-        "bad_samples": len({(one.key.shard, one.key.sample_index) for one in bad}),
-        "kept_at": None if selection.kept_at is None else str(selection.kept_at),
-        "was_kept": was_kept,
-        "out": None if args.out is None else str(args.out),
-        "seconds": seconds,
-        "stream": {"remote": place.shown, **({} if args.local is None else {"local": args.local}), **settings},
-    }
-
-
-def _select(request: SelectionConfig, index: DatasetIndex, cache: ShardCache) -> tuple[Selection, bool]:
-    """The selection, evaluated under a progress bar; and whether it had been kept."""
-    if request.is_all:
-        return Selection.whole(index.num_samples), False
-    looked_at = 0
-    with progress(index.num_samples, "select", "samples") as advance:
-
-        def tell(samples: int) -> None:
-            nonlocal looked_at
-            advance(samples)
-            looked_at += samples
-
-        return select_samples(request, index, cache, progress=tell), not looked_at
-
-
-def _counts(selection: Selection, index: DatasetIndex) -> dict[str, int]:
     unused = selection.per_shard(index.samples_per_shard()) == 0
     return {
+        "dataset": dataset.shown,
         "samples": index.num_samples,
         "selected": len(selection),
         "shards": len(index.shards),
         "shards_never_fetched": int(unused.sum()),
         "bytes_never_fetched": int(index.shards.data_bytes()[unused].sum()),
+        "bad_samples": len({(sample.key.shard, sample.key.sample_index) for sample in bad}),
+        "kept_at": None if selection.kept_at is None else str(selection.kept_at),
+        "was_kept": not request.is_all and not scanned,
+        "out": None if args.out is None else str(args.out),
+        "seconds": seconds,
+        "stream": {"remote": dataset.shown, **({} if args.local is None else {"local": args.local}), **settings},
     }
 
 
 def _check(args: Namespace, *, is_all: bool) -> None:
-    """Refuse what asks for nothing, before anything is fetched."""
-    if bool(args.bad_logs) > (args.out is not None):
+    """Refuse arguments without effect, before anything is fetched."""
+    out = args.out
+    if bool(args.bad_logs) > (out is not None):
         raise ConfigError(
-            "--not writes what is left to a file for selection.indices",
+            "--not writes the remaining samples to a file for selection.indices",
             hint="name it with --out KEEP.npy",
             option="--out",
         )
     if args.stream is not None and not args.bad_logs:
         raise ConfigError(
-            f"--stream {args.stream} says whose bad samples to leave out",
+            f"--stream {args.stream} is the stream whose bad samples to leave out",
             hint="give their log with --not",
             option="--stream",
         )
     if is_all and not args.bad_logs:
         raise ConfigError(
             "every sample would be selected",
-            hint="say which with --where, --fraction 0%:98%, --indices or --not",
+            hint="select some with --where, --fraction 0%:98%, --indices or --not",
             option="--where",
         )
-    lone = [f"--{name.replace('_', '-')}" for name in ("group_by", "seed") if getattr(args, name) is not None]
-    if lone and args.fraction is None:
+    of_fraction = [f"--{name.replace('_', '-')}" for name in ("group_by", "seed") if getattr(args, name) is not None]
+    if of_fraction and args.fraction is None:
         raise ConfigError(
-            f"{' and '.join(lone)} needs a part to draw", hint="give one like --fraction 0%:98%", option=lone[0]
+            f"{' and '.join(of_fraction)} needs a part to draw",
+            hint="give one like --fraction 0%:98%",
+            option=of_fraction[0],
         )
-    if args.out is not None and args.out.suffix != ".npy":
+    if out is not None and out.suffix != ".npy":
         raise ConfigError(
-            f"--out must name a .npy file, which selection.indices of a stream takes, but is {args.out}",
+            f"--out must name a .npy file, which selection.indices of a stream takes, but is {out}",
             option="--out",
-            path=str(args.out),
+            path=str(out),
         )
-    if args.out is not None and not args.out.absolute().parent.is_dir():
+    if out is not None and not out.absolute().parent.is_dir():
         raise ConfigError(
-            f"--out cannot be written: {args.out.absolute().parent} is not a directory",
-            option="--out",
-            path=str(args.out),
+            f"--out cannot be written: {out.absolute().parent} is not a directory", option="--out", path=str(out)
         )
-
-
-def _check_alone(args: Namespace) -> None:
-    words = (*_SELECTION, *_KINDS, "stream", "local", "out", "storage_options")
-    given = [f"--{word.replace('_', '-')}" for word in words if getattr(args, word)]
-    given += ["--not"] if args.bad_logs else []
-    if given:
-        raise ConfigError(
-            "--config says itself what is read, and from where",
-            hint=f"leave {' and '.join(given)} out",
-            option=given[0],
-        )
-
-
-def _in_words(args: Namespace, request: SelectionConfig) -> str:
-    return ", ".join([*([] if request.is_all else [request.in_words()]), *(f"--not {log}" for log in args.bad_logs)])
 
 
 def _bad_samples(logs: Sequence[str], stream: str | None) -> list[BadSample]:
-    """What the logs tell of one stream."""
-    found = [one for log in logs for one in read_bad_samples(log)]
-    names = sorted({one.key.stream for one in found})
+    """Return the bad samples of one stream in some logs."""
+    samples, paths = [sample for log in logs for sample in read_bad_samples(log)], ", ".join(logs)
+    names = sorted({sample.key.stream for sample in samples})
     if not names:
-        raise ConfigError(
-            f"{', '.join(logs)}: no sample was found bad, so there is nothing to leave out",
-            option="--not",
-            path=", ".join(logs),
-        )
+        raise ConfigError(f"{paths}: there are no bad samples to leave out", option="--not", path=paths)
     if stream is None and len(names) > 1:
         raise ConfigError(
-            f"{', '.join(logs)}: there are bad samples of {names}",
-            hint="say with --stream which is meant",
-            option="--stream",
-            path=", ".join(logs),
+            f"{paths}: there are bad samples of {names}", hint="choose one with --stream", option="--stream", path=paths
         )
     if stream is not None and stream not in names:
         raise ConfigError(
-            f"{', '.join(logs)}: no sample of stream {stream!r} was found bad, only of {names}",
+            f"{paths}: there are no bad samples of stream {stream!r}, only of {names}",
             option="--stream",
             stream=stream,
-            path=", ".join(logs),
+            path=paths,
         )
-    return [one for one in found if one.key.stream == (stream or names[0])]
+    return [sample for sample in samples if sample.key.stream == (stream or names[0])]
 
 
 def _numbers_of(bad: Sequence[BadSample], index: DatasetIndex, shown: str) -> NDArray[np.int64]:
-    """The numbers of bad samples in their dataset."""
+    """Return the numbers of bad samples in their dataset."""
     sizes = index.samples_per_shard()
-    shards, indexes = np.array([(one.key.shard, one.key.sample_index) for one in bad], np.int64).T
-    are_there = (shards >= 0) & (shards < len(sizes))
-    are_there[are_there] = (indexes[are_there] >= 0) & (indexes[are_there] < sizes[shards[are_there]])
-    if not are_there.all():
-        key = bad[int(are_there.argmin())].key
+    shards, indexes = np.array([(sample.key.shard, sample.key.sample_index) for sample in bad], np.int64).T
+    exist = (shards >= 0) & (shards < len(sizes))
+    exist[exist] = (indexes[exist] >= 0) & (indexes[exist] < sizes[shards[exist]])
+    if not exist.all():
+        key = bad[int(exist.argmin())].key
         raise ConfigError(
-            f"{shown} has no sample {key.sample_index} of shard {key.shard}, which the log calls bad",
-            hint="it is of another dataset",
+            f"{shown} has no sample {key.sample_index} of shard {key.shard}, which is in the log",
+            hint="the log is of another dataset",
             option="--not",
             path=shown,
             sample=key.sample_index,
@@ -268,7 +228,7 @@ def _numbers_of(bad: Sequence[BadSample], index: DatasetIndex, shown: str) -> ND
 
 
 def _write_truth_values(selection: Selection, path: Path) -> None:
-    """Write a .npy file, piece by piece: it takes a byte for each sample."""
+    """Write a .npy file in chunks: it takes a byte for each sample."""
     header = {"descr": "|b1", "fortran_order": False, "shape": (selection.num_stored,)}
     with appears_whole(path) as partial, partial.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
@@ -279,9 +239,11 @@ def _write_truth_values(selection: Selection, path: Path) -> None:
 
 def _print_report(report: Mapping[str, Any]) -> None:
     share = report["selected"] / report["samples"]
+    unused = f"{report['shards_never_fetched']:,} of {report['shards']:,}"
+    unused += f" ({format_bytes(report['bytes_never_fetched'])})" if report["shards_never_fetched"] else ""
     facts: Sequence[tuple[str, str]] = [
         ("samples selected", f"{report['selected']:,} of {report['samples']:,} ({share:.1%})"),
-        ("shards never fetched", _never_fetched(report)),
+        ("shards never fetched", unused),
         *([("bad samples left out", f"{report['bad_samples']:,}")] if report["bad_samples"] else []),
         *([("written to", report["out"])] if report["out"] else []),
         ("took", "nothing: it was kept already" if report["was_kept"] else f"{report['seconds']:.1f} s"),
@@ -293,8 +255,3 @@ def _print_report(report: Mapping[str, Any]) -> None:
     print_line("\nto read these, in the settings of the data or of one of its streams:\n")
     for name, value in report["stream"].items():
         print_line(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
-
-
-def _never_fetched(report: Mapping[str, Any]) -> str:
-    told = f"{report['shards_never_fetched']:,} of {report['shards']:,}"
-    return f"{told} ({format_bytes(report['bytes_never_fetched'])})" if report["shards_never_fetched"] else told

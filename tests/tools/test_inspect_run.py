@@ -139,7 +139,7 @@ def test_of_a_checkpoint_of_several_loaders_one_is_named(data: Path) -> None:
     next(iter(loader))
     (data / "saved.json").write_text(json.dumps({name: loader.state_dict() for name in ("text", "code")}))
     asked = ["inspect", "--config", write_config(data / "run.yaml", train), "--ckpt", data / "saved.json"]
-    assert "there are places of 2 loaders; name one with --loader: text, code" in run(*asked).err
+    assert "there are positions of 2 loaders; name one with --loader: text, code" in run(*asked).err
     assert run(*asked, "--loader", "code").out == run(*asked[:3]).out
     assert "--loader names a train loader of a checkpoint" in run(*asked[:3], "--loader", "code").err
     assert "--loader is of a run" in run("inspect", data / "web", "--loader", "code").err

@@ -121,7 +121,7 @@ def test_truth_values_are_written_for_select(data: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "every sample would be selected; say which with --where"),
+        ((), "every sample would be selected; select some with --where"),
         (("--split", "train"), "every sample would be selected"),
         (("--where", "idd > 3"), "unknown column 'idd'; the columns are id; did you mean 'id'?"),
         (("--where", "id >"), "cannot be read as a condition in SQL"),
@@ -307,15 +307,15 @@ def test_an_index_of_ids_that_was_begun_is_gone_on_with(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--where", "id > 3"), "--config says itself what is read, and from where; leave --where out"),
-        (("data",), "say what to select from: either DATASET"),
+        (("--where", "id > 3"), "--config defines what is read, and from where; leave --where out"),
+        (("data",), "give either DATASET"),
     ],
 )
 def test_a_configuration_is_given_alone(config: Path, words: tuple[str, ...], told: str) -> None:
     done = run("select", "--config", config, *words)
     assert (done.code, done.out) == (2, "")
     assert told in done.err
-    assert "say what to select from" in run("select").err
+    assert "give either DATASET" in run("select").err
 
 
 def test_a_run_that_needs_nothing_is_told_so(data: Path, tmp_path: Path) -> None:

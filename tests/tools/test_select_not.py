@@ -56,8 +56,8 @@ def test_of_several_streams_one_is_meant(tmp_path: Path) -> None:
     streams = {name: Stream(remote=str(tmp_path / name)) for name in ("a", "b")}
     list(replacing_loader(None, tmp_path / "log", streams=streams))
     words = ("select", tmp_path / "b", "--not", tmp_path / "log", "--out", tmp_path / "keep.npy")
-    assert "there are bad samples of ['a', 'b']; say with --stream" in run(*words).err
-    assert "no sample of stream 'c' was found bad" in run(*words, "--stream", "c").err
+    assert "there are bad samples of ['a', 'b']; choose one with --stream" in run(*words).err
+    assert "there are no bad samples of stream 'c'" in run(*words, "--stream", "c").err
     assert run(*words, "--stream", "b", "--json").json["selected"] == 29
     assert np.flatnonzero(~np.load(tmp_path / "keep.npy")).tolist() == [4, 30]
 
@@ -67,8 +67,8 @@ def test_of_several_streams_one_is_meant(tmp_path: Path) -> None:
     [
         (("--not", "log"), "name it with --out"),
         (("--not", "nowhere", "--out", "keep.npy"), "nowhere is no log of bad samples"),
-        (("--not", "empty", "--out", "keep.npy"), "no sample was found bad"),
-        (("--not", "other", "--out", "keep.npy"), "it is of another dataset"),
+        (("--not", "empty", "--out", "keep.npy"), "there are no bad samples to leave out"),
+        (("--not", "other", "--out", "keep.npy"), "the log is of another dataset"),
         (("--where", "id > 3", "--stream", "a"), "give their log with --not"),
         (("--not", "log", "--where", "id = 3", "--out", "keep.npy"), "where='id = 3', --not log selects none"),
     ],
