@@ -31,7 +31,7 @@ from lightning_streaming.errors import (
     StreamingError,
 )
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
-from lightning_streaming.formats.images.decode import DecodePictures, decoded_columns
+from lightning_streaming.formats.images.decode import DecodeImages, image_decoder
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import (
@@ -335,7 +335,7 @@ class SampleSource:
         """
         return partial(self._decoded, self._decoder) if self._decode else None
 
-    def _decoded(self, decode: DecodePictures, sample: dict[str, Any], shard: int, index: int) -> dict[str, Any]:
+    def _decoded(self, decode: DecodeImages, sample: dict[str, Any], shard: int, index: int) -> dict[str, Any]:
         try:
             return decode(sample)
         except EncodingError as error:
@@ -344,7 +344,7 @@ class SampleSource:
             raise error.with_context(f"{file}, sample {index}", path=file, sample=index) from error
 
     @cached_property
-    def _decoder(self) -> DecodePictures:
+    def _decoder(self) -> DecodeImages:
         known = {name for stream in self.catalog.columns_of_streams() for names in stream for name in names}
         lacking = [name for name in self._decode if name not in known]
         if lacking:
@@ -353,7 +353,7 @@ class SampleSource:
                 hint=f"there are {', '.join(sorted(known))}",
                 option="decode.columns",
             )
-        return decoded_columns(self._decode)
+        return image_decoder(self._decode)
 
     def _read_stored(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
         """One sample, as :meth:`read` gives it, but for its pictures, which are as readers give them."""

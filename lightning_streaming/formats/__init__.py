@@ -5,7 +5,7 @@
     shard          shards of any format: whole files, single samples, raw forms
     split          json, csv, tsv and xsv shards, each with a data and a meta file
     readers        protocols of readers: single samples, many samples at once
-    columns        whole columns of a shard
+    columns        whole columns of a shard, lengths of arrays
     encodings      the values of one column, by name, and those that users register; values has the built-in ones
     compression    whole files, compressed
     hashing        hashes of whole files
@@ -14,7 +14,7 @@
     mds            the MDS shard file and its samples
     arrow          Parquet files; rows, types and values of Arrow record batches
     tar            WebDataset: tar files of samples, their members and values
-    arrays         .npy files, tokens of Megatron-LM, files of rows of equal size, lengths of arrays
+    arrays         .npy files, tokens of Megatron-LM, files of rows of equal size
     litdata        directories that litData optimised: chunks, samples, leaves
     images         encodings of images, and image files decoded to pixels
 

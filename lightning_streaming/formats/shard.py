@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from lightning_streaming.errors import ConfigError, FormatError, ShardCorruptError
 from lightning_streaming.escaping import short_repr
@@ -349,18 +349,14 @@ def was_written_for(shard: ShardInfo, directory: Path) -> bool:
     table = shard.raw_meta or shard.raw_data
     try:
         with join_under(directory, table.basename).open("rb") as file:
-            config = _config(file, shard, table.bytes)
+            count, first = _HEAD.unpack(file.read(_HEAD.size))
+            # The config is between the offsets and the samples, or at the end of a meta file.
+            start = table_bytes(count)
+            stop = first if shard.raw_meta is None else table.bytes
+            if count != shard.samples or not 0 <= stop - start <= _MAX_CONFIG_BYTES:
+                return False
+            file.seek(start)
+            config = json.loads(file.read(stop - start))
     except (OSError, ValueError, struct.error, RecursionError):
         return False
     return isinstance(config, dict) and config.get("compression") == shard.compression
-
-
-def _config(file: BinaryIO, shard: ShardInfo, size: int) -> Any:
-    """Return the parsed config: between the offsets and the samples, or at the end of a meta file."""
-    count, first = _HEAD.unpack(file.read(_HEAD.size))
-    start = 4 + 4 * (count + 1)
-    stop = first if shard.raw_meta is None else size
-    if count != shard.samples or not 0 <= stop - start <= _MAX_CONFIG_BYTES:
-        return None
-    file.seek(start)
-    return json.loads(file.read(stop - start))

@@ -335,7 +335,12 @@ class NdarrayEncoding:
         """
         if type(value) is not np.ndarray:
             check_type(value, np.ndarray)
-            _check_no_mask(value)
+            if isinstance(value, np.ma.MaskedArray):
+                raise EncodingError(
+                    "expected an array without a mask, which cannot be stored, but got a numpy MaskedArray",
+                    hint="write value.filled(...), or value.data, and "
+                    "numpy.ma.getmaskarray(value).astype('uint8') as another column",
+                )
         head, dtype = _head_and_dtype(self.dtype, self.shape, value.dtype, value.shape)
         return head, np.ascontiguousarray(value, dtype)
 
@@ -356,9 +361,17 @@ class NdarrayEncoding:
         """
         name, shape, start = self.dtype, self.shape, 0
         if name is None:
-            name, start = _read_dtype(data)
+            name, start = _NAMES.get(data[0], "") if len(data) else "", 1
+            if not name:
+                raise EncodingError(f"expected a dtype code, one of {sorted(_NAMES)}, but found {bytes(data[:1])!r}")
         if shape is None:
-            shape, start = _read_shape(data, start)
+            ndim, width = divmod(data[start], 4) if len(data) > start else (0, 0)
+            stop = start + 1 + (ndim << width)
+            if ndim == 0 or len(data) < stop:
+                raise EncodingError(f"expected a shape header, but found {brief(data[start:])}")
+            shape, start = _dimensions(data[start]).unpack_from(data, start + 1), stop
+            if 0 in shape:
+                raise EncodingError(f"expected dimensions of at least 1, but found shape {shape}")
         expected = self.size or math.prod(shape) * _DTYPES[name].itemsize
         if len(data) - start != expected:
             raise EncodingError(
@@ -438,15 +451,6 @@ def parse_ndarray(config: str) -> NdarrayEncoding:
     )
 
 
-def _check_no_mask(value: NDArray[Any]) -> None:
-    if isinstance(value, np.ma.MaskedArray):
-        raise EncodingError(
-            "expected an array without a mask, which cannot be stored, but got a numpy MaskedArray",
-            hint="write value.filled(...), or value.data, and numpy.ma.getmaskarray(value).astype('uint8') as another "
-            "column",
-        )
-
-
 @lru_cache(maxsize=1024)
 def _head_and_dtype(
     fixed_dtype: str | None, fixed_shape: tuple[int, ...] | None, dtype: np.dtype[Any], shape: tuple[int, ...]
@@ -470,23 +474,3 @@ def _head_and_dtype(
 def _dimensions(ndim_and_width: int) -> struct.Struct:
     ndim, width = divmod(ndim_and_width, 4)
     return struct.Struct(f"<{ndim}{'BHIQ'[width]}")
-
-
-def _read_dtype(data: bytes | memoryview) -> tuple[str, int]:
-    """Return the dtype's name, and the start of the shape header."""
-    name = _NAMES.get(data[0]) if len(data) else None
-    if name is None:
-        raise EncodingError(f"expected a dtype code, one of {sorted(_NAMES)}, but found {bytes(data[:1])!r}")
-    return name, 1
-
-
-def _read_shape(data: bytes | memoryview, start: int) -> tuple[tuple[int, ...], int]:
-    """Return the shape, and the start of the values."""
-    ndim, width = divmod(data[start], 4) if len(data) > start else (0, 0)
-    stop = start + 1 + (ndim << width)
-    if ndim == 0 or len(data) < stop:
-        raise EncodingError(f"expected a shape header, but found {brief(data[start:])}")
-    shape = _dimensions(data[start]).unpack_from(data, start + 1)
-    if 0 in shape:
-        raise EncodingError(f"expected dimensions of at least 1, but found shape {shape}")
-    return shape, stop

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
-from lightning_streaming.formats.arrays.array_lengths import check_dtype
+from lightning_streaming.formats.columns import check_dtype
 from lightning_streaming.options.column_functions import LENGTHS, function_name
 
 _VERSION = 1

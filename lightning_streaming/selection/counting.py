@@ -22,8 +22,13 @@ from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.selection_files import selection_path
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.formats.arrays.array_lengths import column_lengths
-from lightning_streaming.formats.columns import WHOLE_NUMBERS, ColumnValues, check_readable_columns, encodings_of
+from lightning_streaming.formats.columns import (
+    WHOLE_NUMBERS,
+    ColumnValues,
+    check_readable_columns,
+    column_lengths,
+    encodings_of,
+)
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.options.column_functions import LENGTHS
 from lightning_streaming.options.groups import fields_of

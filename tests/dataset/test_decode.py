@@ -386,7 +386,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
             StreamingDataset(**written, **asked)
     with pytest.raises(ConfigError, match=r"no stream has; there are id, image"):
         next(iter(make_loader(**written, decode={"columns": {"picture": "array"}})))
-    with pytest.raises(ConfigError, match=r"'id': 'array'.*holds no pictures"):
+    with pytest.raises(ConfigError, match=r"'id': 'array'.*has no images"):
         next(iter(make_loader(**written, decode={"columns": {"id": "array"}})))
 
 

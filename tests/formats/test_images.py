@@ -168,7 +168,7 @@ def test_a_file_that_was_written_over_while_it_was_open_is_no_mix_of_both(
     path.write_bytes(file_of(Image.effect_noise(size, 50), "JPEG", quality=95))
     with Image.open(path) as image:
         path.write_bytes(file_of(Image.effect_noise(size, 50), "JPEG", quality=95))  # the same inode
-        with pytest.raises(EncodingError, match="was written over after it was opened"):
+        with pytest.raises(EncodingError, match="was overwritten after it was opened"):
             encoding("jpeg").encode(image)
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_was_written_over_is_told_by_its_head_once_that_left_the_buf
     with Image.open(path) as image:
         assert encoding("jpeg").encode(image) == heads[0]
         path.write_bytes(heads[1])
-        with pytest.raises(EncodingError, match="was written over after it was opened"):
+        with pytest.raises(EncodingError, match="was overwritten after it was opened"):
             encoding("jpeg").encode(image)
 
 

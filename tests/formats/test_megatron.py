@@ -22,10 +22,9 @@ from lightning_streaming.errors import (
     SampleIndexError,
     ShardCorruptError,
 )
-from lightning_streaming.formats.arrays.array_lengths import column_lengths
 from lightning_streaming.formats.arrays.megatron import MegatronFormat
 from lightning_streaming.formats.arrays.row_files import RowsReader
-from lightning_streaming.formats.columns import flat_column
+from lightning_streaming.formats.columns import column_lengths, flat_column
 from lightning_streaming.formats.index import FileInfo
 from lightning_streaming.formats.shard import may_be_flat, plain_kind
 from lightning_streaming.formats.shard_table import ShardInfo

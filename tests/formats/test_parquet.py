@@ -27,10 +27,9 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     UnsupportedError,
 )
-from lightning_streaming.formats.arrays.array_lengths import column_lengths
 from lightning_streaming.formats.arrow.parquet import ParquetFormat
 from lightning_streaming.formats.arrow.parquet_files import Footer
-from lightning_streaming.formats.columns import encodings_of, flat_column, read_columns
+from lightning_streaming.formats.columns import column_lengths, encodings_of, flat_column, read_columns
 from lightning_streaming.formats.index import dump_index, parse_index
 from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import check_shard, may_be_flat, narrowed, open_shard, other_format, plain_kind

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lightning_streaming import CSVWriter, MDSWriter
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.errors import ConfigError, DiskFullError, IntegrityError, StorageError, StreamingError
-from lightning_streaming.formats.arrays.array_lengths import ArrayLengths
+from lightning_streaming.formats.columns import ArrayLengths
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.selection import counting, scanning
 from lightning_streaming.selection.counting import document_lengths

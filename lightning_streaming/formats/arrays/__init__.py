@@ -1,1 +1,1 @@
-"""Files of rows of equal size: .npy of NumPy, the tokens of Megatron-LM, and the lengths of arrays."""
+"""Files of rows of equal size: .npy of NumPy, and the tokens of Megatron-LM."""

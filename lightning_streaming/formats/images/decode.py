@@ -1,14 +1,14 @@
-"""Pictures made pixels: JPEG files by libjpeg-turbo, without the interpreter's lock; all others by Pillow.
+"""Images decoded to pixels: JPEG files by libjpeg-turbo, without the interpreter's lock; all others by Pillow.
 
-    kind       what a column of pictures gives
-    pil        a PIL image, which decodes its pixels when they are first needed
+    kind       values of a column of images
+    pil        a PIL image, which decodes its pixels on first access
     bytes      the file
     array      uint8, numpy, (height, width, 3), RGB
     tensor     uint8, torch, (3, height, width), RGB
-    picture    a :class:`EncodedImage`, which decodes what it is asked for
+    encoded    an :class:`EncodedImage`, which decodes on request
 
-Pixels are those of Pillow's ``convert("RGB")``. What libjpeg-turbo's own door does not take, as CMYK and files with
-slight damage, is decoded by Pillow too, so both take the same files. Nothing is turned as EXIF data says.
+Pixels are those of Pillow's ``convert("RGB")``. Files that libjpeg-turbo does not support, like CMYK and files with
+slight damage, are decoded by Pillow, so both take the same files. EXIF rotations are not applied.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Size = tuple[int, int]
-"""Width and height in pixels, as Pillow has them."""
+"""Width and height in pixels, as in Pillow."""
 Pixels = NDArray[np.uint8]
 """RGB, of shape (height, width, 3)."""
 
 _FACTORS = (8, 4, 2)
-"""What libjpeg divides sizes by at no cost; rounded up."""
+"""Factors by which libjpeg scales down for free; sizes are rounded up."""
 _QUICK_COLORS = ("YCbCr", "Gray", "RGB")
-"""Colours of JPEG files that libjpeg-turbo makes RGB of as Pillow does."""
+"""Colours of JPEG files that libjpeg-turbo converts to RGB like Pillow."""
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-"""Of 8 bits a channel."""
+"""Modes of 8 bits per channel."""
 
 
 def require_simplejpeg() -> Any:
-    """The module ``simplejpeg``.
+    """Return the module ``simplejpeg``.
 
     Raises:
         MissingDependencyError: It is not installed.
@@ -59,7 +59,7 @@ def require_simplejpeg() -> Any:
         import simplejpeg
     except ImportError:
         raise MissingDependencyError(
-            "pictures are decoded with the simplejpeg package", hint="run: pip install 'lightning-streaming[jpeg]'"
+            "images are decoded with the simplejpeg package", hint="run: pip install 'lightning-streaming[jpeg]'"
         ) from None
     return simplejpeg
 
@@ -79,7 +79,7 @@ class EncodedImage:
     def __init__(self, file: bytes) -> None:
         if not isinstance(file, bytes):
             raise ConfigError(
-                f"an EncodedImage is made of the bytes of a whole file, but got {brief(file)}", option="file"
+                f"an EncodedImage is created from the bytes of a whole file, but got {brief(file)}", option="file"
             )
         self.file = file
         """Content of the file."""
@@ -89,7 +89,7 @@ class EncodedImage:
         """Width and height, from the header of the file.
 
         Raises:
-            EncodingError: It is no such file, or its header is damaged.
+            EncodingError: It is not such a file, or its header is damaged.
         """
         head = _jpeg_head(self.file)
         return self.pil().size if head is None else head
@@ -98,7 +98,7 @@ class EncodedImage:
         """Return a PIL image, which decodes its pixels when they are first needed.
 
         Raises:
-            EncodingError: It is no such file, or its header is damaged. Damaged pixels raise later.
+            EncodingError: It is not such a file, or its header is damaged. Damaged pixels raise later.
         """
         return open_image_file(self.file, IMAGE_FORMATS)
 
@@ -114,17 +114,17 @@ class EncodedImage:
             EncodingError: The file is damaged, or of more than 8 bits a channel.
             ConfigError: ``min_size`` is not a size.
         """
-        least = None if min_size is None else _pair("min_size", min_size)
+        minimum = None if min_size is None else _pair("min_size", min_size)
         if not self.file.startswith(BEGINNINGS["JPEG"]):
-            return _own(self.pil())
-        pixels = _decode_quickly(self.file, least)
-        if pixels is None:  # Pillow decodes it, or says why not
+            return _writable(self.pil())
+        pixels = _decode_quickly(self.file, minimum)
+        if pixels is None:  # Pillow decodes it, or raises the error
             image = self.pil()
-            factor = _factor(image.size, least)
+            factor = _factor(image.size, minimum)
             if factor > 1:
                 width, height = image.size
                 image.draft(None, (width // factor, height // factor))
-            pixels = _own(image)
+            pixels = _writable(image)
         return pixels
 
     def crop(self, box: tuple[int, int, int, int], size: int | Size) -> Tensor:
@@ -151,21 +151,23 @@ class EncodedImage:
         across, down = pixels.shape[1] / width, pixels.shape[0] / height
         rows = _scaled(upper, lower, down, pixels.shape[0])
         columns = _scaled(left, right, across, pixels.shape[1])
-        # Made a batch before its channels come first: the other way round torch takes twice as long.
+        # The batch dimension is added before the permutation: the other order takes torch twice as long.
         cut = torch.from_numpy(pixels[rows, columns])[None].permute(0, 3, 1, 2)
         if cut.shape[2:] != (to_height, to_width):
             cut = torch.nn.functional.interpolate(cut, (to_height, to_width), mode="bilinear", antialias=True)
-        return _channels_first(cut[0].numpy())  # now, as it is in the cache: to collate others takes thrice as long
+        return _channels_first(
+            cut[0].numpy()
+        )  # now, while it is in the cache: collating other tensors takes three times as long
 
     def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refuse conversion by numpy, which would make an array of one object.
+        """Raise ConfigError on conversion by numpy, which would create an array of one object.
 
         Raises:
             ConfigError: Always.
         """
         raise ConfigError(
             "an EncodedImage is not decoded yet",
-            hint="call its decode(), crop() or pil(), or give decode.columns array",
+            hint="call its decode(), crop() or pil(), or set decode.columns to array",
         )
 
     def __reduce__(self) -> tuple[type[EncodedImage], tuple[bytes]]:
@@ -182,38 +184,38 @@ class EncodedImage:
 
 
 def rgb_pixels(image: Image) -> Pixels:
-    """The pixels of a PIL image, uint8 of shape (height, width, 3), RGB; not to be written to.
+    """Return the pixels of a PIL image, uint8 of shape (height, width, 3), RGB; they must not be written to.
 
     Raises:
-        EncodingError: They cannot be decoded, or have more than 8 bits a channel.
+        EncodingError: They cannot be decoded, or have more than 8 bits per channel.
     """
     check_rgb(image)
-    if image.mode in ("P", "PA"):  # by way of RGBA, as Pillow itself would warn of what is transparent
+    if image.mode in ("P", "PA"):  # by way of RGBA, as Pillow would warn about transparency
         image = image.convert("RGBA")
-    found: Pixels = np.asarray(image.convert("RGB"))
-    return found
+    pixels: Pixels = np.asarray(image.convert("RGB"))
+    return pixels
 
 
-def _own(image: Image) -> Pixels:
-    """The same, to be written to."""
+def _writable(image: Image) -> Pixels:
+    """Return the pixels as a writable array."""
     return np.array(rgb_pixels(image))
 
 
 def check_rgb(image: Image) -> None:
-    """Refuse an image of more than 8 bits a channel.
+    """Raise EncodingError if an image has more than 8 bits per channel.
 
     Raises:
-        EncodingError: It is one.
+        EncodingError: See above.
     """
     if image.mode not in _MODES:
-        raise EncodingError(f"expected an image of 8 bits a channel, but found mode {image.mode}")
+        raise EncodingError(f"expected an image of 8 bits per channel, but found mode {image.mode}")
 
 
 def _channels_first(pixels: Pixels) -> Tensor:
-    """A tensor of pixels of shape (3, height, width) in this order in memory, too."""
+    """Return a contiguous tensor of pixels of shape (3, height, width)."""
     import torch
 
-    # By numpy: torch wakes its threads for so few bytes, which in threads of ours costs several times the copy.
+    # By numpy: torch starts its threads even for few bytes, which takes several times as long as the copy.
     return torch.from_numpy(np.ascontiguousarray(pixels))
 
 
@@ -221,49 +223,48 @@ def _channels_first(pixels: Pixels) -> Tensor:
 
 
 def _jpeg_head(data: bytes) -> Size | None:
-    """Width and height; None where Pillow is to look."""
+    """Return width and height; None if Pillow has to read the file."""
     if not data.startswith(BEGINNINGS["JPEG"]):
         return None
     try:
         height, width, colors, _ = require_simplejpeg().decode_jpeg_header(data)
     except ValueError:
         return None
-    most = min(PIXELS_PER_BYTE["JPEG"] * len(data), require_pillow().MAX_IMAGE_PIXELS or width * height)
-    return (width, height) if colors in _QUICK_COLORS and width * height <= most else None
+    max_pixels = min(PIXELS_PER_BYTE["JPEG"] * len(data), require_pillow().MAX_IMAGE_PIXELS or width * height)
+    return (width, height) if colors in _QUICK_COLORS and width * height <= max_pixels else None
 
 
-def _decode_quickly(data: bytes, least: Size | None) -> Pixels | None:
-    """The pixels; None where Pillow is to decode them, or to say what is wrong."""
+def _decode_quickly(data: bytes, minimum: Size | None) -> Pixels | None:
+    """Return the pixels; None if Pillow has to decode them, or to raise the error."""
     size = _jpeg_head(data)
     if size is None:
         return None
-    factor = _factor(size, least)
+    factor = _factor(size, minimum)
     width, height = (-(-side // factor) for side in size)
     try:
-        found: Pixels = require_simplejpeg().decode_jpeg(
+        pixels: Pixels = require_simplejpeg().decode_jpeg(
             data, "RGB", min_width=width, min_height=height, min_factor=factor
         )
     except ValueError:
         return None
-    return found
+    return pixels
 
 
-def _factor(size: Size, least: Size | None) -> int:
-    """What to divide both sides by, so that neither becomes shorter than it may be."""
-    if least is None:
-        return 1
-    fits = (
-        one
-        for one in _FACTORS
-        if all(side >= one and -(-side // one) >= enough for side, enough in zip(size, least, strict=True))
-    )
-    return next(fits, 1)
+def _factor(size: Size, minimum: Size | None) -> int:
+    """Return the largest divisor of both sides that keeps their minimum."""
+    for factor in _FACTORS if minimum is not None else ():
+        if all(side >= factor and -(-side // factor) >= least for side, least in zip(size, minimum or (), strict=True)):
+            return factor
+    return 1
 
 
 def _pair(what: str, size: int | Size, option: str = "min_size") -> Size:
-    """Width and height, as they were asked for."""
+    """Return the requested width and height."""
     try:
-        width, height = _sides(size)
+        try:
+            width = height = index(size)  # type: ignore[arg-type]
+        except TypeError:  # not a check of its type: an array of two sides also has __index__
+            width, height = map(index, size)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         width = height = 0
     if min(width, height) < 1:
@@ -274,15 +275,8 @@ def _pair(what: str, size: int | Size, option: str = "min_size") -> Size:
     return width, height
 
 
-def _sides(size: Any) -> tuple[int, ...]:
-    try:
-        return (index(size),) * 2
-    except TypeError:  # not asked of its type: an array of two sides has that method, too
-        return tuple(map(index, size))
-
-
 def _box_within(box: tuple[int, int, int, int], width: int, height: int) -> tuple[int, int, int, int]:
-    """The same, if it is a box within a picture."""
+    """Return the box, if it is within an image."""
     try:
         left, upper, right, lower = map(index, box)
         is_within = 0 <= left < right <= width and 0 <= upper < lower <= height
@@ -297,45 +291,48 @@ def _box_within(box: tuple[int, int, int, int], width: int, height: int) -> tupl
 
 
 def _scaled(start: int, stop: int, scale: float, length: int) -> slice:
-    """A stretch of a side that was scaled; at least one pixel."""
+    """Return a slice of a scaled side, of at least one pixel."""
     first = min(round(start * scale), length - 1)
     return slice(first, max(first + 1, round(stop * scale)))
 
 
 # --- columns ---
 
-DecodePictures = Callable[[dict[str, Any]], dict[str, Any]]
-"""Makes the pictures of a sample what was asked for."""
+DecodeImages = Callable[[dict[str, Any]], dict[str, Any]]
+"""Decodes the images of a sample in place."""
 
 
-def decoded_columns(asked: Mapping[str, str]) -> DecodePictures:
-    """What makes the pictures of a sample what is asked for, in the sample itself.
+def image_decoder(kinds: Mapping[str, str]) -> DecodeImages:
+    """Return a function that decodes the images of a sample in place.
 
-    A list has one for each of its pictures. What a sample lacks stays so, and so does None, in a list too.
+    Each image of a list is decoded. Missing columns stay missing, and None stays None, also in a list.
 
     Args:
-        asked: Kinds by the names of columns.
+        kinds: Kinds by column.
 
     Returns:
-        A function that raises EncodingError of files that are damaged, and ConfigError of columns that hold none.
+        A function that raises EncodingError for damaged files, and ConfigError for columns without images.
 
     Raises:
-        MissingDependencyError: What decodes them is not installed.
+        MissingDependencyError: The package that decodes them is not installed.
     """
-    if any(kind not in ("pil", "bytes") for kind in asked.values()):
+    if any(kind not in ("pil", "bytes") for kind in kinds.values()):
         require_simplejpeg()
-    makes = [(name, _KINDS[kind], kind) for name, kind in asked.items()]
+    decoders = [(name, _KINDS[kind], kind) for name, kind in kinds.items()]
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
-        for name, make, kind in makes:
+        for name, convert, kind in decoders:
             value = sample.get(name)
             if value is None:
                 continue
             try:
-                sample[name] = [_made(make, one) for one in value] if isinstance(value, list) else make(value)
+                if isinstance(value, list):
+                    sample[name] = [None if image is None else convert(image) for image in value]
+                else:
+                    sample[name] = convert(value)
             except EncodingError as error:
                 raise error.with_context(f"column {name!r}") from error
-            except _NoPictureError as error:
+            except _NoImageError as error:
                 raise ConfigError(
                     f"decode.columns={{{name!r}: {kind!r}}}: the column {error}", option="decode.columns"
                 ) from None
@@ -344,22 +341,19 @@ def decoded_columns(asked: Mapping[str, str]) -> DecodePictures:
     return decode
 
 
-def _made(make: Callable[[Any], Any], value: Any) -> Any:
-    return None if value is None else make(value)
-
-
-class _NoPictureError(Exception):
-    """A value that nothing of the kind can be made of: what the column holds, and the way out."""
+class _NoImageError(Exception):
+    """A value that is not an image of the requested kind; states the column's contents and a fix."""
 
 
 def _file_of(value: Any) -> bytes:
-    """The file of a picture as a format's reader gives it."""
+    """Return the file of an image from a format's reader."""
     if isinstance(value, bytes):
         return value
     data = stored_file(value) if _is_image(value) else None
     if data is None:
-        held = "is stored as pixels, not as files; ask for 'pil', 'array' or 'tensor'" if _is_image(value) else None
-        raise _NoPictureError(held or f"holds no pictures, but {brief(value)}; leave it out of decode")
+        if _is_image(value):
+            raise _NoImageError("is stored as pixels, not as files; request 'pil', 'array' or 'tensor'")
+        raise _NoImageError(f"has no images, but {brief(value)}; leave it out of decode")
     return data
 
 
@@ -373,7 +367,7 @@ def _pil(value: Any) -> Any:
 
 def _array(value: Any) -> Pixels:
     if not isinstance(value, bytes) and _is_image(value) and stored_file(value) is None:
-        return _own(value)
+        return _writable(value)
     return EncodedImage(_file_of(value)).decode()
 
 
@@ -381,7 +375,7 @@ def _tensor(value: Any) -> Tensor:
     return _channels_first(_array(value).transpose(2, 0, 1))
 
 
-def _picture(value: Any) -> EncodedImage:
+def _encoded(value: Any) -> EncodedImage:
     return EncodedImage(_file_of(value))
 
 
@@ -390,7 +384,7 @@ _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "bytes": _file_of,
     "array": _array,
     "tensor": _tensor,
-    "encoded": _picture,
+    "encoded": _encoded,
 }
 KINDS = tuple(_KINDS)
-"""What may be asked for of a column of pictures."""
+"""Kinds of a column of images."""

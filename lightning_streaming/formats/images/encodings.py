@@ -1,12 +1,12 @@
-"""The encodings of images, and image files: opened without decoding, told whole from cut off, found behind an image.
+"""Encodings of images, and image files: opened without decoding, checked for truncation, recovered from an image.
 
     pil            uint32 width, uint32 height, uint32 length of the mode, the mode as UTF-8, raw pixels
     jpeg, png      an image file
     jpeg_array     uint32 count, count times uint32 size, then that many JPEG files back to back
-    list[...]      uint32 0, then the same, each a payload of what stands in the brackets
+    list[...]      uint32 0, then the same, with a payload of the encoding in brackets for each
 
-What a payload says of its dimensions is believed only as far as its bytes can hold that many pixels. The Pillow package
-is imported when the first of these encodings is asked for.
+Dimensions that a payload states are checked against the number of pixels that its bytes can hold. The Pillow package is
+imported on first use of these encodings.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-"""What names of image files end in."""
+"""Suffixes of image files."""
 PILLOW_ERRORS = (OSError, ValueError, SyntaxError, OverflowError, EOFError, struct.error)
-"""What Pillow raises of damaged files, besides its own errors."""
+"""Errors of Pillow for damaged files, except its own classes."""
 
 
 def require_pillow() -> ModuleType:
-    """The module ``PIL.Image``.
+    """Return the module ``PIL.Image``.
 
     Raises:
         MissingDependencyError: Pillow is not installed.
@@ -55,7 +55,7 @@ def require_pillow() -> ModuleType:
 
 
 def _join_parts(parts: Sequence[bytes | bytearray]) -> bytes:
-    """Put parts into one payload.
+    """Join parts to one payload.
 
     Raises:
         EncodingError: There are too many, or one is too large, for 32 bits.
@@ -68,7 +68,7 @@ def _join_parts(parts: Sequence[bytes | bytearray]) -> bytes:
 
 
 def _split_parts(data: memoryview) -> list[memoryview]:
-    """The parts of a payload, as slices of it. What it says of their number and sizes is checked before any is made.
+    """Return the parts of a payload, as slices of it. Their number and sizes are checked first.
 
     Raises:
         EncodingError: The sizes do not add up to the payload.
@@ -84,37 +84,37 @@ def _split_parts(data: memoryview) -> list[memoryview]:
 
 
 BEGINNINGS = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n"}
-"""The first bytes of each kind of file."""
+"""First bytes of each kind of file."""
 
 PIXELS_PER_BYTE = {"JPEG": 512, "MPO": 512, "PNG": 8 * 1032}
 """Most pixels that a byte of each kind of file can describe. JPEG: a bit for each block of 64. PNG: a bit for each,
-deflated to no less than one part in 1032. WebP: a file of a few bytes can be all of one colour, however large."""
+deflated at most 1032-fold. WebP: a file of a few bytes can have one colour and any size."""
 
 _SCAN, _END = 0xDA, b"\xff\xd9"
 """JPEG: the marker before the pixels, and the bytes after them, which no pixels contain."""
 _ALONE = (0x01, *range(0xD0, 0xD8))
-"""JPEG: markers that no length follows."""
+"""JPEG: markers without a length."""
 
-_WRITTEN_OVER = (
-    "{} was written over after it was opened as an image, so the pixels are lost; decode images (image.load()) before "
-    "their files are written again"
+_OVERWRITTEN = (
+    "{} was overwritten after it was opened as an image, so the pixels are lost; decode images (image.load()) before "
+    "overwriting their files"
 )
 
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
-"""Kinds of image files that data of other libraries may hold."""
+"""Kinds of image files in data of other libraries."""
 
 
 def open_image_file(data: bytes, formats: Sequence[str] = ("JPEG", "PNG")) -> Image:
-    """Open an image file, reading no more than its head; pixels are decoded when they are first needed.
+    """Open an image file by reading only its head; pixels are decoded on first access.
 
     Args:
         data: The file.
-        formats: Which of ``IMAGE_FORMATS`` it may be of.
+        formats: The allowed ones of ``IMAGE_FORMATS``.
 
     Raises:
-        EncodingError: It is of none, its head is damaged, or it promises more pixels than its bytes can hold or Pillow
-            allows. Also raised later, of pixels that cannot be decoded.
+        EncodingError: It has another format, its head is damaged, or it states more pixels than its bytes can hold or
+            Pillow allows. Also raised later, for pixels that cannot be decoded.
         MissingDependencyError: Pillow is not installed.
     """
     pillow = require_pillow()
@@ -137,7 +137,7 @@ def _check_can_hold(image: ImageFile, data: bytes) -> None:
 
 @lru_cache(maxsize=16)
 def _not_decoded(plain: type[ImageFile]) -> type[ImageFile]:
-    """What an open file is until its pixels are decoded; then it is an image of the class ``plain`` of Pillow."""
+    """Return the class of an open file until its pixels are decoded; then it has the class ``plain`` of Pillow."""
 
     class NotDecoded(plain):  # type: ignore[misc, valid-type]
         is_not_decoded = True
@@ -146,7 +146,7 @@ def _not_decoded(plain: type[ImageFile]) -> type[ImageFile]:
             """Decode the pixels.
 
             Raises:
-                EncodingError: The file is damaged, or cut off.
+                EncodingError: The file is damaged, or truncated.
             """
             try:
                 pixels = super().load()
@@ -160,7 +160,7 @@ def _not_decoded(plain: type[ImageFile]) -> type[ImageFile]:
             return pixels
 
         def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-            """Travel to another process decoded, as images do."""
+            """Pickle decoded, like other images."""
             self.load()
             return self.__reduce_ex__(protocol)
 
@@ -170,12 +170,12 @@ def _not_decoded(plain: type[ImageFile]) -> type[ImageFile]:
 
 
 def check_whole(data: bytes) -> None:
-    """Refuse a JPEG or PNG file that was cut off, and a PNG file whose checksums tell that it is damaged.
+    """Raise EncodingError if a JPEG or PNG file is truncated, or a PNG file has wrong checksums.
 
-    Pixels are decoded only of a JPEG file that has no mark of its end, which not every whole one has.
+    Pixels are decoded only for a JPEG file without an end marker, which some complete files lack.
 
     Raises:
-        EncodingError: The file is cut off, damaged, or none.
+        EncodingError: The file is truncated, damaged, or of another kind.
     """
     if data.startswith(BEGINNINGS["PNG"]):
         _check_png(data)
@@ -184,10 +184,10 @@ def check_whole(data: bytes) -> None:
 
 
 def load_whole(image: Image) -> None:
-    """Decode the pixels of an image; of one that is still open to its file, look at the end of that too.
+    """Decode the pixels of an image; check the end of its file if that is still open.
 
     Raises:
-        EncodingError: The file is cut off or damaged.
+        EncodingError: The file is truncated or damaged.
     """
     file = getattr(image, "fp", None)
     if isinstance(file, io.BytesIO) and getattr(image, "format", None) == "PNG":
@@ -196,20 +196,20 @@ def load_whole(image: Image) -> None:
 
 
 def stored_file(image: Image) -> bytes | None:
-    """The file in memory that an image was opened from, if nothing but its head was read; else None."""
+    """Return the file in memory that an image was opened from, if only its head was read; else None."""
     file = getattr(image, "fp", None)
-    is_open = getattr(image, "is_not_decoded", False) or getattr(image, "tile", None)  # of WebP there are no tiles
+    is_open = getattr(image, "is_not_decoded", False) or getattr(image, "tile", None)  # WebP has no tiles
     return file.getvalue() if isinstance(file, io.BytesIO) and is_open else None
 
 
 def _file_behind(image: Image) -> bytes | None:
-    """The JPEG file that an image was opened from, if that has the very pixels of the image.
+    """Return the JPEG file that an image was opened from, if it has exactly the pixels of the image.
 
-    Of an image that is not decoded yet nothing can have been changed, but for its size and mode (``draft``), and which
-    picture of several it is. One that is decoded is compared, pixel by pixel: it may have been drawn on.
+    An image that is not decoded yet can only have changed its size and mode (``draft``), and the selected one of
+    several images. A decoded image is compared pixel by pixel: it may have been edited.
 
     Raises:
-        EncodingError: The file was written over after it was opened, so that the pixels are lost.
+        EncodingError: The file was overwritten after it was opened, so that the pixels are lost.
     """
     from PIL.JpegImagePlugin import JpegImageFile
 
@@ -220,18 +220,18 @@ def _file_behind(image: Image) -> bytes | None:
     if data is None or not _jpeg_has_end(data):
         return None
     try:
-        found = _opened_again(data, image)
-        _check_can_hold(found, data)
-        is_the_same = _looks(found, image) == _looks(image, image)
+        reopened = _reopened(data, image)
+        _check_can_hold(reopened, data)
+        is_same = _identity(reopened, image) == _identity(image, image)
     except (EncodingError, *PILLOW_ERRORS):
         return None
-    if _is_open(image) and _head(found) != _head(image):
-        raise EncodingError(_WRITTEN_OVER.format(os.fsdecode(name)))
-    return data if is_the_same else None
+    if _is_open(image) and _head(reopened) != _head(image):
+        raise EncodingError(_OVERWRITTEN.format(os.fsdecode(name)))
+    return data if is_same else None
 
 
-def _opened_again(data: bytes, image: JpegImageFile) -> JpegImageFile:
-    """As ``Image.open`` would, but for its warning of large images, which there was when the image was opened."""
+def _reopened(data: bytes, image: JpegImageFile) -> JpegImageFile:
+    """Open an image like ``Image.open``, without another warning of large images."""
     from PIL.JpegImagePlugin import JpegImageFile
     from PIL.MpoImagePlugin import MpoImageFile
 
@@ -239,42 +239,42 @@ def _opened_again(data: bytes, image: JpegImageFile) -> JpegImageFile:
     return kind(io.BytesIO(data))
 
 
-def _looks(image: Image, like: ImageFile) -> tuple[object, ...]:
-    """What tells an image from others: where its pixels are in its file; or those, if ``like`` is decoded."""
+def _identity(image: Image, like: ImageFile) -> tuple[object, ...]:
+    """Return what identifies an image: positions of pixels in its file; or the pixels, if ``like`` is decoded."""
     if like.tile:
         return image.size, image.mode, getattr(image, "tile", None)
     return image.size, image.mode, image.tobytes()
 
 
 def _head(image: JpegImageFile) -> tuple[object, ...]:
-    """What was read when the file was opened; of one of several pictures, it depends on which was read last."""
+    """Return the head that was read on opening; () for several images, where it depends on the last one read."""
     return () if image.format == "MPO" else (image.quantization, image.applist)
 
 
 def _is_open(image: ImageFile) -> bool:
-    """Whether the pixels are still to be read, and can be."""
+    """Return whether the pixels are not read yet, and can be."""
     return bool(image.tile) and image.fp is not None and not image.fp.closed
 
 
 def _bytes_of(image: ImageFile, name: str) -> bytes | None:
-    """The file that is open, which may have another name by now; or else the one that has its name."""
+    """Return the open file, which may have been renamed; or else the file of its name."""
     try:
         if not _is_open(image) or image.fp is None:
             return Path(name).read_bytes()
         position = image.fp.tell()
         image.fp.seek(0)
-        seen = image.fp.read()  # begins as the file did when it was opened, as far as that is in the buffer
+        buffered = image.fp.read()  # begins like the file when it was opened, as far as that is in the buffer
         image.fp.seek(position)
-        found = _read_past_buffer(image.fp.fileno())
-    except PILLOW_ERRORS:  # gone, or not to be read; and what is no file on disk has no number
+        current = _read_past_buffer(image.fp.fileno())
+    except PILLOW_ERRORS:  # removed, not readable, or not a file on disk
         return None
-    if seen != found:
-        raise EncodingError(_WRITTEN_OVER.format(name))
-    return found
+    if buffered != current:
+        raise EncodingError(_OVERWRITTEN.format(name))
+    return current
 
 
 def _read_past_buffer(descriptor: int) -> bytes:
-    """A whole open file as it is now."""
+    """Read a whole open file in its current state."""
     pieces, offset = list[bytes](), 0
     while piece := os.pread(descriptor, max(os.fstat(descriptor).st_size - offset, 1), offset):
         pieces.append(piece)
@@ -290,7 +290,7 @@ def _no_image(data: bytes, formats: Sequence[str]) -> str:
 
 
 def _check_png(data: bytes) -> None:
-    """Go from chunk to chunk: length, name, content, checksum of name and content. Pixels end before the end does."""
+    """Check all chunks: length, name, content, checksum of name and content."""
     position, name = len(BEGINNINGS["PNG"]), b""
     view = memoryview(data)
     while name != b"IEND":
@@ -303,15 +303,15 @@ def _check_png(data: bytes) -> None:
         name = data[position + 4 : content]
         if zlib.crc32(view[position + 4 : stop]) != int.from_bytes(data[stop : stop + 4], "big"):
             raise EncodingError(
-                f"expected a whole PNG file, but this one is damaged: the checksum of its chunk {name!r} is another one"
+                f"expected a whole PNG file, but this one is damaged: the checksum of its chunk {name!r} differs"
             )
         position = stop + 4
 
 
 def _jpeg_has_end(data: bytes) -> bool:
-    """Whether the end of the pixels is marked; not every file that lacks it is cut off.
+    """Return whether the end of the pixels is marked; some complete files lack the mark.
 
-    Goes from segment to segment up to the pixels, so as not to meet the end of a small image within the head.
+    Skips the segments before the pixels, to ignore the end of a thumbnail within the head.
     """
     position = 2 if data.startswith(BEGINNINGS["JPEG"]) else len(data)
     while position + 4 <= len(data):
@@ -320,7 +320,7 @@ def _jpeg_has_end(data: bytes) -> bool:
         marker = data[position + 1]
         if marker == _SCAN:
             return data.find(_END, position) >= 0
-        if marker == 0xFF:  # a byte that fills up
+        if marker == 0xFF:  # a fill byte
             position += 1
         elif marker in _ALONE:
             position += 2
@@ -338,12 +338,12 @@ _BITS_OF_MODE = {
     **dict.fromkeys(("RGB", "YCbCr", "LAB", "HSV"), 24),
     **dict.fromkeys(("RGBA", "RGBa", "RGBX", "CMYK", "I", "F"), 32),
 }
-"""Bits of a raw pixel; a row is filled up to whole bytes."""
+"""Bits of a raw pixel; a row is padded to whole bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PilEncoding:
-    """The pixels of a PIL image as they are. A palette and what else is known of the image are lost."""
+    """The raw pixels of a PIL image. A palette and other metadata of the image are lost."""
 
     size: None = None
 
@@ -353,7 +353,7 @@ class PilEncoding:
         _raw_bytes(image.mode, *image.size)
         try:
             pixels = image.tobytes()
-        except PILLOW_ERRORS as error:  # of a file that was opened lazily, and is damaged
+        except PILLOW_ERRORS as error:  # a damaged file that was opened lazily
             raise EncodingError(f"expected an image that PIL can load, but got {brief(value)} ({error})") from error
         return b"".join([_PIL_HEAD.pack(*image.size, len(mode)), mode, pixels])
 
@@ -375,12 +375,12 @@ class PilEncoding:
 
 @dataclass(frozen=True, slots=True)
 class ImageFileEncoding:
-    """A PIL image as a file. It is opened without decoding its pixels; PIL does that when they are first needed, and
-    raises EncodingError then if they are damaged.
+    """A PIL image as a file. It is opened without decoding its pixels, which PIL does on first access; damaged pixels
+    raise EncodingError then.
     """
 
     format: str
-    """``"JPEG"`` or ``"PNG"``: what is written. Either may be read."""
+    """``"JPEG"`` or ``"PNG"``: the format to write. Both may be read."""
     size: None = None
 
     def encode(self, value: Any) -> bytes:
@@ -419,7 +419,7 @@ class JpegArrayEncoding:
 
 @dataclass(frozen=True, slots=True)
 class ImageListEncoding:
-    """A list of PIL images, each by the same encoding; may be empty."""
+    """A list of PIL images of one encoding; may be empty."""
 
     element: PilEncoding | ImageFileEncoding
     size: None = None
@@ -441,14 +441,14 @@ def _check_image(value: Any) -> Image:
 
 
 def _raw_bytes(mode: str, width: int, height: int) -> int:
-    """Bytes of the pixels of an image.
+    """Return the bytes of the pixels of an image.
 
     Raises:
-        EncodingError: No image can be like this.
+        EncodingError: No image has this mode or size.
     """
     bits = _BITS_OF_MODE.get(mode)
     if bits is None:
         raise EncodingError(f"expected an image mode, one of {', '.join(_BITS_OF_MODE)}, but found {brief(mode)}")
-    if not width or not height:  # PIL sets aside memory for each row, even of no pixels
+    if not width or not height:  # PIL allocates memory for each row, even without pixels
         raise EncodingError(f"expected an image of at least one pixel, but found {width} x {height}")
     return (width * bits + 7) // 8 * height

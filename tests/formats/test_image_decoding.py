@@ -1,4 +1,4 @@
-"""Pictures made pixels: as Pillow makes them, at smaller sizes too; and damaged files."""
+"""Images decoded to pixels: like Pillow, at smaller sizes too; and damaged files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming import EncodedImage
 from lightning_streaming.errors import ConfigError, EncodingError
-from lightning_streaming.formats.images.decode import decoded_columns
+from lightning_streaming.formats.images.decode import image_decoder
 from lightning_streaming.formats.images.encodings import open_image_file
 from tests.helpers import assert_error
 
@@ -63,10 +63,10 @@ def test_pixels_are_those_of_pillow(
     mode: str, width: int, height: int, seed: int, how: dict[str, Any], least: int
 ) -> None:
     data = jpeg(mode, width, height, seed, **how)
-    picture = EncodedImage(data)
-    assert picture.size == (width, height)
-    assert (picture.decode() == by_pillow(data)).all()
-    small = picture.decode(min_size=least)
+    image = EncodedImage(data)
+    assert image.size == (width, height)
+    assert (image.decode() == by_pillow(data)).all()
+    small = image.decode(min_size=least)
     fit = [one for one in (8, 4, 2) if min(width, height) >= max(one, 1 - -one * (least - 1))]
     factor = fit[0] if fit else 1
     assert small.shape == (-(-height // factor), -(-width // factor), 3)
@@ -99,23 +99,23 @@ def test_other_files_are_decoded_by_pillow(mode: str, kind: str) -> None:
     how = {"transparency": b"\0\x80"} if (mode, kind) == ("P", "PNG") else {}
     image = _image("RGB", 40, 30).convert(mode)
     image.save(file, kind, **({"lossless": True} if kind == "WEBP" else how))
-    picture = EncodedImage(file.getvalue())
+    image = EncodedImage(file.getvalue())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        expected = by_pillow(picture.file)
-    assert (picture.decode(min_size=4) == expected).all()
-    assert picture.size == (40, 30)
-    assert picture.decode().flags.writeable
+        expected = by_pillow(image.file)
+    assert (image.decode(min_size=4) == expected).all()
+    assert image.size == (40, 30)
+    assert image.decode().flags.writeable
 
 
 def test_what_has_more_than_eight_bits_a_channel_is_refused() -> None:
     file = io.BytesIO()
     PIL.Image.fromarray(np.arange(12, dtype=np.uint16).reshape(3, 4)).save(file, "PNG")
-    with pytest.raises(EncodingError, match="8 bits a channel"):
+    with pytest.raises(EncodingError, match="8 bits per channel"):
         EncodedImage(file.getvalue()).decode()
 
 
-@pytest.mark.parametrize("data", [b"", b"no picture", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"])
+@pytest.mark.parametrize("data", [b"", b"no image", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"])
 def test_what_is_no_picture_is_refused(data: bytes) -> None:
     with pytest.raises(EncodingError):
         EncodedImage(data).decode()
@@ -164,9 +164,9 @@ def test_a_crop_of_the_whole_size_differs_from_that_of_pillow_by_one_hardly_ever
     left, upper = data.draw(st.integers(0, width - 10)), data.draw(st.integers(0, height - 10))
     box = left, upper, data.draw(st.integers(left + 5, width)), data.draw(st.integers(upper + 5, height))
     size = box[2] - box[0] - data.draw(st.integers(-20, 2)), box[3] - box[1] - data.draw(st.integers(-20, 2))
-    picture = EncodedImage(jpeg(width=width, height=height, subsampling=0))
-    found = picture.crop(box, size)
-    expected = picture.pil().crop(box).resize(size, PIL.Image.Resampling.BILINEAR)
+    image = EncodedImage(jpeg(width=width, height=height, subsampling=0))
+    found = image.crop(box, size)
+    expected = image.pil().crop(box).resize(size, PIL.Image.Resampling.BILINEAR)
     assert found.shape == (3, size[1], size[0])
     differences = np.abs(found.permute(1, 2, 0).numpy().astype(int) - np.asarray(expected))
     assert differences.max() <= 2  # one of the width, one of the height: both are rounded
@@ -175,12 +175,12 @@ def test_a_crop_of_the_whole_size_differs_from_that_of_pillow_by_one_hardly_ever
 
 @pytest.mark.parametrize("kind", ["RGB", "CMYK"])
 def test_a_crop_of_a_smaller_size_shows_the_same_place(kind: str) -> None:
-    picture = EncodedImage(jpeg(kind, 640, 480, spot=80, quality=95))
+    image = EncodedImage(jpeg(kind, 640, 480, spot=80, quality=95))
     box = 104, 64, 560, 424  # an eighth of which is whole pixels
-    expected = np.asarray(picture.pil().convert("RGB").crop(box).resize((50, 40), PIL.Image.Resampling.BILINEAR))
-    found = picture.crop(box, (50, 40)).permute(1, 2, 0).numpy()
+    expected = np.asarray(image.pil().convert("RGB").crop(box).resize((50, 40), PIL.Image.Resampling.BILINEAR))
+    found = image.crop(box, (50, 40)).permute(1, 2, 0).numpy()
     assert np.abs(found.astype(int) - expected).mean() < 3
-    assert (picture.crop((3, 5, 43, 35), (40, 30)).permute(1, 2, 0).numpy() == picture.decode()[5:35, 3:43]).all()
+    assert (image.crop((3, 5, 43, 35), (40, 30)).permute(1, 2, 0).numpy() == image.decode()[5:35, 3:43]).all()
 
 
 @pytest.mark.parametrize("box", [(0, 0, 0, 5), (5, 0, 3, 5), (-1, 0, 5, 5), (0, 0, 51, 5), (0, 0, 5, 41)])
@@ -207,11 +207,11 @@ def test_what_is_no_size_is_refused(size: Any) -> None:
 
 
 def test_sizes_and_boxes_may_be_numbers_of_numpy_and_torch() -> None:
-    five, box, picture = np.int64(5), torch.tensor([0, 0, 5, 5]), EncodedImage(jpeg())
+    five, box, image = np.int64(5), torch.tensor([0, 0, 5, 5]), EncodedImage(jpeg())
     boxes: list[Any] = [(0, 0, five, five), box, box.numpy()]
     sizes: list[Any] = [np.int64(3), torch.tensor([3, 3]), np.array([3, 3])]
-    crops = [picture.crop(a_box, size) for a_box, size in zip(boxes, sizes, strict=True)]
-    assert all(torch.equal(one, picture.crop((0, 0, 5, 5), 3)) for one in crops)
+    crops = [image.crop(a_box, size) for a_box, size in zip(boxes, sizes, strict=True)]
+    assert all(torch.equal(one, image.crop((0, 0, 5, 5), 3)) for one in crops)
 
 
 @pytest.mark.parametrize("file", ["text", None, 5, bytearray(b"x"), memoryview(b"x")])
@@ -221,12 +221,12 @@ def test_a_picture_is_made_of_bytes(file: Any) -> None:
 
 
 def test_a_picture_travels_to_another_process_as_it_is() -> None:
-    picture = EncodedImage(jpeg())
-    again = pickle.loads(pickle.dumps(picture))
-    assert again == picture
-    assert hash(again) == hash(picture)
-    assert again not in (EncodedImage(b""), picture.file)
-    assert str(len(picture.file)) in repr(picture)
+    image = EncodedImage(jpeg())
+    again = pickle.loads(pickle.dumps(image))
+    assert again == image
+    assert hash(again) == hash(image)
+    assert again not in (EncodedImage(b""), image.file)
+    assert str(len(image.file)) in repr(image)
 
 
 # --- columns ---
@@ -236,18 +236,18 @@ def test_columns_become_what_is_asked_for() -> None:
     data = jpeg()
     opened, pixels = open_image_file(data), _image("RGB", 5, 4)
     for value in (data, opened):
-        array = decoded_columns({"x": "array"})({"x": value, "y": 1})
+        array = image_decoder({"x": "array"})({"x": value, "y": 1})
         assert array["y"] == 1
         assert (array["x"] == by_pillow(data)).all()
-        tensor = decoded_columns({"x": "tensor"})({"x": value})["x"]
+        tensor = image_decoder({"x": "tensor"})({"x": value})["x"]
         assert (tensor.permute(1, 2, 0).numpy() == by_pillow(data)).all()
-        assert decoded_columns({"x": "encoded"})({"x": value})["x"] == EncodedImage(data)
-        assert decoded_columns({"x": "bytes"})({"x": value})["x"] == data
-        assert (np.asarray(decoded_columns({"x": "pil"})({"x": value})["x"]) == by_pillow(data)).all()
-    assert [one.shape for one in decoded_columns({"x": "array"})({"x": [data, opened]})["x"]] == [(40, 50, 3)] * 2
-    assert (decoded_columns({"x": "array"})({"x": pixels})["x"] == np.asarray(pixels)).all()
-    assert decoded_columns({"x": "pil"})({"x": pixels})["x"] is pixels
-    assert decoded_columns({"x": "array", "z": "array"})({"x": None}) == {"x": None}
+        assert image_decoder({"x": "encoded"})({"x": value})["x"] == EncodedImage(data)
+        assert image_decoder({"x": "bytes"})({"x": value})["x"] == data
+        assert (np.asarray(image_decoder({"x": "pil"})({"x": value})["x"]) == by_pillow(data)).all()
+    assert [one.shape for one in image_decoder({"x": "array"})({"x": [data, opened]})["x"]] == [(40, 50, 3)] * 2
+    assert (image_decoder({"x": "array"})({"x": pixels})["x"] == np.asarray(pixels)).all()
+    assert image_decoder({"x": "pil"})({"x": pixels})["x"] is pixels
+    assert image_decoder({"x": "array", "z": "array"})({"x": None}) == {"x": None}
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -256,15 +256,15 @@ def test_an_image_that_is_open_is_its_file_until_it_is_decoded(kind: str, more: 
     file, image = io.BytesIO(), _image("RGB", 9, 8)
     image.save(file, kind, **({"save_all": True, "append_images": [image] * more} if more and kind != "JPEG" else {}))
     opened = open_image_file(file.getvalue(), ("JPEG", "PNG", "WEBP"))
-    assert decoded_columns({"x": "bytes"})({"x": opened})["x"] == file.getvalue()
-    assert decoded_columns({"x": "encoded"})({"x": opened})["x"] == EncodedImage(file.getvalue())
+    assert image_decoder({"x": "bytes"})({"x": opened})["x"] == file.getvalue()
+    assert image_decoder({"x": "encoded"})({"x": opened})["x"] == EncodedImage(file.getvalue())
     opened.load()
     with assert_error(ConfigError, option="decode.columns"):
-        decoded_columns({"x": "bytes"})({"x": opened})
+        image_decoder({"x": "bytes"})({"x": opened})
 
 
 def test_none_in_a_list_stays() -> None:
-    found = decoded_columns({"x": "array"})({"x": [None, jpeg()]})["x"]
+    found = image_decoder({"x": "array"})({"x": [None, jpeg()]})["x"]
     assert found[0] is None
     assert found[1].shape == (40, 50, 3)
 
@@ -272,16 +272,16 @@ def test_none_in_a_list_stays() -> None:
 @pytest.mark.parametrize("kind", ["array", "tensor", "encoded", "bytes", "pil"])
 def test_a_column_without_pictures_is_refused(kind: str) -> None:
     with assert_error(ConfigError, option="decode.columns") as caught:
-        decoded_columns({"x": kind})({"x": 7})
+        image_decoder({"x": kind})({"x": 7})
     assert f"'x': '{kind}'" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["encoded", "bytes"])
 def test_pixels_are_no_file(kind: str) -> None:
     with assert_error(ConfigError, option="decode.columns"):
-        decoded_columns({"x": kind})({"x": _image("RGB", 5, 4)})
+        image_decoder({"x": kind})({"x": _image("RGB", 5, 4)})
 
 
 def test_damage_names_the_column() -> None:
     with pytest.raises(EncodingError, match="column 'x'"):
-        decoded_columns({"x": "array"})({"x": jpeg()[:300]})
+        image_decoder({"x": "array"})({"x": jpeg()[:300]})
