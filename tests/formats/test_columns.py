@@ -53,7 +53,7 @@ def test_columns_are_what_the_samples_have(
     info = only_shard(root / "x")
     told = [name for name, kind in named.items() if not kind.startswith("ndarray")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "AT_ONCE", at_once)
+        patch.setattr(columns, "_AT_ONCE", at_once)
         found = read_columns(info, root / "x", told)
     reader = open_shard(info, root / "x")
     for name in told:

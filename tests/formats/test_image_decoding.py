@@ -99,13 +99,13 @@ def test_other_files_are_decoded_by_pillow(mode: str, kind: str) -> None:
     how = {"transparency": b"\0\x80"} if (mode, kind) == ("P", "PNG") else {}
     image = _image("RGB", 40, 30).convert(mode)
     image.save(file, kind, **({"lossless": True} if kind == "WEBP" else how))
-    image = EncodedImage(file.getvalue())
+    encoded = EncodedImage(file.getvalue())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        expected = by_pillow(image.file)
-    assert (image.decode(min_size=4) == expected).all()
-    assert image.size == (40, 30)
-    assert image.decode().flags.writeable
+        expected = by_pillow(encoded.file)
+    assert (encoded.decode(min_size=4) == expected).all()
+    assert encoded.size == (40, 30)
+    assert encoded.decode().flags.writeable
 
 
 def test_what_has_more_than_eight_bits_a_channel_is_refused() -> None:

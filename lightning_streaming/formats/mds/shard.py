@@ -147,7 +147,7 @@ def read_places(
 def map_file(path: Path, expected_bytes: int, start: int = 0, stop: int | None = None) -> memoryview:
     """Map a file of a known size, or some of its bytes; an empty range is an empty view.
 
-    While the map is alive it holds a shared lock on the file, which tells a cache that the file is in use.
+    While the map is alive it holds a shared lock on the file, so that a cache knows that it is in use.
 
     Args:
         path: The file.
