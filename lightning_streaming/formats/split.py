@@ -135,17 +135,17 @@ class _JsonLayout(SplitLayout):
             raise EncodingError(f"expected numbers that Python can write in digits ({error})") from None
 
     def _split(self, body: bytes, columns: Container[str] | None) -> dict[str, Any]:
-        found = _JSON.decode(body)
-        if type(found) is not dict:
-            raise EncodingError(f"expected a JSON object, but found {brief(found)}")
+        values = _JSON.decode(body)
+        if type(values) is not dict:
+            raise EncodingError(f"expected a JSON object, but found {brief(values)}")
         sample: dict[str, Any] = {}
         for name, kind in zip(self.names, self.types, strict=True):
             if columns is not None and name not in columns:
                 continue
-            if name not in found:
-                raise EncodingError(f"column {name!r} is missing; the row has {brief(list(found))}")
-            _check_value(name, kind, found[name])
-            sample[name] = found[name]
+            if name not in values:
+                raise EncodingError(f"column {name!r} is missing; the row has {brief(list(values))}")
+            _check_value(name, kind, values[name])
+            sample[name] = values[name]
         return sample
 
 
