@@ -400,7 +400,7 @@ def test_the_example_model_trains_on_blocks_as_they_are(tmp_path: Path) -> None:
         (["--tokenize", "--tokenizer", "bytes"], "needs --block-length"),
         (["--tokenize", "--block-length", "4"], "needs --tokenizer"),
         (["--block-length", "4"], "--block-length is for --tokenize"),
-        (["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--columns", "id"], "leave --columns out"),
+        (["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--columns", "id"], "omit --columns"),
         (
             ["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--text-column", "x"],
             "are id, text",
@@ -541,7 +541,7 @@ def test_secrets_are_left_out_of_the_command(tmp_path: Path, s3: S3Store) -> Non
     write_lines(tmp_path / "a.jsonl", [{"id": 1}, {"id": "x"}])
     bucket = s3.make_bucket()
     told = run("convert", "a.jsonl", f"{bucket}/out", *options({**s3.options, "secret": s3.options["secret"]})).err
-    assert f"remove what is in {bucket}/out, and run: lightning-streaming convert a.jsonl {bucket}/out " in told
+    assert f"remove the files in {bucket}/out, and run: lightning-streaming convert a.jsonl {bucket}/out " in told
     assert "--storage-options secret=..." in told
     assert s3.options["secret"] not in told
 

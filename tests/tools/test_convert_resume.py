@@ -41,7 +41,7 @@ def test_a_conversion_that_failed_goes_on_once_its_source_is_mended(tmp_path: Pa
     assert files(tmp_path / "out") == files(tmp_path / "in_one_go")
     convert(*args, "--resume")
     assert files(tmp_path / "out") == files(tmp_path / "in_one_go")
-    told = f"{tmp_path / 'out'} is a finished dataset already; choose another place, or remove it first: rm -r "
+    told = f"{tmp_path / 'out'} is a finished dataset already; choose another location, or remove it first: rm -r "
     assert told in run("convert", *args).err
 
 
@@ -55,7 +55,7 @@ def test_a_line_that_cannot_be_read_is_named_with_what_is_left_and_how_to_go_on(
     failed = run("convert", *args)
     assert failed.code == 1
     assert ", line 151 is not JSON: Invalid control character at column " in failed.err
-    assert f"\nWhat was written before it is in {tmp_path / 'out'}: mend it and add --resume, or remove" in failed.err
+    assert f"\nWhat was written before it is in {tmp_path / 'out'}: fix the source" in failed.err
     source.write_bytes(whole)
     convert(*args, "--resume")
 
@@ -110,7 +110,7 @@ def test_a_source_that_is_longer_than_what_is_finished_is_told_in_words_of_the_c
     before = files(tmp_path / "out")
     outcome = run("convert", write_rows(source, 5), tmp_path / "out", "--resume")
     assert outcome.code == 2
-    assert "is finished with 3 samples, but SOURCE gives more by now; convert it to another place" in outcome.err
+    assert "is finished with 3 samples, but SOURCE gives more by now; convert it to another location" in outcome.err
     assert "mode=" not in outcome.err
     assert run("convert", write_rows(source, 2), tmp_path / "out", "--resume").code == 2
     assert files(tmp_path / "out") == before
@@ -161,7 +161,7 @@ def test_what_was_begun_with_other_options_is_not_gone_on_with(tmp_path: Path, b
         assert outcome.code == 2
         expected = words.replace("was 2048", "was 268435456") if begun == IN_ONE_PART else words
         assert expected in outcome.err
-        assert "go on with those it was begun with, or convert to another place" in outcome.err
+        assert "resume with the same options, or convert to another location" in outcome.err
         assert files(out) == before
     convert(source, out, *begun, "--resume")
     convert(source, tmp_path / "in_one_go", *begun)
@@ -209,7 +209,7 @@ def test_what_no_conversion_began_is_not_gone_on_with(tmp_path: Path) -> None:
     (out / "convert.plan").unlink()
     outcome = run("convert", source, out, "--resume")
     assert outcome.code == 2
-    assert "holds index.json, but no convert.plan that says with what a conversion was begun" in outcome.err
+    assert "holds index.json, but no convert.plan with the options of a conversion" in outcome.err
     for text in ("", "{}", '{"version": 9, "plan": {}}'):
         (out / "convert.plan").write_text(text)
         assert run("convert", source, out, "--resume").code == 2
@@ -270,7 +270,7 @@ def test_only_parts_whose_input_changed_begin_again(tmp_path: Path) -> None:
     os.utime(changed, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     os.utime(source / "0.csv")
     told = convert(source, out, *PARTS, "--resume").err
-    assert "2 parts of 4 begin again, because their input changed; the first is part 1\n" in told
+    assert "2 parts of 4 start over, because their input changed; the first is part 1\n" in told
     assert [name for name, time in sorted(_times(out).items()) if before.get(name) == time] == [
         "part.000000",
         "part.000002",
@@ -288,7 +288,7 @@ def test_parts_before_a_mended_line_are_kept_and_those_after_it_begin_again(tmp_
     before = _times(out)
     source.write_text(whole)
     told = convert(source, out, "--part-size", "1kb", "--workers", 1, "--resume").err
-    assert "begin again, because their input changed; the first is part 4\n" in told
+    assert "start over, because their input changed; the first is part 4\n" in told
     assert {name for name, time in _times(out).items() if before.get(name) == time} == {
         f"part.{number:06}" for number in range(4)
     }
@@ -328,7 +328,7 @@ def test_a_source_that_was_moved_is_gone_on_with(tmp_path: Path) -> None:
     _fail_in_part(2, source, out)
     before = _times(out)
     moved = source.rename(tmp_path / "elsewhere")
-    assert "1 part of 3 begin again" in convert(moved, out, *PARTS, "--resume").err  # the one that failed
+    assert "1 part of 3 start over" in convert(moved, out, *PARTS, "--resume").err  # the one that failed
     assert len(before) == 2
     assert before.items() <= _times(out).items()
 
@@ -340,7 +340,7 @@ def test_changed_parts_begin_again_on_a_bucket_too(tmp_path: Path, s3: S3Store) 
     (source / "2.csv").write_text("id,text\n1,a\nx,y\n")
     assert run("convert", source, f"{bucket}/out", *stores, *PARTS).code == 1
     _write_texts(source, "aBc")
-    assert "2 parts of 3 begin again" in convert(source, f"{bucket}/out", *stores, *PARTS, "--resume").err
+    assert "2 parts of 3 start over" in convert(source, f"{bucket}/out", *stores, *PARTS, "--resume").err
     found = StreamingDataset(
         remote=f"{bucket}/out", local=str(tmp_path / "cache"), batch_size=1, storage={"options": s3.options}
     )

@@ -1,1 +1,1 @@
-"""Datasets made of what people have: rows of other forms (sources), written (conversion); texts packed (tokens)."""
+"""Datasets converted from other files: sources of rows, parts written by several processes, and packed text."""

@@ -1,7 +1,7 @@
-"""A source to a dataset: what workers run, how their parts become one, and with what a conversion may go on.
+"""A source to a dataset: the functions of workers, parts that become one dataset, and resuming a conversion.
 
-What a conversion was begun with is written down beside what it writes, so that only the same one goes on there. Parts
-whose input was changed since they were begun begin again, the others stay.
+The options of a conversion are recorded next to its output, so that only the same one resumes there. Parts whose input
+has changed since start over, the others stay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning_streaming.errors import ConfigError, FormatError, PartError, StreamingError
 from lightning_streaming.escaping import in_one_line, shell_word
@@ -28,38 +28,44 @@ from lightning_streaming.tools.converting.tokens import COLUMN, Packer, PackingS
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset
 from lightning_streaming.writing.destination import CONVERSION_PLAN, PARTS_PLAN, WRITING, check_is_directory
 from lightning_streaming.writing.parallel import run_job
-from lightning_streaming.writing.parts import PartJob, dump_plan, make_plan, parse_plan, plan_parts
+from lightning_streaming.writing.parts import dump_plan, make_plan, parse_plan, plan_parts
 from lightning_streaming.writing.shards import ShardSettings
 from lightning_streaming.writing.writers import MDSWriter
+
+_VERSION = 1
+_FILES = "files of SOURCE"
+_MAX_SHOWN = 80
+_Plan = Mapping[str, Any]
+"""All that determines the shards, by names for messages; values are those of JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowConversion:
-    """Rows become samples. It is called with a part, in any process."""
+    """Converts the rows of a part to samples, in any process."""
 
     source: RowSource
     plan: ColumnPlan
     limit: int | None
-    """Rows at which a part ends; None for no limit."""
+    """Maximum number of rows of a part; None for no limit."""
 
     def __call__(self, part: InputPart) -> Iterator[Sample]:
-        """The samples of a part."""
+        """Yield the samples of a part."""
         yield from islice(encoded_rows(self.source, self.plan, part), self.limit)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextConversion:
-    """Documents become blocks of tokens. It is called with a part, in any process."""
+    """Converts the documents of a part to blocks of tokens, in any process."""
 
     source: RowSource
     settings: PackingSettings
     limit: int | None
-    """Documents at which a part ends; None for no limit."""
+    """Maximum number of documents of a part; None for no limit."""
     tallies: str
-    """Folder in which each part leaves a file when it is done: how many documents, tokens and dropped tokens it had."""
+    """Folder to which each finished part writes its numbers of documents, tokens and dropped tokens."""
 
     def __call__(self, part: InputPart) -> Iterator[Sample]:
-        """The blocks of a part, as samples."""
+        """Yield the blocks of a part, as samples."""
         tokenizer = load_tokenizer(self.settings.tokenizer)
         packer = Packer(self.settings.block_length, self.settings.dtype)
         num_documents = num_tokens = 0
@@ -73,63 +79,53 @@ class TextConversion:
 
 
 def sum_tallies(folder: str) -> dict[str, int]:
-    """What the parts left in a folder, together."""
+    """Return the sums of the tallies that the parts wrote."""
     tallies = [json.loads(file.read_text()) for file in Path(folder).iterdir()]
     return {name: sum(tally[name] for tally in tallies) for name in ("documents", "tokens", "dropped_tokens")}
 
 
-def cut_source(source: RowSource, most: int, limit: int | None) -> list[InputPart]:
-    """The parts of a source: they depend on the input and on these arguments alone, never on the workers.
+def split_source(source: RowSource, part_bytes: int, limit: int | None) -> list[InputPart]:
+    """Return the parts of a source, which depend only on the input and these arguments, never on the workers.
 
     Args:
         source: The input.
-        most: Bytes of input at which a part is full.
-        limit: Rows that will be converted at most; what is cut off then depends on all that is before, so that the
-            whole input is one part. None for all rows.
+        part_bytes: Bytes of input at which a part is full.
+        limit: Maximum number of rows to convert; None for all. Which rows a limit omits depends on all before, so the
+            whole input is one part then.
 
     Returns:
-        At least one part; of several each with a digest that tells it from others.
+        At least one part; several parts have digests that identify their content.
     """
-    pieces = source.pieces(most)
-    groups = list(row_source.put_together(pieces, most)) if limit is None else [tuple(pieces)]
+    pieces = source.pieces(part_bytes)
+    groups = list(row_source.group_pieces(pieces, part_bytes)) if limit is None else [tuple(pieces)]
     if len(groups) < 2:
         return [InputPart(0, groups[0] if groups else ())]
-    return [
-        InputPart(*one)
-        for one in zip(range(len(groups)), groups, row_source.digest_groups(source, groups), strict=True)
-    ]
-
-
-_Plan = Mapping[str, Any]
-"""What decides on the shards, by the name that people know it by; values are those of JSON."""
-
-_VERSION = 1
-_FILES = "files of SOURCE"
-_LONGEST_SHOWN = 80
+    digests = row_source.digest_groups(source, groups)
+    return [InputPart(number, *part) for number, part in enumerate(zip(groups, digests, strict=True))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversion:
-    """What is converted into what."""
+    """A source, its parts, and the dataset that they become."""
 
     source: RowSource
     parts: Sequence[InputPart]
-    """How it was cut; at least one."""
+    """At least one."""
     convert: Callable[[InputPart], Iterator[Sample]]
-    """Gives the samples of a part, the same each time."""
+    """Returns the samples of a part, the same each time."""
     out: StoredDataset
     columns: Mapping[str, str]
-    """Column name to encoding."""
+    """Encoding of each column, by name."""
     settings: ShardSettings
-    """How shards are cut, compressed and hashed."""
+    """Limits, compression and hashes of shards."""
     options: Mapping[str, Any]
-    """Others that decide on the shards, as they are typed."""
+    """Other options that determine the shards, as typed."""
     why_empty: str
-    """What is said where there is no sample at all."""
+    """Message if there is no sample."""
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """What writers are told."""
+    def writer_arguments(self) -> dict[str, Any]:
+        """Arguments of writers."""
         return {
             "columns": self.columns,
             "compression": self.settings.compression,
@@ -140,12 +136,12 @@ class Conversion:
 
     @property
     def plan(self) -> _Plan:
-        """All that decides on the shards.
+        """All that determines the shards.
 
-        The content of several parts is compared elsewhere; of a single one the names of the files are, because the rows
-        that are written already are only counted.
+        The content of several parts is compared elsewhere; for a single one the names of the files are, because rows
+        that are already written are only counted.
         """
-        is_one = len(self.parts) == 1
+        is_single = len(self.parts) == 1
         plan = {
             **self.options,
             **{f"--columns {name}": encoding for name, encoding in self.columns.items()},
@@ -153,26 +149,26 @@ class Conversion:
             "--hashes": list(self.settings.hashes),
             "--size-limit": self.settings.size_limit,
             **{f"the {name} of SOURCE": value for name, value in row_source.traits(self.source).items()},
-            "the number of parts": "one" if is_one else "several",
-            _FILES: _files(self.parts[0]) if is_one else None,
+            "the number of parts": "one" if is_single else "several",
+            _FILES: _names_digest(self.parts[0]) if is_single else None,
         }
-        made: dict[str, Any] = json.loads(json.dumps(plan))  # lists for tuples, as it will be read
-        return made
+        as_read: dict[str, Any] = json.loads(json.dumps(plan))  # with lists for tuples
+        return as_read
 
     def write(self, *, workers: int, resume: bool) -> None:
         """Write the samples of all parts as one dataset.
 
-        One part is written into the place itself. Several are written into folders of it, by several processes, and
-        joined under one index.
+        A single part is written directly. Several are written to subfolders, by several processes, and joined under
+        one index.
 
         Args:
-            workers: Processes at most.
-            resume: Whether to go on with what an earlier run with the same plan has left.
+            workers: Maximum number of processes.
+            resume: Whether to continue an earlier run with the same plan.
 
         Raises:
-            ConfigError: There is something that is not to be gone on with.
-            FormatError: There are no samples; nothing stays.
-            StreamingError: What a part cannot read, or a writer not write.
+            ConfigError: The destination has other data, or an earlier run that cannot be continued.
+            FormatError: There are no samples; nothing is left.
+            StreamingError: A part cannot be read, or written.
         """
         plan = self.plan
         is_new = _check_plan(self.out, plan, self.parts, resume=resume)
@@ -185,56 +181,124 @@ class Conversion:
                 raise FormatError(self.why_empty)
             samples = chain(first, samples)
         if is_new:
-            _record_plan(self.out, plan)
+            if self.out.directory is not None:
+                remove_partials(self.out.directory / CONVERSION_PLAN)
+            text = json.dumps({"version": _VERSION, "plan": plan}, indent=1)
+            (self.out.at / CONVERSION_PLAN).put(text.encode())
         try:
             if len(self.parts) == 1:
-                _write_one(samples, self)
+                self._write_single(samples)
             else:
-                _write_several(self, workers, resume)
+                self._write_several(workers, resume)
         except FormatError as error:
-            if _remove_unused(self.out, stays=had_directory):
+            if _remove_unused(self.out, keep_directory=had_directory):
                 raise
             where = f"What was written before it is in {in_one_line(self.out.shown)}"
-            # On a line of its own: an error may end in a command.
-            words = f"{error}\n{where}: mend it and add --resume, or remove what is there"
+            # On a separate line: the message may end in a command.
+            words = f"{error}\n{where}: fix the source and add --resume, or remove that output"
             raise error.with_message(words) from error
 
+    def _write_several(self, workers: int, resume: bool) -> None:
+        parts, out = self.parts, self.out
+        if resume:
+            self._restart_changed()
+        mode: Literal["resume", "create"] = "resume" if resume else "create"
+        job = plan_parts(parts, self.convert, out.location, mode=mode, **self.writer_arguments)
+        try:
+            count = run_job(job, parts, num_workers=min(workers, len(parts)), progress_bar=sys.stderr.isatty())
+        except PartError as error:
+            if isinstance(error.__cause__, StreamingError):
+                raise error.__cause__ from None  # it names file and position
+            raise
+        if not count:  # remove parts that consist of an empty index, and the plans
+            for dataset in [*(replace(out, location=job.location(number)) for number in range(job.num_parts)), out]:
+                for name in (INDEX_BASENAME, PARTS_PLAN, CONVERSION_PLAN):
+                    (dataset.at / name).remove()
+                if dataset.directory is not None and not any(dataset.directory.iterdir()):
+                    dataset.directory.rmdir()
+            raise FormatError(self.why_empty)
+        job.publish()
 
-def _write_several(conversion: Conversion, workers: int, resume: bool) -> None:
-    parts, out, arguments = conversion.parts, conversion.out, conversion.arguments
-    if resume:
-        _begin_changed_again(conversion)
-    job = plan_parts(parts, conversion.convert, out.location, mode="resume" if resume else "create", **arguments)
-    try:
-        count = run_job(job, parts, num_workers=min(workers, len(parts)), progress_bar=sys.stderr.isatty())
-    except PartError as error:
-        if isinstance(error.__cause__, StreamingError):
-            raise error.__cause__ from None  # it names file and place
-        raise
-    if not count:
-        _remove_empty(job, out)
-        raise FormatError(conversion.why_empty)
-    job.publish()
+    def _restart_changed(self) -> None:
+        """Prepare the parts of a stopped conversion whose input has changed to be written again.
+
+        A changed part loses its index first, so that it does not seem finished, and then the plan is replaced: if this
+        is interrupted, the next run repeats it. If there are fewer parts than before nothing is done, and plan_parts
+        raises an error.
+
+        Raises:
+            ConfigError: The dataset is finished, so it must not change any more.
+            StorageError: The store fails.
+        """
+        parts, out = self.parts, self.out
+        text = (out.at / PARTS_PLAN).read_if_there()
+        if text is None:
+            return
+        recorded = parse_plan(text, out.shown)
+        wanted = make_plan(parts, self.columns, self.settings)
+        if recorded.settings != wanted.settings or len(recorded.inputs) > len(wanted.inputs):
+            return
+        changed = [
+            number for number, part in enumerate(wanted.inputs) if part not in recorded.inputs[number : number + 1]
+        ]
+        if not changed:
+            return
+        if (out.at / INDEX_BASENAME).read_if_there() is not None:
+            raise ConfigError(
+                f"{out.shown} is a finished dataset, which does not change, but its source did since: now input "
+                f"{changed[0]} is {wanted.inputs[changed[0]]}",
+                hint="convert it to another location",
+                path=out.shown,
+            )
+        for number in changed:
+            part = replace(out, location=join_url(out.location, f"part.{number:06}"))
+            if (part.at / INDEX_BASENAME).read_if_there() is not None:
+                (part.at / INDEX_BASENAME).remove()
+        (out.at / PARTS_PLAN).put(dump_plan(wanted))
+        again = f"{counted(len(changed), 'part')} of {len(parts):,} start over, because their input changed"
+        print_note("convert", f"{again}; the first is part {changed[0]}")
+
+    def _write_single(self, samples: Iterator[Sample]) -> None:
+        out = self.out
+        is_finished = (out.at / INDEX_BASENAME).read_if_there() is not None
+        with (
+            # Resume mode also for a new one, because only then it can be resumed.
+            MDSWriter(out=out.location, mode="resume", **self.writer_arguments) as writer,
+            progress(None, "convert", "sample") as advance,
+        ):
+            written = writer.num_samples
+            advance(written)
+            # Rows of written samples are read again: a source cannot start in its middle.
+            count = sum(1 for _ in islice(samples, written))
+            if count < written:
+                raise ConfigError(
+                    f"{out.shown} holds {counted(written, 'sample')} already, but SOURCE gives only {count:,}, so it "
+                    "is not the one that the conversion started with",
+                    hint="pass the same SOURCE and options, or choose another OUT",
+                    option="SOURCE",
+                    path=out.shown,
+                )
+            for sample in samples:
+                if is_finished:
+                    raise ConfigError(
+                        f"{out.shown} is finished with {counted(written, 'sample')}, but SOURCE gives more by now",
+                        hint="convert it to another location",
+                        option="SOURCE",
+                        path=out.shown,
+                    )
+                writer.write(sample)
+                advance(1)
 
 
-def _remove_empty(job: PartJob[InputPart], out: StoredDataset) -> None:
-    """Remove parts that hold nothing but an index of no samples, and what was written down of them."""
-    for place in [*(replace(out, location=job.location(number)) for number in range(job.num_parts)), out]:
-        for name in (INDEX_BASENAME, PARTS_PLAN, CONVERSION_PLAN):
-            (place.at / name).remove()
-        if place.directory is not None and not any(place.directory.iterdir()):
-            place.directory.rmdir()
-
-
-def _remove_unused(out: StoredDataset, *, stays: bool) -> bool:
-    """Remove what a conversion into a directory has begun that failed before a shard was finished.
+def _remove_unused(out: StoredDataset, *, keep_directory: bool) -> bool:
+    """Remove the files of a conversion that failed before a shard was finished.
 
     Args:
-        out: Where it wrote.
-        stays: Whether the directory itself was there before.
+        out: The destination.
+        keep_directory: Whether the directory existed before.
 
     Returns:
-        Whether nothing of it is left.
+        Whether nothing is left.
     """
     directory = out.directory
     if directory is None:
@@ -245,191 +309,104 @@ def _remove_unused(out: StoredDataset, *, stays: bool) -> bool:
     plan.unlink(missing_ok=True)
     if writing.is_dir():
         writing.rmdir()
-    if not stays and directory.is_dir():
+    if not keep_directory and directory.is_dir():
         directory.rmdir()
     return True
 
 
-def _write_one(samples: Iterator[Sample], conversion: Conversion) -> None:
-    out = conversion.out
-    is_finished = (out.at / INDEX_BASENAME).read_if_there() is not None
-    # Also a new one: only so can it be gone on with.
-    with (
-        MDSWriter(out=out.location, mode="resume", **conversion.arguments) as writer,
-        progress(None, "convert", "sample") as advance,
-    ):
-        already = writer.num_samples
-        advance(already)
-        # What is safe already is read again: a source has no other way to its middle.
-        found = sum(1 for _ in islice(samples, already))
-        if found < already:
-            raise ConfigError(
-                f"{out.shown} holds {counted(already, 'sample')} already, but SOURCE gives only {found:,}, so it is "
-                "not what the conversion was begun with",
-                hint="give the same SOURCE and options, or choose another OUT",
-                option="SOURCE",
-                path=out.shown,
-            )
-        for sample in samples:
-            if is_finished:
-                raise ConfigError(
-                    f"{out.shown} is finished with {counted(already, 'sample')}, but SOURCE gives more by now",
-                    hint="convert it to another place",
-                    option="SOURCE",
-                    path=out.shown,
-                )
-            writer.write(sample)
-            advance(1)
-
-
 def _check_plan(out: StoredDataset, plan: _Plan, parts: Sequence[InputPart], *, resume: bool) -> bool:
-    """Refuse to write where something else lies, or was begun. Nothing is touched.
+    """Check that the destination is empty, or has a stopped conversion with the same plan. Nothing is changed.
 
     Returns:
-        Whether nothing is there yet, so that :func:`_record_plan` has to say what is begun.
+        Whether it is empty, so that the plan must be recorded.
 
     Raises:
-        ConfigError: There is something to begin with, or what is gone on with was begun with other options.
-        StorageError: The store does not say what is there.
+        ConfigError: It has other data, or a conversion with other options.
+        StorageError: The store fails.
     """
     if out.directory is not None:
         check_is_directory(out.directory)
     text = (out.at / CONVERSION_PLAN).read_if_there() if resume else None
     if text is None:
-        _check_is_new(out, resume=resume)
+        _check_is_empty(out, resume=resume)
         return True
-    found = list(_differences(_parse(text, out), plan, parts))
-    if found:
+    try:
+        root = json.loads(text)
+        version, recorded = root["version"], dict(root["plan"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
-            f"{out.shown} was begun with other options: {'; '.join(found)}",
-            hint="go on with those it was begun with, or convert to another place",
+            f"{CONVERSION_PLAN} in {out.shown} is damaged ({error})", hint="convert to another location", path=out.shown
+        ) from None
+    if version != _VERSION:
+        raise ConfigError(
+            f"{out.shown} was started by another version of this tool",
+            hint="convert to another location",
+            path=out.shown,
+        )
+    differences = []
+    for key in dict.fromkeys([*plan, *recorded]):
+        before, now = recorded.get(key), plan.get(key)
+        if before == now:
+            continue
+        if key != _FILES:
+            differences.append(f"{key} is {_shown(now)}, but was {_shown(before)} when writing began")
+        elif before and len(parts) == 1 and before == _names_digest(parts[0], before[0]):
+            continue  # files were added after the earlier ones
+        elif before and now:
+            differences.append(
+                f"the files of SOURCE have other names, or others are before them ({now[0]} files, was {before[0]})"
+            )
+    if differences:
+        raise ConfigError(
+            f"{out.shown} was started with other options: {'; '.join(differences)}",
+            hint="resume with the same options, or convert to another location",
             path=out.shown,
         )
     return False
 
 
-def _record_plan(out: StoredDataset, plan: _Plan) -> None:
-    """Say what is begun, before anything of it is written.
-
-    Raises:
-        StorageError: It could not be written.
-    """
-    if out.directory is not None:
-        remove_partials(out.directory / CONVERSION_PLAN)
-    (out.at / CONVERSION_PLAN).put(json.dumps({"version": _VERSION, "plan": plan}, indent=1).encode())
-
-
-def _parse(text: bytes, out: StoredDataset) -> dict[str, Any]:
-    try:
-        root = json.loads(text)
-        version, plan = root["version"], dict(root["plan"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"{CONVERSION_PLAN} in {out.shown} is damaged ({error})", hint="convert to another place", path=out.shown
-        ) from None
-    if version != _VERSION:
-        raise ConfigError(
-            f"{out.shown} was begun by another version of this tool", hint="convert to another place", path=out.shown
-        )
-    return plan
-
-
-def _differences(begun: _Plan, now: _Plan, parts: Sequence[InputPart]) -> Iterator[str]:
-    for key in dict.fromkeys([*now, *begun]):
-        was, becomes = begun.get(key), now.get(key)
-        if was == becomes or (key == _FILES and was == _beginning(parts, was)):
-            continue
-        if key == _FILES and was and becomes:
-            yield f"the files of SOURCE have other names, or others are before them ({becomes[0]} files, was {was[0]})"
-        elif key != _FILES:
-            yield f"{key} is {_shown(becomes)}, but was {_shown(was)} when writing began"
-
-
-def _files(part: InputPart, most: int | None = None) -> list[Any]:
-    """How many files a part has, and a digest of their names; of the first ones, which is what a longer part keeps."""
+def _names_digest(part: InputPart, count: int | None = None) -> list[Any]:
+    """Return the number of files of a part and a digest of their names, or those of the first ``count`` files."""
     paths = list(dict.fromkeys(piece.path for piece in part.pieces))
     root = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""  # noqa: PTH120
-    names = [os.path.relpath(path, root) for path in paths][:most]
+    names = [os.path.relpath(path, root) for path in paths][:count]
     return [len(names), digest_of(names)]
-
-
-def _beginning(parts: Sequence[InputPart], was: Any) -> list[Any] | None:
-    """What is said of as many files as there were; files may have been added behind them."""
-    return _files(parts[0], was[0]) if was and len(parts) == 1 else None
 
 
 def _shown(value: object) -> str:
     if value is None or value == []:
         return "none"
     text = str(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-def _check_is_new(out: StoredDataset, *, resume: bool) -> None:
+def _check_is_empty(out: StoredDataset, *, resume: bool) -> None:
     directory = local_path(out.location)
     if directory is None:
-        found = out.at.walk()
+        files = list(out.at.walk())
     else:
-        found = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
-    if resume:  # a plan that was not whole is as good as none
-        found = [name for name in found if not name.startswith(f"{CONVERSION_PLAN}.")]
-    if found and resume:
+        files = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    if resume:  # an incomplete plan counts as none
+        files = [name for name in files if not name.startswith(f"{CONVERSION_PLAN}.")]
+    if files and resume:
         raise ConfigError(
-            f"{out.shown} holds {found[0]}, but no {CONVERSION_PLAN} that says with what a conversion was begun, so "
-            "--resume cannot tell whether it is the same",
-            hint="choose another place, or remove what is there",
+            f"{out.shown} holds {files[0]}, but no {CONVERSION_PLAN} with the options of a conversion, so --resume "
+            "cannot determine whether it is the same",
+            hint="choose another location, or remove its files",
             path=out.shown,
         )
-    if INDEX_BASENAME in found:
-        way = "remove it first" if directory is None else f"remove it first: rm -r {shell_word(str(directory))}"
+    if INDEX_BASENAME in files:
+        how = "remove it first" if directory is None else f"remove it first: rm -r {shell_word(str(directory))}"
         raise ConfigError(
             f"{out.shown} is a finished dataset already",
-            hint=f"choose another place, or {way}",
+            hint=f"choose another location, or {how}",
             option="OUT",
             path=out.shown,
         )
-    if found:
+    if files:
         raise ConfigError(
-            f"{out.shown} must be new or empty, but holds {found[0]}",
-            hint="add --resume to go on with a conversion that was stopped, or choose another place",
+            f"{out.shown} must be new or empty, but holds {files[0]}",
+            hint="add --resume to continue a stopped conversion, or choose another location",
             option="OUT",
             path=out.shown,
         )
-
-
-def _begin_changed_again(conversion: Conversion) -> None:
-    """Make a dataset that was begun one that is gone on with, where only what is in the files was changed.
-
-    A changed part loses its index first, so that it is not taken for finished, and then the plan is replaced: stopped
-    in between, the next run does the same again. Where there are fewer parts now nothing is done, and plan_parts
-    refuses in its own words.
-
-    Raises:
-        ConfigError: The dataset is finished, so that it must not change any more.
-        StorageError: The store does not answer.
-    """
-    parts, out = conversion.parts, conversion.out
-    text = (out.at / PARTS_PLAN).read_if_there()
-    if text is None:
-        return
-    begun = parse_plan(text, out.shown)
-    wanted = make_plan(parts, conversion.columns, conversion.settings)
-    if begun.settings != wanted.settings or len(begun.inputs) > len(wanted.inputs):
-        return
-    changed = [number for number, one in enumerate(wanted.inputs) if one not in begun.inputs[number : number + 1]]
-    if not changed:
-        return
-    if (out.at / INDEX_BASENAME).read_if_there() is not None:
-        raise ConfigError(
-            f"{out.shown} is a finished dataset, which does not change, but its source did since: now input "
-            f"{changed[0]} is {wanted.inputs[changed[0]]}",
-            hint="convert it to another place",
-            path=out.shown,
-        )
-    for number in changed:
-        part = replace(out, location=join_url(out.location, f"part.{number:06}"))
-        if (part.at / INDEX_BASENAME).read_if_there() is not None:
-            (part.at / INDEX_BASENAME).remove()
-    (out.at / PARTS_PLAN).put(dump_plan(wanted))
-    again = f"{counted(len(changed), 'part')} of {len(parts):,} begin again, because their input changed"
-    print_note("convert", f"{again}; the first is part {changed[0]}")

@@ -19,7 +19,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError
-from lightning_streaming.tools.converting.sources import open_source, tell_kind
+from lightning_streaming.tools.converting.sources import detect_kind, open_source
 from lightning_streaming.tools.converting.sources.arrow import HuggingFace, Parquet
 from lightning_streaming.tools.converting.sources.folders_and_tars import ImageFolder, TextFolder, WebDataset
 from lightning_streaming.tools.converting.sources.row_encoding import ColumnPlan, SampleEncoder
@@ -276,7 +276,7 @@ def test_an_arrow_file_that_ends_between_batches_is_an_error(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("listed", "words"),
     [
-        ('[{"filename": "b.arrow"}]', "lists b.arrow, which is not there; put that file back"),
+        ('[{"filename": "b.arrow"}]', "lists b.arrow, which is missing; restore that file"),
         ('[{"filename": "../a.arrow"}]', "must list names of files"),
         ('[{"filename": 3}]', "must list names of files"),
         ('[{"name": "a.arrow"}]', "must list names of files"),
@@ -486,17 +486,17 @@ def test_a_folder_tells_its_kind(tmp_path: Path, names: list[str], kind: str) ->
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert tell_kind(str(tmp_path)) == kind
+    assert detect_kind(str(tmp_path)) == kind
 
 
 def test_a_file_tells_its_kind_and_nothing_is_guessed(tmp_path: Path) -> None:
     names = {"a.json": "jsonl", "a.ndjson.gz": "jsonl", "a.TSV": "tsv", "a.txt": "text", "*.parquet": "parquet"}
-    assert {name: tell_kind(name) for name in names} == names
+    assert {name: detect_kind(name) for name in names} == names
     for name in ("a.jsonl", "b.csv"):
         (tmp_path / name).touch()
-    for location, words in [(tmp_path, "files of csv and jsonl; say it with --from"), ("data.bin", "no file in it")]:
+    for location, words in [(tmp_path, "files of csv and jsonl; pass --from"), ("data.bin", "no file name")]:
         with pytest.raises(ConfigError, match=words):
-            tell_kind(str(location))
+            detect_kind(str(location))
     for name, words in {
         "none.jsonl": "none.jsonl does not exist; SOURCE is ",
         "none": "none does not exist; ",

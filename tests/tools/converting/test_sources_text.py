@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError
 from lightning_streaming.tools.converting.sources.csv_and_json import Delimited, JsonLines
 from lightning_streaming.tools.converting.sources.row_encoding import choose_columns, encoded_rows, parse_columns
-from lightning_streaming.tools.converting.sources.row_source import InputPart, RowSource, put_together
+from lightning_streaming.tools.converting.sources.row_source import InputPart, RowSource, group_pieces
 from tests.tiers import examples
 
 
@@ -92,7 +92,7 @@ def test_columns_follow_from_the_first_row(tmp_path: Path) -> None:
         "d": "json",
         "n": None,
     }
-    assert source.schema().told_by == f"{tmp_path / 'a.jsonl'}, line 2"
+    assert source.schema().origin == f"{tmp_path / 'a.jsonl'}, line 2"
 
 
 def test_a_column_without_an_encoding_must_be_given_one(tmp_path: Path) -> None:
@@ -251,6 +251,6 @@ def test_files_of_one_source_have_the_same_columns_in_any_order(tmp_path: Path) 
 
 def test_pieces_are_put_together_until_they_are_large_enough(tmp_path: Path) -> None:
     source = json_lines(tmp_path / "a.jsonl", *[{"x": x} for x in range(10)])
-    groups = list(put_together(source.pieces(20), 50))
+    groups = list(group_pieces(source.pieces(20), 50))
     assert [sum(piece.size for piece in group) for group in groups] == [60, 30]
     assert [piece.start for group in groups for piece in group] == [0, 20, 40, 60, 80]

@@ -1,4 +1,4 @@
-"""Which kind of source a location is; opens it."""
+"""The kinds of sources, and how the kind of a location is detected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SourceKind(NamedTuple):
     open: Callable[[str], RowSource]
     """Finds the files of a location."""
     suffixes: tuple[str, ...]
-    """How the names of such files end; none for a kind that is told in another way."""
+    """Suffixes of the names of such files; none for a kind that is detected otherwise."""
 
 
 _TEXT = "text"
@@ -33,7 +33,7 @@ KINDS = {
     "images": SourceKind(folders_and_tars.ImageFolder.open, IMAGE_SUFFIXES),
     _TEXT: SourceKind(folders_and_tars.TextFolder.open, folders_and_tars.TEXT_SUFFIXES),
 }
-"""By the name that ``--from`` takes."""
+"""Kinds by the name that ``--from`` takes."""
 
 
 def open_source(location: str, kind: str | None = None) -> RowSource:
@@ -41,41 +41,41 @@ def open_source(location: str, kind: str | None = None) -> RowSource:
 
     Args:
         location: A file, a folder, or a pattern like ``data/*.jsonl``.
-        kind: A name of :data:`KINDS`; None tells it from the location.
+        kind: A name of :data:`KINDS`; None to detect it from the location.
 
     Raises:
-        ConfigError: The location does not exist, has no data, or does not tell its kind.
+        ConfigError: The location does not exist, has no data, or does not determine its kind.
         MissingDependencyError: The package that reads this kind is not installed.
     """
     if not Path(location).is_dir():
-        find_files(location, ())  # says so if there is nothing, whatever its name
-    return KINDS[kind or tell_kind(location)].open(location)
+        find_files(location, ())  # raises if there is nothing, before the kind is detected
+    return KINDS[kind or detect_kind(location)].open(location)
 
 
-def tell_kind(location: str) -> str:
-    """Tell the kind of a source from the names of its files.
+def detect_kind(location: str) -> str:
+    """Return the kind of a source, from the names of its files.
 
-    Notes beside the data, files whose names mean nothing here or that are text, do not matter. Only a folder in which
-    all files are text is taken for a folder of texts.
+    Files of text, and those of unknown suffixes, are ignored in a folder with other data. A folder is of kind text only
+    if all its files are text.
 
     Raises:
-        ConfigError: None, or more than one, fits.
+        ConfigError: No kind, or more than one, fits.
     """
     path = Path(location)
     if not path.is_dir():
-        found = {_kind_of_file(location) or ("jsonl" if has_suffix(location, (".json",)) else "")}
+        kinds = {_kind_of_file(location) or ("jsonl" if has_suffix(location, (".json",)) else "")}
     elif (path / arrow.STATE_BASENAME).is_file() or (path / arrow.SPLITS_BASENAME).is_file():
         return "huggingface"
     else:
-        kinds = {_kind_of_file(file) for file in files_under(path)}
-        found = {_TEXT} if kinds == {_TEXT} else kinds - {"", _TEXT}
-    if len(found) == 1 and "" not in found:
-        return found.pop()
-    fits = f"it has files of {' and '.join(sorted(found))}" if len(found) > 1 else "no file in it says so"
+        all_kinds = {_kind_of_file(file) for file in files_under(path)}
+        kinds = {_TEXT} if all_kinds == {_TEXT} else all_kinds - {"", _TEXT}
+    if len(kinds) == 1 and "" not in kinds:
+        return kinds.pop()
+    fits = f"it has files of {' and '.join(sorted(kinds))}" if len(kinds) > 1 else "no file name determines it"
     if path.is_dir() and not files_under(path):
         raise ConfigError(
             f"the folder {location} has no files",
-            hint="SOURCE is one with files to convert, or a file",
+            hint="SOURCE is a folder with files to convert, or a file",
             option="SOURCE",
             path=location,
         )
@@ -87,8 +87,8 @@ def tell_kind(location: str) -> str:
             path=location,
         )
     raise ConfigError(
-        f"what {location} is cannot be told, because {fits}",
-        hint=f"say it with --from {'|'.join(KINDS)}",
+        f"the kind of {location} is unknown, because {fits}",
+        hint=f"pass --from {'|'.join(KINDS)}",
         option="--from",
         path=location,
     )

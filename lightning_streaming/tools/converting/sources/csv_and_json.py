@@ -1,7 +1,7 @@
-"""CSV, TSV and JSON lines, plain or in gzip, read so that nothing is lost unseen.
+"""CSV, TSV and JSON lines, plain or in gzip, read without silent losses.
 
-Cells of CSV are text, and numbers are parsed where nothing is lost. Parsers of JSON keep the last of several values of
-one key, make infinity of a number that is too large, and drop digits that a float cannot hold; here these are errors.
+Cells of CSV are text, and numbers are parsed if nothing is lost. JSON parsers keep the last of several values of one
+key, make infinity of a number that is too large, and drop digits that a float cannot hold; here these are errors.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from lightning_streaming.errors import ConfigError, EncodingError, FormatError
 from lightning_streaming.formats.encodings import parse_exact_float
 from lightning_streaming.tools.converting.sources import row_source
 from lightning_streaming.tools.converting.sources.row_source import (
-    Found,
     Piece,
     RowSource,
     Schema,
+    SourceColumn,
     find_files,
     open_bytes,
 )
 from lightning_streaming.writing.shards import infer_columns
 
 DELIMITED_SUFFIXES = {",": (".csv", ".csv.gz"), "\t": (".tsv", ".tsv.gz")}
-"""Of files in a folder, by what separates cells."""
-
+"""Suffixes of files in a folder, by separator."""
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".json.gz")
+"""Suffixes of files in a folder; a file that is named itself may have any."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OTHER_SEPARATORS = ";\t|,"
-"""What separates cells in files that are called CSV all the same."""
-
-_LONGEST_INT64 = len(str(-(2**63)))
-
+"""Separators of files that are called CSV too."""
+_MAX_INT64_LENGTH = len(str(-(2**63)))
 # With a leading zero it may be a code, like a postal code, whose zeros a number would lose.
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
 _FRACTION = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+([eE][-+]?[0-9]+)?", re.ASCII)
@@ -48,13 +48,13 @@ _FLOAT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Delimited(RowSource):
-    """Rows of one or more files with the same columns. Cells may be quoted, and then hold line breaks.
+    """Rows of one or more files with the same columns. Cells may be quoted, and then contain line breaks.
 
-    Files are read whole: a line break may be inside a cell, so they cannot be cut.
+    Files are read whole: a line break may be inside a cell, so they cannot be divided.
     """
 
     separator: str
-    """What separates cells."""
+    """Character between cells."""
     widest: ClassVar[str] = "str"
 
     @classmethod
@@ -68,10 +68,10 @@ class Delimited(RowSource):
         return cls(find_files(location, DELIMITED_SUFFIXES["\t"]), "\t")
 
     def with_separator(self, separator: str) -> Delimited:
-        """The same files, with another character between cells.
+        """Return the same files with another separator.
 
         Raises:
-            ConfigError: It is not one character, or one that means something else.
+            ConfigError: It is not one character, or one with another meaning.
         """
         if len(separator) != 1 or separator in '"\r\n':
             raise ConfigError(
@@ -82,33 +82,36 @@ class Delimited(RowSource):
         return replace(self, separator=separator)
 
     def check_separator(self) -> None:
-        """Refuse a header of one cell that seems to be several, cut by another character.
+        """Check that a header of one cell does not consist of several, with another separator.
 
         Raises:
-            FormatError: It is one.
+            FormatError: It seems so.
         """
         with self._cells(self.paths[0]) as cells:
             header: list[str] = next(cells, [])
-        found = next((one for one in _OTHER_SEPARATORS if len(header) == 1 and one in header[0]), None)
-        if found is not None:
-            named = {"\t": "--from tsv"}.get(found, f"--separator '{found}'")
+        other = next((char for char in _OTHER_SEPARATORS if len(header) == 1 and char in header[0]), None)
+        if other is not None:
+            option = {"\t": "--from tsv"}.get(other, f"--separator '{other}'")
             raise FormatError(
                 f"{self.paths[0]} begins with a row of one cell, {header[0]!r}",
-                hint=f"give {named} if {found!r} is what separates its cells, or --separator '{self.separator}' if it "
-                "is not",
+                hint=f"give {option} if {other!r} separates its cells, else --separator '{self.separator}'",
                 option="--separator",
                 path=self.paths[0],
             )
 
     def schema(self) -> Schema:
-        """The header, and the cells of the first row: an integer, a number with a point, or text."""
-        told_by, row = self.first_row()
-        return Schema({name: Found(_told(cell), "text") for name, cell in row.items()}, told_by)
+        """Return the columns of the header; the cells of the first row are integers, numbers with a point, or text."""
+        origin, row = self.first_row()
+        return Schema({name: SourceColumn(_cell_encoding(cell), "text") for name, cell in row.items()}, origin)
 
     def rows(self, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:  # noqa: ARG002
-        """Numbers are those of the line in which a row ends, from 1."""
+        """Yield rows with the number of their last line, from 1."""
         with self._cells(piece.path) as reader:
-            header = _header(next(reader, []), piece.path)
+            header: list[str] = next(reader, [])
+            if not header or len(set(header)) != len(header) or not all(header):
+                raise FormatError(
+                    f"{piece.path} must begin with a row of different names, but begins with {header}", path=piece.path
+                )
             for cells in reader:
                 if not cells and len(header) > 1:  # an empty line
                     continue
@@ -129,8 +132,8 @@ class Delimited(RowSource):
 
     @contextmanager
     def _cells(self, path: str) -> Iterator[Any]:
-        """A reader of the cells of each row, whose errors name the line."""
-        # The module's own limit is 128 KiB a cell, for all of the process; documents are longer.
+        """Open a reader of the cells of each row, whose errors name the line."""
+        # The module's own limit for the whole process is 128 KiB per cell; documents are longer.
         csv.field_size_limit(sys.maxsize)
         with open_bytes(path) as file:
             lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
@@ -145,11 +148,11 @@ class Delimited(RowSource):
                 ) from error
 
     def place(self, piece: Piece, number: int) -> str:
-        """The line in which the row ends, counted from 1."""
+        """Return the last line of a row, from 1."""
         return f"{piece.path}, line {number}"
 
     def parser(self, encoding: str) -> Callable[[str], Any] | None:
-        """Cells are parsed as the encoding calls for; ``json`` and ``ndarray`` from JSON in the cell."""
+        """Return the parser of cells for an encoding; ``json`` and ``ndarray`` are parsed from JSON in the cell."""
         family = encoding.partition(":")[0].rstrip("0123456789")
         if family not in _PARSERS:
             raise ConfigError(
@@ -158,24 +161,16 @@ class Delimited(RowSource):
         return _PARSERS[family]
 
 
-def _header(cells: list[str], path: str) -> list[str]:
-    if not cells or len(set(cells)) != len(cells) or not all(cells):
-        raise FormatError(f"{path} must begin with a row of different names, but begins with {cells}", path=path)
-    return cells
-
-
-def _told(cell: str) -> str:
-    if len(cell) <= _LONGEST_INT64 and _INTEGER.fullmatch(cell) and -(2**63) <= int(cell) < 2**63:
+def _cell_encoding(cell: str) -> str:
+    if len(cell) <= _MAX_INT64_LENGTH and _INTEGER.fullmatch(cell) and -(2**63) <= int(cell) < 2**63:
         return "int"
-    return "float64" if _FRACTION.fullmatch(cell) and _is_exact(cell) else "str"
-
-
-def _is_exact(cell: str) -> bool:
+    if not _FRACTION.fullmatch(cell):
+        return "str"
     try:
         parse_exact_float(cell)
     except EncodingError:
-        return False
-    return True
+        return "str"
+    return "float64"
 
 
 def _integer(cell: str) -> int:
@@ -183,7 +178,7 @@ def _integer(cell: str) -> int:
         raise EncodingError(f"expected an integer without leading zeros, but got {cell[:60]!r}")
     try:
         return int(cell)
-    except ValueError:  # Python reads no more than some thousands of digits
+    except ValueError:  # Python parses some thousand digits at most
         raise EncodingError(f"expected an integer that Python can read, but got {len(cell)} digits") from None
 
 
@@ -206,41 +201,48 @@ _PARSERS: dict[str, Callable[[str], Any] | None] = {
     **dict.fromkeys(("json", "ndarray"), _json),
     **dict.fromkeys(("str", "str_decimal")),
 }
-"""By families of encodings, without their widths: how their cells are parsed; None where they are taken as text."""
-
-
-JSON_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".json.gz")
-"""Of files in a folder; a file that is named alone may be called anything."""
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Parsers of cells by family of encodings, without widths; None for text."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonLines(RowSource):
-    """Rows of one or more files of JSON lines; blank lines are passed over."""
+    """Rows of one or more files of JSON lines; blank lines are skipped."""
 
     @classmethod
     def open(cls, location: str) -> JsonLines:
         """Find the files of a location."""
         return cls(find_files(location, JSON_SUFFIXES))
 
-    def pieces(self, most: int) -> Sequence[Piece]:
-        """Plain files in runs of bytes; a line belongs to the run that its first byte is in."""
-        return [run for whole in row_source.whole_files(self.paths) for run in _runs(whole, most)]
+    def pieces(self, max_bytes: int) -> Sequence[Piece]:
+        """Return plain files in ranges of bytes; a line belongs to the range of its first byte."""
+        pieces = []
+        for whole in row_source.whole_files(self.paths):
+            if row_source.is_gzip(whole.path) or whole.size <= max_bytes:
+                pieces.append(whole)
+                continue
+            for start in range(0, whole.size, max_bytes):
+                stop = min(start + max_bytes, whole.size)
+                pieces.append(Piece(whole.path, stop - start, start, stop, of_lines=True))
+        return pieces
 
     def schema(self) -> Schema:
-        """The columns of the first row, by the types of its values."""
-        told_by, row = self.first_row()
-        return Schema({name: _found(name, value) for name, value in row.items()}, told_by)
+        """Return the columns of the first row, by the types of its values."""
+        origin, row = self.first_row()
+        return Schema({name: _json_column(name, value) for name, value in row.items()}, origin)
 
     def rows(self, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:  # noqa: ARG002
-        """Numbers count the lines of the piece from 0."""
+        """Yield rows with the number of their line in the piece, from 0."""
         with open_bytes(piece.path) as file:
-            for number, line in enumerate(_lines(file, piece)):
+            position = row_source.seek_line(file, piece.start)
+            for number, line in enumerate(file):
+                if piece.stop is not None and position >= piece.stop:
+                    return
                 if line.strip():
                     yield number, self._parse(line, piece, number)
+                position += len(line)
 
     def place(self, piece: Piece, number: int) -> str:
-        """The line counted from 1. What lies before the piece is read again for it, which only an error costs."""
+        """Return the line of a row, from 1. The file is read up to the piece for it, only in case of an error."""
         before = 0
         if piece.start:
             with Path(piece.path).open("rb") as file:
@@ -272,30 +274,11 @@ class JsonLines(RowSource):
         return row
 
 
-def _runs(whole: Piece, most: int) -> Iterator[Piece]:
-    if row_source.is_gzip(whole.path) or whole.size <= most:
-        yield whole
-        return
-    for start in range(0, whole.size, most):
-        stop = min(start + most, whole.size)
-        yield Piece(whole.path, stop - start, start, stop, of_lines=True)
-
-
-def _lines(file: Any, piece: Piece) -> Iterator[bytes]:
-    """The lines whose first byte is in [start, stop)."""
-    position = row_source.first_line(file, piece.start)
-    for line in file:
-        if piece.stop is not None and position >= piece.stop:
-            return
-        yield line
-        position += len(line)
-
-
-def _found(name: str, value: object) -> Found:
+def _json_column(name: str, value: object) -> SourceColumn:
     try:
-        return Found(infer_columns({name: value})[name], type(value).__name__)
+        return SourceColumn(infer_columns({name: value})[name], type(value).__name__)
     except ConfigError:
-        return Found(None, "null" if value is None else f"a {type(value).__name__}")
+        return SourceColumn(None, "null" if value is None else f"a {type(value).__name__}")
 
 
 class _RepeatedKeyError(ValueError):
@@ -303,7 +286,7 @@ class _RepeatedKeyError(ValueError):
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON says.
+    """Parse JSON.
 
     Raises:
         RepeatedKeyError: An object in it, at any depth, has a key twice.
@@ -315,9 +298,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _RepeatedKeyError(f"the key {twice!r} is there twice; keep one of them")
-    return made
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise _RepeatedKeyError(f"the key {repeated!r} is there twice; keep one of them")
+    return result
