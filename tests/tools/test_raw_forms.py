@@ -66,7 +66,7 @@ def test_a_copy_over_uncompressed_shards_is_refused_or_removes_them(
     assert has_index or f"shard.00000.{shard_format}" in refused.err
     done = run("copy", tmp_path / "new", out, "--exist-ok")
     assert done.code == 0
-    assert "removed, because they could be taken for shards of this dataset" in done.out
+    assert "removed, because they could be mistaken for shards of this dataset" in done.out
     left = contents(out).keys() - contents(tmp_path / "new").keys()
     assert all(int(name.split(".")[1]) >= len(read_index(out).shards) for name in left), "of no shard of the new one"
     assert ids(remote=str(out)) == NEW
@@ -234,4 +234,4 @@ def test_a_second_copy_says_why_it_copies_again(tmp_path: Path) -> None:
     first = run("copy", tmp_path / "data", tmp_path / "out")
     again = run("copy", tmp_path / "data", tmp_path / "out")
     assert "copied again" not in first.out
-    assert "files copied again, though there: the index records no hashes" in again.out
+    assert "existing files copied again, because the index records no hashes" in again.out

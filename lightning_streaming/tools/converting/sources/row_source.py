@@ -58,7 +58,7 @@ class InputPart:
     """Digest of the pieces' content, and of what else rows contain, like names of files."""
 
     def __repr__(self) -> str:
-        """Return a short text that differs for any change of the content, wherever the files are."""
+        """Return a short text that differs for any change of the content, and not with the location of files."""
         names = [PurePath(piece.path).name for piece in self.pieces]
         ends = " to ".join(dict.fromkeys((*names[:1], *names[-1:])))
         return f"<{self.content} {sum(piece.size for piece in self.pieces)} bytes of {ends}>"
