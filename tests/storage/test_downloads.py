@@ -144,7 +144,7 @@ def test_each_attempt_at_s3_is_one_request(http_store: HttpStore, target: Path, 
     (http_store.root / "bucket" / "x").write_bytes(DATA)
     http_store.fail("bucket/x", fault)
     with assert_error(DownloadError, path="/x") as caught:
-        fetch("s3://bucket/x", target, {"endpoint_url": http_store.url})
+        fetch("s3://bucket/x", target, {"endpoint_url": http_store.url}, timeout=60)
     assert "2 attempts" in str(caught.value)
     assert http_store.requests() == ["bucket/x", "bucket/x"]
 
