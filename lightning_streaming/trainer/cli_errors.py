@@ -59,18 +59,18 @@ _WORDS: Mapping[Any, str] = {
     **dict.fromkeys((dict, Mapping), "a mapping"),
 }
 _NOISE = (
-    "Does not validate against any of the Union subtypes",
     "Subtypes: ",
     "Errors:",
     "- Expected a <class 'NoneType'>",
     "Given value",
 )
 """How jsonargparse's lines begin that repeat whole parts of the configuration, secrets too, or name its own types."""
-_NESTED = re.compile(r'Parser key "([^"]+)":')
+_TYPES = ("Does not validate", "Problem with given class_path", "Expected a <class 'collections.abc.Mapping'>")
+"""How jsonargparse's lines begin that name its own types."""
 _NULLS = (None, "null", "Null", "NULL", "~")
 _OF_STAGE = re.compile(rf"data\.({'|'.join(STAGES)})\.")
-_MISSING = re.compile(r".*class_path '[\w.]*?(\w+)':.*?the following arguments are required: (\w+(?:, \w+)*)")
-_GIVEN_MAPPING = re.compile(r"\. Got value: (Namespace\(|NestedArg\(|\{|\[).*")
+_VALUE = re.compile(r"\. Got value: (Namespace\(|NestedArg\(|\{|\[).*")
+"""A value in a message that may hold a part of the configuration, secrets too."""
 
 
 def words_of_parsing(
@@ -98,10 +98,15 @@ def words_of_parsing(
     fault = next(_faults_of_args(args, _classes_in(written), options), None)
     if fault is not None:
         return fault
-    if options and not any(name in ("model", "model.class_path") for name, _ in written):
+    if re.search(r"are required: [\w., ]*\bmodel\b", message):
         return "there is no model; name one in a file for --config, or by --model=my_project.MyModel"
-    lines = [_GIVEN_MAPPING.sub("", line) for line in message.splitlines() if not line.strip().startswith(_NOISE)]
-    return in_files(_words_of_nested(lines, args) if any(map(_NESTED.search, lines)) else "\n".join(lines), args)
+    lines = [_VALUE.sub("", line) for line in message.splitlines() if not line.strip().startswith(_NOISE)]
+    keys = [place for place, line in enumerate(lines) if line.strip().startswith("Parser key")]
+    if keys:  # one line for each level of the configuration, and then what is wrong
+        field = ".".join(lines[place].split('"')[1] for place in keys)
+        reasons = [line.strip(" -") for line in lines[keys[-1] + 1 :] if not line.strip(" -").startswith(_TYPES)]
+        return in_files(f"{field}: {'; '.join(reasons)}", args)
+    return in_files("\n".join(lines), args)
 
 
 def wrong_argument(args: Sequence[str], options: Mapping[str, Any]) -> str | None:
@@ -148,34 +153,12 @@ def _faults_of_args(args: Sequence[str], classes: _Classes, options: Mapping[str
             yield f"there is no file {value} for {option}"
 
 
-def _words_of_nested(lines: Sequence[str], args: Sequence[str]) -> str:
-    """What jsonargparse says of a field in lines for each level above it, in one."""
-    keys = [match[1] for match in map(_NESTED.search, lines) if match]
-    inner = next(place for place in reversed(range(len(lines))) if _NESTED.search(lines[place])) + 1
-    options = [field for name, value in _given(args) if name for field in _flat(_parsed(value), name)]
-    named = [name for name, _ in options or written_in(args) if _leads_through(name, keys)]
-    nulls = [name for name, value in options if value in _NULLS and _leads_through(name, keys)]
-    if nulls:  # in a file it may be
-        return _no_null(nulls[-1])
-    name = named[-1] if named else ".".join(keys)
-    missing = _MISSING.search(" ".join(lines))
-    if missing:
-        return f"{'.'.join(keys)}: {missing[1]} needs {missing[2]}"
-    return f"{name}: {'; '.join(line.strip(' -') for line in lines[inner:])}"
-
-
 def _no_null(name: str) -> str:
     return f"{name} cannot be null on the command line; leave it out, or give a file where it is null"
 
 
 def _classes_in(written: Iterable[tuple[str, Any]]) -> _Classes:
     return {name.removesuffix(".class_path"): value for name, value in written if _is_class_path(value)}
-
-
-def _leads_through(name: str, keys: Sequence[str]) -> bool:
-    """Whether a dotted name ends with the last of these keys, and has the others before, maybe with more between."""
-    parts = iter(name.split("."))
-    return name.split(".")[-1] == keys[-1] and all(key in parts for key in keys)
 
 
 def _is_class_path(value: object) -> bool:

@@ -633,7 +633,7 @@ def test_phases_are_given_on_the_command_line(phased_yaml: str) -> None:
         ),
         ("{mix: {a: 1, b: 1}, steps: few}", "schedule.x.steps must be a whole number"),
         ("{mix: {a: 1, b: 1}, steps: 0}", "data.train: schedule.x.steps must be a whole number of at least 1"),
-        ("{}", "data.train.schedule: MixturePhase needs mix\n"),
+        ("{}", "data.train.schedule: the following arguments are required: mix\n"),
         ("{end: soon, mix: {a: 1, b: 1}}", "data.train: schedule.x.end must be a number, or a number follo"),
         ("{mix: {a: 1}}", "data.train: stream 'b' is in the mix of no phase"),
         ("all", "data.train.schedule.x must be a mapping, like {end: 800m, mix: {web: 0.9, code: 0.1}}, bu"),
