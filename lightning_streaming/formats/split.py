@@ -195,8 +195,8 @@ def _join_fields(names: tuple[str, ...], fields: list[bytes], separator: bytes, 
     columns = zip(names, fields, split, strict=False)  # a field with a separator is split into more
     name, field = next((name, field) for name, field, back in columns if field != back or newline in field)
     raise EncodingError(
-        f"column {name!r}: text must not contain the newline {newline.decode()!r}, nor, with a "
-        f"separator, the separator {separator.decode()!r}, as nothing is quoted, but got {brief(field.decode())}",
+        f"column {name!r}: text must not contain the newline {newline.decode()!r}, nor, also where it meets one, the "
+        f"separator {separator.decode()!r}, as nothing is quoted, but got {brief(field.decode())}",
         hint="write json or MDS instead",
     )
 
@@ -276,7 +276,7 @@ def _compile(
             "xsv needs a separator" if shard_format == "xsv" else f"{shard_format} takes no separator, only xsv does"
         )
         raise ConfigError(f"{problem}, but got {separator!r}", option="separator")
-    separator = separator or _SEPARATORS.get(shard_format)
+    separator = separator if shard_format == "xsv" else _SEPARATORS.get(shard_format)
     _check_text("newline", newline, "newline", may_be_empty=shard_format == "json")  # whose rows have an end
     end = newline.encode()
     common: dict[str, Any] = {
