@@ -29,16 +29,16 @@ def rows() -> Iterator[list[str]]:
 @cache
 def names_in(path: Path) -> frozenset[str]:
     """Every class, function and constant of a file, and methods as ``Class.method``."""
-    found = set[str]()
+    names = set[str]()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found.add(node.name)
+            names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found.update(f"{node.name}.{item.name}" for item in node.body if isinstance(item, ast.FunctionDef))
+            names.update(f"{node.name}.{item.name}" for item in node.body if isinstance(item, ast.FunctionDef))
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found.update(target.id for target in targets if isinstance(target, ast.Name))
-    return frozenset(found)
+            names.update(target.id for target in targets if isinstance(target, ast.Name))
+    return frozenset(names)
 
 
 def test_each_file_exists() -> None:
