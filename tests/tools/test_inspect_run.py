@@ -142,7 +142,7 @@ def test_of_a_checkpoint_of_several_loaders_one_is_named(data: Path) -> None:
     assert "there are positions of 2 loaders; name one with --loader: text, code" in run(*asked).err
     assert run(*asked, "--loader", "code").out == run(*asked[:3]).out
     assert "--loader names a train loader of a checkpoint" in run(*asked[:3], "--loader", "code").err
-    assert "--loader is of a run" in run("inspect", data / "web", "--loader", "code").err
+    assert "--loader needs a run" in run("inspect", data / "web", "--loader", "code").err
 
 
 def test_borders_are_those_of_as_many_nodes_as_the_run_has(data: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_run_that_goes_on_may_have_done_with_streams(data: Path) -> None:
     assert [(one["phase"], one["ends"]) for one in stage["schedule"]] == [("broad", 52), ("late", 120)]
     assert [one["passes_by_end"] for phase in stage["schedule"] for one in phase["streams"]] == [None, None, 68 / 20]
     assert run("inspect", "--config", config, "--ckpt", data / "saved.json").code == 0
-    assert "--ckpt is of a run" in run("inspect", data / "math", "--ckpt", data / "saved.json").err
+    assert "--ckpt needs a run" in run("inspect", data / "math", "--ckpt", data / "saved.json").err
 
 
 def test_what_would_be_read_too_often_is_told_before_the_run(data: Path) -> None:

@@ -237,7 +237,7 @@ def test_a_new_skip_counts_batches_where_steps_are_of_several(data: Path, tmp_pa
     [
         ({"max_steps": 4}, "there is no step 4: the run ends after max_steps=4"),
         ({"max_epochs": 0}, "there is no step 4: the run ends after max_epochs=0"),
-        ({"overfit_batches": 2}, "take it out of the configuration"),
+        ({"overfit_batches": 2}, "remove it from the configuration"),
         ({"num_nodes": "z"}, "run.yaml: trainer.num_nodes must be a number, but is 'z'"),
         ({"max_steps": "many"}, "run.yaml: trainer.max_steps must be a number, but is 'many'"),
         ({"max_epochs": [1]}, "run.yaml: trainer.max_epochs must be a number, but is [1]"),
@@ -306,8 +306,8 @@ def test_a_run_that_goes_on_with_another_batch_size_is_traced_on_the_ranks_confi
     for change in (["--batch-size", after], ["--set", f"batch_size={after}"]):
         assert_traced(resumed, *asked, *change)
         assert (
-            f"the checkpoint's run read {before} samples at a time, which batches of {after} do not make up; "
-            "taken to go on with 1 rank, see --ranks-per-node\n"
+            f"the checkpoint's run read {before} samples at a time, which is no multiple of batches of {after}; "
+            "taken to resume with 1 rank, see --ranks-per-node\n"
         ) in run("trace", *asked, *change, "--step", 1).err
     told = run("trace", *asked, "--batch-size", before // 2, "--step", 1).err
     assert f"with batches of {before // 2} taken to be 2 ranks; the configuration has 1, see" in told
@@ -437,7 +437,7 @@ def test_a_read_with_long_fields_is_one_line_and_whole_as_json(tmp_path: Path, m
 def test_what_the_configuration_leaves_open_is_said(data: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "run.yaml", train(data, ORDERS[0]), {"batch_size": 3})
     assert (
-        "the configuration leaves the number of devices open; taken to be 1"
+        "the configuration leaves the number of devices open; assuming 1"
         in run("trace", "--config", config, "--step", 0).err
     )
 
@@ -523,7 +523,7 @@ def test_each_read_tells_its_phase(tmp_path: Path, batching: str) -> None:
         assert [told.count(name) for name in by_stream] == [52, 32, 16]
     (first, *_), last = reads, reads[-1]
     assert traced("--config", config, "--sample", json.dumps(last["key"])) == [last]
-    place = ":".join(str(first["key"][part]) for part in ("stream", "shard", "index"))
+    place = ":".join(str(first["key"][part]) for part in ("stream", "shard", "sample_index"))
     table = run("trace", "--config", config, "--sample", place).out
     assert "broad" in table
     assert "phase" in table

@@ -1,7 +1,7 @@
 """One node of a planned run, simulated: what its workers read, and which shards its cache directory fetches for them.
 
 The order, the partition, what each worker needs and how far it prefetches are those of the run itself; what is evicted
-is decided by ``cache/eviction.py``. What is left to simulate is time: all workers take their batches in turn, and a
+is decided by ``cache/eviction.py``. Only time is simulated: all workers take their batches in turn, and a
 shard that is fetched is there at once.
 """
 

@@ -55,7 +55,7 @@ def plan_run(args: Namespace) -> int:
         The exit code, which says whether a condition holds.
 
     Raises:
-        ConfigError: The configuration describes no run that can be planned, or a condition needs what is not known.
+        ConfigError: The configuration describes no run that can be planned, or a value of a condition is not known.
         StateError: The checkpoint has no saved position, or is of other data.
         StorageError: An index could not be fetched, or the page not be written.
     """

@@ -149,7 +149,7 @@ def check_page(path: Path) -> None:
     """Check that the page can be written, before the minutes that planning may take.
 
     Raises:
-        OSError: It cannot be written; what is there is unchanged.
+        OSError: It cannot be written; an earlier file is unchanged.
         MissingDependencyError: A package that renders pages is not installed.
     """
     import_jinja()

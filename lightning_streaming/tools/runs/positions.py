@@ -125,7 +125,7 @@ def batches_later(places: Places, names: tuple[str, ...], batches: int) -> dict[
             an epoch, whose sizes differ.
     """
     if len(names) == 1:
-        return {names[0]: _one_later(places.loaders[names[0]], places.trainer, batches)}
+        return {names[0]: _only_loader_later(places.loaders[names[0]], places.trainer, batches)}
     later = {name: samples_later(places.loaders[name], batches * _global_batch(places.loaders[name])) for name in names}
     ended = [name for name in names if later[name].epoch != places.loaders[name].position.cursor.epoch]
     trainer = places.trainer and settled(places.trainer)
@@ -138,7 +138,7 @@ def batches_later(places: Places, names: tuple[str, ...], batches: int) -> dict[
     return later
 
 
-def _one_later(loader: SavedLoader, trainer: SavedTrainer | None, batches: int) -> Cursor:
+def _only_loader_later(loader: SavedLoader, trainer: SavedTrainer | None, batches: int) -> Cursor:
     """Return the position of the only loader ``batches`` global batches later."""
     cursor, size = loader.position.cursor, _global_batch(loader)
     trainer, read = trainer and settled(trainer), loader.samples_read(cursor)
@@ -224,7 +224,7 @@ class StreamSeen:
     before: int | None
     """Samples of it in the epochs that are finished; None if the run has skipped some, and maybe of other streams."""
     this_epoch: int | None
-    """Samples of it in this epoch; None if only the data could tell."""
+    """Samples of it in this epoch; None if it takes the data to count them."""
 
     @property
     def total(self) -> int | None:
@@ -272,7 +272,7 @@ def phase_line(name: str, phase: SavedPhase, streams: Collection[str], ended_at:
         name: Name of the phase.
         phase: The phase in the state.
         streams: Names of the streams that the state lists.
-        ended_at: Sample at which it is to be ended, if any.
+        ended_at: Sample at which it ends early, if it does.
     """
     mix = read_mix(phase.mix, streams)
     ended_at = ended_at if phase.ended_at is None else phase.ended_at

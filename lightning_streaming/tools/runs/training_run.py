@@ -225,7 +225,7 @@ def _run_steps(
     in_epoch: int,
     saved: _Checkpoint | None,
 ) -> RunSteps:
-    """Return the steps of a run that is not told where to stop."""
+    """Return the steps of a run without the end that its trainer sets."""
     left, limit = run.batches_left(begins), progress.limited(in_epoch)
     if begins.sample_in_epoch and limit < in_epoch:
         raise ConfigError(
@@ -343,7 +343,7 @@ class RunSteps:
             )
         epoch, after = self.first_epoch, step - self.first_step
         is_reached = self.max_steps is None or step < self.max_steps
-        # Epochs that the run does not reach need not be planned.
+        # Epochs that the run does not reach are not planned.
         while is_reached and self.has(epoch) and (self.later is not None or epoch - self.first_epoch < len(self.early)):
             steps = len(self.of_epoch(epoch))
             if after < steps:
