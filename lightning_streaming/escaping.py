@@ -1,6 +1,6 @@
 """Texts of datasets, files and servers, escaped so that a terminal or a log shows them and does nothing else.
 
-Whatever prints goes through one of these: errors (``StreamingError.__str__``), loggers (:func:`package_logger`), the
+All output goes through one of these: errors (``StreamingError.__str__``), loggers (:func:`package_logger`), the
 tools (``tools/console.py``), progress bars (``waits.py``).
 """
 
@@ -31,7 +31,7 @@ def in_one_line(text: str) -> str:
 
 def in_lines(text: str) -> str:
     """Return a text escaped like :func:`in_one_line`, but with its line feeds and tabs."""
-    return _UNPRINTABLE_IN_LINES.sub(lambda found: in_one_line(found[0]), text)
+    return _UNPRINTABLE_IN_LINES.sub(lambda match: in_one_line(match[0]), text)
 
 
 def _escaped(character: str) -> str:

@@ -13,15 +13,15 @@ from lightning_streaming.escaping import in_lines
 _STDERR = 2
 
 
-def tell_error(program: str, words: str) -> None:
-    """Tell an error: in one line, or on a terminal in one block.
+def report_error(program: str, text: str) -> None:
+    """Print an error on standard error: in one line, or on a terminal in one block.
 
     Args:
-        program: What failed, as it was typed: ``"lightning-streaming fit"``.
-        words: What went wrong, without secrets.
+        program: The command that failed, as it was typed: ``"lightning-streaming fit"``.
+        text: The message, without secrets.
     """
-    message = in_lines(f"{program}: error: {words}")
-    if sys.stderr.isatty() and "\n" not in message:  # what comes in lines is a table
+    message = in_lines(f"{program}: error: {text}")
+    if sys.stderr.isatty() and "\n" not in message:  # several lines are a table
         width = shutil.get_terminal_size((100, 24)).columns
         message = textwrap.fill(message, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     write_error(f"{message}\n")
@@ -37,8 +37,8 @@ def write_error(text: str) -> None:
 def open_closed_streams() -> None:
     """Open standard streams that are closed, as in ``command 2>&-``, on the null device.
 
-    Python has None in their place, which cannot be written to. The next file that is opened gets their descriptor,
-    and a C library that reports an error writes into it.
+    Python has None for them, which cannot be written to. The next file that is opened gets their descriptor, and a C
+    library that reports an error writes into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

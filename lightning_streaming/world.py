@@ -23,7 +23,7 @@ DATA_PARALLEL = ("dp_replicate", "dp_shard")
 
 
 class Mesh(Protocol):
-    """What is asked of a ``torch.distributed.device_mesh.DeviceMesh``."""
+    """The attributes of a ``torch.distributed.device_mesh.DeviceMesh`` that are used here."""
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...] | None:
@@ -50,7 +50,7 @@ class World:
 
     def __post_init__(self) -> None:
         counts = (self.num_nodes, self.ranks_per_node, self.rank)
-        if not all(isinstance(one, Integral) and not isinstance(one, bool) for one in counts):
+        if not all(isinstance(count, Integral) and not isinstance(count, bool) for count in counts):
             raise ConfigError(
                 f"num_nodes, ranks_per_node and rank must be whole numbers, but got {short_repr(counts)}",
                 option="world",
@@ -139,7 +139,7 @@ class World:
         count = int(reader_of.max()) + 1
         # As many sets of this size hold all readers, so no two of them meet. Readers are in order of their lowest
         # ranks, so each set is a run of them.
-        nodes = len(machines) if all(len(one) * len(machines) == count for one in machines) else 1
+        nodes = len(machines) if all(len(readers_of) * len(machines) == count for readers_of in machines) else 1
         return cls(
             num_nodes=nodes,
             ranks_per_node=count // nodes,
@@ -174,15 +174,17 @@ class World:
 
 
 def readers_of_mesh(mesh: Mesh, readers: Sequence[str], num_ranks: int) -> NDArray[np.int64]:
-    """Which reader each of ``num_ranks`` ranks is, as :func:`merge_ranks` numbers them.
+    """Return the reader of each of ``num_ranks`` ranks, as :func:`merge_ranks` numbers them.
 
     Raises:
-        ConfigError: The mesh has none of these dimensions, or names none, or has not each rank once.
+        ConfigError: The mesh has none of these dimensions, or no names, or does not contain each rank once.
     """
     names, wanted = mesh.mesh_dim_names, (readers,) if isinstance(readers, str) else tuple(readers)
     if not names:
         raise ConfigError(
-            "the device mesh has no names for its dimensions", hint="make it with mesh_dim_names=(...)", option="world"
+            "the device mesh has no names for its dimensions",
+            hint="create it with mesh_dim_names=(...)",
+            option="world",
         )
     axes = [axis for axis, name in enumerate(names) if name in wanted]
     strange = [name for name in wanted if name not in names and name not in DATA_PARALLEL]
@@ -205,13 +207,13 @@ def readers_of_mesh(mesh: Mesh, readers: Sequence[str], num_ranks: int) -> NDArr
 
 
 def merge_ranks(ranks: NDArray[np.int64], axes: Sequence[int]) -> NDArray[np.int64]:
-    """Which reader each rank is, where ranks that differ only along other axes are one.
+    """Return the reader of each rank, where ranks that differ only along other axes are one.
 
     For example the mesh [[0, 1], [2, 3]] has the readers 0 0 1 1 along its first axis, and 0 1 0 1 along its second.
 
     Args:
-        ranks: Of any shape; each in ``[0, ranks.size)``, once.
-        axes: Along which ranks read different samples.
+        ranks: Ranks in any shape; each in ``[0, ranks.size)``, once.
+        axes: Axes along which ranks read different samples.
 
     Returns:
         The reader by rank, of shape (ranks.size,). Readers are numbered from 0 on, by the lowest rank of each.
@@ -232,14 +234,14 @@ def _distributed_rank() -> tuple[int, int] | None:
 
 
 def _launched_rank(env: Mapping[str, str]) -> tuple[int, int]:
-    """This rank and the number of ranks, as the launcher's environment has them."""
+    """Return this rank and the number of ranks from the launcher's environment."""
     num_ranks = _number(env, "WORLD_SIZE", 1)
     is_spawned = bool(env.get("LOCAL_RANK")) and not env.get("WORLD_SIZE")  # by Lightning, which says no more there
     if not env.get("RANK") and (num_ranks > 1 or is_spawned):
         # To take them all for rank 0 would have each of them read the same samples.
-        found = [f"{name}={env[name]}" for name in ("WORLD_SIZE", "NODE_RANK", "LOCAL_RANK") if env.get(name)]
+        variables = [f"{name}={env[name]}" for name in ("WORLD_SIZE", "NODE_RANK", "LOCAL_RANK") if env.get(name)]
         raise ConfigError(
-            f"the environment ({', '.join(found)}) has this process be one of several ranks, but RANK is not set and "
+            f"the environment ({', '.join(variables)}) has this process be one of several ranks, but RANK is not set and "
             "torch.distributed is not initialised here",
             hint="use what depends on the ranks only after they are connected; read through a StreamingDataLoader, "
             "which passes the rank to its workers; or pass world=World(...) to the dataset",

@@ -22,7 +22,7 @@ from lightning_streaming.formats.index import dump_index
 from lightning_streaming.resume import pack_plans
 from lightning_streaming.sequence.packing import packed
 from lightning_streaming.sequence.packing.plan import plan_packs
-from lightning_streaming.waits import IN_LOG, Shown, bar, progress, waiting
+from lightning_streaming.waits import IN_LOG, ProgressDisplay, bar, progress, waiting
 from tests.packed_data import packed_loader, packed_train, write_documents
 from tests.reading.processes import wait_until
 from tests.waits import held_until_told
@@ -74,7 +74,7 @@ def test_a_line_comes_after_ten_seconds_and_then_each_minute() -> None:
 def test_of_a_short_wait_nobody_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "lightning_streaming")
     with on_terminal() as terminal:
-        for shown in (IN_LOG, Shown(bars=True)):
+        for shown in (IN_LOG, ProgressDisplay(bars=True)):
             with shown.here(), progress(3, "samples", "evaluating") as tell:
                 tell(3)
     assert not caplog.messages
@@ -90,7 +90,7 @@ def test_a_library_draws_nothing_that_nobody_asked_for(soon: pytest.LogCaptureFi
 
 
 def test_a_terminal_is_shown_a_bar_that_goes_on_by_itself(soon: pytest.LogCaptureFixture) -> None:
-    with on_terminal() as terminal, Shown(bars=True).here(), progress(2000, "samples", "evaluating") as tell:
+    with on_terminal() as terminal, ProgressDisplay(bars=True).here(), progress(2000, "samples", "evaluating") as tell:
         assert wait_until(lambda: "evaluating:   0%" in terminal.getvalue())
         tell(1500)
         assert wait_until(lambda: "1500/2000" in terminal.getvalue())
@@ -98,7 +98,7 @@ def test_a_terminal_is_shown_a_bar_that_goes_on_by_itself(soon: pytest.LogCaptur
 
 
 def test_what_all_of_a_node_wait_for_one_of_them_tells(soon: pytest.LogCaptureFixture) -> None:
-    with Shown(lines=False).here():
+    with ProgressDisplay(lines=False).here():
         with progress(None, "datasets", "reading", by_all=True), progress(None, "samples", "alone"):
             assert wait_until(lambda: bool(soon.messages))
         with waiting(lambda: "fetching"):
@@ -111,7 +111,7 @@ def test_words_are_shown_as_they_change(soon: pytest.LogCaptureFixture) -> None:
     with waiting(lambda: said):
         assert wait_until(lambda: bool(soon.messages))
     assert without_seconds(soon)[0] == "fetching 1"
-    with on_terminal() as terminal, Shown(bars=True).here(), waiting(lambda: said):
+    with on_terminal() as terminal, ProgressDisplay(bars=True).here(), waiting(lambda: said):
         assert wait_until(lambda: "fetching 1" in terminal.getvalue())
         said = "fetching 2"
         assert wait_until(lambda: "fetching 2" in terminal.getvalue())
@@ -119,7 +119,7 @@ def test_words_are_shown_as_they_change(soon: pytest.LogCaptureFixture) -> None:
 
 def test_a_display_of_others_shows_it_and_is_told_of_the_end(soon: pytest.LogCaptureFixture) -> None:
     told: list[str | None] = []
-    shown = Shown(bars=True, display=lambda: told.append)
+    shown = ProgressDisplay(bars=True, display=lambda: told.append)
     with on_terminal() as terminal, shown.here(), progress(5, "samples", "evaluating") as tell:
         assert wait_until(lambda: bool(told))
         tell(5)
@@ -156,7 +156,7 @@ def test_the_log_is_told_while_data_of_another_format_is_looked_at(
 
 
 def test_a_copy_in_another_process_shows_nothing_that_others_wait_for_too() -> None:
-    copied = pickle.loads(pickle.dumps(Shown(bars=True, display=lambda: None)))
+    copied = pickle.loads(pickle.dumps(ProgressDisplay(bars=True, display=lambda: None)))
     assert (copied.bars, copied.lines) == (False, False)
 
 

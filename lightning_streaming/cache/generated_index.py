@@ -36,7 +36,7 @@ from lightning_streaming.storage import Location
 from lightning_streaming.storage.location import ListedFile
 from lightning_streaming.storage.urls import HTTP_SCHEMES, is_plain_name, match_names, scheme_of
 from lightning_streaming.storage.versions import Pin
-from lightning_streaming.waits import Tell, progress
+from lightning_streaming.waits import ProgressCallback, progress
 
 _logger = package_logger(__name__)
 
@@ -193,7 +193,7 @@ def generated_index(
     *,
     known: KnownIndex | None = None,
     journal: Path | None = None,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
     versions: bool = False,
 ) -> bytes:
     """Look at data of another format, and describe it.

@@ -23,8 +23,8 @@ from lightning_streaming.selection.evaluate import select_samples
 from lightning_streaming.selection.id_index import index_ids
 from lightning_streaming.selection.joins import JoinedDataset, Joins, JoinSource, StreamJoins, joined_label
 from lightning_streaming.selection.missing_ids import MissingIds, find_missing_ids
-from lightning_streaming.selection.scanning import Watched
-from lightning_streaming.waits import Shown, progress
+from lightning_streaming.selection.scanning import ProgressFactory
+from lightning_streaming.waits import ProgressDisplay, progress
 
 RANDOM_READERS = 8
 """Readers by sample number keep open what one of so many readers in order may: they rest for nobody knows how long."""
@@ -87,7 +87,7 @@ class CatalogReader:
             for join, source in self._joins.get(name, {}).items():
                 source.cache.label = joined_label(cache.label, join)
 
-    def read(self, room: CacheQuota, shown: Shown, watched: Watched) -> Catalog:
+    def read(self, room: CacheQuota, shown: ProgressDisplay, watched: ProgressFactory) -> Catalog:
         """Read the indexes, and select, join and count what is not yet selected, joined and counted.
 
         Args:
@@ -123,7 +123,7 @@ class CatalogReader:
             if self._lengths is not None:
                 self._lengths[1].pop(stream, None)
 
-    def missing_ids(self, catalog: Catalog, room: CacheQuota, watched: Watched) -> Iterator[MissingIds]:
+    def missing_ids(self, catalog: Catalog, room: CacheQuota, watched: ProgressFactory) -> Iterator[MissingIds]:
         """For each dataset that is joined by id: the ids of its stream's samples that it has not, if there are any."""
         joins = {} if catalog.joins is None else catalog.joins.streams
         for stream, of_stream in joins.items():
@@ -162,7 +162,7 @@ class CatalogReader:
             first += len(index.shards)
         return Joins(own_shards, streams)
 
-    def _selected_of(self, catalog: Catalog, room: CacheQuota, watched: Watched) -> Catalog:
+    def _selected_of(self, catalog: Catalog, room: CacheQuota, watched: ProgressFactory) -> Catalog:
         """The samples of a catalog that are selected."""
         indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
         joins = {} if catalog.joins is None else catalog.joins.streams
@@ -183,7 +183,7 @@ class CatalogReader:
         self._selections = {name: (asked, selections[name].key) for name, (asked, _) in self._selections.items()}
         return Catalog(indexes, selections, catalog.joins)
 
-    def _index_ids(self, catalog: Catalog, room: CacheQuota, watched: Watched) -> None:
+    def _index_ids(self, catalog: Catalog, room: CacheQuota, watched: ProgressFactory) -> None:
         for one in catalog.joins or ():
             if one.asked.key is not None and one.names:
                 described = one.asked.in_words()
@@ -191,7 +191,7 @@ class CatalogReader:
                     one.ids = index_ids(one.asked.key, one.index, one.cache, room, tell)
 
     def _count_tokens(
-        self, catalog: Catalog, asked: LengthsRequest, keys: dict[str, str], room: CacheQuota, watched: Watched
+        self, catalog: Catalog, asked: LengthsRequest, keys: dict[str, str], room: CacheQuota, watched: ProgressFactory
     ) -> dict[str, StreamLengths]:
         """How many tokens the samples of each stream have."""
         streams = {}

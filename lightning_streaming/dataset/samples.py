@@ -55,7 +55,7 @@ from lightning_streaming.selection.joins import (
     StreamJoins,
 )
 from lightning_streaming.selection.missing_ids import MissingIds
-from lightning_streaming.selection.scanning import Watched, unwatched
+from lightning_streaming.selection.scanning import ProgressFactory, no_progress
 from lightning_streaming.storage.downloads import share_connections
 from lightning_streaming.waits import IN_LOG
 
@@ -129,10 +129,10 @@ class SampleSource:
         """
         if self.known_catalog is None:
             with self.shown.here():
-                self.known_catalog = self._read_catalog(unwatched)
+                self.known_catalog = self._read_catalog(no_progress)
         return self.known_catalog
 
-    def _read_catalog(self, watched: Watched) -> Catalog:
+    def _read_catalog(self, watched: ProgressFactory) -> Catalog:
         catalog = self._catalogs.read(self._room, self.shown, watched)
         self._pressure.largest_shard = self._catalogs.most_together
         if self._room.limit is not None:
@@ -157,11 +157,11 @@ class SampleSource:
         self._room.forget_fixed_bytes()
         self.known_catalog = None
 
-    def make_ahead(self, watched: Watched) -> None:
+    def make_ahead(self, watched: ProgressFactory) -> None:
         """Look at the catalog anew, with somebody who looks on while selections and indexes of ids are made."""
         self.known_catalog = self._read_catalog(watched)
 
-    def missing_ids(self, watched: Watched) -> Iterator[MissingIds]:
+    def missing_ids(self, watched: ProgressFactory) -> Iterator[MissingIds]:
         """For each dataset that is joined by id: the ids of its stream's samples that it has not, if there are any.
 
         Args:

@@ -34,8 +34,8 @@ class Fetched(NamedTuple):
     """Since the workers were started."""
 
 
-LookOn = Callable[[Fetched | None], object]
-"""Is told what was fetched so far, in a thread of its own, and None at the end."""
+DownloadCallback = Callable[[Fetched | None], object]
+"""Callback for the first download: called in a separate thread with all that was fetched, and None at the end."""
 
 
 class ArrivalCounts:
@@ -68,13 +68,13 @@ class ArrivalWatch:
     """Reports what is fetched to a callback whenever it changes, until it is closed.
 
     Args:
-        look_on: Who is told.
+        callback: Callback of the report.
         counts: What is fetched.
         of: Shards of the whole dataset.
     """
 
-    def __init__(self, look_on: LookOn, counts: ArrivalCounts, of: int) -> None:
-        self._look_on, self._counts, self._of = look_on, counts, of
+    def __init__(self, callback: DownloadCallback, counts: ArrivalCounts, of: int) -> None:
+        self._callback, self._counts, self._of = callback, counts, of
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="lightning-streaming-arrivals", daemon=True)
         self._thread.start()
@@ -93,8 +93,8 @@ class ArrivalWatch:
                 if found != seen:
                     seen, (begun, here, num_bytes) = found, found
                     # What is tried again is asked for twice.
-                    self._look_on(
+                    self._callback(
                         Fetched(min(begun, self._of), min(here, self._of), self._of, num_bytes, perf_counter() - began)
                     )
         finally:
-            self._look_on(None)
+            self._callback(None)

@@ -32,7 +32,7 @@ from lightning_streaming.escaping import package_logger
 from lightning_streaming.options.packing import PackingConfig
 from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.reading import workers
-from lightning_streaming.reading.arrivals import ArrivalCounts, ArrivalWatch, LookOn
+from lightning_streaming.reading.arrivals import ArrivalCounts, ArrivalWatch, DownloadCallback
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.reading.following import read_appended
 from lightning_streaming.reading.measures import BatchMeasures, LoaderStatistics, StatisticsCollector
@@ -72,7 +72,7 @@ class _Progress:
     """Where the latest batch ends; None before the first of a pass."""
     has_length_of_first_epoch: bool = False
     """Whether ``len`` returns the length of epoch 0."""
-    look_on: LookOn | None = None
+    download_callback: DownloadCallback | None = None
     """Callback that reports what the next pass fetches before its first batch."""
     collected_keys: deque[SampleKeys] | None = None
     """Receives the keys of each batch that is yielded."""
@@ -369,7 +369,7 @@ class StreamingDataLoader(AcceleratedLoader):
     def _new_channel(self, start: EpochStart) -> workers.WorkerChannel:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
         most_skipped = len(run_state_of(self.dataset).request.skip)
-        arrivals = None if self._progress.look_on is None else ArrivalCounts(max(self.num_workers, 1))
+        arrivals = None if self._progress.download_callback is None else ArrivalCounts(max(self.num_workers, 1))
         return workers.WorkerChannel(workers.SharedEpochStart(most_skipped, start.growth), slots, arrivals)
 
     def _worker_batches(self, channel: workers.WorkerChannel) -> workers.WorkerBatches:
@@ -471,9 +471,9 @@ class LoaderPass(Iterator[Any]):
                 if start.world.is_reader
                 else repeat(no_keys(start, catalog))
             )
-        look_on, loader._progress.look_on = loader._progress.look_on, None
-        if look_on is not None and self._under_way.arrivals is not None:
-            self._watch = ArrivalWatch(look_on, self._under_way.arrivals, len(catalog.shards))
+        download_callback, loader._progress.download_callback = loader._progress.download_callback, None
+        if download_callback is not None and self._under_way.arrivals is not None:
+            self._watch = ArrivalWatch(download_callback, self._under_way.arrivals, len(catalog.shards))
 
 
 class _UnderWay(NamedTuple):
@@ -518,14 +518,14 @@ def keep_length_of_first_epoch(loader: StreamingDataLoader) -> None:
     loader._progress.has_length_of_first_epoch = True
 
 
-def watch_first_download(loader: StreamingDataLoader, look_on: LookOn) -> None:
+def watch_first_download(loader: StreamingDataLoader, download_callback: DownloadCallback) -> None:
     """Report what the next pass fetches until its first batch, if it fetches anything.
 
     Args:
         loader: The loader.
-        look_on: Called in a thread with the files fetched so far whenever that changes, and with None at the end.
+        download_callback: Called in a thread with the files fetched so far whenever that changes, and with None at the end.
     """
-    loader._progress.look_on = look_on
+    loader._progress.download_callback = download_callback
 
 
 def collect_keys(loader: StreamingDataLoader, keys: deque[SampleKeys] | None) -> None:

@@ -42,19 +42,19 @@ from lightning_streaming.selection.document_lengths import (
     write_facts,
 )
 from lightning_streaming.selection.scanning import (
+    ProgressFactory,
     ShardGroup,
     ShardScan,
-    Watched,
     array_file,
     errors_name,
-    find_or_generate_index,
+    load_or_create,
+    no_progress,
     part_path,
     read_checked,
-    told,
-    unwatched,
+    scan_progress,
     write_part,
 )
-from lightning_streaming.waits import Tell
+from lightning_streaming.waits import ProgressCallback
 
 _HEADS_AT_ONCE = 16
 """Heads of shards that are read at the same time from where they are stored: each takes little but a round trip."""
@@ -68,7 +68,7 @@ def document_lengths(
     cache: ShardCache,
     room: CacheQuota | None = None,
     *,
-    watched: Watched = unwatched,
+    watched: ProgressFactory = no_progress,
     key: str | None = None,
 ) -> StreamLengths:
     """The length of every stored sample of one stream; counted now, unless a process of this node did before.
@@ -114,7 +114,7 @@ class _Counting:
     index: DatasetIndex
     cache: ShardCache
     room: CacheQuota | None
-    progress: Tell | None
+    progress: ProgressCallback | None
 
     @cached_property
     def path(self) -> Path:
@@ -147,7 +147,7 @@ class _Counting:
 
     def done(self) -> StreamLengths:
         self._check()
-        return find_or_generate_index(
+        return load_or_create(
             self.path,
             self.cache.directory,
             "counts the tokens",
@@ -204,7 +204,7 @@ class _Counting:
             "`lightning-streaming lengths` does it ahead"
         )
         what = f"counting the tokens of {self.cache.label} by {asked}"
-        with told(self.progress, self.index.num_samples, what, begins) as tell:
+        with scan_progress(self.progress, self.index.num_samples, what, begins) as tell:
             for group, found in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
                 values[group.first : group.first + group.samples] = found
                 tell(group.samples)

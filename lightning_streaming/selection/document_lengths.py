@@ -23,7 +23,7 @@ from lightning_streaming.cache.selection_files import map_bits
 from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError
 from lightning_streaming.formats.arrays.npy import header_of
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.waits import IN_LOG, Shown
+from lightning_streaming.waits import IN_LOG, ProgressDisplay
 
 MOST_TOKENS = 2**32 - 1
 """Of one sample."""
@@ -191,7 +191,7 @@ class CatalogLengths:
         ConfigError: A stream has none, or not as many as it has stored samples.
     """
 
-    def __init__(self, catalog: Catalog, streams: Mapping[str, StreamLengths], shown: Shown = IN_LOG) -> None:
+    def __init__(self, catalog: Catalog, streams: Mapping[str, StreamLengths], shown: ProgressDisplay = IN_LOG) -> None:
         for name, index in zip(catalog.stream_names, catalog.indexes, strict=True):
             if name not in streams or len(streams[name]) != index.num_samples:
                 found = f"{len(streams[name])} lengths are" if name in streams else "no lengths are"

@@ -45,15 +45,15 @@ from lightning_streaming.selection.scanning import (
     ShardGroup,
     ShardScan,
     errors_name,
-    find_or_generate_index,
+    load_or_create,
     part_path,
     read_checked,
-    told,
+    scan_progress,
     write_checked,
     write_part,
 )
 from lightning_streaming.storage import Location
-from lightning_streaming.waits import Tell
+from lightning_streaming.waits import ProgressCallback
 
 _logger = package_logger(__name__)
 
@@ -63,7 +63,7 @@ def select_samples(
     index: DatasetIndex,
     cache: ShardCache,
     room: CacheQuota | None = None,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
     key: str | None = None,
     joined: Collection[str] = (),
 ) -> Selection:
@@ -135,7 +135,7 @@ class _Work:
     sizes: NDArray[np.int64]
     cache: ShardCache
     room: CacheQuota | None
-    progress: Tell | None
+    progress: ProgressCallback | None
     joined: Collection[str] = ()
 
     @property
@@ -176,7 +176,7 @@ class _Work:
         if found is not None:
             return found
         _ = self.conditions, self.chosen  # to refuse what cannot be, before anything is made
-        return find_or_generate_index(
+        return load_or_create(
             self.path,
             self.cache.directory,
             "evaluates the selection",
@@ -211,7 +211,7 @@ class _Work:
                 tell(len(wanted))
         return bits
 
-    def _told(self) -> AbstractContextManager[Tell]:
+    def _told(self) -> AbstractContextManager[ProgressCallback]:
         asked = self.asked.in_words()
         begins = (
             f"evaluating {asked} over {self.num_samples} samples of {self.cache.label}; "
@@ -219,7 +219,7 @@ class _Work:
         )
         looks = any(condition.columns for condition in self.conditions)
         what = f"evaluating {asked} of {self.cache.label}"
-        return told(self.progress, self.num_samples, what, begins if looks else "")
+        return scan_progress(self.progress, self.num_samples, what, begins if looks else "")
 
     def _of_group(self, scan: ShardScan, group: ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
         path = None if parts is None else part_path(parts, group)
@@ -279,7 +279,7 @@ def select_partners(
     index: DatasetIndex,
     cache: ShardCache,
     room: CacheQuota,
-    progress: Tell | None,
+    progress: ProgressCallback | None,
 ) -> Selection:
     """The selected samples of a stream whose ids a joined dataset has; kept as what was selected is.
 

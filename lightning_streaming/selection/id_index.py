@@ -37,13 +37,13 @@ from lightning_streaming.selection.scanning import (
     ShardScan,
     array_file,
     errors_name,
-    find_or_generate_index,
+    load_or_create,
     part_path,
     read_checked,
-    told,
+    scan_progress,
     write_part,
 )
-from lightning_streaming.waits import Tell
+from lightning_streaming.waits import ProgressCallback
 
 _VERSION = 2
 """Of what a file holds; part of its name."""
@@ -206,7 +206,7 @@ def index_ids(
     index: DatasetIndex,
     cache: ShardCache,
     room: CacheQuota | None = None,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
 ) -> IdIndex:
     """The index of a dataset's ids; made now, unless a process of this node did before.
 
@@ -240,7 +240,7 @@ class _Making:
     index: DatasetIndex
     cache: ShardCache
     room: CacheQuota | None
-    progress: Tell | None
+    progress: ProgressCallback | None
 
     @cached_property
     def path(self) -> Path:
@@ -260,7 +260,7 @@ class _Making:
     def done(self) -> IdIndex:
         if not self.index.num_samples:
             return IdIndex(np.zeros((self.rows, 1), np.uint64))
-        return find_or_generate_index(
+        return load_or_create(
             self.path,
             self.cache.directory,
             "makes the index of ids",
@@ -350,7 +350,7 @@ class _Making:
             "`lightning-streaming select --config` can do so ahead"
         )
         what = f"reading ids in column {self.on!r} of {self.cache.label}"
-        with told(self.progress, self.index.num_samples, what, begins) as tell:
+        with scan_progress(self.progress, self.index.num_samples, what, begins) as tell:
             for group, found in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
                 tell(group.samples)
                 yield group, found

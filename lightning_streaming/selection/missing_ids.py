@@ -15,7 +15,7 @@ from lightning_streaming.selection.bitmap import Selection
 from lightning_streaming.selection.evaluate import select_partners
 from lightning_streaming.selection.joins import JoinedDataset
 from lightning_streaming.selection.scanning import ShardScan
-from lightning_streaming.waits import Tell
+from lightning_streaming.waits import ProgressCallback
 
 MOST_TOLD = 10
 """Ids that are told one by one."""
@@ -44,7 +44,7 @@ def find_missing_ids(
     joined: JoinedDataset,
     selection: Selection | None,
     room: CacheQuota,
-    progress: Tell | None,
+    progress: ProgressCallback | None,
 ) -> MissingIds | None:
     """The ids of a stream's selected samples that a dataset has not which is joined with it by id; None if it has all.
 

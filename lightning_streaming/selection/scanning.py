@@ -38,7 +38,7 @@ from lightning_streaming.files import appears_whole, file_named_by, remove_parti
 from lightning_streaming.formats.columns import ColumnValues, joined, read_columns
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import narrowed
-from lightning_streaming.waits import Tell, progress
+from lightning_streaming.waits import ProgressCallback, progress
 
 _log = package_logger(__name__)
 SAMPLES_AT_ONCE = 1 << 20
@@ -59,9 +59,9 @@ class ShardGroup(NamedTuple):
     samples: int
 
 
-Watched = Callable[[str, str, int], AbstractContextManager[Tell | None]]
-"""Is around the work on a whole: gets what errors call the dataset, what is made, and of how many samples; gives who is
-told of samples that were looked at, or None where nobody asks."""
+ProgressFactory = Callable[[str, str, int], AbstractContextManager[ProgressCallback | None]]
+"""Function that opens the progress display of an operation, given the dataset's name for errors, the operation, and the
+number of samples; it yields the callback for scanned samples, or None for the default display."""
 Found = NDArray[Any]
 """What was found of the samples of a group."""
 _Seen = TypeVar("_Seen")
@@ -89,22 +89,24 @@ def errors_name(cache: ShardCache, failed: str) -> Iterator[None]:
 
 
 @contextmanager
-def told(asked: Tell | None, num_samples: int, what: str, begins: str = "") -> Iterator[Tell]:
-    """Who is told of samples that are looked at: whoever asked to be, or as other waits are shown.
+def scan_progress(
+    callback: ProgressCallback | None, num_samples: int, label: str, warning: str = ""
+) -> Iterator[ProgressCallback]:
+    """Yield the callback of a scan; without one, show a progress display.
 
     Args:
-        asked: Who did; None for nobody.
-        num_samples: How many there are.
-        what: What is going on.
-        begins: What to warn of first where there is much to do; empty for nothing.
+        callback: Callback of the caller, if there is one.
+        num_samples: Number of samples to scan.
+        label: The operation.
+        warning: Warning to log before a long scan; empty for none.
     """
-    if asked is not None:
-        yield asked
+    if callback is not None:
+        yield callback
         return
-    if begins and num_samples > SAMPLES_AT_ONCE:
-        _log.warning("%s", begins)
-    with progress(num_samples, "samples", what) as tell:
-        yield tell
+    if warning and num_samples > SAMPLES_AT_ONCE:
+        _log.warning("%s", warning)
+    with progress(num_samples, "samples", label) as shown:
+        yield shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,12 +234,12 @@ def shard_groups(sizes: NDArray[np.int64], data_bytes: NDArray[np.int64], most_b
 # --- what was found, kept ---
 
 
-def unwatched(*_: object) -> AbstractContextManager[None]:
-    """A :data:`Watched` where nobody looks on."""
+def no_progress(*_: object) -> AbstractContextManager[None]:
+    """Return a context without a callback, as a :data:`ProgressFactory`."""
     return nullcontext()
 
 
-def find_or_generate_index(
+def load_or_create(
     path: Path,
     directory: CacheDirectory,
     work: str,
@@ -246,16 +248,16 @@ def find_or_generate_index(
     make: Callable[[Path], _Whole | None],
     make_unkept: Callable[[], _Whole],
 ) -> _Whole:
-    """A whole that is made once per node: what was made before, or what one process makes now while others wait.
+    """Load a cached result, or create it in one process per node while others wait.
 
     Args:
         path: Its file, as ``selection_path`` names it.
         directory: The cache directory.
-        work: What the process that makes it does, as others are told who wait for it.
-        find: Gives what the file holds, mapped; None if there is none, or it is damaged.
-        make: Writes the file, by way of parts in a directory that it is given. Where the file may not be replaced, it
-            gives the whole instead.
-        make_unkept: Makes it where nothing may be written.
+        work: The operation, for messages of processes that wait.
+        find: Function that maps the contents of the file; it returns None if there is none, or it is damaged.
+        make: Function that writes the file, from parts in a directory that is its argument. If the file may not be
+            replaced, it returns the result instead.
+        make_unkept: Function that creates the result where nothing may be written.
 
     Raises:
         StorageError: It was written, and cannot be read; or the disk is full.

@@ -22,7 +22,7 @@ from unicodedata import category, east_asian_width
 from lightning_streaming.errors import StreamingError
 from lightning_streaming.escaping import in_one_line
 from lightning_streaming.storage.secrets import redact
-from lightning_streaming.terminal import tell_error, write_error
+from lightning_streaming.terminal import report_error, write_error
 from lightning_streaming.waits import bar
 
 PROGRAM = "lightning-streaming"
@@ -58,7 +58,7 @@ def print_error(program: str, error: Exception | str) -> None:
     words = str(error)
     if isinstance(error, Exception) and not isinstance(error, StreamingError):
         words = in_one_line(words)
-    tell_error(program, redact(words, {}))  # an argument may be a URL with a password
+    report_error(program, redact(words, {}))  # an argument may be a URL with a password
 
 
 def print_note(tool: str, words: str) -> None:

@@ -49,7 +49,7 @@ from lightning_streaming.tools.commands import (
 )
 from lightning_streaming.tools.console import FINE, print_json, print_line, print_table, progress
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
-from lightning_streaming.waits import Tell
+from lightning_streaming.waits import ProgressCallback
 
 _AT_ONCE = 1 << 20
 """Lengths that are counted together."""

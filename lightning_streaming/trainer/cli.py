@@ -41,7 +41,7 @@ from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.options.storage import StorageConfig
 from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
-from lightning_streaming.terminal import tell_error
+from lightning_streaming.terminal import report_error
 from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
 from lightning_streaming.trainer.cli_errors import (
     CliFailure,
@@ -265,7 +265,7 @@ class _StreamingParser(_FieldParser):
                 error = error.__cause__
             # Not from the error itself, whose words repeat the configuration, secrets and all.
             raise ConfigError(message=words).with_traceback(None if error is None else error.__traceback__) from None
-        tell_error(" ".join([self.prog, *[arg for arg in self.given if arg in SUBCOMMANDS][:1]]), words)
+        report_error(" ".join([self.prog, *[arg for arg in self.given if arg in SUBCOMMANDS][:1]]), words)
         self.exit(2)
 
     def dump(self, namespace: jsonargparse.Namespace, *args: Any, **settings: Any) -> str:

@@ -11,26 +11,26 @@ from functools import partial
 
 from lightning.pytorch import Trainer
 
-from lightning_streaming.reading.arrivals import Fetched, LookOn
+from lightning_streaming.reading.arrivals import DownloadCallback, Fetched
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.units import format_bytes
-from lightning_streaming.waits import Shown, waiting
+from lightning_streaming.waits import ProgressDisplay, waiting
 
 
-def shown_by(trainer: Trainer) -> Shown:
+def shown_by(trainer: Trainer) -> ProgressDisplay:
     """How the waits of a trainer's process are shown.
 
     Its first rank draws bars, within Lightning's display where that draws itself anew all the time, or else below it;
     unless progress bars are turned off. The first rank of each node tells the log.
     """
-    return Shown(
+    return ProgressDisplay(
         bars=trainer.is_global_zero and getattr(trainer.progress_bar_callback, "is_enabled", False),
         lines=trainer.local_rank == 0,
         display=partial(lightning_internals.line_in_rich_bar, trainer),
     )
 
 
-def first_download(trainer: Trainer) -> LookOn | None:
+def first_download(trainer: Trainer) -> DownloadCallback | None:
     """What shows the first download of one of a trainer's loaders.
 
     Returns:
@@ -43,7 +43,7 @@ def first_download(trainer: Trainer) -> LookOn | None:
 class _FirstDownload:
     """Is told what was fetched, and shows it from the first shard on."""
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: ProgressDisplay) -> None:
         self._shown = shown
         self._latest: Fetched | None = None
         self._wait = ExitStack()

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_streaming.cache import selection_files
 from lightning_streaming.cache.selection_files import selection_lock, selection_path
-from lightning_streaming.waits import Shown
+from lightning_streaming.waits import ProgressDisplay
 from tests.reading.processes import wait_until
 
 WORK = "evaluates the selection"
@@ -31,7 +31,7 @@ def test_who_waits_for_another_to_make_it_is_shown_that_on_a_terminal(
     made: list[str] = []
 
     def make(who: str) -> None:
-        with Shown(bars=True).here(), selection_lock(path, tmp_path, WORK):
+        with ProgressDisplay(bars=True).here(), selection_lock(path, tmp_path, WORK):
             made.append(who)
 
     waits = Thread(target=make, args=("second",))

@@ -27,7 +27,7 @@ from lightning_streaming.tools.console import (
 )
 from lightning_streaming.tools.runs.checkpoints import read_places
 from lightning_streaming.tools.runs.describe import describe_run, packs_documents
-from lightning_streaming.waits import Tell
+from lightning_streaming.waits import ProgressCallback
 
 
 def read_stages(files: Sequence[str], changes: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -247,7 +247,7 @@ def compute_ahead(stage: str, dataset: Any) -> tuple[list[dict[str, Any]], list[
     reports = list[dict[str, Any]]()
 
     @contextmanager
-    def watched(label: str, request: str, samples: int) -> Iterator[Tell]:
+    def watched(label: str, request: str, samples: int) -> Iterator[ProgressCallback]:
         began, scanned = time.monotonic(), 0
         with progress(samples, label, "samples") as advance:
 
