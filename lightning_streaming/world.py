@@ -239,9 +239,9 @@ def _launched_rank(env: Mapping[str, str]) -> tuple[int, int]:
     is_spawned = bool(env.get("LOCAL_RANK")) and not env.get("WORLD_SIZE")  # by Lightning, which says no more there
     if not env.get("RANK") and (num_ranks > 1 or is_spawned):
         # To take them all for rank 0 would have each of them read the same samples.
-        variables = [f"{name}={env[name]}" for name in ("WORLD_SIZE", "NODE_RANK", "LOCAL_RANK") if env.get(name)]
+        values = [f"{name}={env[name]}" for name in ("WORLD_SIZE", "NODE_RANK", "LOCAL_RANK") if env.get(name)]
         raise ConfigError(
-            f"the environment ({', '.join(variables)}) has this process be one of several ranks, but RANK is not set and "
+            f"the environment ({', '.join(values)}) has this process be one of several ranks, but RANK is not set and "
             "torch.distributed is not initialised here",
             hint="use what depends on the ranks only after they are connected; read through a StreamingDataLoader, "
             "which passes the rank to its workers; or pass world=World(...) to the dataset",

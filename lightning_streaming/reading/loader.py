@@ -518,14 +518,14 @@ def keep_length_of_first_epoch(loader: StreamingDataLoader) -> None:
     loader._progress.has_length_of_first_epoch = True
 
 
-def watch_first_download(loader: StreamingDataLoader, download_callback: DownloadCallback) -> None:
+def watch_first_download(loader: StreamingDataLoader, callback: DownloadCallback) -> None:
     """Report what the next pass fetches until its first batch, if it fetches anything.
 
     Args:
         loader: The loader.
-        download_callback: Called in a thread with the files fetched so far whenever that changes, and with None at the end.
+        callback: Called in a thread with the files fetched so far whenever that changes, and with None at the end.
     """
-    loader._progress.download_callback = download_callback
+    loader._progress.download_callback = callback
 
 
 def collect_keys(loader: StreamingDataLoader, keys: deque[SampleKeys] | None) -> None:

@@ -305,9 +305,9 @@ class StreamingDataModule(_WithOptions):
             way_out = f"pass {stage}=StreamingConfig(...), in YAML {stage}: {{remote: ...}}"
             raise ConfigError(f"this data module has no data for {stage!r}", hint=way_out, option=f"data.{stage}")
         loader = self.build_dataloader(stage, self.datasets[stage])
-        look_on = None if self.trainer is None else first_download(self.trainer)
-        if look_on is not None and isinstance(loader, StreamingDataLoader):
-            watch_first_download(loader, look_on)
+        callback = None if self.trainer is None else first_download(self.trainer)
+        if callback is not None and isinstance(loader, StreamingDataLoader):
+            watch_first_download(loader, callback)
         return loader
 
     def _leave_out_loaders(self) -> None:
