@@ -1,4 +1,4 @@
-"""What a stream says about where its files come from and are kept, and every directory and file name of a cache."""
+"""The options of a stream that determine its source and its cache, and all directory and file names of a cache."""
 
 from __future__ import annotations
 
@@ -31,50 +31,50 @@ RUNTIME_VARIABLE = "LIGHTNING_STREAMING_RUNTIME"
 
 _NAME = "lightning_streaming"
 _LONGEST_READABLE_NAME = 40
-_MOST_LOOKED_AT = 1000
-"""Files of a directory that are looked at to tell its format."""
+_MAX_LISTED = 1000
+"""Maximum number of files of a directory that are listed to detect its format."""
 _UNREADABLE = re.compile(r"[^A-Za-z0-9._-]+")
 MANIFEST_BASENAME = ".origin"
-"""Beside a fetched index: which remote the directory belongs to, as a digest, so without showing it; and its tag."""
+"""File in a cache directory: the remote of the directory, as a digest, and its tag."""
 STAGING_BASENAME = ".arriving"
-"""Directory of files on their way, in a cache directory."""
+"""Directory of staging files, in a cache directory."""
 USAGE_BASENAME = ".usage"
-"""In a cache directory: bytes of the files that are ours, and the lock under which that changes."""
+"""File in a cache directory: bytes of the files that are ours, and the lock for changing that."""
 QUEUE_BASENAME = ".queue"
-"""In a cache directory: the lock of the reader who is first to get room."""
+"""File in a cache directory: the lock of the reader that is next to get room."""
 SELECTIONS_BASENAME = "selections"
-"""Directory of kept selections, in a cache directory."""
+"""Directory of cached selections, in a cache directory."""
 NOTE_BASENAMES = (MANIFEST_BASENAME, USAGE_BASENAME, QUEUE_BASENAME)
-"""What a cache directory says of itself."""
+"""Files that describe a cache directory."""
 PARSED_INDEX_PREFIX = ".index-"
-"""What the names of parsed indexes beside an index begin with."""
+"""Prefix of the names of parsed indexes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class CacheConfig:
-    """One dataset directory, its copy on this node, and how files get from one to the other."""
+    """A dataset directory, its copy on this node, and the options of downloads."""
 
     name: str
-    """The stream, as errors call it."""
+    """Name of the stream, for errors."""
     remote: str | None = None
-    """URL or path the files come from; None where ``local`` already has them. Of another format it may name some files
-    of a directory, as ``data/train-*.parquet`` does."""
+    """URL or path of the files; None if they are in ``local``. With another format it may name some files of a
+    directory, like ``data/train-*.parquet``."""
     local: str | Path | None = None
-    """Directory to keep files in; None for the default one, or for reading a ``remote`` path in place."""
+    """Directory in which files are cached; None for the default one, or for reading a ``remote`` path in place."""
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the fsspec filesystem of ``remote``; may hold secrets, so they are never shown."""
     download_retry: int = 2
     """Attempts to fetch a file, or a part of a large one, after the first."""
     download_timeout: float = 60
-    """Seconds in which something must arrive; a transfer that is slow, but goes on, is not cut."""
+    """Seconds without progress; a transfer that is slow, but continues, is not cancelled."""
     validate_hash: str | None = None
     """The hash to check fetched files by; None or empty for the cheapest one that the index records, if any."""
     keep_zip: bool = False
-    """Whether the compressed form of a fetched file is kept beside the raw one."""
+    """Whether the compressed form of a fetched file is kept next to the raw one."""
     format: str | None = None
-    """What lies there, if it is not a dataset with an index: one of ``OTHER_FORMATS``."""
+    """The format of the files, if they are no dataset with an index: one of ``OTHER_FORMATS``."""
     block_length: int | None = None
-    """Tokens of a sample, where the format has no other borders."""
+    """Tokens of a sample, where the format has no other boundaries."""
 
     def __post_init__(self) -> None:
         try:
@@ -88,10 +88,10 @@ class CacheConfig:
         if self.remote:
             object.__setattr__(self, "remote", str(self.remote))  # users give paths, too
         if self.format is None and "*" in without_query(self.remote or ""):
-            told = format_of_name(self.remote or "") or "parquet"
+            example = format_of_name(self.remote or "") or "parquet"
             raise ConfigError(
                 f"remote of stream {self.name!r} is {mask_url(self.remote or '')}, which names files by a wildcard",
-                hint=f"pass format= too, like format={told!r}; of MDS give the directory that has the index.json",
+                hint=f"pass format= too, like format={example!r}; for MDS pass the directory with the index.json",
                 option="format",
                 stream=self.name,
             )
@@ -167,82 +167,80 @@ class CacheConfig:
 
     @property
     def location(self) -> Location:
-        """The directory that files come from, and how it is reached."""
-        return Location(self._place[0], self.storage_options, self.attempts, self.download_timeout)
+        """The directory of the files, with the options to access it."""
+        return Location(self._split[0], self.storage_options, self.attempts, self.download_timeout)
 
     @property
     def pattern(self) -> str | None:
-        """Which files of that directory are read, as :mod:`~lightning_streaming.storage.urls` matches them; None for
-        all."""
-        return self._place[1]
+        """The pattern of the files in that directory, see :mod:`~lightning_streaming.storage.urls`; None for all."""
+        return self._split[1]
 
     @property
     def shown(self) -> str:
-        """What is read, as errors call it."""
+        """The files that are read, for errors."""
         location = self.location
         return str(location if self.pattern is None else location / self.pattern)
 
     @property
     def digest(self) -> str:
-        """What the manifest of a cache directory begins with; another one for the same files read in another way."""
-        how = [self.format, self.block_length, self.pattern]
-        return _digest(self.location.key if self.format is None else json.dumps([self.location.key, *how]))
+        """The digest in the manifest of a cache directory; another one for the same files with other options."""
+        options = [self.format, self.block_length, self.pattern]
+        return _digest(self.location.key if self.format is None else json.dumps([self.location.key, *options]))
 
     @property
-    def _place(self) -> tuple[str, str | None]:
-        """The directory that files come from, and the pattern of those that are read."""
+    def _split(self) -> tuple[str, str | None]:
+        """The directory of the files, and the pattern of those that are read."""
         source = self.remote or str(self.local)
         if self.format is None:
             return source, None
-        place, pattern = split_location(source, FILE_SUFFIXES.get(self.format, ()))
+        directory, pattern = split_location(source, FILE_SUFFIXES.get(self.format, ()))
         if self.format == "megatron" and pattern is not None and is_plain_name(pattern):
             pattern = f"{pattern[:-4]}.{{bin,idx}}"
-        return place, pattern
+        return directory, pattern
 
     def __repr__(self) -> str:
         remote = mask_url(self.remote) if self.remote else None
         return f"CacheConfig(name={self.name!r}, remote={remote!r}, local={self.local!r})"
 
     def source_directory(self) -> Path | None:
-        """The directory that is read in place and never written to; None if files are fetched into a cache."""
-        source, local = _absolute(self._place[0]), _absolute(self.local)
+        """Return the directory that is read in place and never written to; None if files are fetched into a cache."""
+        source, local = _absolute(self._split[0]), _absolute(self.local)
         if not self.remote:
             return source
         return source if local in (None, source) else None
 
     def cache_directory(self) -> Path:
-        """The directory that is ours to write to: for fetched files, or for raw files of compressed ones in place."""
+        """Return the directory for fetched files, or for raw files of compressed ones that are read in place."""
         source, local = self.source_directory(), _absolute(self.local)
         if source is not None:
             whole = default_cache_directory(str(source))
         elif local is not None:
             return local
         else:
-            whole = default_cache_directory(self._place[0], self.storage_options)
+            whole = default_cache_directory(self._split[0], self.storage_options)
         if self.format is None:
             return whole
-        # Blocks of another length are other samples of the same files, with an index of their own; and so are others of
-        # the files.
+        # Blocks of another length are other samples of the same files, with another index; as are other files.
         length = f"-{self.block_length}" if self.block_length else ""
         files = f"-{hashlib.sha256(self.pattern.encode()).hexdigest()[:8]}" if self.pattern else ""
         return whole.with_name(f"{whole.name}-{self.format}{length}{files}")
 
 
 def _absolute(location: str | Path | None) -> Path | None:
-    """An absolute path, made without asking the disk; None for a URL, or for nothing."""
+    """Return an absolute path, without accessing the disk; None for a URL, or for None."""
     path = local_path(str(location)) if location else None
     return None if path is None else Path(os.path.normpath(path.absolute()))
 
 
 def default_cache_directory(remote: str, storage_options: Mapping[str, Any] | None = None) -> Path:
-    """Where files of a dataset are kept when the user gave no directory.
+    """Return the default cache directory of a dataset.
 
-    Named after the dataset, then after everything that tells it from others, credentials apart: for example
-    ``~/.cache/lightning_streaming/corpus-1f0c3a5e7b9d2846``. It is not made here.
+    It is named after the dataset, and a digest of everything in which it differs from others, except credentials: for
+    example ``~/.cache/lightning_streaming/corpus-1f0c3a5e7b9d2846``. It is not created here.
 
     Args:
         remote: URL or path of the dataset.
-        storage_options: How it is opened; the same URL on another endpoint is another dataset.
+        storage_options: Its storage options; the same URL on another endpoint is another dataset.
     """
     last = mask_url(remote).rstrip("/").rpartition("/")[2]
     readable = _UNREADABLE.sub("-", last).strip(".-")[:_LONGEST_READABLE_NAME] or "dataset"
@@ -250,18 +248,18 @@ def default_cache_directory(remote: str, storage_options: Mapping[str, Any] | No
 
 
 def other_format_at(path: Path) -> tuple[str, str] | None:
-    """The format of what lies in a directory, or is a file, as far as names tell; and one of the names."""
+    """Return the format of a file, or of the files in a directory, by their names; and one of the names."""
     with suppress(OSError):
-        names = (one.name for one in islice(path.iterdir(), _MOST_LOOKED_AT)) if path.is_dir() else (path.name,)
-        found = {told: name for name in sorted(names, reverse=True) if (told := format_of_name(name)) is not None}
-        return next(iter(found.items()), None)
+        names = (file.name for file in islice(path.iterdir(), _MAX_LISTED)) if path.is_dir() else (path.name,)
+        formats = {kind: name for name in sorted(names, reverse=True) if (kind := format_of_name(name)) is not None}
+        return next(iter(formats.items()), None)
     return None
 
 
-def way_to_an_index(directory: Path) -> str | None:
-    """What to do about a directory that has shards of MDS and no index; None if it has none."""
+def missing_index_hint(directory: Path) -> str | None:
+    """Return a hint for a directory that has shards of MDS and no index; None if it has no shards."""
     with suppress(OSError):
-        shards = sorted(islice(directory.glob("*.mds*"), _MOST_LOOKED_AT))
+        shards = sorted(islice(directory.glob("*.mds*"), _MAX_LISTED))
         if shards:
             return (
                 f"shards like {shards[0].name} are there, but not the index that names them: copy it from where they "
@@ -270,28 +268,37 @@ def way_to_an_index(directory: Path) -> str | None:
     return None
 
 
-def has_pictures(directory: Path) -> bool:
-    """Whether pictures are among the first files in a directory, or in the folders directly in it."""
+def has_images(directory: Path) -> bool:
+    """Return whether images are among the first files in a directory, or in the folders directly in it."""
     with suppress(OSError):
         files = chain(directory.glob("*.*"), directory.glob("*/*.*"))
-        return any(one.suffix.lower() in IMAGE_SUFFIXES for one in islice(files, _MOST_LOOKED_AT))
+        return any(file.suffix.lower() in IMAGE_SUFFIXES for file in islice(files, _MAX_LISTED))
     return False
 
 
 def runtime_directory() -> Path:
-    """The directory of locks and other files of running programs: local to the node, for one user, made when missing.
+    """Return the directory of locks and other files of running programs: local to the node, for one user, created.
 
     Raises:
-        ConfigError: The place in the temporary directory is taken by another user, or open to others, or there can be
-            no directory.
+        ConfigError: Its path in the temporary directory belongs to another user, or is writable by others, or it cannot
+            be created.
     """
     chosen = os.environ.get(RUNTIME_VARIABLE)
     if chosen:
-        return _made(Path(chosen).expanduser())
+        return _create_private(Path(chosen).expanduser())
     path = Path(tempfile.gettempdir()) / f"{_NAME}-{os.getuid()}"
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    _check_private(path)
+    # Another user could have created it: its name is easy to guess.
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise ConfigError(
+            f"{path} must be a directory that user {os.getuid()} owns and only they can write to, but it belongs to "
+            f"user {status.st_uid} and has mode {stat.filemode(status.st_mode)}",
+            hint=f"remove it, or set {RUNTIME_VARIABLE} to a directory of your own",
+            option=RUNTIME_VARIABLE,
+            path=str(path),
+        )
     return path
 
 
@@ -300,12 +307,12 @@ def _digest(text: str) -> str:
 
 
 def orders_directory() -> Path:
-    """Where sample orders of running epochs are kept; made when missing.
+    """Return the directory of sample orders of running epochs, created.
 
     Raises:
-        ConfigError: As for :func:`runtime_directory`.
+        ConfigError: :func:`runtime_directory` raises it.
     """
-    return _made(runtime_directory() / "orders")
+    return _create_private(runtime_directory() / "orders")
 
 
 def _cache_root() -> Path:
@@ -315,8 +322,8 @@ def _cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / _NAME
 
 
-def _made(path: Path) -> Path:
-    """A directory of running programs, made when missing."""
+def _create_private(path: Path) -> Path:
+    """Create a directory of running programs, if it is missing."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
@@ -329,16 +336,3 @@ def _made(path: Path) -> Path:
             path=str(path),
         ) from problem
     return path
-
-
-def _check_private(path: Path) -> None:
-    """Refuse a directory that others could have prepared for us: the name of ours is easy to guess."""
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise ConfigError(
-            f"{path} must be a directory that user {os.getuid()} owns and only they can write to, but it belongs to "
-            f"user {found.st_uid} and has mode {stat.filemode(found.st_mode)}",
-            hint=f"remove it, or set {RUNTIME_VARIABLE} to a directory of your own",
-            option=RUNTIME_VARIABLE,
-            path=str(path),
-        )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_streaming.cache import index_files
-from lightning_streaming.cache.config import CacheConfig, has_pictures, other_format_at, way_to_an_index
+from lightning_streaming.cache.config import CacheConfig, has_images, missing_index_hint, other_format_at
 from lightning_streaming.cache.file_states import CacheDirectory
 from lightning_streaming.cache.generated_index import GeneratedIndex, KnownIndex, find_or_generate_index
 from lightning_streaming.cache.index_files import IndexForms, IndexLock, LoadedIndex
@@ -216,9 +216,9 @@ class IndexCache:
             if (other := other_format_at(path.parent)) is not None:
                 told, name = other
                 hint = f"files like {name} are read with format={told!r}, see docs/other-formats.md"
-            elif (to_index := way_to_an_index(path.parent)) is not None:
-                hint = to_index
-            elif has_pictures(path.parent):
+            elif (index_hint := missing_index_hint(path.parent)) is not None:
+                hint = index_hint
+            elif has_images(path.parent):
                 hint = "`lightning-streaming convert FOLDER OUT` converts a folder of images"
             raise ObjectNotFoundError(
                 f"there is no dataset at {path.parent}: {path} does not exist", hint=hint, path=str(path)

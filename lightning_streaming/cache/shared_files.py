@@ -1,7 +1,7 @@
-"""Files that several processes and users share: ``flock`` on them, waiting for whoever has it, and permissions.
+"""Files that several processes and users share: ``flock`` on them, waiting for the holder of a lock, and permissions.
 
-The kernel gives a lock back when its owner dies. Everything in a cache directory has the directory's own permissions;
-what several users open gets them before it gets its name, so that nobody ever sees it without.
+The kernel releases a lock when its owner dies. Everything in a cache directory has the permissions of the directory;
+files that several users open get them before they get their name, so that no process sees them without.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.02
 NEW_PREFIX = ".new-"
-"""What the names begin with that files and directories have before they get their permissions."""
-_PERMITTED_SECONDS = 2.0
-"""More than anybody needs from making a file to setting its permissions, where that cannot be done before naming it."""
+"""Prefix of the names of files and directories before they get their permissions."""
+_PERMISSION_SECONDS = 2.0
+"""Longest time between creating a file and setting its permissions, where that must be done after naming it."""
 UNREACHABLE = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""What says that there is nothing of ours at a path: no such file, or none that this user may get to."""
+"""Errors for a path at which there is nothing of ours: no such file, or none that this user may access."""
 
 
 class LocksUnsupportedError(OSError):
-    """The filesystem has no such locks; never leaves this room."""
+    """An error of a filesystem without such locks; handled within this package."""
 
 
 def try_lock(descriptor: int, *, shared: bool) -> bool:
@@ -44,7 +44,7 @@ def try_lock(descriptor: int, *, shared: bool) -> bool:
         shared: Whether others may have it too.
 
     Returns:
-        Whether it is locked now; False if another holds it. A lock that was to be turned into another one may be lost.
+        Whether it is locked now; False if another holds it. A lock that should be converted may then be lost.
 
     Raises:
         LocksUnsupportedError: The filesystem has no locks.
@@ -61,7 +61,7 @@ def try_lock(descriptor: int, *, shared: bool) -> bool:
 
 
 def is_locked(path: Path, *, shared: bool = False) -> bool:
-    """Whether somebody has a file locked so that we cannot: for ourselves, or ``shared``."""
+    """Return whether another process holds a lock of a file that excludes ours, exclusive or ``shared``."""
     with suppress(OSError):
         descriptor = open_regular(path, os.O_RDONLY)
         try:
@@ -72,7 +72,7 @@ def is_locked(path: Path, *, shared: bool = False) -> bool:
 
 
 def open_no_link(path: str | Path, flags: int, mode: int = 0o666) -> int:
-    """Open a file of a cache directory, but not through a symbolic link: that could lead to any file of the user.
+    """Open a file of a cache directory, but not through a symbolic link, which could lead to any file of the user.
 
     Also serves as ``opener`` of :func:`open`.
 
@@ -94,7 +94,7 @@ def write_no_link(path: Path, data: bytes) -> None:
 
 
 def open_to_lock(path: str | Path) -> int:
-    """Open a file to lock it for ourselves, for which some network filesystems want it opened for writing.
+    """Open a file for an exclusive lock, for which some network filesystems require that it is open for writing.
 
     Raises:
         OSError: It is gone, or may not be read either.
@@ -106,19 +106,19 @@ def open_to_lock(path: str | Path) -> int:
 
 
 def unlock_and_close(descriptor: int) -> None:
-    """Close a file and let go of its lock, also where a child forked meanwhile has a copy of it."""
+    """Close a file and release its lock, even if a child forked meanwhile has a copy of the descriptor."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def pauses(seconds: float = math.inf, longest: float = _LONGEST_PAUSE) -> Iterator[None]:
-    """Give way for a moment between tries: at once, then after longer and longer pauses, until time is up.
+    """Yield between attempts: immediately, then after longer and longer pauses, until the time is up.
 
-    There is no waiting for a kernel lock with a time limit, and one without would hang where its holder is stopped.
+    There is no wait for a kernel lock with a time limit, and one without would hang if its holder is stopped.
 
     Args:
-        seconds: For how long; the last try comes when they have passed. Without end where the caller knows when.
+        seconds: Total time; the last attempt follows when it has passed. Unlimited if the caller ends the loop.
         longest: Longest pause, in seconds.
     """
     deadline = time.monotonic() + seconds
@@ -131,7 +131,7 @@ def pauses(seconds: float = math.inf, longest: float = _LONGEST_PAUSE) -> Iterat
 
 
 def lock_owner(path: Path) -> str:
-    """Who holds the lock of a file, for an error message."""
+    """Return the holder of the lock of a file, for an error message."""
     try:
         inode = str(path.stat().st_ino)
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
@@ -143,10 +143,10 @@ def lock_owner(path: Path) -> str:
 
 
 class StallTimeout:
-    """Ends the wait for a process that is stopped; one that goes on, however slowly, is waited for.
+    """Limit of the wait for a process that is stopped; the wait for one that makes progress, even slowly, continues.
 
     Args:
-        seconds: How long it may show no sign of life.
+        seconds: Maximum time without progress.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -155,10 +155,10 @@ class StallTimeout:
         self._since = 0.0
 
     def check(self, paths: Sequence[Path]) -> None:
-        """To be called while waiting.
+        """Check for progress, repeatedly while waiting.
 
         Args:
-            paths: What the other writes to, which need not exist; the one that it holds the lock of first.
+            paths: Files that the other process writes, which may be missing; first the one whose lock it holds.
 
         Raises:
             LockTimeoutError: Nothing has changed for too long.
@@ -169,37 +169,37 @@ class StallTimeout:
         elif time.monotonic() > self._since + self._seconds:
             owner = lock_owner(paths[0])
             raise LockTimeoutError(
-                f"waited {self._seconds:g} s for a sign of life of {owner}, which holds {paths[0]}",
+                f"waited {self._seconds:g} s for progress of {owner}, which holds {paths[0]}",
                 hint="wait for it, or end it",
                 path=str(paths[0]),
             )
 
 
 def file_identity(path: Path) -> Identity | None:
-    """What changes when the file at a path is replaced or written to; None if there is none."""
+    """Return a value that changes when the file at a path is replaced or written to; None if there is none."""
     with suppress(FileNotFoundError):
         return Identity.of(path)
     return None
 
 
 def make_cache_directory(directory: Path) -> None:
-    """Make a stream's cache directory, if it is not there.
+    """Create a stream's cache directory, if it is missing.
 
     Raises:
-        StorageError: It cannot be made.
+        StorageError: It cannot be created.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"{directory} cannot be made: {error}",
+            f"{directory} cannot be created: {error}",
             hint=f"give the stream another directory with local=, or set {CACHE_VARIABLE} to another root",
             path=str(directory),
         ) from error
 
 
 def is_reachable(directory: Path) -> bool:
-    """Whether a directory is there, where this user may get to it: some cannot enter their own ``$HOME``."""
+    """Return whether a directory exists and this user may access it: some cannot enter their ``$HOME``."""
     try:
         return directory.is_dir()
     except PermissionError:
@@ -207,26 +207,26 @@ def is_reachable(directory: Path) -> bool:
 
 
 def adopt_file(descriptor: int, root: Path, *, writable: bool = False) -> None:
-    """Let whoever may read a cache directory read a new file in it, whatever the umask.
+    """Give a new file in a cache directory the read permissions of the directory, with any umask.
 
     Args:
         descriptor: The file, which is ours.
         root: The cache directory.
-        writable: Whether those who may write to the directory may write to the file as well.
+        writable: Whether to give it the write permissions as well.
 
     Raises:
-        FileNotFoundError: The cache directory is not there.
+        FileNotFoundError: The cache directory is missing.
     """
-    found = root.stat()
-    mode = found.st_mode & (0o666 if writable else 0o444) | 0o600
+    status = root.stat()
+    mode = status.st_mode & (0o666 if writable else 0o444) | 0o600
     with suppress(PermissionError):  # not a member of the directory's group
-        os.fchown(descriptor, -1, found.st_gid)
+        os.fchown(descriptor, -1, status.st_gid)
     with suppress(PermissionError):  # a filesystem without permissions
         os.fchmod(descriptor, mode)
 
 
 def open_shared(path: Path, root: Path) -> int:
-    """Open a file that whoever may write to the cache directory writes to; it is made if there is none.
+    """Open a file that all users of the cache directory write to; create it if there is none.
 
     Args:
         path: The file, in the cache directory.
@@ -236,29 +236,25 @@ def open_shared(path: Path, root: Path) -> int:
         Its descriptor, to read and write.
 
     Raises:
-        StorageError: The cache directory is gone, or it cannot be opened or made.
+        StorageError: The cache directory is gone, or the file cannot be opened or created.
     """
     refused: OSError | None = None
-    for _ in pauses(_PERMITTED_SECONDS):
+    for _ in pauses(_PERMISSION_SECONDS):
         try:
-            return _open_or_make(path, root)
+            while True:
+                with suppress(FileNotFoundError):
+                    return open_no_link(path, os.O_RDWR)
+                _create_shared(path, root)
         except OSError as error:  # noqa: PERF203
             refused = error
-            # Refused to us, it may be new, on a filesystem without hard links.
+            # A file without permission for us may be new, on a filesystem without hard links.
             if not isinstance(error, PermissionError) or not path.exists():
                 break
     assert refused is not None
     raise unwritable(root, refused) from refused
 
 
-def _open_or_make(path: Path, root: Path) -> int:
-    while True:
-        with suppress(FileNotFoundError):
-            return open_no_link(path, os.O_RDWR)
-        _make_shared(path, root)
-
-
-def _make_shared(path: Path, root: Path) -> None:
+def _create_shared(path: Path, root: Path) -> None:
     descriptor, name = tempfile.mkstemp(prefix=NEW_PREFIX, dir=root)
     try:
         adopt_file(descriptor, root, writable=True)
@@ -269,9 +265,9 @@ def _make_shared(path: Path, root: Path) -> None:
         raise
     except OSError:  # no hard links here
         with suppress(FileExistsError):
-            made = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            adopt_file(made, root, writable=True)
-            os.close(made)
+            created = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            adopt_file(created, root, writable=True)
+            os.close(created)
     finally:
         os.close(descriptor)
         with suppress(FileNotFoundError):
@@ -279,18 +275,18 @@ def _make_shared(path: Path, root: Path) -> None:
 
 
 def make_directories(path: Path, root: Path) -> None:
-    """Make a directory somewhere under a cache directory, with its permissions; never the cache directory itself.
+    """Create a directory anywhere under a cache directory, with its permissions; never the cache directory itself.
 
     Raises:
-        FileNotFoundError: The cache directory is not there.
-        OSError: It cannot be made.
+        FileNotFoundError: The cache directory is missing.
+        OSError: It cannot be created.
     """
     if path == root or path.is_dir():
         return
     make_directories(path.parent, root)
     with _new_directory(path.parent, root) as new:
         try:
-            # One that somebody made meanwhile is replaced while it is empty, which nobody notices: it is the same.
+            # One that another process created meanwhile is replaced while it is empty, by an equal one.
             new.rename(path)
         except OSError:
             if not path.is_dir():
@@ -299,14 +295,14 @@ def make_directories(path: Path, root: Path) -> None:
 
 @contextmanager
 def _new_directory(parent: Path, root: Path) -> Iterator[Path]:
-    """A directory with its permissions, and a name that nobody looks for; removed if it is still there afterwards."""
-    found = root.stat()
+    """Yield a new directory with permissions and a temporary name; remove it if it still exists afterwards."""
+    status = root.stat()
     new = Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=parent))
     try:
         with suppress(PermissionError):
-            os.chown(new, -1, found.st_gid)
+            os.chown(new, -1, status.st_gid)
         with suppress(PermissionError):
-            new.chmod(stat.S_IMODE(found.st_mode))
+            new.chmod(stat.S_IMODE(status.st_mode))
         yield new
     finally:
         with suppress(FileNotFoundError):
@@ -314,15 +310,15 @@ def _new_directory(parent: Path, root: Path) -> Iterator[Path]:
 
 
 def unwritable(root: Path, error: OSError) -> StorageError:
-    """What to say where something in a cache directory could not be written."""
+    """Return the error for a file in a cache directory that could not be written."""
     if not isinstance(error, PermissionError) and not is_reachable(root):
         return directory_gone(root)
     if isinstance(error, StorageError):
         return error
     if error.errno == errno.ELOOP and error.filename is not None:
         return StorageError(
-            f"{os.fsdecode(error.filename)} is a symbolic link, and the cache writes to no link, which may lead to any "
-            "file",
+            f"{os.fsdecode(error.filename)} is a symbolic link, and the cache does not write to links, which may lead "
+            "to any file",
             hint="remove it",
             path=os.fsdecode(error.filename),
         )
@@ -334,7 +330,7 @@ def unwritable(root: Path, error: OSError) -> StorageError:
 
 
 def directory_gone(root: Path) -> StorageError:
-    """What to say where a cache directory was removed under us. It is not made again: that could undo an unmount."""
+    """Return the error for a cache directory that was removed. It is not created again: it may be unmounted."""
     return StorageError(
         f"the cache directory {root} was removed while it was in use",
         hint="restart the run, which creates it again",

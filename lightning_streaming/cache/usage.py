@@ -1,11 +1,11 @@
-"""What a cache directory holds: looking through it, the count of its bytes, and when each file was last used.
+"""The contents of a cache directory: scans, the count of its bytes, and the time when each file was last used.
 
-The count is a number in the file ``.usage``, changed under that file's lock. It is never too small while its rules are
-kept: a staging file grows, and a file of ours is removed, only by who holds the lock, and the number changes with it. A
-kill in between leaves it too big, until somebody who needs room counts.
+The count is a number in the file ``.usage``, changed under that file's lock. It is never too small as long as staging
+files grow, and files of ours are removed, only by the holder of the lock, who changes the number as well. A kill in
+between leaves it too large, until a process that needs room counts again.
 
-When a file was last used is its access time, which we set ourselves, since filesystems do so seldom or never; see
-``eviction.py`` for what it means.
+The time of the last use is the access time, which we set, since filesystems do so seldom or never; ``eviction.py``
+defines its meaning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOT_SHARD_PREFIXES = (config.PARSED_INDEX_PREFIX, shared_files.NEW_PREFIX)
 _NOT_SHARDS = (*config.NOTE_BASENAMES, config.STAGING_BASENAME, INDEX_BASENAME)
 _SELECTION_FILE = re.compile(r"[0-9a-f]{32}\.((npy|lock)(\..+\.part)?|parts/\d+-\d+\.npy(\..+\.part)?)")
 _LOCK_SECONDS = 120.0
-"""For the usage lock: holders are quick, except when they remove thousands of files."""
+"""Timeout for the usage lock: holders are quick, except when they remove thousands of files."""
 _DIGITS = 20
 
 
@@ -39,9 +39,8 @@ class CacheEntry(NamedTuple):
     """A file of a cache directory."""
 
     path: str
-    """Where it is."""
     size: int
-    """Its bytes."""
+    """Bytes."""
     accessed: int
     """Its access time, in nanoseconds: see ``eviction.py``."""
     modified: int
@@ -49,33 +48,33 @@ class CacheEntry(NamedTuple):
 
     @classmethod
     def of(cls, path: str, status: os.stat_result) -> CacheEntry:
-        """From what ``stat`` gave."""
+        """Return the entry of a file from the result of ``stat``."""
         return cls(path, status.st_size, status.st_atime_ns, status.st_mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one look at a cache directory found."""
+    """The result of scanning a cache directory."""
 
     files: list[CacheEntry]
-    """Whole files that are ours."""
+    """Complete files that are ours."""
     staged_bytes: int
     """Size of all staging files."""
 
     @property
     def bytes(self) -> int:
-        """What the count should be."""
+        """The exact count."""
         return self.staged_bytes + sum(file.size for file in self.files)
 
 
 def scan(root: Path, own: OwnTags) -> Scan:
-    """Look through a cache directory; one that is not there is empty.
+    """Scan a cache directory; a missing one is empty.
 
-    Staging files come first: one that is published meanwhile is counted twice rather than missed.
+    Staging files are read first: one that is published meanwhile is counted twice rather than missed.
 
     Args:
         root: The directory.
-        own: Which tags are ours.
+        own: The tags of files that are ours.
     """
     staged_bytes = 0
     for entry in staging_files(root):
@@ -85,12 +84,12 @@ def scan(root: Path, own: OwnTags) -> Scan:
 
 
 def shard_files(root: Path) -> Iterator[CacheEntry]:
-    """Every regular file under a cache directory that is not the cache's own, whoever put it there."""
+    """Yield every regular file under a cache directory, except files of the cache itself, ours and others."""
     pending, selections = [str(root)], f"{root}/{config.SELECTIONS_BASENAME}/"
     while pending:
         folder = pending.pop()
-        with suppress(*shared_files.UNREACHABLE), os.scandir(folder) as found:
-            for entry in found:
+        with suppress(*shared_files.UNREACHABLE), os.scandir(folder) as entries:
+            for entry in entries:
                 if folder == str(root) and (entry.name in _NOT_SHARDS or entry.name.startswith(_NOT_SHARD_PREFIXES)):
                     continue
                 if entry.is_dir(follow_symlinks=False):
@@ -102,15 +101,15 @@ def shard_files(root: Path) -> Iterator[CacheEntry]:
 
 
 def selection_files(root: Path) -> Iterator[CacheEntry]:
-    """Yield kept selections, and what is there of those being made: files of a folder of ours that bear such names.
+    """Yield cached selections, and files of those being created: files of our folder that have such names.
 
     Raises:
         StorageError: The folder is a link.
     """
     pending, selections = [_folder(root, config.SELECTIONS_BASENAME)], f"{root}/{config.SELECTIONS_BASENAME}/"
     while pending:
-        with suppress(*shared_files.UNREACHABLE), os.scandir(pending.pop()) as found:
-            for entry in found:
+        with suppress(*shared_files.UNREACHABLE), os.scandir(pending.pop()) as entries:
+            for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
                 elif entry.is_file(follow_symlinks=False) and _is_selection(entry.path, selections):
@@ -119,13 +118,13 @@ def selection_files(root: Path) -> Iterator[CacheEntry]:
 
 
 def _folder(root: Path, name: str) -> str:
-    """Return a folder of the cache's own in its directory, which is no link: files of the user may look like ours.
+    """Return a folder of the cache in its directory, which must be no link: files of the user may look like ours.
 
     Raises:
         StorageError: It is a link.
     """
     folder = f"{root}/{name}"
-    if os.path.islink(folder):  # noqa: PTH114  False where it cannot be told, as of a directory of another user
+    if os.path.islink(folder):  # noqa: PTH114  False where that is unknown, as in a directory of another user
         raise StorageError(f"{folder} is a symbolic link", hint="remove the link", path=folder)
     return folder
 
@@ -135,7 +134,7 @@ def _is_selection(path: str, selections: str) -> bool:
 
 
 def find_entry(path: Path) -> CacheEntry | None:
-    """One file; None if there is no such file."""
+    """Return the entry of a file; None if there is no such file."""
     try:
         return CacheEntry.of(str(path), path.stat())
     except shared_files.UNREACHABLE:
@@ -143,47 +142,47 @@ def find_entry(path: Path) -> CacheEntry | None:
 
 
 def index_files(root: Path) -> Iterator[CacheEntry]:
-    """The index of a cache directory, and parsed forms of it."""
-    with suppress(*shared_files.UNREACHABLE), os.scandir(root) as found:
-        for entry in found:
+    """Yield the index of a cache directory, and parsed forms of it."""
+    with suppress(*shared_files.UNREACHABLE), os.scandir(root) as entries:
+        for entry in entries:
             if entry.name == INDEX_BASENAME or entry.name.startswith(config.PARSED_INDEX_PREFIX):
-                described = find_entry(Path(entry.path))
-                if described is not None:
-                    yield described
+                file = find_entry(Path(entry.path))
+                if file is not None:
+                    yield file
 
 
 def fixed_bytes(root: Path) -> int:
-    """Size of what no eviction makes room of: the index of a cache directory, its parsed forms, and kept selections."""
+    """Return the size of files that are never evicted: the index, its parsed forms, and cached selections."""
     selections = f"{root}/{config.SELECTIONS_BASENAME}"
-    # What is there of those being made goes with that.
+    # Not the parts of those being created, which are removed afterwards.
     kept = (entry for entry in selection_files(root) if os.path.dirname(entry.path) == selections)  # noqa: PTH120
     return sum(entry.size for entry in chain(index_files(root), kept))
 
 
 def _is_cache(folder: str) -> bool:
-    """Whether a directory within a cache directory is another one, which has its own count."""
+    """Return whether a directory within a cache directory is another cache, which has a separate count."""
     return any(os.path.lexists(f"{folder}/{name}") for name in (config.MANIFEST_BASENAME, config.USAGE_BASENAME))
 
 
 def staging_files(root: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the files on their way into a cache directory, of living and dead writers.
+    """Yield the staging files of a cache directory, of living and dead writers.
 
     Raises:
         StorageError: Their folder is a link.
     """
-    with suppress(*shared_files.UNREACHABLE), os.scandir(_folder(root, config.STAGING_BASENAME)) as found:
-        for entry in found:
+    with suppress(*shared_files.UNREACHABLE), os.scandir(_folder(root, config.STAGING_BASENAME)) as entries:
+        for entry in entries:
             if entry.name.endswith(PARTIAL_SUFFIX):
                 yield entry
 
 
 class UsageCount:
-    """One directory's count, held by this process alone.
+    """The count of a directory, locked by this process.
 
     Args:
         root: The cache directory.
         descriptor: Its file, open and locked.
-        count: Counts the bytes there, if the file has no number.
+        count: Function that counts the bytes, called if the file has no number.
     """
 
     def __init__(self, root: Path, descriptor: int, count: Callable[[], int]) -> None:
@@ -205,7 +204,7 @@ class UsageCount:
         self._used = max(0, count)
         try:
             write_number(self._descriptor, self._used)
-        except OSError as error:  # the disk is full, and the file empty as yet
+        except OSError as error:  # the disk is full, and the file still empty
             raise shared_files.unwritable(self._root, error) from error
 
 
@@ -236,17 +235,17 @@ def locked_usage(root: Path, count: Callable[[], int]) -> Iterator[UsageCount]:
 
 
 def read_usage(root: Path) -> int | None:
-    """The count as it is now; None if there is none yet."""
+    """Return the current count; None if there is none yet."""
     return read_number(root / config.USAGE_BASENAME)
 
 
 def write_number(descriptor: int, number: int) -> None:
-    """Let a file hold a number: one write of the same length each time, so a kill leaves the old number or the new."""
+    """Write a number into a file: one write of a fixed length, so that a kill leaves the old number or the new one."""
     os.pwrite(descriptor, f"{number:<{_DIGITS - 1}}\n".encode(), 0)
 
 
 def read_number(path: Path) -> int | None:
-    """The number that a file holds; None if there is none."""
+    """Return the number in a file; None if there is none."""
     with suppress(OSError), open(path, "rb", opener=shared_files.open_no_link) as file:
         return _parse_number(file.read(_DIGITS))
     return None
@@ -257,7 +256,7 @@ def _parse_number(text: bytes) -> int | None:
 
 
 def set_used(file: int | Path) -> None:
-    """Say that a file is in use now.
+    """Set the time of the last use of a file to now.
 
     Args:
         file: Its path, or the descriptor of the open file.
@@ -266,7 +265,7 @@ def set_used(file: int | Path) -> None:
 
 
 def set_finished(path: Path) -> None:
-    """Say that a file is not needed any more in this epoch, unless another reader has it open."""
+    """Mark a file as no longer needed in this epoch, unless another reader has it open."""
     with suppress(OSError):  # gone, another user's, or a filesystem without locks
         descriptor = shared_files.open_to_lock(path)
         try:

@@ -198,7 +198,7 @@ class TestOrigin:
         (tmp_path / "cache").touch()
         with assert_error(StorageError, path="cache") as caught:
             over_http(http_store, tmp_path).read()
-        assert "cannot be made" in str(caught.value)
+        assert "cannot be created" in str(caught.value)
 
     def test_it_shows_no_remote(self, http_store: HttpStore, tmp_path: Path) -> None:
         put(http_store.root, LARGE)

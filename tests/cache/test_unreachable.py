@@ -67,7 +67,7 @@ def test_an_uncompressed_dataset_in_place_needs_no_cache(
 def test_a_compressed_one_says_what_it_needs(locked: Path, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", compression="gz")
     words = as_nobody(elsewhere(locked, lambda: read(remote=str(tmp_path / "data"))))
-    assert "cannot be made" in words
+    assert "cannot be created" in words
     assert CACHE_VARIABLE in words
 
 

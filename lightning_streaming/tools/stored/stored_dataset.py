@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.cache.config import CACHE_VARIABLE, other_format_at, way_to_an_index
+from lightning_streaming.cache.config import CACHE_VARIABLE, missing_index_hint, other_format_at
 from lightning_streaming.cache.sources import check_hash, find_size, unpack
 from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import join_under
@@ -219,7 +219,7 @@ def _no_index(directory: Path) -> ObjectNotFoundError:
     else:
         words = f"has no {INDEX_BASENAME}, so it is not a dataset"
         below = sorted(path.parent.name for path in directory.glob(f"*/{INDEX_BASENAME}"))
-        hint = read_as or way_to_an_index(directory) or "lightning-streaming convert creates one from other files"
+        hint = read_as or missing_index_hint(directory) or "lightning-streaming convert creates one from other files"
         hint = f"its subdirectories {', '.join(below[:_MAX_LISTED])} are datasets" if below else hint
     return ObjectNotFoundError(f"{directory} {words}", hint=hint, path=str(directory))
 
