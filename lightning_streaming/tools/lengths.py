@@ -103,7 +103,7 @@ def run(args: Namespace) -> int:
         raise ConfigError(f"{dataset.shown} has no documents", path=dataset.shown)
 
     @contextmanager
-    def watched(*_: object) -> Iterator[Tell]:
+    def watched(*_: object) -> Iterator[ProgressCallback]:
         with progress(index.num_samples, "count", "documents") as advance:
 
             def count(samples: int) -> None:
