@@ -148,11 +148,11 @@ def test_the_log_is_told_while_data_of_another_format_is_looked_at(
     (tmp_path / "data").mkdir()
     for name in "ab":
         np.save(tmp_path / "data" / f"{name}.npy", np.arange(100, dtype=np.uint16))
-    monkeypatch.setattr(generated_index, "dump_index", held_until_told(dump_index, soon, "looking at"))
+    monkeypatch.setattr(generated_index, "dump_index", held_until_told(dump_index, soon, "reading the npy"))
     local = str(tmp_path / "cache")
     dataset = StreamingDataset(remote=str(tmp_path / "data"), local=local, format="npy", block_length=10, batch_size=1)
     assert dataset.size == 20
-    assert f"looking at the npy files of {tmp_path / 'data'}: 2 shards" in without_seconds(soon)
+    assert f"reading the npy files of {tmp_path / 'data'}: 2 shards" in without_seconds(soon)
 
 
 def test_a_copy_in_another_process_shows_nothing_that_others_wait_for_too() -> None:

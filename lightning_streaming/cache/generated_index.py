@@ -1,6 +1,6 @@
-"""The index of data that other libraries wrote: found by a look at its files, or read where somebody had it made ahead.
+"""The index of data that other libraries wrote: generated from the files, or read if it was generated before.
 
-Once made, it is an index like any other, in the cache directory of the node.
+It is an index like any other, in the cache directory of the node.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ _logger = package_logger(__name__)
 _CLOCKS_DIFFER = 60.0
 """Seconds by which a store's clock may differ from ours."""
 _FEW_FILES = 4
-"""So few files are listed one by one; of more, the directory."""
+"""Up to this number, files are listed one by one; otherwise their directories."""
 _FEW_DIRECTORIES = 16
-"""So few directories are listed one by one; of more, all that is below the directory that they have in common."""
-_MOST_REQUESTS = 1000
-"""Files that are asked about one by one over HTTP, where directories cannot be listed."""
+"""Up to this number, directories are listed one by one; otherwise all files below their common directory."""
+_MAX_REQUESTS = 1000
+"""Maximum number of files that are requested one by one over HTTP, where directories cannot be listed."""
 _CLOCK_TICK = 0.05
 """Seconds by which a change time may be behind the clock: filesystems read the clock of the kernel's last tick."""
 
 
 class KnownIndex(NamedTuple):
-    """What is known of some files."""
+    """An index that was generated before."""
 
     shards: Sequence[ShardInfo]
-    looked_at: float
-    """When they were looked at, in seconds since the epoch."""
+    scanned: float
+    """Time when the files were read, in seconds since the epoch."""
     listing: str = ""
-    """The :attr:`FilesAt.digest` of that time; "" if that is not known."""
+    """The :attr:`FilesAt.digest` at that time; "" if unknown."""
 
 
 class GeneratedIndex(NamedTuple):
-    """An index that was made, or found beside the data."""
+    """An index that was generated, or read from the directory of the data."""
 
     text: bytes
-    """Of an ``index.json``."""
+    """The text of an ``index.json``."""
     listing: str
-    """The :attr:`FilesAt.digest` that goes with it; "" where no files were listed."""
+    """The :attr:`FilesAt.digest` of its files; "" if no files were listed."""
 
 
 class FilesAt:
@@ -76,7 +76,7 @@ class FilesAt:
 
     Args:
         location: The directory, or URL.
-        pattern: Which of its files; None for all.
+        pattern: Pattern of its files; None for all.
     """
 
     def __init__(self, location: Location, pattern: str | None = None) -> None:
@@ -85,7 +85,7 @@ class FilesAt:
 
     @property
     def shown(self) -> str:
-        """What to call the place in an error."""
+        """The location, for errors."""
         return str(self._location if self._pattern is None else self._location / self._pattern)
 
     def shown_file(self, name: str) -> str:
@@ -103,34 +103,31 @@ class FilesAt:
 
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
-        return {name: found.size for name, found in self._files.items()}
+        return {name: file.size for name, file in self._files.items()}
 
     @cached_property
     def digest(self) -> str:
-        """What tells the files from others, or from these after one was written again, as far as a listing does."""
-        files = [(name, *found) for name, found in self._files.items()]
+        """A digest of the listing, which differs for other files, or other versions of these."""
+        files = [(name, *file) for name, file in self._files.items()]
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
 
     def has_changed(self, file: FileInfo, known: KnownIndex) -> bool:
-        """Return whether a file of an index is another version by now, or may be, as far as a listing tells.
+        """Return whether a file of an index is, or may be, another version now, according to the listing.
 
-        A file of this machine that was moved or copied here keeps its modification time; its change time is new.
+        A file that was moved or copied on this machine keeps its modification time; its change time is new.
         """
         listed = self._files.get(file.basename)
         if listed is None or known.listing == self.digest:
             return False
         if file.version and listed.version and (self._location.path is None or file.version != listed.version):
             return file.version != listed.version
-        if listed.modified is not None and listed.modified > known.looked_at - _CLOCKS_DIFFER:
+        if listed.modified is not None and listed.modified > known.scanned - _CLOCKS_DIFFER:
             return True
-        return self._was_replaced_here(file.basename, known.looked_at - _CLOCK_TICK)
-
-    def _was_replaced_here(self, name: str, since: float) -> bool:
         root = self._location.path
         if root is None:
             return False
         with system_errors(f"inspect the files of {root}"):
-            return (root / name).stat().st_ctime > since
+            return (root / file.basename).stat().st_ctime > known.scanned - _CLOCK_TICK
 
     def with_versions(self, shard: ShardInfo) -> ShardInfo:
         """Return a shard whose stored files have the versions of the listing."""
@@ -138,28 +135,28 @@ class FilesAt:
 
     @cached_property
     def _versions(self) -> Mapping[str, str]:
-        return {name: one.version for name, one in self._files.items()}
+        return {name: file.version for name, file in self._files.items()}
 
     def _of_one_name(self, name: str) -> Mapping[str, ListedFile]:
-        """A file, of a place that may not be listed, as over HTTP; or those below a directory, as Spark writes them."""
-        place = self._location / name
-        is_directory = place.path is not None and place.path.is_dir()
-        listed = None if is_directory else place.listed()
+        """Return one file, without listing its directory; or the files below a directory, as Spark writes them."""
+        location = self._location / name
+        is_directory = location.path is not None and location.path.is_dir()
+        listed = None if is_directory else location.listed()
         if listed is not None and listed.size:
             return {name: listed}
-        # Stores have no directories, or say that they are empty files.
+        # Stores have no directories, or list them as empty files.
         with suppress(ObjectNotFoundError):
-            below = _data_below(place)
+            below = _data_below(location)
             if below:
-                return {f"{name}/{one}": found for one, found in below.items()}
+                return {f"{name}/{path}": file for path, file in below.items()}
         return {} if listed is None else {name: listed}
 
     def sizes(self) -> Mapping[str, int]:
-        """Bytes of each file at any depth, by its path with forward slashes, sorted; but for hidden ones."""
+        """Return the bytes of each file at any depth, by its path with forward slashes, sorted; without hidden ones."""
         return self._sizes
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Some bytes of a file; fewer where it ends before them.
+        """Read a range of a file; the result is shorter if the file ends before ``stop``.
 
         Raises:
             StorageError: They could not be read.
@@ -168,7 +165,7 @@ class FilesAt:
         return (self._location / name).read_range(start, min(stop, listed.size), Pin(listed.size, listed.version))
 
     def read_if_there(self, name: str) -> bytes | None:
-        """A whole file, also one that is hidden; None if there is none.
+        """Read a whole file, also a hidden one; return None if there is none.
 
         Raises:
             StorageError: It could not be read.
@@ -177,17 +174,17 @@ class FilesAt:
 
 
 def _data_below(location: Location) -> Mapping[str, ListedFile]:
-    """The files below a directory, but for those in our own cache directories, which hold data once more."""
-    found, root = location.walk_files(), location.path
+    """Return the files below a directory, without those in cache directories, which are copies."""
+    files, root = location.walk_files(), location.path
     if root is None:
-        return found
-    directories = {parent for name in found for parent in PurePosixPath(name).parents[:-1]}
-    ours = {one for one in directories if (root / one / MANIFEST_BASENAME).is_file()}
-    return {name: one for name, one in found.items() if ours.isdisjoint(PurePosixPath(name).parents)}
+        return files
+    directories = {parent for name in files for parent in PurePosixPath(name).parents[:-1]}
+    caches = {directory for directory in directories if (root / directory / MANIFEST_BASENAME).is_file()}
+    return {name: file for name, file in files.items() if caches.isdisjoint(PurePosixPath(name).parents)}
 
 
 def generated_index(
-    place: Location | FilesAt,
+    data: Location | FilesAt,
     shard_format: str,
     block_length: int | None = None,
     *,
@@ -196,43 +193,43 @@ def generated_index(
     progress: ProgressCallback | None = None,
     versions: bool = False,
 ) -> bytes:
-    """Look at data of another format, and describe it.
+    """Generate the index of data of another format.
 
     Args:
-        place: The directory, or URL, of the data; or those of its files that are looked at.
-        shard_format: What lies there.
-        block_length: Tokens of a sample, where the format has no other borders.
-        known: An index that was made before; files that have the same size, and were not written since, are not looked
-            at again.
-        journal: A file to note each shard in, so that whoever is killed goes on where they were; gone at the end.
-        progress: Told of each shard.
-        versions: Whether to record the versions of the files; they hold for this location alone.
+        data: The directory, or URL, of the data; or those of its files to read.
+        shard_format: Format of the files.
+        block_length: Tokens of a sample, where the format has no other boundaries.
+        known: An index that was generated before; files that have the same size, and were not written since, are not
+            read again.
+        journal: A file to record each shard in, with which a killed process can continue; removed at the end.
+        progress: Callback for shards.
+        versions: Whether to record the versions of the files, which are those of this location only.
 
     Returns:
         The text of an ``index.json``.
 
     Raises:
-        ConfigError: Nothing there is of this format; or there is no such format.
+        ConfigError: No file has this format; or the format is unknown.
         FormatError: A file is damaged, or unlike the others.
         StorageError: A file could not be read.
         MissingDependencyError: The format needs a package that is not installed.
     """
-    files = place if isinstance(place, FilesAt) else FilesAt(place)
-    noted = None if journal is None else _noted(journal)
+    files = data if isinstance(data, FilesAt) else FilesAt(data)
+    recorded = None if journal is None else _read_journal(journal)
     before = {
         shard.raw_data.basename: shard
-        for one in (known, noted)
-        if one is not None
-        for shard in one.shards
-        if not any(files.has_changed(file, one) for file in shard.stored)
+        for index in (known, recorded)
+        if index is not None
+        for shard in index.shards
+        if not any(files.has_changed(file, index) for file in shard.stored)
     }
     shards = list[ShardInfo]()
     with ExitStack() as stack:
         lines = None if journal is None else stack.enter_context(journal.open("w"))
         if lines is not None:
-            lines.write(f"{time() if noted is None else noted.looked_at}\n")
-        found = other_format(shard_format, block_length).describe(files, before)
-        for described_shard in stack.enter_context(closing(found)):  # which ends its threads
+            lines.write(f"{time() if recorded is None else recorded.scanned}\n")
+        generated = other_format(shard_format, block_length).describe(files, before)
+        for described_shard in stack.enter_context(closing(generated)):  # which ends its threads
             shard = files.with_versions(described_shard) if versions else described_shard
             shards.append(shard)
             if lines is not None:
@@ -245,14 +242,14 @@ def generated_index(
     return dump_index(shards, versions=versions)
 
 
-def _noted(journal: Path) -> KnownIndex | None:
-    """The shards that a journal holds, which begins with the time when it was begun; None if it holds none.
+def _read_journal(journal: Path) -> KnownIndex | None:
+    """Return the shards of a journal, whose first line is the time when it was started; None if it has none.
 
-    A last line that was cut short is left out; so are the parts of the last file, of which more may follow.
+    A truncated last line is ignored; so are the parts of the last file, of which more may be missing.
     """
-    shards, begun = list[ShardInfo](), 0.0
+    shards, started = list[ShardInfo](), 0.0
     with suppress(FileNotFoundError, ValueError, FormatError), journal.open() as lines:
-        begun = float(next(lines, "0"))
+        started = float(next(lines, "0"))
         for line in lines:
             shards.append(parse_shard(json.loads(line), {}))
     if not shards:
@@ -260,61 +257,56 @@ def _noted(journal: Path) -> KnownIndex | None:
     last = shards[-1].zip_data if shards[-1].compression == PART else None
     while last is not None and shards and shards[-1].zip_data == last:
         shards.pop()
-    return KnownIndex(shards, begun)
+    return KnownIndex(shards, started)
 
 
 def find_or_generate_index(config: CacheConfig, known: KnownIndex | None) -> GeneratedIndex:
-    """The index that ``lightning-streaming index`` left beside the data; else one that is made now.
+    """Return the index that ``lightning-streaming index`` wrote next to the data; else generate one.
 
     Args:
-        config: The stream, which is of another format.
-        known: An index that was made before.
+        config: The stream, which has another format.
+        known: An index that was generated before.
 
     Raises:
-        StreamingError: As for :func:`generated_index`.
+        StreamingError: :func:`generated_index` raises it.
     """
     location, shard_format, block_length = config.location, config.format, config.block_length
-    assert shard_format is not None, "else its index is beside it"
-    left = _left_beside(config)
-    if left is not None:
-        try:
-            shards = parse_index(left, str(location / INDEX_BASENAME)).shards
-            told = [(one.format, described(one).get("block_length")) for _, one in shards.examples()]
-        except FormatError as error:
-            told = []
-            if shard_format != "litdata":  # whose own index has that name
-                _logger.warning("an index beside the data is left aside, and its files are looked at: %s", error)
-        if told and all(one == (shard_format, block_length) for one in told):
-            found = shards if config.pattern is None else _of_files(shards, config.pattern, location)
-            stored = {file.basename for shard in found for file in shard.stored}
-            before = () if known is None else known.shards
-            recorded = {file.basename: file.version for one in before for file in one.stored if file.version}
-            versions = _versions_at(location, stored, recorded)
-            if (
-                found is not shards
-                or versions
-                or any(file.version for _, one in shards.examples() for file in one.stored)
-            ):
-                left = dump_index((with_versions(shard, versions) for shard in found), versions=True)
-            return GeneratedIndex(left, "")
-    shown = config.shown
-    _logger.info("%s has no index of its own: its %s files are looked at", shown, shard_format)
-    began = perf_counter()
-    files = FilesAt(location, config.pattern)
-    with progress(None, "shards", f"looking at the {shard_format} files of {shown}") as tell:
-        text = generated_index(files, shard_format, block_length, known=known, progress=tell, versions=True)
-    _logger.info("an index of %s was made in %.1f s", shown, perf_counter() - began)
-    return GeneratedIndex(text, files.digest)
-
-
-def _left_beside(config: CacheConfig) -> bytes | None:
-    """What lies under the name of an index beside the data, if it may be read."""
+    assert shard_format is not None, "otherwise it has an index"
     try:
-        return (config.location / INDEX_BASENAME).read_if_there()
+        text = (location / INDEX_BASENAME).read_if_there()
     except AccessDeniedError:
         if config.pattern is None or not is_plain_name(config.pattern):
             raise
-        return None  # a signed URL is for one file alone; whether that may be read is told when it is
+        text = None  # a signed URL is for one file only; reading that raises an error if it is denied, too
+    if text is not None:
+        try:
+            shards = parse_index(text, str(location / INDEX_BASENAME)).shards
+            formats = [(shard.format, described(shard).get("block_length")) for _, shard in shards.examples()]
+        except FormatError as error:
+            formats = []
+            if shard_format != "litdata":  # whose index has that name
+                _logger.warning("the index next to the data is ignored, and its files are read: %s", error)
+        if formats and all(one == (shard_format, block_length) for one in formats):
+            named = shards if config.pattern is None else _of_files(shards, config.pattern, location)
+            stored = {file.basename for shard in named for file in shard.stored}
+            before = () if known is None else known.shards
+            recorded = {file.basename: file.version for shard in before for file in shard.stored if file.version}
+            versions = _versions_at(location, stored, recorded)
+            if (
+                named is not shards
+                or versions
+                or any(file.version for _, shard in shards.examples() for file in shard.stored)
+            ):
+                text = dump_index((with_versions(shard, versions) for shard in named), versions=True)
+            return GeneratedIndex(text, "")
+    shown = config.shown
+    _logger.info("%s has no index: its %s files are read to generate one", shown, shard_format)
+    started = perf_counter()
+    files = FilesAt(location, config.pattern)
+    with progress(None, "shards", f"reading the {shard_format} files of {shown}") as callback:
+        text = generated_index(files, shard_format, block_length, known=known, progress=callback, versions=True)
+    _logger.info("an index of %s was generated in %.1f s", shown, perf_counter() - started)
+    return GeneratedIndex(text, files.digest)
 
 
 def with_versions(shard: ShardInfo, versions: Mapping[str, str]) -> ShardInfo:
@@ -322,7 +314,7 @@ def with_versions(shard: ShardInfo, versions: Mapping[str, str]) -> ShardInfo:
 
     Args:
         shard: The shard.
-        versions: Of each file, by its name; none of files that are missing.
+        versions: Versions by file name; missing files have none.
     """
     changed = dict[str, Any]()
     for kind in ("data", "meta"):
@@ -336,58 +328,58 @@ def with_versions(shard: ShardInfo, versions: Mapping[str, str]) -> ShardInfo:
 def _versions_at(location: Location, names: Collection[str], recorded: Mapping[str, str]) -> Mapping[str, str]:
     """Return the versions of some files of a store; without those that it does not report.
 
-    An index beside the data has none: it may have been written elsewhere, and copied with the data. Files that are read
-    in place are pinned by nothing but what the index says of them.
+    An index next to the data has none: it may have been written elsewhere, and copied with the data. Files that are
+    read in place are pinned only by the index.
 
     Args:
         location: The directory, or URL.
         names: The files.
-        recorded: Versions that the index in the cache has: they stay where the store cannot be asked.
+        recorded: Versions in the cached index, returned if the store cannot be reached.
     """
     if location.path is not None:
         return {}
     try:
         if scheme_of(location.url) in HTTP_SCHEMES or len(names) <= _FEW_FILES:
-            # Of more files, those without a version are pinned to the first answer.
-            some = names if len(names) <= _MOST_REQUESTS else recorded.keys() & names
-            found = location.listed_below(sorted(some))
+            # Of more files, those without a version are pinned to the first response.
+            some = names if len(names) <= _MAX_REQUESTS else recorded.keys() & names
+            listed = location.listed_below(sorted(some))
         else:
-            found = _listed_beside(location, names)
+            listed = _list_directories_of(location, names)
     except StreamingError as error:
         _logger.debug("the versions of the files at %s could not be listed: %s", location, error)
         return recorded
-    return {name: one.version for name, one in found.items() if one is not None and name in names}
+    return {name: file.version for name, file in listed.items() if file is not None and name in names}
 
 
-def _listed_beside(location: Location, names: Collection[str]) -> dict[str, ListedFile | None]:
-    """Return the entries of the directories that hold some files; of many directories, of all that is below them."""
+def _list_directories_of(location: Location, names: Collection[str]) -> dict[str, ListedFile | None]:
+    """Return the entries of the directories of some files; if there are many, of all files below them."""
     parents = sorted({name.rpartition("/")[0] for name in names})
     if len(parents) > _FEW_DIRECTORIES:
         common = "" if "" in parents else posixpath.commonpath(parents)
         below = (location / common if common else location).walk_files()
-        return {posixpath.join(common, name): one for name, one in below.items()}
-    found = dict[str, ListedFile | None]()
+        return {posixpath.join(common, name): file for name, file in below.items()}
+    listed = dict[str, ListedFile | None]()
     for parent in parents:
         files = (location / parent if parent else location).files()
-        found |= {posixpath.join(parent, name): one for name, one in files.items()}
-    return found
+        listed |= {posixpath.join(parent, name): file for name, file in files.items()}
+    return listed
 
 
 def _of_files(shards: Sequence[ShardInfo], pattern: str, location: Location) -> Sequence[ShardInfo]:
-    """The shards whose files a pattern names.
+    """Return the shards whose files match a pattern.
 
     Raises:
         ConfigError: There is none.
     """
     stored = {(shard.zip_data or shard.raw_data).basename for shard in shards}
-    named = set(match_names(pattern, list(stored)))
-    found = [shard for shard in shards if (shard.zip_data or shard.raw_data).basename in named]
-    if not found:
+    matching = set(match_names(pattern, list(stored)))
+    named = [shard for shard in shards if (shard.zip_data or shard.raw_data).basename in matching]
+    if not named:
         raise ConfigError(
-            f"{location / INDEX_BASENAME} has no file that {pattern!r} names",
-            hint="correct that, or if files came since "
-            "that index was made, make it again with: lightning-streaming index",
+            f"{location / INDEX_BASENAME} has no file that matches {pattern!r}",
+            hint="correct the pattern, or if there are new files since "
+            "that index was written, write it again with: lightning-streaming index",
             option="remote",
             path=str(location / INDEX_BASENAME),
         )
-    return found
+    return named

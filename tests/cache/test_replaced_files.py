@@ -177,7 +177,7 @@ def test_lost_versions_leave_the_cache_as_it_is(
     publish(a=npy(0), b=npy(500))
     expected = values(first := ShardCache(config), list(first.read_index().shards))
     if lost == "growth":
-        monkeypatch.setattr(generated_index_module, "_MOST_REQUESTS", 2)
+        monkeypatch.setattr(generated_index_module, "_MAX_REQUESTS", 2)
         publish(c=npy(700))
     else:
         publish()
@@ -211,7 +211,8 @@ def test_the_directories_of_the_named_files_are_listed_alone(s3_bucket: Any, tmp
     settings: dict[str, Any] = {"storage_options": s3_bucket.options, "format": "npy", "download_retry": 0}
     index = ShardCache(CacheConfig(name="0", remote=s3_bucket.url, local=tmp_path / "cache", **settings)).read_index()
     assert all(file.version for shard in index.shards for file in shard.stored)
-    assert generated_index_module._listed_beside(Location(s3_bucket.url, s3_bucket.options), names).keys() == set(names)
+    location = Location(s3_bucket.url, s3_bucket.options)
+    assert generated_index_module._list_directories_of(location, names).keys() == set(names)
 
 
 @pytest.mark.rotate(2)

@@ -204,7 +204,7 @@ def test_an_index_made_ahead_serves_who_names_some_files(tmp_path: Path) -> None
     (root / "index.json").write_bytes(text)
     dataset = StreamingDataset(remote=f"{root}/[13].npy", format="npy")
     assert [shard.samples for shard in dataset.streams[0].get_shards()] == [10, 10, 10, 8, 9]
-    with raises(ConfigError, "index.json has no file that '7*.npy' names"):
+    with raises(ConfigError, "index.json has no file that matches '7*.npy'"):
         StreamingDataset(remote=f"{root}/7*.npy", format="npy").size  # noqa: B018
 
 
