@@ -1,7 +1,7 @@
 """``lightning-streaming fit --config run.yaml``: Lightning's command line with a streaming data module.
 
 ``StreamingCLI`` and ``main`` run it; ``read_config_files`` reads the same files for the tools, without model and
-trainer; at the end stands how ``--print_config`` explains each field.
+trainer; the last part adds the comments of ``--print_config``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import signal
 import sys
 import traceback
 from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from inspect import getmro
@@ -27,10 +28,13 @@ import yaml  # type: ignore[import-untyped]
 from jsonargparse import ActionConfigFile, DefaultHelpFormatter, set_parsing_settings  # type: ignore[attr-defined]
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
+from lightning_streaming import lightning_checkpoint
 from lightning_streaming.dataset.stream import Stream
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.escaping import shell_word
 from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.debug import DebugConfig
 from lightning_streaming.options.decode import DecodeConfig
@@ -40,6 +44,7 @@ from lightning_streaming.options.schedule import MixturePhase
 from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.options.storage import StorageConfig
 from lightning_streaming.options.token_budget import TokenBudget
+from lightning_streaming.resume.state import CALLBACK_KEY
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
 from lightning_streaming.terminal import report_error
 from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
@@ -57,7 +62,7 @@ from lightning_streaming.trainer.cli_errors import (
 )
 from lightning_streaming.trainer.config import StreamingConfig, shown
 from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
-from lightning_streaming.trainer.where_to_go_on import tell_after_ctrl_c, tell_of_earlier_run
+from lightning_streaming.trainer.lightning_internals import checkpoints_beside, checkpoints_told
 
 _NAMED: Mapping[str, type] = {"streams": Stream, "schedule": MixturePhase, "join": JoinConfig}
 """Fields that map names to objects, and the classes of these."""
@@ -77,6 +82,9 @@ _GROUPS: Mapping[str, type] = {
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _PRINT = "--print_config"
 _DEBUG = "--debug"
+_SAVE_REGULARLY = (
+    "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint --trainer.callbacks.every_n_train_steps=100"
+)
 
 
 class StreamingCLI(LightningCLI):
@@ -97,7 +105,7 @@ class StreamingCLI(LightningCLI):
             if not isinstance(ended.__context__, KeyboardInterrupt):
                 raise
             # Lightning has caught Ctrl-C, let its callbacks save, and ends as if something had failed.
-            tell_after_ctrl_c(self.trainer)
+            _print_resume_hint(self.trainer)
             raise SystemExit(128 + signal.SIGINT) from None
 
     def _run(self, args: Sequence[str] | None) -> None:
@@ -128,7 +136,7 @@ class StreamingCLI(LightningCLI):
             parser.add_argument(*options, action=_ExplainFields, dest=f"data.explain.{below}", explains=explains)
 
     def instantiate_classes(self) -> None:
-        """Make model, data and trainer; settings that cannot work end the program with their error alone."""
+        """Create model, data and trainer; invalid settings end the program with their error alone."""
         try:
             super().instantiate_classes()
         except ValueError as error:
@@ -142,9 +150,9 @@ class StreamingCLI(LightningCLI):
         raise failed
 
     def before_fit(self) -> None:
-        """Say so where a run begins anew beside checkpoints from which it could go on."""
+        """Log that the run starts from scratch where an earlier one has saved a checkpoint."""
         if self._get(self.config_init, "ckpt_path") is None:
-            tell_of_earlier_run(self.trainer)
+            _log_earlier_checkpoint(self.trainer)
 
 
 def main(args: Sequence[str] | None = None) -> CliFailure | None:
@@ -154,10 +162,10 @@ def main(args: Sequence[str] | None = None) -> CliFailure | None:
         args: Arguments after the program's name. None: those of this process.
 
     Returns:
-        What went wrong, if that can be said in a paragraph; None if all went well.
+        The failure, if a paragraph explains it; None if the run succeeded.
 
     Raises:
-        Exception: What came out of the user's own code, or was not foreseen; with ``--debug`` whatever went wrong.
+        Exception: An error of the user's own code, or an unexpected one; with ``--debug`` any error.
     """
     try:
         StreamingCLI(args)
@@ -172,15 +180,55 @@ def main(args: Sequence[str] | None = None) -> CliFailure | None:
     return None
 
 
+def _print_resume_hint(trainer: Trainer) -> None:
+    """Print the step in which a run was interrupted, and the newest checkpoint that can resume it, to stderr."""
+    if not trainer.is_global_zero or trainer.state.fn != TrainerFn.FITTING:
+        return
+    newest = _newest_checkpoint(checkpoints_told(trainer))
+    hint = f"no checkpoint of it is on this machine; {_SAVE_REGULARLY} saves them"
+    if newest is not None:
+        path, step = newest
+        hint = f"resume from step {step} with --ckpt_path {shell_word(str(path))}"
+    sys.stderr.write(f"lightning-streaming fit: interrupted in step {trainer.global_step}; {hint}\n")
+
+
+@rank_zero_only
+def _log_earlier_checkpoint(trainer: Trainer) -> None:
+    newest = _newest_checkpoint(checkpoints_beside(trainer))
+    if newest is not None:
+        path, step = newest
+        rank_zero_info(
+            f"This run starts from scratch, and a checkpoint of step {step} exists: --ckpt_path "
+            f"{shell_word(str(path))} resumes from there. Once this run saves, --ckpt_path last is its checkpoint."
+        )
+
+
+def _newest_checkpoint(paths: Iterable[Path]) -> tuple[Path, int] | None:
+    """Return the most recently written checkpoint that holds a position in the data, and its step."""
+
+    def modified(path: Path) -> int:
+        with suppress(OSError):  # another run has just removed it
+            return path.stat().st_mtime_ns
+        return 0
+
+    for path in sorted({*paths}, key=modified, reverse=True):
+        file = path / lightning_checkpoint.SHARDED_META if path.is_dir() else path
+        with suppress(StateError, OSError, LookupError, TypeError):  # any other file; loading it would report why
+            content = lightning_checkpoint.read_plain_values(file)
+            if content["callbacks"][CALLBACK_KEY]["loaders"]:
+                return path, int(content["global_step"])
+    return None
+
+
 def _config_error_behind(error: BaseException | None) -> ConfigError | None:
-    """The error of ours that jsonargparse has wrapped into its own; None if there is none."""
+    """Return the error of this package that jsonargparse has wrapped into its own; None if there is none."""
     while error is not None and not isinstance(error, ConfigError):
         error = error.__cause__
     return error
 
 
 def _user_error_behind(error: BaseException) -> BaseException:
-    """The error that jsonargparse has wrapped into its own, whose words repeat the configuration; itself if none."""
+    """Return the error that jsonargparse has wrapped into its own, whose message repeats the configuration."""
     while type(error) is ValueError and error.__cause__ is not None and _raised_by_jsonargparse(error):
         error = error.__cause__
     return error
@@ -192,9 +240,9 @@ def _raised_by_jsonargparse(error: BaseException) -> bool:
 
 
 def _look_for_modules_here() -> None:
-    """Find modules of the current directory, too: a configuration names the user's own by class_path.
+    """Add the current directory to the import path: a configuration names the user's modules by class_path.
 
-    A console script does not look for modules where it is called.
+    Python does not add it for a console script.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -233,10 +281,10 @@ class _StreamingParser(_FieldParser):
     """A parser whose errors name the field and the reason, and whose printed configuration explains itself."""
 
     given: Sequence[str] = ()
-    """What was typed; known to the parser of the whole command line."""
+    """Arguments as typed; set on the parser of the whole command line."""
 
     def parse_args(self, args: Any = None, *others: Any, **settings: Any) -> Any:
-        """Parse, and remember what was given, for the words of an error."""
+        """Parse, and keep the arguments for the message of an error."""
         given = sys.argv[1:] if args is None else list(args)
         self.given = [_PRINT if arg == f"{_PRINT}=comments" else arg for arg in given]
         if not hasattr(self, "parent_parser"):
@@ -247,10 +295,10 @@ class _StreamingParser(_FieldParser):
         return super().parse_args(self.given, *others, **settings)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End the program, saying what is wrong; a parser within this one raises instead.
+        """Print what is wrong and end the program; a parser within this one raises instead.
 
         Raises:
-            ConfigError: In place of the program's end, with ``--debug``.
+            ConfigError: With ``--debug``, instead of ending the program.
         """
         if not self.exit_on_error:
             super().error(message, ex)
@@ -258,7 +306,7 @@ class _StreamingParser(_FieldParser):
         outermost.refuse(words_of_parsing(message, outermost.given, _options(outermost), ex), ex)
 
     def refuse(self, words: str, error: BaseException | None) -> NoReturn:
-        """End the program with these words as its error; with ``--debug`` raise them, from where it was found."""
+        """End the program with this message; with ``--debug`` raise it with the traceback of ``error``."""
         words = redact(words, {}, secrets_in(self.given))
         if _DEBUG in self.given:
             while error is not None and error.__cause__ is not None:
@@ -269,13 +317,13 @@ class _StreamingParser(_FieldParser):
         self.exit(2)
 
     def dump(self, namespace: jsonargparse.Namespace, *args: Any, **settings: Any) -> str:
-        """The configuration as YAML, without secrets; where ``--print_config`` asks, with a comment on every field."""
+        """Return the configuration as YAML without secrets, with a comment on every field for ``--print_config``."""
         text: str = super().dump(shown(namespace), *args, **settings)
         return _with_comments(text) if hasattr(_outermost(self), "print_config") else text
 
 
 def _options(parser: ArgumentParser) -> dict[str, Any]:
-    """The long options of a parser and its subcommands, without dashes, and their types; Any where it has none."""
+    """Return the long options of a parser and its subcommands, without dashes, and their types, or Any."""
     found: dict[str, Any] = {}
     for action in parser._actions:
         for one in action.choices.values() if isinstance(action.choices, dict) else ():
@@ -286,7 +334,7 @@ def _options(parser: ArgumentParser) -> dict[str, Any]:
 
 
 def _outermost(parser: Any) -> _StreamingParser:
-    """The parser of the whole command line, which has one for each subcommand."""
+    """Return the parser of the whole command line, which has one for each subcommand."""
     while hasattr(parser, "parent_parser"):
         parser = parser.parent_parser
     outermost: _StreamingParser = parser
@@ -294,20 +342,17 @@ def _outermost(parser: Any) -> _StreamingParser:
 
 
 class _KeepTracebacks(Action):
-    """An option that is looked for before there is a parser, and only has to be known to it."""
+    """Option that is read before the parser exists, and registered only to be accepted."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(nargs=0, default=SUPPRESS, help="Show whole tracebacks of errors.", **kwargs)
 
     def __call__(self, *_: Any) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
 
 class _ExplainFields(Action):
-    """An option that prints the fields of a dataclass and ends the program.
-
-    jsonargparse has such options of its own, but only behind ``--data.help=CLASS``.
-    """
+    """Option that prints the fields of a dataclass and ends the program; jsonargparse has them only for classes."""
 
     def __init__(self, *, explains: type, **kwargs: Any) -> None:
         super().__init__(nargs=0, default=SUPPRESS, help=f"Show the fields of {explains.__name__} and exit.", **kwargs)
@@ -334,9 +379,9 @@ def _explain(parser: ArgumentParser, option: str) -> None:
 
 
 class _SaveConfigWithoutSecrets(SaveConfigCallback):
-    """Saves the configuration with the run, less what may be a secret in storage options.
+    """Callback that saves the configuration with the run, without possible secrets of storage options.
 
-    A run started from the saved file finds its credentials where the store's client looks by itself.
+    A run that starts from the saved file uses the default credentials of the store's client.
     """
 
     def __init__(self, parser: LightningArgumentParser, config: jsonargparse.Namespace, **kwargs: Any) -> None:
@@ -346,11 +391,11 @@ class _SaveConfigWithoutSecrets(SaveConfigCallback):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenRun:
-    """What configuration files say of data and trainer; models and callbacks are left unread."""
+    """Data and trainer of configuration files; models and callbacks are not read."""
 
     datamodule: StreamingDataModule
     trainer: Mapping[str, Any]
-    """The trainer's settings as they are written; no defaults are added."""
+    """Settings of the trainer in the files, without defaults."""
 
 
 def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> WrittenRun:
@@ -359,11 +404,11 @@ def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> Writt
     The model is not imported, and nothing is set up.
 
     Args:
-        files: Paths; what a later one says overrides an earlier one.
+        files: Paths; a later file overrides an earlier one.
         changes: More settings of the data, by dotted name without ``data.``, like ``"train.shuffle_seed"``.
 
     Raises:
-        ConfigError: A file cannot be read, or its data cannot be made; the message names the field.
+        ConfigError: A file cannot be read, or its data is invalid; the message names the field.
     """
     _look_for_modules_here()
     contents = [_read(file) for file in files]
@@ -394,7 +439,7 @@ def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> Writt
 
 
 def _trainer_in(file: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The trainer's settings; nobody has checked them, and those that runs are counted by must be numbers."""
+    """Return the settings of the trainer, and check that those which count steps and ranks are numbers."""
     trainer = content.get("trainer") or {}
     if not isinstance(trainer, Mapping):
         raise ConfigError(
@@ -437,7 +482,7 @@ _TOP = {
     "data": "The data module; class_path may be left out, or name your own.",
     "optimizer": "Only for models that leave it to the command line.",
     "lr_scheduler": "Only for models that leave it to the command line.",
-    "ckpt_path": 'Checkpoint to go on from, mid-epoch, exactly there; "last" for the newest, or none yet.',
+    "ckpt_path": 'Checkpoint to resume from, mid-epoch; "last" is the newest, or none yet.',
     "weights_only": "Whether a checkpoint may hold plain values and tensors alone. null: as torch decides.",
 }
 
@@ -503,7 +548,7 @@ def _find(class_path: str) -> Any:
 
 
 def _of_class(documented: Any) -> dict[str, str]:
-    """Each argument of a class in the words of its docstring, or that of a class it extends."""
+    """Return the description of each argument of a class, from its docstring or that of a base."""
     texts: dict[str, str] = {}
     classes: list[Any] = list(reversed(getmro(documented)))
     for one in classes:
@@ -514,5 +559,5 @@ def _of_class(documented: Any) -> dict[str, str]:
 
 
 def _as_yaml(words: str) -> str:
-    """A description for readers of YAML, who see no markup, and write null for None."""
+    """Return a description without markup, and with null for None."""
     return re.sub(r"\bNone\b", "null", " ".join(words.replace("``", "").split()))

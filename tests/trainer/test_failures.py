@@ -265,19 +265,19 @@ def trained(program: str) -> Train:
 @pytest.mark.parametrize(
     ("saves", "told"),
     [
-        (checkpoints("OnExceptionCheckpoint"), "go on from step 2 with --ckpt_path saved/on_exception.ckpt"),
+        (checkpoints("OnExceptionCheckpoint"), "resume from step 2 with --ckpt_path saved/on_exception.ckpt"),
         (
             checkpoints("ModelCheckpoint", every_n_train_steps=1, save_last=True),
-            "go on from step 2 with --ckpt_path {here}/saved/last.ckpt",
+            "resume from step 2 with --ckpt_path {here}/saved/last.ckpt",
         ),
         (
             checkpoints("ModelCheckpoint", every_n_train_steps=5),
             "no checkpoint of it is on this machine; --trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint "
-            "--trainer.callbacks.every_n_train_steps=100 saves some",
+            "--trainer.callbacks.every_n_train_steps=100 saves them",
         ),
     ],
 )
-def test_ctrl_c_ends_training_with_130_and_says_where_to_go_on(trained: Train, saves: str, told: str) -> None:
+def test_ctrl_c_ends_training_with_130_and_a_hint_to_resume(trained: Train, saves: str, told: str) -> None:
     ended = trained("--model=failing_models.Interrupted", saves)
     assert ended.code == 130
     assert "Traceback" not in ended.err
@@ -286,21 +286,21 @@ def test_ctrl_c_ends_training_with_130_and_says_where_to_go_on(trained: Train, s
 
 
 @pytest.mark.nightly
-def test_the_arguments_that_are_told_where_nothing_was_saved_save_some(trained: Train) -> None:
+def test_the_arguments_of_the_hint_save_checkpoints(trained: Train) -> None:
     interrupted = trained("--model=failing_models.Interrupted", checkpoints("ModelCheckpoint", every_n_train_steps=5))
-    told = interrupted.err.partition("on this machine; ")[2].partition(" saves some")[0]
+    told = interrupted.err.partition("on this machine; ")[2].partition(" saves them")[0]
     ended = trained("--model=failing_models.Interrupted", *told.replace("steps=100", "steps=1").split())
-    assert "interrupted in step 2; go on from step 2 with --ckpt_path " in ended.err
+    assert "interrupted in step 2; resume from step 2 with --ckpt_path " in ended.err
 
 
-ANEW = "This run begins anew, beside a checkpoint of step {}: --ckpt_path {} goes on from there. Once "
+ANEW = "This run starts from scratch, and a checkpoint of step {} exists: --ckpt_path {} resumes from there. Once "
 
 
 @pytest.mark.nightly
-def test_a_run_beside_checkpoints_says_that_it_begins_anew_and_how_to_go_on(trained: Train) -> None:
+def test_a_run_next_to_checkpoints_logs_how_to_resume_them(trained: Train) -> None:
     saves = checkpoints("ModelCheckpoint", every_n_train_steps=2, save_last=True)
     first = trained(saves, "--trainer.max_steps=2")
-    assert "begins anew" not in first.err
+    assert "starts from scratch" not in first.err
     told = ANEW.format(2, Path("saved/last.ckpt").absolute())
     torch.save({"global_step": 7}, Path("saved", "newer.ckpt"))
     Path("saved", "newest.ckpt").write_text("junk")
@@ -309,7 +309,7 @@ def test_a_run_beside_checkpoints_says_that_it_begins_anew_and_how_to_go_on(trai
     assert "Resumed" not in again.err
     went_on = trained(saves, *re.findall("--ckpt_path [^ ]+", told)[0].split())
     assert "Resumed 'train' at epoch 0, sample 4 (step 2, " in went_on.err
-    assert "begins anew" not in went_on.err
+    assert "starts from scratch" not in went_on.err
 
 
 @pytest.mark.nightly
@@ -323,7 +323,7 @@ def test_it_does_not_where_slurm_has_put_a_job_back(trained: Train, monkeypatch:
     monkeypatch.setenv("SLURM_LOCALID", "0")
     went_on = trained(saves)
     assert "Resumed 'train' at epoch 0, sample 4 (step 2, " in went_on.err
-    assert "begins anew" not in went_on.err
+    assert "starts from scratch" not in went_on.err
 
 
 @pytest.mark.nightly
