@@ -37,7 +37,7 @@ class BadSample:
 
 
 def bad_log_path(directory: str | os.PathLike[str], rank: int, worker: int) -> Path:
-    """Where one worker writes down what it finds bad; there is no file until it finds something.
+    """Return the path of one worker's log of bad samples; the file is created with the first of them.
 
     Args:
         directory: Given as ``bad_samples.log``.

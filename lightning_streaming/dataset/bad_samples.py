@@ -1,7 +1,7 @@
-"""Samples that cannot be read, and those that are read in their places.
+"""Samples that cannot be read, and their replacements.
 
-BadSamples      of one worker's pass: decides what is bad, writes it down, and finds another sample of the same shard
-BadTally        in who consumes the samples: counts, warns once, and ends a run in which too many are bad
+BadSamples      in one worker's pass: decides what is bad, logs it, and chooses another sample of the same shard
+BadTally        in the process that consumes samples: counts, warns once, and ends a run with too many bad samples
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MISSING = object()
 
 
 def choose_other(key: tuple[int, int, int], attempt: int, tried: Collection[int], count: int) -> int | None:
-    """Which sample of a shard to try next in the place of one.
+    """Return which sample of a shard to try next as a replacement.
 
     Args:
         key: Seed, epoch and position of the place.
@@ -81,7 +81,7 @@ def choose_other(key: tuple[int, int, int], attempt: int, tried: Collection[int]
 
 
 def is_bad_sample(told: StreamingError) -> bool:
-    """Whether an error is about the sample it was raised for, rather than settings, stores, shards or the machine.
+    """Return whether an error is about its sample, and not about settings, stores, shards or the machine.
 
     Args:
         told: The error as whoever reads would be told it.
@@ -106,11 +106,11 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class _KnownBadError(StreamingError):
-    """A sample that was found bad at this place before."""
+    """A sample that was bad at this position before."""
 
 
 class BadSamples:
-    """What one worker's pass finds bad.
+    """The bad samples of one worker's pass.
 
     Args:
         asked: That samples are to be replaced, and where to write.
@@ -146,7 +146,7 @@ class BadSamples:
         self._replaced: list[Replacement] = []
 
     def begin(self) -> None:
-        """Read what was found bad at places of this epoch before.
+        """Read which positions of this epoch were bad before.
 
         Raises:
             ConfigError: ``bad_samples.log`` is no directory.
@@ -168,20 +168,20 @@ class BadSamples:
                 self.known.setdefault(one.key.position, set()).add(place)
 
     def are_known(self, positions: NDArray[np.int64]) -> bool:
-        """Whether something was found bad at one of these places before."""
+        """Return whether a sample at one of these positions was bad before."""
         return bool(self.known) and not self.known.keys().isdisjoint(positions.tolist())
 
     def refuse_known(self, position: int, shard: int, index: int) -> None:
-        """Raise what :meth:`instead` takes, of a sample that was found bad at this place before."""
+        """Raise the error that :meth:`instead` takes, if the sample at this position was bad before."""
         if (shard, index) in self.known.get(position, ()):
             raise _KnownBadError
 
     def replaces(self, told: StreamingError) -> bool:
-        """Whether :meth:`instead` takes an error, rather than raise it."""
+        """Return whether :meth:`instead` replaces a sample with this error."""
         return isinstance(told, _KnownBadError) or is_bad_sample(told)
 
     def instead(self, row: Row, told: StreamingError, make: Callable[[Row], Any]) -> Any:
-        """What is handed out in the place of a sample that could not be made.
+        """Return the replacement of a sample that could not be made.
 
         Args:
             row: Of the sample.
@@ -199,12 +199,12 @@ class BadSamples:
         return MISSING if self._in_packs else self._another(row, told, make)
 
     def have_read(self, samples: int) -> None:
-        """Take note that so many more samples were read, those in the places of others included."""
+        """Note that more samples were read, replacements included."""
         if self._tally is not None:
             self._tally.add(samples, bad=0)
 
     def take_replacements(self) -> list[Replacement]:
-        """Those since the last time."""
+        """Return the replacements since the last call."""
         taken, self._replaced = self._replaced, []
         return taken
 
@@ -234,7 +234,7 @@ class BadSamples:
         raise BadSamplesError(message=words, stream=key.stream, sample=key.sample_index) from told
 
     def _note(self, row: Row, told: StreamingError, attempt: int) -> None:
-        """Write down what is bad; raise what is something else."""
+        """Log a bad sample; raise any other error."""
         if isinstance(told, _KnownBadError):
             return
         if not is_bad_sample(told):
@@ -255,7 +255,7 @@ class BadSamples:
 
 
 def bad_samples_of(directory: Path, start: EpochStart) -> Iterator[BadSample]:
-    """What a log tells of the epoch of a pass, by whichever rank and worker."""
+    """Return the logged bad samples of the epoch of a pass, of all ranks and workers."""
     with suppress(ObjectNotFoundError):  # nothing was bad as yet
         for one in read_bad_samples(directory):
             if (one.key.shuffle_seed, one.key.epoch) == (start.shuffle_seed, start.cursor.epoch):
@@ -263,7 +263,7 @@ def bad_samples_of(directory: Path, start: EpochStart) -> Iterator[BadSample]:
 
 
 class BadTally:
-    """Counts what a rank has read of a pass, in the process that consumes it.
+    """Counts the samples that a rank has read in a pass, in the process that consumes them.
 
     Args:
         asked: How many samples may be bad.
@@ -280,7 +280,7 @@ class BadTally:
         self._read = self._bad = 0
 
     def add(self, read: int, bad: int) -> None:
-        """Count some more samples, of which some are bad.
+        """Count more samples, some of which are bad.
 
         Raises:
             BadSamplesError: By now, more are than may be.
@@ -309,7 +309,7 @@ class BadTally:
         )
 
     def _first(self, most: int) -> str:
-        """The first bad samples that workers of this rank have found in this epoch."""
+        """Return the first bad samples that workers of this rank have logged in this epoch."""
         of_rank = f"bad-rank{self._start.world.rank}-"
         found = (
             one

@@ -1,4 +1,4 @@
-"""What there is to read: the indexes of all streams, what is joined, selected and counted, read into one catalog."""
+"""The catalog of a dataset: indexes of all streams, joins, selections and lengths, read into one."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ RANDOM_READERS = 8
 class CatalogReader:
     """Reads the catalog of all streams, from this node's cache or the stores.
 
-    Making one does no I/O. It may be sent to another process, which then reads the indexes for itself; what was
-    selected and counted before is not worked out again.
+    Creating one does no I/O. It may be sent to another process, which then reads the indexes itself; selections and
+    lengths are not computed again.
 
     Args:
         caches: Where each stream's files are, by stream name.
@@ -71,17 +71,17 @@ class CatalogReader:
         self._lengths: tuple[LengthsRequest, dict[str, str]] | None = None if lengths is None else (lengths, {})
 
     def all_caches(self) -> Iterator[ShardCache]:
-        """Those of streams, and of what is joined with them."""
+        """Return the caches of streams and of joined datasets."""
         yield from self.caches.values()
         yield from self.joined_caches()
 
     def joined_caches(self) -> Iterator[ShardCache]:
-        """Those of what is joined with streams."""
+        """Return the caches of joined datasets."""
         for joined in self._joins.values():
             yield from (source.cache for source in joined.values())
 
     def set_label(self, place: str) -> None:
-        """Let errors say where the streams are configured, like ``data.val``."""
+        """Set where the streams are configured, like ``data.val``, for errors."""
         for name, cache in self.caches.items():  # a stream without a name is the only one there
             cache.label = place if list(self.caches) == ["0"] else f"stream {name!r} of {place}"
             for join, source in self._joins.get(name, {}).items():
@@ -115,7 +115,7 @@ class CatalogReader:
         return catalog
 
     def go_on_with(self, newer: Mapping[str, IndexCache], num_shards: Mapping[str, int]) -> None:
-        """Let the next catalog have more shards of some streams; see :meth:`SampleSource.read_more`."""
+        """Read more shards of some streams into the next catalog; see :meth:`SampleSource.read_more`."""
         for stream, index in newer.items():
             self.caches[stream].go_on_with(index, num_shards[stream])
             if stream in self._selections:
@@ -124,7 +124,7 @@ class CatalogReader:
                 self._lengths[1].pop(stream, None)
 
     def missing_ids(self, catalog: Catalog, room: CacheQuota, watched: ProgressFactory) -> Iterator[MissingIds]:
-        """For each dataset that is joined by id: the ids of its stream's samples that it has not, if there are any."""
+        """Yield, for each dataset that is joined by id, the ids of its stream's samples that it lacks, if any."""
         joins = {} if catalog.joins is None else catalog.joins.streams
         for stream, of_stream in joins.items():
             cache, index = self.caches[catalog.stream_names[stream]], catalog.indexes[stream]
@@ -137,7 +137,7 @@ class CatalogReader:
                     yield found
 
     def _read_indexes(self) -> dict[str, DatasetIndex]:
-        """Those of streams; what is joined is read with them, to be had at once."""
+        """Read the indexes of streams, and those of joined datasets at the same time."""
         caches = list(self.all_caches())
         with progress(len(caches), "datasets", "reading indexes", by_all=True) as tell:
             for cache in caches:
@@ -146,7 +146,7 @@ class CatalogReader:
         return {name: cache.read_index() for name, cache in self.caches.items()}
 
     def _read_joins(self, indexes: Mapping[str, DatasetIndex]) -> Joins | None:
-        """The joined datasets, but for their ids."""
+        """Return the joined datasets, without their ids."""
         if not self._joins:
             return None
         own_shards = sum(len(index.shards) for index in indexes.values())
@@ -163,7 +163,7 @@ class CatalogReader:
         return Joins(own_shards, streams)
 
     def _selected_of(self, catalog: Catalog, room: CacheQuota, watched: ProgressFactory) -> Catalog:
-        """The samples of a catalog that are selected."""
+        """Return the catalog with the selected samples only."""
         indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
         joins = {} if catalog.joins is None else catalog.joins.streams
         joined = {catalog.stream_names[stream]: one.final_names() for stream, one in joins.items()}
@@ -193,7 +193,7 @@ class CatalogReader:
     def _count_tokens(
         self, catalog: Catalog, asked: LengthsRequest, keys: dict[str, str], room: CacheQuota, watched: ProgressFactory
     ) -> dict[str, StreamLengths]:
-        """How many tokens the samples of each stream have."""
+        """Return how many tokens the samples of each stream have."""
         streams = {}
         for name, index in zip(catalog.stream_names, catalog.indexes, strict=True):
             cache = self.caches[name]
@@ -202,7 +202,7 @@ class CatalogReader:
         return streams
 
     def _check_columns(self, catalog: Catalog) -> None:
-        """Look at every shard now, rather than in the step that first needs one that lacks a column, or is unsafe."""
+        """Check the columns of every shard now, and not in the step that first needs a shard."""
         for place, info in catalog.examples():
             stream = int(catalog.stream_of_shard[place])
             joins = None if catalog.joins is None else catalog.joins.streams.get(stream)
@@ -239,7 +239,7 @@ class CatalogReader:
             room.expect(RANDOM_READERS, self.most_together)
 
     def _read_together(self, catalog: Catalog) -> Iterator[list[tuple[ShardCache, DatasetIndex, Sequence[str] | None]]]:
-        """Of each stream its own dataset and those that are joined with it, with the columns that are read."""
+        """Yield each stream's dataset and those that are joined with it, with the columns that are read."""
         joins = {} if catalog.joins is None else catalog.joins.streams
         for place, (cache, index) in enumerate(zip(self.caches.values(), catalog.indexes, strict=True)):
             found = joins.get(place)

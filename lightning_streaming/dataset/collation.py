@@ -1,6 +1,6 @@
-"""How samples become a batch: as torch's default collate makes it, or by a user's function.
+"""Collation of samples: by torch's default collate, or by a user's function.
 
-Where torch's default collate makes no batch of samples, the error says which column is why, and what to do about it.
+If torch's default collate fails, the error names the column, and the fix.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 class CollateError(Exception):
-    """Samples that could not be made a batch; for who knows which ones they are.
+    """Samples that could not be collated; the caller knows which they are.
 
     Args:
         told: What is wrong.
@@ -37,7 +37,7 @@ class CollateError(Exception):
 
 
 def collated(collate: Collate, samples: list[Any]) -> Any:
-    """The batch of some samples.
+    """Return the batch of some samples.
 
     Args:
         collate: Makes it.
@@ -57,10 +57,10 @@ def collated(collate: Collate, samples: list[Any]) -> Any:
 
 
 def stacked(samples: list[Any]) -> Any:
-    """What torch's default collate makes of samples, in memory of this process alone, by this thread alone.
+    """Return what torch's default collate makes of samples, in memory of this process and by this thread only.
 
-    In a worker that sets shared memory aside for each tensor, which takes thrice as long to fill, and is copied too.
-    Elsewhere it wakes torch's threads, which then keep cores busy that threads of ours decode on.
+    In a worker, torch would allocate shared memory for each tensor, which takes three times as long to fill, and is
+    copied too. Elsewhere it would wake torch's threads, which keep cores busy that our threads decode on.
     """
     if default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:  # a user's own way, put there as torch allows
         return default_collate(samples)
@@ -102,7 +102,7 @@ def _explained(samples: list[Any], error: Exception) -> CollateError:
 
 
 def _mismatch(path: str, values: Sequence[Any]) -> _Mismatch | None:
-    """What keeps values from being collated: the first of their parts that does not go with torch.
+    """Return why values cannot be collated: the first of their parts that torch does not take.
 
     Args:
         path: Where in the samples they stand; empty for the samples themselves.
@@ -133,7 +133,7 @@ def _missing(place: str, values: Sequence[Any]) -> _Mismatch:
 
 
 def _of_other_kinds(place: str, values: Sequence[Any], kind: type) -> _Mismatch | None:
-    """Samples that are of another type than the first."""
+    """Return the samples of another type than the first."""
     for number, value in enumerate(values):
         if not isinstance(value, kind):
             names = f"{type(values[0]).__name__} and {type(value).__name__}"
@@ -157,7 +157,7 @@ def _mappings(path: str, place: str, values: Sequence[Any]) -> _Mismatch | None:
 
 
 def _columns_of_all(samples: Sequence[Any]) -> str:
-    """How to read only the columns that all samples have; empty if there are none."""
+    """Return a hint to read only the columns that all samples have; empty if there are none."""
     if not all(isinstance(one, Mapping) for one in samples):
         return ""
     common = [name for name in samples[0] if all(name in one for one in samples)]
@@ -210,12 +210,12 @@ def _way_out_of(kind: type) -> str:
 
 
 def is_image(kind: type) -> bool:
-    """Whether these are pictures of Pillow, which need not be installed."""
+    """Return whether a value is an image of Pillow, which need not be installed."""
     return any(one.__module__ == "PIL.Image" and one.__name__ == "Image" for one in kind.__mro__)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is but its bytes, and these are its own."""
+    """Return whether a tensor is nothing but its bytes, which it shares with no other."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
     if tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():

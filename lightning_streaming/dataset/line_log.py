@@ -1,4 +1,4 @@
-"""Logs of JSON lines that outlive whoever writes them: each line is whole, or was cut short and is left out."""
+"""Logs of JSON lines that survive a kill of their writer: incomplete lines are skipped."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def last_whole_line(path: str | os.PathLike[str]) -> bytes | None:
 
 
 def whole_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, str]]:
-    """The lines of a log, each with what errors call it.
+    """Yield the lines of a log, each with its name in errors.
 
-    Lines that were cut short, as a full disk or a power cut leaves them, are left out.
+    Incomplete lines, which a full disk or a power cut leaves, are skipped.
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):

@@ -1,6 +1,6 @@
-"""What one reader has open, has fetched ahead, and knows of the room for it.
+"""The shards that one reader has open and prefetched, and the room for them.
 
-OpenShards      readers of mapped shards, the one used longest ago goes first
+OpenShards      readers of mapped shards; the least recently used is closed first
 ShardsAhead     shards that were prefetched and are not opened yet
 CachePressure       whether room is scarce
 """
@@ -61,7 +61,7 @@ class OpenShards:
         self.__init__(*state)  # type: ignore[misc]
 
     def make_room(self, info: ShardInfo) -> list[int]:
-        """Close what was used longest ago, so that one more shard may be opened; return which shards that were."""
+        """Close the least recently used readers so that one more shard may be opened; return these shards."""
         most_bytes, closed = self.most_bytes, list[int]()
         while self.readers and (
             self._num_files + len(info.files) > _MOST_FILES
@@ -96,7 +96,7 @@ class OpenShards:
     def forget_inherited(self) -> None:
         """In a forked child: unmap what the parent had open, whose locks would last as long as the child.
 
-        Processes of ``multiprocessing`` do so when they start; after a bare ``os.fork`` it is for who begins to read.
+        Processes of ``multiprocessing`` do so when they start; after a bare ``os.fork`` the first read does it.
         """
         if self._process == os.getpid():
             return
@@ -160,7 +160,7 @@ class ShardsAhead:
 
 
 class CachePressure:
-    """What one reader knows of the room there is.
+    """The room in the cache, as one reader knows it.
 
     Args:
         room: The directories that shards are fetched into.
@@ -179,11 +179,11 @@ class CachePressure:
         return {**self.__dict__, "_looks_at": 0.0}
 
     def look_next_time(self) -> None:
-        """Say that one more shard is mapped, so that what was seen before counts no more."""
+        """Note that one more shard is mapped, so that the last check is stale."""
         self._looks_at = 0.0
 
     def is_felt(self) -> bool:
-        """Whether somebody waits for room, or would have to if all who rest kept what they have."""
+        """Return whether a process waits for room, or would have to if all resting processes kept their shards."""
         if not self.largest_shard:
             return False
         now = time.monotonic()
@@ -194,5 +194,5 @@ class CachePressure:
 
 
 def raw_bytes(info: ShardInfo) -> int:
-    """Bytes of a shard's raw files."""
+    """Return the bytes of a shard's raw files."""
     return sum(raw.bytes for raw, _ in info.files)

@@ -1,6 +1,7 @@
-"""What a dataset is asked for: every option once, with its type, default, meaning and check.
+"""The options of a dataset: each once, with its type, default, meaning and check.
 
-Whoever takes options borrows these by :mod:`lightning_streaming.signatures`: the dataset, and the data of a stage.
+The dataset and the stages of a data module take their documentation from here; see
+:mod:`lightning_streaming.signatures`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _TRUTHS = ("shuffle", "allow_unsafe_types", "seed_global_rng", "keep_zip", "foll
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
-    """Which streams are read.
+    """Options of the streams that are read.
 
     Args:
         streams: Streams by name, or in a list. Either this or ``remote``/``local``. ``schedule`` needs names.
@@ -86,7 +87,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
-    """Which data is read, in which order, and what of it is kept: all that a configuration can say.
+    """Options of the data, its order and its cache: all that a configuration can set.
 
     Args:
         epoch_size: Samples per epoch, like 50000 or "1.5m" (k, m, b, t: powers of 1000). None: all, after weighting;
@@ -220,7 +221,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         return samples or None
 
     def resolved_phases(self) -> tuple[ResolvedPhase, ...]:
-        """The phases as order takes them, checked.
+        """Return the resolved phases, checked.
 
         Raises:
             ConfigError: They cannot follow each other so, or the streams do not fit them.
@@ -259,7 +260,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions(DataOptions):
-    """All that a dataset is asked for.
+    """All options of a dataset.
 
     Args:
         batch_size: Samples per batch on each rank. Required to iterate over the dataset itself, with a plain ``for``;
@@ -302,18 +303,18 @@ class DatasetOptions(DataOptions):
             )
 
     def order(self) -> OrderSettings:
-        """The order's alone: they are compared, digested and saved."""
+        """Return the options of the order: they are compared, digested and saved."""
         return self._part(OrderSettings)
 
     def defaults(self) -> StreamDefaults:
-        """What streams use that do not say."""
+        """Return the defaults of streams."""
         return self._part(StreamDefaults)
 
     def named_streams(self) -> dict[str, Stream]:
-        """The streams by name, however they were given.
+        """Return the streams by name, from ``streams`` or from ``remote`` and ``local``.
 
         Raises:
-            ConfigError: They were given in two ways, or in none, or are no streams.
+            ConfigError: They are passed in both ways, or in neither, or are no streams.
         """
         only = {name: getattr(self, name) for name in ("remote", "local", "join")}
         if self.streams and group_of(self, SelectionConfig).indices is not None:
@@ -323,11 +324,11 @@ class DatasetOptions(DataOptions):
         return named_streams(self.streams, only, self.stream_config)
 
     def cache_bytes(self) -> int | None:
-        """The cache limit as a number; None for no limit."""
+        """Return the cache limit as a number; None for no limit."""
         return None if self.cache_limit is None else parse_bytes(self.cache_limit, "cache_limit")
 
     def described(self, streams: Mapping[str, Stream]) -> dict[str, Any]:
-        """The options as plain values, parsed; URLs without passwords, nothing of the storage options.
+        """Return the options as plain values, parsed; URLs without passwords, no storage options.
 
         Args:
             streams: As :meth:`named_streams` gave them.
@@ -345,10 +346,10 @@ class DatasetOptions(DataOptions):
 
 
 def check_batch_of_budget(batch_size: int) -> None:
-    """Refuse batches of several groups.
+    """Check that a batch is one group.
 
     Raises:
-        ConfigError: They are.
+        ConfigError: It is not.
     """
     if batch_size != 1:
         raise ConfigError(
@@ -361,10 +362,10 @@ def check_batch_of_budget(batch_size: int) -> None:
 
 
 def describe(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Some arguments as plain values.
+    """Return some arguments as plain values.
 
     Args:
-        kind: What they are the arguments of.
+        kind: Class that has these arguments.
         arguments: By name.
     """
     return {"type": kind, **{name: plain_values(value) for name, value in arguments.items()}}

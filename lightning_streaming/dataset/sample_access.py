@@ -28,7 +28,7 @@ SampleIndex = int | slice | Sequence[Any] | NDArray[np.integer[Any]]
 
 
 class ShardAccess:
-    """What the streams of a dataset hold; :class:`~lightning_streaming.StreamingDataset` gives it an order.
+    """Access to the stored samples of streams by id; :class:`~lightning_streaming.StreamingDataset` adds an order.
 
     Args:
         source: The shards of all streams.
@@ -146,7 +146,7 @@ class ShardAccess:
 
 
 class KeyedAccess(ShardAccess, IterableDataset[Any]):
-    """What the streams of a dataset hold, made what it is to be: transformed, or as a subclass says.
+    """Access to samples by id or key, transformed, or as a subclass makes them.
 
     Args:
         source: The shards of all streams.
@@ -254,21 +254,21 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
         return True
 
     def _making(self, shuffle_seed: int, epoch: int) -> Making:
-        """How samples of an epoch are made: by way of :meth:`__getitem__` where a subclass has a say in it."""
+        """Return how samples of an epoch are made: by :meth:`__getitem__` if a subclass overrides it."""
         if self._is_overridden():
             make = self._transform.asked(self.__getitem__, shuffle_seed, epoch)
             return Making(transform=None, make=make, name=f"dataset[i] of {type(self).__name__}")
         return Making(transform=self._transform.keyed(shuffle_seed, epoch), make=None, name="transform")
 
     def _is_overridden(self) -> bool:
-        """Whether samples are not, or need not be, what this class makes of them."""
+        """Return whether a subclass changes how samples are made."""
         kind = type(self)
         is_own = kind.__getitem__ is KeyedAccess.__getitem__ and kind.get_item is ShardAccess.get_item
         return not is_own or "get_item" in vars(self)
 
 
 def find_sample(catalog: Catalog, key: SampleKey) -> int:
-    """The id of a key's sample.
+    """Return the id of a key's sample.
 
     Raises:
         SampleIndexError: There is no such sample, or it is not selected.
@@ -350,7 +350,7 @@ class LocalDataset(ShardAccess, Dataset[Any]):
 
     @property
     def num_samples(self) -> int:
-        """The same as ``len(dataset)``."""
+        """Return ``len(dataset)``."""
         return self.size
 
     @property

@@ -1,8 +1,8 @@
-"""The key of a sample: where it is stored and when it was read, enough to make it again.
+"""The key of a sample: where it is stored and when it was read, enough to restore it.
 
-A loader adds keys, or a mask of the samples that count, to its batches on request. Both are worked out in the process
-that consumes the batches, from the plan of the pass alone. Nothing comes from the workers, so it is all the same what
-transform, collate and pinning make of a batch.
+A loader adds keys, or a mask of the samples that count, to its batches on request. Both are computed in the process
+that consumes the batches, from the plan of the pass alone. Nothing comes from the workers, so transform, collate and pinning
+make no difference.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Row = tuple[int, int, int, int]
 
 
 class Replacement(NamedTuple):
-    """A sample that was read in the place of one that is bad."""
+    """A sample that was read as the replacement of a bad one."""
 
     position: int
     """The place, in the epoch's global sequence."""
@@ -83,7 +83,7 @@ class SampleKey:
 
 
 class Pass(NamedTuple):
-    """What the keys of a pass have in common."""
+    """The facts that all keys of a pass share."""
 
     stream_names: tuple[str, ...]
     epoch: int
@@ -91,7 +91,7 @@ class Pass(NamedTuple):
 
 
 class KeyTable:
-    """Keys as columns; empty to code that searches a batch for tensors.
+    """Keys as columns, which code that searches a batch for tensors does not see.
 
     Args:
         of_pass: What all keys have in common.
@@ -223,7 +223,7 @@ def join_keys(parts: Sequence[SampleKeys]) -> SampleKeys:
 
 
 def delivered_keys(keys: SampleKeys, replaced: Mapping[int, Replacement]) -> SampleKeys:
-    """Return the keys of the samples that were read, where some were read in the place of others.
+    """Return the keys of the samples that were read, with those of replacements.
 
     Args:
         keys: Those of the samples that were to be read.
@@ -249,7 +249,7 @@ class KeyedBatch(NamedTuple):
 
 
 def keys_of_rows(catalog: Catalog, start: EpochStart) -> Callable[[Row], SampleKey]:
-    """What finds the key of a sample of this pass."""
+    """Return a function that returns the key of a sample of this pass."""
     first_shards = [0, *accumulate(catalog.shards_per_stream)]
 
     def key(row: Row) -> SampleKey:
@@ -268,7 +268,7 @@ def keys_of_rows(catalog: Catalog, start: EpochStart) -> Callable[[Row], SampleK
 
 
 def keys_of_batches(start: EpochStart, plan: Batched, partition: Partition, catalog: Catalog) -> Iterator[SampleKeys]:
-    """The keys of each batch that one rank reads in a pass, the last one maybe of fewer samples."""
+    """Yield the keys of each batch that one rank reads in a pass; the last batch may have fewer samples."""
     node, rank_of_node = start.world.node, start.world.rank_of_node
     of_pass = _of_pass(start, catalog)
     first_shards = np.cumsum([0, *catalog.shards_per_stream[:-1]])
@@ -294,7 +294,7 @@ def keys_of_batches(start: EpochStart, plan: Batched, partition: Partition, cata
 
 
 def no_keys(start: EpochStart, catalog: Catalog) -> SampleKeys:
-    """The keys of each batch of a rank that reads no samples."""
+    """Return the keys of each batch of a rank that reads no samples."""
     return SampleKeys(KeyTable(_of_pass(start, catalog), np.zeros((0, 5), np.int64), np.zeros(0, np.bool_)))
 
 

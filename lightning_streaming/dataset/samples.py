@@ -1,4 +1,4 @@
-"""Samples by shard and index: brings shards to this node, opens as many as it may, and reads from them."""
+"""Samples by shard and index: fetches shards to this node, opens as many as allowed, and reads from them."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ DecodeSample = Callable[[dict[str, Any], int, int], dict[str, Any]]
 class SampleSource:
     """The shards of all streams of a dataset, fetched and opened when needed.
 
-    Making one does no I/O. It may be sent to another process, which then reads the indexes for itself, from this node's
+    Creating one does no I/O. It may be sent to another process, which then reads the indexes itself, from this node's
     cache.
 
     Args:
         caches: Where each stream's files are, by stream name.
-        allow_unsafe_types: Whether columns may be unpickled.
+        allow_unsafe_types: Return whether columns may be unpickled.
         columns: Names of the columns to decode; None for all.
         cache_limit: Most bytes that the directories of streams and joined datasets may hold together; None for no
             limit.
@@ -114,13 +114,12 @@ class SampleSource:
 
     @property
     def allow_unsafe_types(self) -> bool:
-        """Whether columns may be unpickled."""
+        """Return whether columns may be unpickled."""
         return self._catalogs.allow_unsafe_types
 
     @property
     def catalog(self) -> Catalog:
-        """Every shard, and every sample that is selected; the indexes are read, and if need be downloaded, and
-        selections evaluated, at the first look.
+        """Return every shard and every selected sample; indexes are read, and selections evaluated, at first use.
 
         Raises:
             ConfigError: A stream holds no sample, or none is selected; a condition cannot be evaluated; a shard lacks a
@@ -141,11 +140,11 @@ class SampleSource:
         return catalog
 
     def index_anew(self, stream: str) -> IndexCache:
-        """The index of a stream as it is by now; see :meth:`ShardCache.index_anew`."""
+        """Return the current index of a stream; see :meth:`ShardCache.index_anew`."""
         return self._catalogs.caches[stream].index_anew()
 
     def read_more(self, newer: Mapping[str, IndexCache], num_shards: Mapping[str, int]) -> None:
-        """Between two passes: read more shards of some streams from now on.
+        """Read more shards of some streams from now on; call it between two passes.
 
         Args:
             newer: Their indexes as they are by now, by stream name.
@@ -158,11 +157,11 @@ class SampleSource:
         self.known_catalog = None
 
     def make_ahead(self, watched: ProgressFactory) -> None:
-        """Look at the catalog anew, with somebody who looks on while selections and indexes of ids are made."""
+        """Read the catalog, and report the progress of selections and indexes of ids that are created."""
         self.known_catalog = self._read_catalog(watched)
 
     def missing_ids(self, watched: ProgressFactory) -> Iterator[MissingIds]:
-        """For each dataset that is joined by id: the ids of its stream's samples that it has not, if there are any.
+        """Yield, for each dataset that is joined by id, the ids of its stream's samples that it lacks, if any.
 
         Args:
             watched: Looks on while the columns of ids are read.
@@ -170,48 +169,48 @@ class SampleSource:
         return self._catalogs.missing_ids(self.catalog, self._room, watched)
 
     def has_all_columns(self) -> bool:
-        """Whether samples have all columns that are there, as nobody has said which."""
+        """Return whether samples have all stored columns, as no option selects some."""
         return self._catalogs.columns is None
 
     def may_be_plain(self) -> bool:
-        """Whether all shards are alike, and their samples nothing but numbers and arrays, all in one shard."""
+        """Return whether all shards have the same columns, and their samples only numbers and arrays."""
         columns, is_touched = self._catalogs.columns, self._decode or self.catalog.joins is not None
         return not is_touched and self.catalog.may_be_plain(columns)
 
     def may_be_joined(self) -> bool:
-        """Whether arrays can be had from all shards without a look at each, and nothing is joined with them."""
+        """Return whether arrays can be read from all shards at once, and nothing is joined with them."""
         return self.catalog.joins is None and all(may_be_flat(info) for _, info in self.catalog.examples())
 
     def info_of(self, shard: int) -> ShardInfo:
-        """A shard, as its index describes it."""
+        """Return a shard, as its index describes it."""
         return self.catalog.shards[shard]
 
     @property
     def is_remote(self) -> bool:
-        """Whether any stream's shards may have to be fetched first."""
+        """Return whether any stream's shards may have to be fetched first."""
         return not all(cache.reads_in_place for cache in self._catalogs.all_caches())
 
     @property
     def cache_limit(self) -> int | None:
-        """Most bytes that the streams' directories may hold together."""
+        """Return the most bytes that the streams' directories may hold together."""
         return self._room.limit
 
     def cache_usage(self) -> int:
-        """Bytes that the streams' directories hold of what we fetched, files on their way included."""
+        """Return the bytes that the streams' directories hold of fetched files, with downloads under way."""
         return self._room.usage()
 
     def fixed_bytes(self) -> int:
-        """Bytes of these that no eviction makes room of: indexes, selections, lengths."""
+        """Return the bytes of these that are never evicted: indexes, selections, lengths."""
         return self._room.fixed_bytes()
 
     @property
     def readers(self) -> OrderedDict[int, ShardReader]:
-        """The readers of open shards; see :class:`OpenShards`. Others come with :meth:`open`."""
+        """Return the readers of open shards; see :class:`OpenShards`. :meth:`open` adds others."""
         return self._open.readers
 
     @property
     def is_in_pass(self) -> bool:
-        """Whether what is read is read for a pass, which says itself when it rests."""
+        """Return whether reads belong to a pass, which calls :meth:`rest` itself."""
         return self._open.is_in_pass
 
     @is_in_pass.setter
@@ -219,24 +218,24 @@ class SampleSource:
         self._open.is_in_pass = is_in_pass
 
     def set_label(self, place: str) -> None:
-        """Let errors say where the streams are configured, like ``data.val``."""
+        """Set where the streams are configured, like ``data.val``, for errors."""
         self._room.limit_name = f"{place}.cache_limit"
         self._catalogs.set_label(place)
 
     def prepare(self) -> None:
-        """Make ready for worker processes: import what fetching needs, and leave them the room that there is."""
+        """Prepare for worker processes: import what fetching needs, and leave them the room in the cache."""
         for cache in self._catalogs.all_caches():
             cache.prepare()
         if self._room.limit is not None:
             self._open.close_all()
 
-    def tell_of_fetching(self, tell: Callable[[int, int], object] | None) -> None:
-        """Have somebody told of each shard that this process fetches; see :class:`Misses`."""
+    def report_fetching(self, tell: Callable[[int, int], object] | None) -> None:
+        """Set the callback for each shard that this process fetches; see :class:`Misses`."""
         for cache in self._catalogs.all_caches():
             cache.misses.tell = tell
 
     def begin_pass(self, readers: int) -> None:
-        """Say that this process reads in order now, among so many of this node that do, and share with these.
+        """Note that this process reads in order now, and shares the cache with the other readers of this node.
 
         Where the directories hold more than the limit, unused shards are removed; reading the catalog removes none.
         """
@@ -248,7 +247,7 @@ class SampleSource:
         self._room.trim()
 
     def fetch(self, shard: int, wait: bool = True) -> bool:
-        """Have a shard on this node.
+        """Fetch a shard to this node, unless it is there.
 
         Args:
             shard: Counted over all streams.
@@ -264,12 +263,12 @@ class SampleSource:
             return True
 
     def has(self, shard: int) -> bool:
-        """Whether a shard is on this node, with the columns that are read."""
+        """Return whether a shard is on this node, with the columns that are read."""
         cache, info = self._cache_of(shard)
         return cache.has(info)
 
     def fetch_ahead(self, shard: int) -> bool:
-        """In a thread: have a shard on this node that the reader will soon need, but wait for nobody.
+        """Prefetch a shard that the reader will soon need, in a thread, without waiting for other processes.
 
         Returns:
             Whether to go on with the next one; False if there is no room until the reader has moved on.
@@ -286,7 +285,7 @@ class SampleSource:
         return status is not FetchStatus.NO_ROOM
 
     def find_joined(self) -> Callable[[int, NDArray[np.int64]], list[int]]:
-        """What finds, in threads of one pass, the shards of datasets that are joined by id with some samples.
+        """Return a function for threads of one pass: it finds the shards of datasets joined by id with samples.
 
         It takes the samples' shard and their indexes there.
         """
@@ -300,9 +299,9 @@ class SampleSource:
         return find
 
     def read(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
-        """One sample, decoded: column name to value.
+        """Return a decoded sample: column name to value.
 
-        While it is read nobody can remove its shard.
+        While it is read its shard cannot be evicted.
 
         Args:
             shard: Counted over all streams.
@@ -324,10 +323,10 @@ class SampleSource:
             raise self.named(error, shard) from error
 
     def decoder(self) -> DecodeSample | None:
-        """What makes the pictures of a sample what was asked for, in the sample itself; None if nothing was.
+        """Return a function that decodes the images of a sample in place; None if ``decode`` is not set.
 
-        It is given the sample, its shard, and its index there, and may be called by several threads at once. It raises
-        EncodingError of files that are damaged, which names the sample, and ConfigError of columns without pictures.
+        It takes the sample, its shard, and its index there, and may be called by several threads. It raises
+        EncodingError for damaged files, which names the sample, and ConfigError for columns without images.
 
         Raises:
             ConfigError: A column that was asked for is nowhere.
@@ -356,7 +355,7 @@ class SampleSource:
         return image_decoder(self._decode)
 
     def _read_stored(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
-        """One sample, as :meth:`read` gives it, but for its pictures, which are as readers give them."""
+        """Return a sample as :meth:`read` does, with its images as the readers return them."""
         readers = self._open.readers
         reader = readers.get(shard)
         if reader is None:
@@ -374,7 +373,7 @@ class SampleSource:
         return sample
 
     def open(self, shard: int, retry: int = 1) -> ShardReader:
-        """Open a shard that is not open, fetched if need be.
+        """Open a shard that is not open; fetch it if necessary.
 
         Args:
             shard: Counted over all streams.
@@ -413,7 +412,7 @@ class SampleSource:
         return reader if joins is None else JoinedReader(reader, joins, shard, self._read_joined)
 
     def _read_joined(self, shard: int, index: int) -> dict[str, Any]:
-        """One sample of a joined dataset."""
+        """Return a sample of a joined dataset."""
         readers = self._open.readers
         reader = readers.get(shard)
         if reader is None:
@@ -427,7 +426,7 @@ class SampleSource:
 
     @contextmanager
     def opened_by(self, opens: Callable[[int], ShardReader]) -> Iterator[None]:
-        """Let a pass open what samples need beside their own shard, in place of :meth:`open`."""
+        """Let a pass open the shards that samples need in addition to their own, instead of :meth:`open`."""
         self._open.opens = opens
         try:
             yield
@@ -435,12 +434,12 @@ class SampleSource:
             self._open.opens = None
 
     def take_misses(self, shard: int) -> list[Miss]:
-        """What was noted of a shard's files that were not here when they were wanted."""
+        """Return the noted files of a shard that were missing when they were needed, and forget them."""
         cache, info = self._cache_of(shard)
         return cache.misses.take(info)
 
     def let_go(self, shard: int) -> None:
-        """Say that this reader needs a shard no more in this pass."""
+        """Release a shard that this reader no longer needs in this pass."""
         self._open.close(shard)
         self._ahead.end(shard)
         self.check_unchanged([shard])
@@ -467,14 +466,14 @@ class SampleSource:
         return None
 
     def finish(self, shard: int) -> None:
-        """Say that this pass needs a shard no more, whoever reads: under a limit it goes before others."""
+        """Note that no reader of this pass needs a shard any more: under a limit it is evicted before others."""
         cache, info = self._cache_of(shard)
         cache.note_use(info, finished=True)
 
     def rest(self) -> None:
-        """Say that this process may not read on for long, as when a batch is complete.
+        """Note that this process may pause, as when a batch is complete.
 
-        Where room is scarce nothing stays mapped meanwhile: whoever waits for room might be who we wait for.
+        If room is scarce nothing stays mapped meanwhile: the process that waits for room may be the one we wait for.
 
         Raises:
             IntegrityError: A file that is read in place has changed; its shard is checked every few seconds.
@@ -488,14 +487,14 @@ class SampleSource:
             self._open.close_all()
 
     def end_pass(self) -> None:
-        """Say that nothing more is read in this pass."""
+        """Note that nothing more is read in this pass."""
         self._ahead.clear()
         if self._room.limit is not None:
             self._open.close_all()
             self._share_room(RANDOM_READERS)
 
     def evict(self, shard: int) -> bool:
-        """Remove what this node keeps of a shard, unless somebody uses it, or we did not fetch it.
+        """Remove a shard from this node, unless it is in use, or was not fetched by us.
 
         Returns:
             Whether files were removed.
@@ -505,7 +504,7 @@ class SampleSource:
         return cache.evict(info)
 
     def evict_coldest(self) -> int:
-        """Remove the shard that was used longest ago of those that :meth:`evict` would remove.
+        """Remove the least recently used shard of those that :meth:`evict` would remove.
 
         Returns:
             Its number.
@@ -523,7 +522,7 @@ class SampleSource:
         self._open.close_all()
 
     def named(self, error: StreamingError, shard: int) -> StreamingError:
-        """The same error, saying which stream it is about, and which join."""
+        """Return the error with the label of the stream and of the join."""
         own = self._catalogs.caches[self._stream_of(shard)] if shard < len(self.catalog.shards) else None
         # One of a joined dataset is named when it comes by way of the stream's own shard.
         cache = own or self._cache_of(shard)[0]
@@ -549,7 +548,7 @@ class SampleSource:
             self._open.most_bytes = self._ahead.most_bytes = reader_share(self._pressure.shards_limit, readers)
 
     def _read_alone(self, shard: int, index: int) -> dict[str, Any] | None:
-        """One sample by its bytes alone; None where its shard is here, or cannot be read like that."""
+        """Return a sample read by its bytes alone; None if its shard is here, or cannot be read that way."""
         cache, info = self._checked(shard)
         if not has_single_samples(info) or cache.has(info):
             return None
@@ -571,7 +570,7 @@ class SampleSource:
         return sample if joins is None else joins.complete(sample, shard, index, partial(self._read_stored, alone=True))
 
     def _checked(self, shard: int) -> tuple[ShardCache, ShardInfo]:
-        """A shard and its cache, looked at before anything is downloaded."""
+        """Return a shard and its cache, checked before anything is downloaded."""
         cache, info = self._cache_of(shard)
         try:
             check_shard(info, allow_unsafe_types=self.allow_unsafe_types, columns=self._columns_of(shard))
@@ -588,20 +587,20 @@ class SampleSource:
         return joined.cache, narrowed(info, joined.columns)
 
     def _columns_of(self, shard: int) -> Sequence[str] | None:
-        """The columns of a shard that are decoded; None for all."""
+        """Return the columns of a shard that are decoded; None for all."""
         if shard >= len(self.catalog.shards):
             return self._joined(shard)[0].columns
         joins = self._joins_of(shard)
         return self._catalogs.columns if joins is None else joins.own_columns
 
     def _as_files(self, shard: int) -> frozenset[str]:
-        """The columns of a shard whose pictures are decoded later than it is read."""
+        """Return the columns of a shard whose images are decoded after reading."""
         if not self._decode or shard < len(self.catalog.shards):
             return frozenset(self._decode)
         return frozenset(name for name, final in self._joined(shard)[0].names.items() if final in self._decode)
 
     def _joins_of(self, shard: int) -> StreamJoins | None:
-        """What is joined with a stream's shard."""
+        """Return the datasets that are joined with a stream's shard."""
         catalog = self.catalog
         if catalog.joins is None or shard >= len(catalog.shards):
             return None
@@ -612,7 +611,7 @@ class SampleSource:
         return self.catalog.joins.find(shard)
 
     def _coldest(self) -> Iterator[int]:
-        """Shards that have files of ours on this node, the one used longest ago first."""
+        """Return shards with fetched files on this node, the least recently used first."""
         files, owners = list[CacheEntry](), dict[str, int]()
         for stream, cache in enumerate(self._catalogs.caches.values()):
             found = cache.directory.scan().files

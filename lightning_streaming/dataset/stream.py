@@ -1,4 +1,4 @@
-"""A stream as the user configures it, and as it is in its dataset: its location, and its share of an epoch."""
+"""Streams as the user configures them, and as they are in their dataset: location, and share of an epoch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_NAMES = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredOptions:
-    """What lies at a stream's ``remote``, and how it is fetched; None for what the dataset says of all its streams.
+    """Options of the data at a stream's ``remote``, and of fetching it; None for the option of the dataset.
 
     Args:
         split: Subdirectory of ``remote`` and ``local``, like "train".
@@ -112,7 +112,7 @@ class Stream(StoredOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamDefaults:
-    """What is read of every stream that does not say, and how it is fetched; the fields are those of :class:`Stream`.
+    """Defaults of the options of streams; the fields are those of :class:`Stream`.
 
     Args:
         split: Subdirectory of every stream that names none, like "train".
@@ -217,14 +217,14 @@ def named_streams(
     only: Mapping[str, Any],
     stream_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Stream]:
-    """Bring the two ways to name data, ``streams`` or that of the only stream, into one: a mapping from name to stream.
+    """Return the streams by name, from ``streams`` or from the arguments of the only stream.
 
-    Streams of a list are named by their place: "0", "1", ... Those of another dataset are made anew, as they were asked
-    for: its seed and indexes have no part in them.
+    Streams of a list are named by their number: "0", "1", ... Those of another dataset are taken as they were
+    configured, without its seed and indexes.
 
     Args:
         streams: By name, or in a list.
-        only: What the dataset itself was told of its only stream: remote, local and the like; None for what it was not.
+        only: Arguments of the dataset for its only stream: remote, local and the like; None if not passed.
         stream_config: More arguments of the only stream.
 
     Raises:
@@ -293,7 +293,7 @@ def selections_of(streams: Mapping[str, Stream], defaults: StreamDefaults) -> di
 
 
 def _as_text(option: str, place: Any) -> str | None:
-    """A path or URL as text, whatever it came as.
+    """Return a path or URL as text.
 
     Raises:
         ConfigError: It is neither.
@@ -310,7 +310,7 @@ def _as_text(option: str, place: Any) -> str | None:
 
 
 def _check_proportions(streams: Mapping[str, Stream]) -> None:
-    """Say which stream lacks one, before any of them is read."""
+    """Check that all streams have a proportion, or none has."""
     lacking = [name for name, stream in streams.items() if stream.proportion is None]
     if 0 < len(lacking) < len(streams):
         having = [name for name in streams if name not in lacking]
@@ -346,19 +346,19 @@ def _with_subdirectory(location: str | None, subdirectory: str | None) -> str | 
 
 
 class KnowsWeights(Protocol):
-    """Knows what an epoch takes of each stream, as the run of a dataset does."""
+    """Provides the weights of the streams, as the run of a dataset does."""
 
     @property
     def weights(self) -> ResolvedWeights:
-        """One entry a stream."""
+        """Return one entry for each stream."""
 
 
 @suggests_names
 class DatasetStream:
-    """A stream in its dataset, with the dataset's defaults filled in and its share of an epoch worked out.
+    """A stream in its dataset, with the dataset's defaults and its share of an epoch.
 
-    Making one reads nothing; :attr:`proportion`, :attr:`repeat`, :attr:`choose` and the shards need the indexes of all
-    streams. :attr:`asked` is the :class:`~lightning_streaming.Stream` that it was made of, unchanged.
+    Creating one reads nothing; :attr:`proportion`, :attr:`repeat`, :attr:`choose` and the shards need the indexes of
+    all streams. :attr:`asked` is the :class:`~lightning_streaming.Stream` of the user, unchanged.
     """
 
     def __init__(
@@ -379,12 +379,12 @@ class DatasetStream:
 
     @property
     def remote(self) -> str | None:
-        """Where its shards come from, without the subdirectory of :attr:`split`."""
+        """Location of its shards, without the subdirectory of :attr:`split`."""
         return self.asked.remote
 
     @property
     def local(self) -> str | None:
-        """The directory of this node that was asked for, without that of :attr:`split`; None for the default one."""
+        """Configured directory of this node, without the subdirectory of :attr:`split`; None for the default."""
         return self.asked.local
 
     @property
@@ -394,27 +394,27 @@ class DatasetStream:
 
     @property
     def selection(self) -> SelectionConfig:
-        """Which of its samples are read."""
+        """Selection of the samples that are read."""
         return selection_of(self.asked, self._defaults)
 
     @property
     def joined(self) -> Sequence[JoinedDataset]:
-        """The datasets whose columns are read together with its own."""
+        """Datasets whose columns are added to its own."""
         joins = self._source.catalog.joins
         return joins.streams[self.place].all if joins is not None and self.place in joins.streams else ()
 
     def join_sources(self) -> Mapping[str, JoinSource]:
-        """Where the files of joined datasets are, by the names of joins; nothing is read."""
+        """Return where the files of joined datasets are, by the names of joins; nothing is read."""
         return join_sources_of(self.asked, self.name, self._defaults)
 
     @property
     def num_stored(self) -> int:
-        """Samples that it holds."""
+        """Number of its stored samples."""
         return self._source.catalog.indexes[self.place].num_samples
 
     @property
     def num_selected(self) -> int:
-        """Samples of these that :attr:`selection` leaves."""
+        """Number of its samples that :attr:`selection` keeps."""
         return self._source.catalog.samples_per_stream[self.place]
 
     @property
@@ -444,7 +444,7 @@ class DatasetStream:
 
     @property
     def follow_appends(self) -> bool:
-        """Whether epochs that have not begun read what was appended to it meanwhile."""
+        """Whether epochs that have not started read data that was appended meanwhile."""
         return options_of(self.asked, self._defaults).follow_appends
 
     @property
@@ -463,11 +463,11 @@ class DatasetStream:
         return self._shares.weights.choose[self.place]
 
     def get_shards(self) -> Sequence[ShardInfo]:
-        """What its index says of each of its shards, in order."""
+        """Return the entries of its index, one for each shard, in order."""
         return self._source.catalog.indexes[self.place].shards
 
     def prepare_shard(self, shard: int | ShardInfo, blocking: bool = True) -> bool:
-        """Have one of its shards on this node.
+        """Fetch one of its shards to this node.
 
         Args:
             shard: Of :meth:`get_shards`, or its place there.
@@ -483,12 +483,12 @@ class DatasetStream:
         return self._source.fetch(sum(self._source.catalog.shards_per_stream[: self.place]) + place, wait=blocking)
 
     def cache_config(self) -> CacheConfig:
-        """Where and how its files are fetched."""
+        """Return where and how its files are fetched."""
         return cache_config_of(self.asked, self.name, self._defaults)
 
 
 class DatasetStreams(Mapping[str, DatasetStream]):
-    """The streams of a dataset by name; by place too, so ``streams[0]`` is the first.
+    """The streams of a dataset by name, and by number, so ``streams[0]`` is the first.
 
     It is a mapping, so iterating gives names; ``streams.values()`` are the streams.
 

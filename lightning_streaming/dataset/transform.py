@@ -1,7 +1,7 @@
-"""The user's transform of each sample, with randomness keyed by the sample; and how an error in it is told.
+"""The user's transform of each sample, with randomness keyed by the sample; and errors of it.
 
 The generator of a sample is a function of seed, epoch and position. So augmentation is the same after any resume, with
-any number of workers or ranks, and for one sample made again alone.
+any number of workers or ranks, and for a single sample that is restored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KeyedSample = Callable[[int, int], Any]
 
 
 def rng_for(seed: int, epoch: int, position: int) -> np.random.Generator:
-    """The random generator of one sample.
+    """Return the random generator of one sample.
 
     Args:
         seed: The dataset's shuffle seed.
@@ -49,7 +49,7 @@ def rng_for(seed: int, epoch: int, position: int) -> np.random.Generator:
 
 
 def rng_of_worker(seed: int, epoch: int, position: int, rank: int, worker: int) -> np.random.Generator:
-    """The random generator that a worker process begins with: no two workers of a run draw the same numbers.
+    """Return the initial random generator of a worker process: no two workers of a run draw the same numbers.
 
     Args:
         seed: The dataset's shuffle seed.
@@ -71,7 +71,7 @@ def seed_global_generators(rng: np.random.Generator) -> None:
 
 @contextmanager
 def global_generators_kept() -> Iterator[None]:
-    """Leave those generators as they were: this process may be the one that trains."""
+    """Restore those generators at the end: this process may be the one that trains."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
     try:
         yield
@@ -82,7 +82,7 @@ def global_generators_kept() -> Iterator[None]:
 
 
 class SampleTransform:
-    """A transform, maybe none, whose randomness is keyed by the sample.
+    """An optional transform whose randomness is keyed by the sample.
 
     Args:
         function: A function of a decoded sample; if it has a parameter ``rng``, it is given the sample's generator.
@@ -106,11 +106,11 @@ class SampleTransform:
             check_accepts(function, "transform", "(sample), optionally with rng=...", {}, **rng)
 
     def replaced(self, function: Callable[..., Any] | None) -> SampleTransform:
-        """The same with another function."""
+        """Return the same with another function."""
         return SampleTransform(function, self._seeds)
 
     def keyed(self, shuffle_seed: int, epoch: int) -> _KeyedTransform | None:
-        """The transform as a function of sample and position; None if there is none.
+        """Return the transform as a function of sample and position; None if there is none.
 
         Args:
             shuffle_seed: Seed of the order; belongs to the key.
@@ -134,7 +134,7 @@ class SampleTransform:
         return apply
 
     def asked(self, sample: Callable[[int], Any], shuffle_seed: int, epoch: int) -> KeyedSample:
-        """A sample by its id as a function of id and position: :meth:`apply` then draws what :meth:`keyed` would.
+        """Return a sample by id as a function of id and position: :meth:`apply` then draws what :meth:`keyed` would.
 
         Args:
             sample: Gives a sample by its id, and may call :meth:`apply` meanwhile.
@@ -159,7 +159,7 @@ class SampleTransform:
         return make
 
     def apply(self, sample: Any, sample_id: int, shuffle_seed: int) -> Any:
-        """The transform of a sample that somebody asked for by its id.
+        """Return the transform of a sample that is read by its id.
 
         In the middle of :meth:`asked` it draws from the generator of the sample that is being made. Elsewhere the
         sample belongs to no epoch, and its randomness is that of position ``sample_id`` of epoch 0.
@@ -175,7 +175,7 @@ class SampleTransform:
 
 
 class _Draws:
-    """The generator of the sample that is being made, for all that is made of it; one is made if somebody draws."""
+    """The generator of the current sample, created at the first draw."""
 
     def __init__(self, *key: int) -> None:
         self._key = key
@@ -195,7 +195,7 @@ def _kept() -> Callable[[], AbstractContextManager[None]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Making:
-    """How samples are made in a pass. The users' own code is in one of the two, or in neither."""
+    """How samples are made in a pass. The user's code is in one of the two fields, or in neither."""
 
     transform: _KeyedTransform | None
     """Applied to the decoded sample, where nobody makes samples in a way of their own."""
@@ -206,8 +206,8 @@ class Making:
 
 
 def failed_sample(error: Exception, name: str, key: SampleKey, sample: Any = None) -> StreamingError:
-    """What to raise from an error of the user's own code about a sample, which is described if it is given."""
-    columns = _told_columns(sample) if isinstance(sample, Mapping) else ""
+    """Return the error to raise for a failure of the user's code on a sample, with a description of the sample."""
+    columns = _described_columns(sample) if isinstance(sample, Mapping) else ""
     words = in_one_line(str(error) if isinstance(error, StreamingError) else f"{type(error).__name__}: {error}")
     told = (
         f"{name} failed on sample {key.sample_index} of shard {key.shard} of stream {key.stream!r}: {words}\n"
@@ -217,8 +217,8 @@ def failed_sample(error: Exception, name: str, key: SampleKey, sample: Any = Non
     return kind_of(error)(message=told, **{**known, "hint": None, "stream": key.stream, "sample": key.sample_index})
 
 
-def _told_columns(sample: Mapping[Any, Any]) -> str:
-    """A line with name and kind of each column, without values: they may be long, or nobody else's business."""
+def _described_columns(sample: Mapping[Any, Any]) -> str:
+    """Return a line with name and kind of each column, without values, which may be long or private."""
     names = list(sample)
     columns = [f"{in_one_line(str(name))} ({_kind(sample[name])})" for name in names[:_MOST_COLUMNS]]
     more = f" and {len(names) - _MOST_COLUMNS} more" if len(names) > _MOST_COLUMNS else ""
@@ -226,7 +226,7 @@ def _told_columns(sample: Mapping[Any, Any]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """A value's type; of arrays and tensors dtype and shape, of pictures mode and size."""
+    """Return a value's type; for arrays and tensors dtype and shape, for images mode and size."""
     if isinstance(value, np.ndarray | torch.Tensor):
         return f"{value.dtype}[{'×'.join(map(str, value.shape))}]"
     if is_image(type(value)):
@@ -235,7 +235,7 @@ def _kind(value: Any) -> str:
 
 
 def describe_keys(keys: Sequence[SampleKey]) -> str:
-    """How an error names samples of a batch."""
+    """Return how an error names samples of a batch."""
     if len(keys) == 1:
         return f"\nThis sample alone: dataset.restore_sample({json.dumps(keys[0].as_dict())})"
     shown = "\n".join(f"  {json.dumps(key.as_dict())}" for key in keys[:_MOST_KEYS])
@@ -244,7 +244,7 @@ def describe_keys(keys: Sequence[SampleKey]) -> str:
 
 
 def kind_of(error: Exception) -> type[StreamingError]:
-    """The class that an error is told with: its own if it is ours, which says best what is wrong."""
+    """Return the class to raise an error with: its own if it is one of ours."""
     if isinstance(error, StreamingError) and type(error).__module__ == StreamingError.__module__:
         return type(error)  # one of a user's may want other arguments
     return SampleError

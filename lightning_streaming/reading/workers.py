@@ -264,11 +264,11 @@ class WorkerBatches(IterableDataset[BatchGroup]):
     def _counted(self, of_pass: WorkerPass, worker: int) -> Iterator[None]:
         """Count what is fetched in this block, for the progress of the first download."""
         if self._arrivals is not None:
-            of_pass.source.tell_of_fetching(self._arrivals.teller(worker))
+            of_pass.source.report_fetching(self._arrivals.teller(worker))
         try:
             yield
         finally:
-            of_pass.source.tell_of_fetching(None)
+            of_pass.source.report_fetching(None)
 
     def _made(self, of_pass: WorkerPass, batch_size: int) -> Generator[Batches, None, None]:
         if of_pass.pack is not None and self._is_collated_here() and of_pass.may_be_joined():
