@@ -294,9 +294,7 @@ class BadTally:
         if "bad samples" not in self._has_warned:
             self._has_warned.add("bad samples")
             words = "rank %d: a sample is bad, and another one of its shard was read, or its place in a pack filled: %s"
-            _log.warning(
-                f"{words}; this is not told again, see %s", self._start.world.rank, self._first(1), self._directory
-            )
+            _log.warning(f"{words}; later ones are only in %s", self._start.world.rank, self._first(1), self._directory)
 
     def _told(self) -> str:
         rank, epoch = self._start.world.rank, self._start.cursor.epoch

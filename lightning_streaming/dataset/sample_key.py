@@ -1,8 +1,8 @@
 """The key of a sample: where it is stored and when it was read, enough to restore it.
 
 A loader adds keys, or a mask of the samples that count, to its batches on request. Both are computed in the process
-that consumes the batches, from the plan of the pass alone. Nothing comes from the workers, so transform, collate and pinning
-make no difference.
+that consumes the batches, from the plan of the pass alone. Nothing comes from the workers, so transform, collate and
+pinning make no difference.
 """
 
 from __future__ import annotations

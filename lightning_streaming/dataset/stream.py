@@ -252,7 +252,7 @@ def named_streams(
         if value:
             raise ConfigError(f"with streams=, {name} belongs to each stream", option=name)
     given = streams.items() if isinstance(streams, Mapping) else ((str(at), one) for at, one in enumerate(streams))
-    named = {name: one.asked if isinstance(one, DatasetStream) else one for name, one in given}
+    named = {name: _as_stream(name, stream) for name, stream in given}
     for name, stream in named.items():
         overridden = sorted(hook for hook in _FETCHING if hasattr(type(stream), hook))
         if overridden:
@@ -265,12 +265,27 @@ def named_streams(
             )
         if not isinstance(stream, Stream):
             raise ConfigError(
-                f"stream {name!r} must be a Stream, like Stream(remote=...), but is a {type(stream).__name__}",
+                f"stream {name!r} must be a Stream, like Stream(remote=...), or a mapping of its fields, but is a "
+                f"{type(stream).__name__}",
                 option="streams",
                 stream=str(name),
             )
     _check_proportions(named)
     return named
+
+
+def _as_stream(name: str, stream: Any) -> Any:
+    """Return a stream that may be one of another dataset, or a mapping of its fields."""
+    if isinstance(stream, DatasetStream):
+        return stream.asked
+    if not isinstance(stream, Mapping) or not all(isinstance(field, str) for field in stream):
+        return stream
+    try:
+        return Stream(**stream)
+    except ConfigError as error:
+        named = error.with_context(f"stream {name!r}", stream=str(name))
+        named.option = f"streams.{name}.{error.option}"
+        raise named from error.__cause__
 
 
 def selections_of(streams: Mapping[str, Stream], defaults: StreamDefaults) -> dict[str, SelectionConfig]:
@@ -525,5 +540,10 @@ class DatasetStreams(Mapping[str, DatasetStream]):
         return f"{{{', '.join(f'{name!r}: {stream.asked!r}' for name, stream in self._streams.items())}}}"
 
 
-Asked = Sequence[Stream | DatasetStream] | Mapping[str, Stream] | Mapping[str, DatasetStream]
+Asked = (
+    Sequence[Stream | DatasetStream | Mapping[str, Any]]
+    | Mapping[str, Stream]
+    | Mapping[str, DatasetStream]
+    | Mapping[str, Mapping[str, Any]]
+)
 """Streams as a user gives them: new ones, or those of another dataset."""

@@ -70,7 +70,7 @@ class BadSamplesConfig(OptionGroup):
 
     Args:
         action: "error" raises; "replace" skips the sample and reads another one of the same shard in its position, so
-            that the number of batches stays the same. See docs/bad_samples.md.
+            that the number of batches stays the same and that sample is read twice. See docs/bad_samples.md.
         max: Limit of the samples that a rank may replace in an epoch: a share like "0.01%" of those it reads, of at
             least 1000, or a whole number like 5; one more is an error. "100%": no limit.
         log: Directory for JSON Lines files that list each replaced sample with its error; required for "replace". A

@@ -15,8 +15,9 @@ from lightning_streaming.errors import SampleIndexError
 class SampleSequence(ABC):
     """Sample ids in an order, at random access: one step of the chain.
 
-    *Entries* are what a step counts for itself. *Positions* are the entries of the batching step: saved states count
-    these. Steps before it and the step itself need not tell them apart, and what follows it says where its entries lie.
+    A step of your own implements ``__len__`` and ``ids`` alone. *Entries* are what a step counts for itself.
+    *Positions* are the entries of the batching step, which saved states count. Sequences up to the batching step have positions
+    equal to entries; a sequence after it maps its entries to positions.
     """
 
     @abstractmethod

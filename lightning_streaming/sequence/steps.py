@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, SampleIndexError
+from lightning_streaming.errors import ConfigError, SampleIndexError, StreamingError
 from lightning_streaming.sequence.base import SampleSequence, check_entries, digest_of
 from lightning_streaming.sequence.draw import EpochPart
 
@@ -55,6 +55,23 @@ class SequenceStep(ABC):
     Subclasses are frozen dataclasses, as a rule: their fields are compared when a run resumes, so a position is refused
     if the class, its ``version`` or a field has changed. Change ``version`` when the same fields mean another result.
     They are pickled for workers that are spawned.
+
+    For example every second sample::
+
+        @dataclass(frozen=True)
+        class EverySecond(SequenceStep):
+            def over(self, parent, context):
+                return _EverySecond(parent)
+
+        class _EverySecond(SampleSequence):
+            def __init__(self, parent):
+                self.parent = parent
+
+            def __len__(self):
+                return len(self.parent) // 2
+
+            def ids(self, entries):
+                return self.parent.ids(2 * entries)
     """
 
     version: ClassVar[int] = 1
@@ -63,9 +80,10 @@ class SequenceStep(ABC):
     def over(self, parent: SampleSequence, context: PartContext) -> SampleSequence:
         """Return the sequence that this step makes of a part of an epoch.
 
-        Only its ``ids`` may call ``parent.ids``; its length follows from ``len(parent)``, the context and the fields.
-        Where that differs from the length of ``parent``, up to ``num_canonical_nodes - 1`` samples at its end are left
-        out, so that each canonical node has as many.
+        Return an object of a subclass of :class:`SampleSequence` with two methods, ``__len__`` and ``ids``. Only its
+        ``ids`` may call ``parent.ids``; its length follows from ``len(parent)``, the context and the fields. If the
+        step changes the length, the result is shortened to a multiple of ``num_canonical_nodes``. Saved positions count
+        the samples after the step.
         """
 
     def arguments(self) -> dict[str, Any]:
@@ -111,6 +129,12 @@ def check_steps(steps: object) -> tuple[SequenceStep, ...]:
     checked = list[SequenceStep]()
     for item in steps:
         step = _of_mapping(item) if isinstance(item, Mapping) else item
+        if isinstance(step, type) and issubclass(step, SequenceStep):
+            raise ConfigError(
+                f"sequence must hold objects of SequenceStep, but one is the class {step.__name__}",
+                hint=f"pass an object, like {step.__name__}()",
+                option="sequence",
+            )
         if not isinstance(step, SequenceStep):
             raise ConfigError(
                 f"sequence must hold objects of SequenceStep, but one is a {type(step).__name__}",
@@ -247,7 +271,16 @@ class Stepped(EpochPart):
 
 
 def _applied(step: SequenceStep, parent: SampleSequence, context: PartContext) -> SampleSequence:
-    sequence = step.over(parent, context)
+    try:
+        sequence = step.over(parent, context)
+    except StreamingError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"sequence: {type(step).__name__}.over failed: {type(error).__name__}: {error}",
+            hint="its parent has a length, and ids(entries) for an array of entries; it cannot be indexed or sliced",
+            option="sequence",
+        ) from error
     if not isinstance(sequence, SampleSequence):
         raise ConfigError(
             f"sequence: {type(step).__name__}.over must return a SampleSequence, but returned a "

@@ -83,7 +83,7 @@ def test_secrets_are_not_shown() -> None:
     assert "hunter2" not in repr(stream)
     assert "hunter2" not in repr(named_streams({"a": stream}, NO_ONLY_STREAM))
     with pytest.raises(ConfigError) as caught:
-        named_streams({"a": {"remote": "x", "secret": "hunter2"}}, NO_ONLY_STREAM)  # type: ignore[arg-type]
+        named_streams({"a": {"remote": "x", "secret": "hunter2"}}, NO_ONLY_STREAM)
     assert "hunter2" not in str(caught.value)
 
 
@@ -98,7 +98,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 REFUSED: dict[str, list[Any]] = {
-    "streams": [{}, [], {"a": {"remote": "x"}}, ["x"], "x"],
+    "sequence": ["EverySecond", 3, [len], [{"class_path": "os.system"}]],
+    "streams": [{}, [], {"a": {"remotes": "x"}}, {"a": 5}, ["x"], "x"],
     "remote": [""],
     "local": ["s3://bucket/directory"],
     "split": [5, "a\0b"],
@@ -458,3 +459,13 @@ def test_an_explicit_world_is_believed(root: Path, monkeypatch: pytest.MonkeyPat
 def test_a_stream_that_is_not_there_names_itself(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError, match="stream 'code'"):
         len(make_dataset(streams={"code": Stream(remote=str(tmp_path / "nowhere"))}))
+
+
+def test_a_stream_may_be_a_mapping_of_its_fields(root: Path) -> None:
+    by_name = {"a": {"remote": str(root), "repeat": 2}}
+    (stream,) = make_dataset(streams=by_name).streams.values()
+    assert (stream.asked, stream.name) == (Stream(remote=str(root), repeat=2), "a")
+    (stream,) = make_dataset(streams=[{"remote": str(root)}]).streams.values()
+    assert stream.asked == Stream(remote=str(root))
+    with assert_error(ConfigError, option="streams.a.remote", stream="a"):
+        make_dataset(streams={"a": {}})

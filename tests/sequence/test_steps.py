@@ -128,7 +128,8 @@ def test_a_context_draws_the_same_numbers_everywhere() -> None:
     [
         ("EveryNth", "must be a list"),
         (EveryNth(2), "must be a list"),
-        ([EveryNth], "objects of SequenceStep"),
+        ([EveryNth], "but one is the class EveryNth; pass an object, like EveryNth()"),
+        ([len], "objects of SequenceStep"),
         ([EveryNth(np.arange(3))], "cannot be saved"),  # type: ignore[arg-type]
         ([EveryNth(float("nan"))], "cannot be saved"),  # type: ignore[arg-type]
         ([{"class_path": "os.system", "init_args": {}}], "no SequenceStep"),
@@ -153,6 +154,17 @@ def test_a_step_that_leaves_too_few_samples_is_named() -> None:
     with assert_error(ConfigError, option="sequence") as caught:
         with_steps(drawn, [EveryNth(9)])
     assert "examples.every_nth.EveryNth leaves 6 of 60 samples" in str(caught.value)
+
+
+def test_a_step_that_fails_is_named_with_the_methods_of_its_parent() -> None:
+    class Slices(SequenceStep):
+        def over(self, parent: Any, context: PartContext) -> SampleSequence:
+            sequence: SampleSequence = parent[::2]
+            return sequence
+
+    with assert_error(ConfigError, option="sequence", hint="ids(entries)") as caught:
+        with_steps(Shuffled(make_settings(), make_shape([60]), 0), [Slices()])
+    assert "Slices.over failed: TypeError" in str(caught.value)
 
 
 def test_a_step_that_returns_no_sequence_is_named() -> None:
