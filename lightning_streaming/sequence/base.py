@@ -16,8 +16,8 @@ class SampleSequence(ABC):
     """Sample ids in an order, at random access: one step of the chain.
 
     A step of your own implements ``__len__`` and ``ids`` alone. *Entries* are what a step counts for itself.
-    *Positions* are the entries of the batching step, which saved states count. Sequences up to the batching step have positions
-    equal to entries; a sequence after it maps its entries to positions.
+    *Positions* are the entries of the batching step, which saved states count. Sequences up to the batching step have
+    positions equal to entries; a sequence after it maps its entries to positions.
     """
 
     @abstractmethod
