@@ -11,6 +11,9 @@ import pytest
 from examples.every_nth import EveryNth
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.errors import ConfigError, StateMismatchError
+from lightning_streaming.resume.state import Cursor, read_state
+from lightning_streaming.sequence.skips import NOTHING_SKIPPED
+from lightning_streaming.tools.runs.describe import describe_run
 from tests.helpers import (
     assert_error,
     assert_resumes_at_every_step,
@@ -141,6 +144,18 @@ def test_a_position_of_another_version_is_refused(root: Path) -> None:
     other.load_state_dict(json_copy(loader.state_dict()))
     with pytest.raises(StateMismatchError, match=r"sequence\.0\.version: saved 1, now 2"):
         next(iter(other))
+
+
+def test_tools_count_what_a_step_leaves(root: Path) -> None:
+    options: dict[str, Any] = {**STEP, **KINDS["schedule"], "streams": streams(root)}
+    loader, read = make_loader(None, **options), list[int]()
+    for batch in loader:
+        read += batch["id"].tolist()
+        if len(read) == 44:
+            break
+    described = describe_run(make_dataset(**options), position=read_state(loader.state_dict()))
+    counts = described.read_before(described.run.normalise(Cursor(0, 44)), NOTHING_SKIPPED)
+    assert counts == {"a": sum(number < 1000 for number in read), "b": sum(number >= 1000 for number in read)}
 
 
 def test_a_phase_that_is_ended_and_steps_exclude_each_other(root: Path) -> None:

@@ -248,7 +248,8 @@ class RunDescription:
         """
         order, names, first = self.run.order, self.catalog.stream_names, 0
         counts = dict.fromkeys(names, 0)
-        if order.plan is not None and self.packing is None and not order.is_composed and not skipped.runs:
+        is_as_drawn = self.packing is None and not order.is_composed and not order.steps and not skipped.runs
+        if order.plan is not None and is_as_drawn:
             # Finished steps are known without their order, and without streams that are gone.
             step = int(np.searchsorted(order.plan.stops, cursor.sample_in_epoch, side="right"))
             counts |= dict(zip(order.plan.streams, order.plan.drawn[step].tolist(), strict=True))

@@ -250,7 +250,7 @@ def _run_steps(
         first_step=0 if saved is None else saved.global_step,
         first_epoch=begins.epoch,
         early=early,
-        later=cache(each) if run.order.packer is not None else None,
+        later=cache(each) if run.order.packer is not None or run.order.steps else None,
         whole=EpochSteps(done=0, batches=progress.limited(later), accumulate=accumulate),
     )
 
