@@ -127,7 +127,7 @@ def count(way: str, scratch: Path) -> dict[str, float]:
     again = document_lengths(asked, index, cache)
     mapped = time.perf_counter() - began
     assert again.digest == lengths.digest
-    assert lengths.kept_at is not None
+    assert lengths.cached_at is not None
     return {
         "documents": len(lengths),
         "tokens": lengths.num_tokens,
@@ -136,7 +136,7 @@ def count(way: str, scratch: Path) -> dict[str, float]:
         "before_mib": before,
         "peak_mib": peak,
         "own_peak_mib": max(own),
-        "kept_mib": lengths.kept_at.stat().st_size / _MIB,
+        "kept_mib": lengths.cached_at.stat().st_size / _MIB,
         "mapped_seconds": mapped,
     }
 
@@ -146,7 +146,7 @@ def look_up(scratch: Path) -> dict[str, float]:
     cache = ShardCache(cache_config_of(Stream(remote=str(scratch / "alone")), "documents", StreamDefaults()))
     index = cache.read_index()
     lengths = document_lengths(WAYS["offsets"][1], index, cache)
-    assert lengths.kept_at is not None
+    assert lengths.cached_at is not None
     rng = np.random.default_rng(0)
     bits = np.zeros(packed_bytes(len(lengths)), np.uint8)
     bits[: len(lengths) // 8] = rng.integers(0, 256, len(lengths) // 8, np.uint8)

@@ -126,14 +126,14 @@ def index(root: str, _: str) -> dict[str, float]:
         places = ids.places(wanted)
         found.append(time.perf_counter() - began)
         assert (places == wanted).all()
-    assert ids.kept_at is not None
+    assert ids.cached_at is not None
     return {
         "seconds": seconds,
         "cpu": processor,
         "before_mib": before,
         "peak_mib": peak,
         "own_peak_mib": max(own),
-        "kept_mib": ids.kept_at.stat().st_size / _MIB,
+        "kept_mib": ids.cached_at.stat().st_size / _MIB,
         "find_seconds": float(np.median(found)),
     }
 

@@ -34,5 +34,5 @@ def told_at_once(told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr(waits, "_FIRST_LINE", 0.01)
         patch.setattr(waits, "_NEXT_LINE", 0.01)
-        patch.setattr(scanning, "_tried", held_until_told(scanning._tried, told))
+        patch.setattr(scanning, "_outcome_of", held_until_told(scanning._outcome_of, told))
         yield

@@ -19,10 +19,9 @@ from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.selection.counting import document_lengths
 from lightning_streaming.selection.document_lengths import CatalogLengths, StreamLengths
-from lightning_streaming.selection.evaluate import select_samples
+from lightning_streaming.selection.evaluate import MissingIds, find_missing_ids, select_samples
 from lightning_streaming.selection.id_index import index_ids
 from lightning_streaming.selection.joins import JoinedDataset, Joins, JoinSource, StreamJoins, joined_label
-from lightning_streaming.selection.missing_ids import MissingIds, find_missing_ids
 from lightning_streaming.selection.scanning import ProgressFactory
 from lightning_streaming.waits import ProgressDisplay, progress
 
@@ -129,9 +128,9 @@ class CatalogReader:
         for stream, of_stream in joins.items():
             cache, index = self.caches[catalog.stream_names[stream]], catalog.indexes[stream]
             for one in of_stream.read:
-                if one.asked.key is None:
+                if one.config.key is None:
                     continue
-                with watched(cache.label, one.asked.in_words(), index.num_samples) as tell:
+                with watched(cache.label, one.config.in_words(), index.num_samples) as tell:
                     found = find_missing_ids(index, cache, one, catalog.selections[stream], room, tell)
                 if found is not None:
                     yield found
@@ -185,10 +184,10 @@ class CatalogReader:
 
     def _index_ids(self, catalog: Catalog, room: CacheQuota, watched: ProgressFactory) -> None:
         for one in catalog.joins or ():
-            if one.asked.key is not None and one.names:
-                described = one.asked.in_words()
+            if one.config.key is not None and one.names:
+                described = one.config.in_words()
                 with fields_of(f"join.{one.name}"), watched(one.cache.label, described, one.index.num_samples) as tell:
-                    one.ids = index_ids(one.asked.key, one.index, one.cache, room, tell)
+                    one.ids = index_ids(one.config.key, one.index, one.cache, room, tell)
 
     def _count_tokens(
         self, catalog: Catalog, asked: LengthsRequest, keys: dict[str, str], room: CacheQuota, watched: ProgressFactory

@@ -47,14 +47,14 @@ from lightning_streaming.formats.shard import (
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.selection.joined_ahead import JoinedAhead
+from lightning_streaming.selection.evaluate import MissingIds
 from lightning_streaming.selection.joins import (
+    JoinedAhead,
     JoinedDataset,
     JoinedReader,
     JoinSource,
     StreamJoins,
 )
-from lightning_streaming.selection.missing_ids import MissingIds
 from lightning_streaming.selection.scanning import ProgressFactory, no_progress
 from lightning_streaming.storage.downloads import share_connections
 from lightning_streaming.waits import IN_LOG
@@ -293,7 +293,7 @@ class SampleSource:
 
         def find(shard: int, indexes: NDArray[np.int64]) -> list[int]:
             joins = self._joins_of(shard)
-            joined = [] if joins is None else [one for one in joins.read if one.asked.key is not None]
+            joined = [] if joins is None else [one for one in joins.read if one.config.key is not None]
             return ahead.shards(shard, indexes, self._cache_of(shard), joined)
 
         return find

@@ -16,26 +16,26 @@ from lightning_streaming.units import LARGEST_COUNT, check_path, is_one_of
 
 OnBadSample = Literal["error", "replace"]
 _LEAST_READ = 1000
-"""Samples that a share is of at least, so that one of the first few does not end a run."""
+"""Least number of samples that a share refers to, so that one of the first few does not end a run."""
 _SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
 _COUNT = re.compile(r"\d+")
 _LONGEST_TEXT = 64
-"""Characters; no limit that means anything is longer."""
+"""Most characters of a limit."""
 
 
 class BadLimit(NamedTuple):
-    """How many samples may be bad."""
+    """Limit of bad samples."""
 
     text: str
-    """As the user wrote it."""
+    """The limit as the user wrote it."""
     share: Fraction | None
-    """Of those that were read; None where ``number`` says it."""
+    """Share of the samples that were read; None if the limit is ``number``."""
     number: int = 0
 
     def allowed(self, read: int) -> int:
-        """How many of so many samples may be bad.
+        """Return how many of ``read`` samples may be bad.
 
-        A share is of at least 1000, and leaves one at least, unless it is 0.
+        A share refers to at least 1000 samples, and allows at least one unless it is 0.
         """
         if self.share is None:
             return self.number
@@ -43,7 +43,7 @@ class BadLimit(NamedTuple):
 
 
 def parse_limit(value: object) -> BadLimit:
-    """A limit as a user writes it: a whole number, or a share like "0.01%".
+    """Parse a limit: a whole number, or a share like "0.01%".
 
     Raises:
         ConfigError: It is neither.
@@ -116,5 +116,5 @@ class BadSamplesConfig(OptionGroup):
 
     @property
     def replaces(self) -> bool:
-        """Whether bad samples are replaced."""
+        """True if bad samples are replaced."""
         return self.action == "replace"

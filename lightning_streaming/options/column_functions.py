@@ -1,4 +1,4 @@
-"""Functions of the user over columns: what they look at, calling them sample by sample, and what tells two apart."""
+"""Functions of the user over columns: the columns that they read, their calls, and the facts that identify them."""
 
 from __future__ import annotations
 
@@ -28,47 +28,47 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
 class UnfitAnswerError(Exception):
-    """What a function returned cannot be meant: what it was, and the way out."""
+    """Error for a value that a function must not return: what it is, and a hint."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionOption:
-    """An option that takes a function whose parameters are named like columns."""
+    """Option that takes a function whose parameters are named like columns."""
 
     name: str
-    """Of the option, as errors call it."""
+    """Name of the option in messages."""
     option: str
-    """Where it is among the options of a dataset, as the field ``option`` of errors has it."""
+    """Full name of the option, the field ``option`` of errors."""
     example: str
-    """Such a function."""
+    """Example of a function."""
     instead: str
-    """What to do where no function will do, as an error's last words."""
+    """Alternative to a function, for hints."""
     returned: str
-    """What it returns."""
+    """What the function must return, for hints."""
 
     @property
     def unknown_column_hint(self) -> str:
-        """The hint where a parameter is like no column's name, as that of ``lambda sample: ...``."""
+        """Hint for a parameter that is no column, like that of ``lambda sample: ...``."""
         return f"the parameters of the function must be named like columns, as in {self.example}"
 
     def columns(self, function: Callable[..., Any]) -> tuple[str, ...]:
-        """The columns that a function looks at: the names of its parameters.
+        """Return the columns that a function reads: the names of its parameters.
 
         Raises:
-            ConfigError: It has none, or takes any number.
+            ConfigError: It has no parameters, or a variable number.
         """
         names = _parameters(function)
         if not names:
             raise ConfigError(
-                f"the parameters of {self.name}={function_name(function)} must be named like the columns that it looks "
-                f"at, as in {self.example}",
+                f"the parameters of {self.name}={function_name(function)} must be named like the columns that it "
+                f"reads, as in {self.example}",
                 option=self.option,
             )
         plain = _plain(function)[0]
         if plain is not None and _returns_nothing(plain.__code__):
             raise ConfigError(
-                f"{self.name}={function_name(function)} returns None whatever the sample",
-                hint=f"is a return missing? It is to return {self.returned}",
+                f"{self.name}={function_name(function)} returns None for every sample",
+                hint=f"is a return missing? It must return {self.returned}",
                 option=self.option,
             )
         return names
@@ -80,28 +80,28 @@ class FunctionOption:
         numbers: NDArray[np.int64],
         as_kind: Callable[[Any], _Kind],
     ) -> Iterator[_Kind]:
-        """What a function says of each of some samples.
+        """Yield what a function returns for each sample.
 
         Args:
-            function: Is given the values by name.
-            columns: By name, at least those that it looks at.
-            numbers: The samples, by their numbers in the stream.
-            as_kind: Makes of what it returns what is wanted.
+            function: Called with the values by name.
+            columns: Columns by name, at least those that the function reads.
+            numbers: Numbers of the samples in the stream.
+            as_kind: Converts the returned value.
 
         Raises:
-            ConfigError: It raised something, or returned something else; says on which sample.
+            ConfigError: The function raised an error, or returned something else.
         """
         names = self.columns(function)
         rows = zip(*(listed(columns[name]) for name in names), strict=True)
         for place, row in enumerate(rows):
             values = dict(zip(names, row, strict=True))
             try:
-                said = as_kind(function(**values))
+                result = as_kind(function(**values))
             except UnfitAnswerError as error:
-                told, way_out = error.args
+                problem, hint = error.args
                 raise ConfigError(
-                    f"{self.name}={function_name(function)} {told} for sample {numbers[place]}",
-                    hint=way_out,
+                    f"{self.name}={function_name(function)} {problem} for sample {numbers[place]}",
+                    hint=hint,
                     option=self.option,
                     sample=numbers[place],
                 ) from None
@@ -112,27 +112,27 @@ class FunctionOption:
                     option=self.option,
                     sample=numbers[place],
                 ) from error
-            yield said
+            yield result
 
     def facts(self, function: Callable[..., Any], version: str | None = None) -> list[Any]:
-        """What a function's outcome depends on, as far as can be told.
+        """Return what the result of a function depends on, as far as this can be detected.
 
-        That is its code, its defaults, what it encloses, and the values and functions of its module, and of the user's
-        other modules, that it names; and the same of these functions.
+        That is its code, its defaults, its closure, and the values and functions that it names of its module and of the
+        user's other modules; and the same of these functions.
 
         Args:
-            function: The function; with a version anything that can be called.
-            version: The user's name of what cannot be compared, such as a tokenizer.
+            function: The function; with a version, any callable.
+            version: Name given by the user for what cannot be compared, such as a tokenizer.
 
         Raises:
-            ConfigError: It is no Python function, or depends on what cannot be compared, and has no version.
+            ConfigError: It is no Python function, or depends on values that cannot be compared, and has no version.
         """
         if version is not None:
             plain, bound = _plain(function)
             return ["version", version, bound, [] if plain is None else self._facts(plain, is_checked=False)]
         if isinstance(function, MethodType) or _plain(function)[0] is not function:
             raise ConfigError(
-                f"{self.name} must be a plain Python function, so that its outcome can be kept under a name, but is a "
+                f"{self.name} must be a plain Python function, so that its result can be cached, but is a "
                 f"{type(function).__name__}",
                 hint=f"wrap it in a def or a lambda, or {self.instead}",
                 option=self.option,
@@ -142,19 +142,19 @@ class FunctionOption:
     def _facts(self, function: Any, *, is_checked: bool) -> list[Any]:
         functions: list[Any] = [function]
         facts = []
-        for one in functions:  # which grows
-            is_own = _package_of(one) == _package_of(function) or not _is_installed(one.__module__)
-            if is_checked and is_own and (imported := _imports_of_own(one.__code__)):
+        for part in functions:  # the list grows meanwhile
+            is_own = _package_of(part) == _package_of(function) or not _is_installed(part.__module__)
+            if is_checked and is_own and (imported := _imports_of_own(part.__code__)):
                 raise ConfigError(
                     f"{self.name}={function_name(function)} imports {imported}, which may change without notice (in "
-                    f"{one.__qualname__})",
-                    hint=f"import it at the head of the module, or {self.instead}",
+                    f"{part.__qualname__})",
+                    hint=f"import it at the top of the module, or {self.instead}",
                     option=self.option,
                 )
             named = {}
-            for name, value in _values_of(one):
+            for name, value in _values_of(part):
                 called = [of for of in (value, getattr(value, "__wrapped__", None)) if isinstance(of, FunctionType)]
-                if called and ("." in name or name in _names_of(one.__code__)):
+                if called and ("." in name or name in _names_of(part.__code__)):
                     functions += [of for of in called if of not in functions]
                     named[name] = [f"function {functions.index(of)}" for of in called]
                 elif _is_constant(value):
@@ -162,11 +162,11 @@ class FunctionOption:
                 elif is_checked and is_own and _may_change(value):
                     raise ConfigError(
                         f"{self.name}={function_name(function)} encloses a {type(value).__name__}, which may change "
-                        f"without notice ({name!r} of {one.__qualname__})",
-                        hint=f"let it be numbers or text, or a tuple or frozenset of them, or {self.instead}",
+                        f"without notice ({name!r} of {part.__qualname__})",
+                        hint=f"use numbers or text, or a tuple or frozenset of them, or {self.instead}",
                         option=self.option,
                     )
-            facts.append([*_facts_of_code(one.__code__), list(named.items())])
+            facts.append([*_facts_of_code(part.__code__), list(named.items())])
         return facts
 
 
@@ -175,39 +175,39 @@ WHERE = FunctionOption(
     "selection.where",
     "lambda score, lang: score >= 0.8 and lang == 'en'",
     "evaluate it and pass selection.indices",
-    "whether the sample is wanted",
+    "True for a sample to read, else False",
 )
 LENGTHS = FunctionOption(
     "lengths",
     "lengths",
     "lambda text: len(text) // 4",
-    "name its version with lengths_version=, like a digest of the tokenizer's file, or write the lengths as a column "
+    "pass its version as lengths_version=, like a digest of the tokenizer's file, or write the lengths as a column "
     "of whole numbers and name it",
     "the length of the sample",
 )
 
 
 def function_name(function: object) -> str:
-    """What errors call a function."""
+    """Return the name of a function for messages."""
     if isinstance(function, partial):
         return f"partial of {function_name(function.func)}"
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of a function's parameters; none where they cannot be passed by name, or are any number."""
+    """Return the names of a function's parameters; none if they are variable or cannot be passed by name."""
     if isinstance(function, FunctionType):
         code: CodeType = function.__code__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         return () if code.co_flags & 0x0C or code.co_posonlyargcount else names  # *args, **kwargs
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin that does not tell
+    except (TypeError, ValueError):  # a builtin without a signature
         return ()
-    if any(one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in parameters):
+    if any(item.kind not in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY) for item in parameters):
         return ()
     bound = function.keywords if isinstance(function, partial) else {}
-    return tuple(one.name for one in parameters if one.name not in bound)
+    return tuple(item.name for item in parameters if item.name not in bound)
 
 
 def _plain(function: Any) -> tuple[Any, list[Any]]:
@@ -218,17 +218,17 @@ def _plain(function: Any) -> tuple[Any, list[Any]]:
         bound += [[name, _constant(value)] for name, value in values if _is_constant(value)]
         function = function.func
     if not isinstance(function, FunctionType | MethodType) and not hasattr(function, "__code__"):
-        function = getattr(type(function), "__call__", None)  # noqa: B004  it is looked for, not called
+        function = getattr(type(function), "__call__", None)  # noqa: B004  it is not called
     function = getattr(function, "__func__", function)
     is_plain = isinstance(getattr(function, "__code__", None), CodeType) and hasattr(function, "__globals__")
     return (function if is_plain else None), bound
 
 
 def _may_change(value: object) -> bool:
-    """Return whether the outcome may change with a value that has no facts: an object, its method, a user's class."""
+    """Return whether the result may change with a value that has no facts: an object, its method, a user's class."""
     if isinstance(value, type):
         return not _is_installed(value.__module__)
-    of = getattr(value, "__self__", None)  # of a function of Python's itself: its module, or the object it is bound to
+    of = getattr(value, "__self__", None)  # of a builtin function: its module, or the object that it is bound to
     if of is not None and not isinstance(of, ModuleType | type):
         return True
     return isinstance(value, (FunctionType, MethodType)) or not hasattr(value, "__name__")
@@ -239,7 +239,7 @@ def _package_of(value: Any) -> str:
 
 
 def _values_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function looks at beside its arguments, each with its name."""
+    """Yield the name and value of everything that a function reads apart from its arguments."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         yield f"{name}, enclosed", cell.cell_contents
@@ -254,45 +254,46 @@ def _values_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _of_module(name: str, value: object, code: CodeType) -> Iterator[tuple[str, Any]]:
-    """What a function looks at in a module that it names: of an installed one its version, of others each value."""
+    """Yield what a function reads of a module: the version of an installed module, each value of another one."""
     for chain in _attributes_of(code, name) if isinstance(value, ModuleType) else ():
-        path, found = name, value
+        path, read = name, value
         for attribute in chain:
-            if not isinstance(found, ModuleType) or _is_installed(found.__name__):
+            if not isinstance(read, ModuleType) or _is_installed(read.__name__):
                 break
-            path, found = f"{path}.{attribute}", getattr(found, attribute, None)
-        if isinstance(found, ModuleType):
-            yield f"{path}.__version__", str(getattr(found, "__version__", None))
+            path, read = f"{path}.{attribute}", getattr(read, attribute, None)
+        if isinstance(read, ModuleType):
+            yield f"{path}.__version__", str(getattr(read, "__version__", None))
         else:
-            yield path, found
+            yield path, read
 
 
 def _attributes_of(code: CodeType, name: str) -> list[tuple[str, ...]]:
-    """Return the attributes that are looked up of a name, and of these in turn, each chain once."""
-    found = list[tuple[str, ...]]()
+    """Return the chains of attributes that are looked up of a name, each once."""
+    chains = list[tuple[str, ...]]()
     chain: tuple[str, ...] | None = None
     for step in dis.get_instructions(code):
         if chain is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             chain = (*chain, str(step.argval))
             continue
-        found += [chain] if chain else []
+        chains += [chain] if chain else []
         is_named = step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") and step.argval == name
         chain = () if is_named else None
-    inner = [more for one in code.co_consts if isinstance(one, CodeType) for more in _attributes_of(one, name)]
-    return list(dict.fromkeys([*found, *inner]))
+    inner = [more for part in code.co_consts if isinstance(part, CodeType) for more in _attributes_of(part, name)]
+    return list(dict.fromkeys([*chains, *inner]))
 
 
 def _imports_of_own(code: CodeType) -> str | None:
-    """Return the name of a module of the user's that a function imports when it runs, if there is one."""
+    """Return the name of a module of the user that a function imports when it runs, if any."""
     for step in dis.get_instructions(code):
         if step.opname == "IMPORT_NAME" and not _is_installed(step.argval):
             return str(step.argval)
-    return next((name for one in code.co_consts if isinstance(one, CodeType) if (name := _imports_of_own(one))), None)
+    inner = (_imports_of_own(part) for part in code.co_consts if isinstance(part, CodeType))
+    return next((name for name in inner if name), None)
 
 
 @lru_cache(maxsize=256)
 def _is_installed(module: str | None) -> bool:
-    """Whether a module is one of Python's, or of an installed package, rather than the user's own."""
+    """Return whether a module belongs to Python or an installed package, rather than to the user."""
     top = str(module).partition(".")[0]
     if top in sys.stdlib_module_names:
         return True
@@ -305,22 +306,22 @@ def _is_installed(module: str | None) -> bool:
 
 
 def _names_of(code: CodeType) -> list[str]:
-    """The names that it looks up in its module, in the order of its code, each once."""
+    """Return the names that a function looks up in its module, in the order of its code, each once."""
     own = [step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names_of(one)]
+    inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in _names_of(part)]
     return list(dict.fromkeys([*own, *inner]))
 
 
 def _returns_nothing(code: CodeType) -> bool:
-    """Whether a function comes to its end without a value on every way through it."""
+    """Return whether a function returns None on every path."""
     values = []
     for before, step in pairwise(dis.get_instructions(code)):
         if step.opname == "RETURN_CONST":
             values.append(step.argval)
-        elif step.opname == "RETURN_VALUE":  # one that is jumped to, as in `a or None`, returns more than stands before
+        elif step.opname == "RETURN_VALUE":  # a jump target, as in `a or None`, returns values of other paths too
             is_none = before.opname == "LOAD_CONST" and before.argval is None and not step.is_jump_target
             values.append(None if is_none else step)
-    return bool(values) and all(one is None for one in values)
+    return bool(values) and all(value is None for value in values)
 
 
 def _is_constant(value: object) -> bool:
@@ -330,16 +331,16 @@ def _is_constant(value: object) -> bool:
 
 
 def _facts_of_code(code: CodeType) -> list[Any]:
-    return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), [_constant(one) for one in code.co_consts]]
+    return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), list(map(_constant, code.co_consts))]
 
 
 def _constant(value: object) -> Any:
     if isinstance(value, CodeType):
         return _facts_of_code(value)
-    if isinstance(value, frozenset):  # in another order in each process
-        return ["frozenset", *sorted(json.dumps(_constant(one)) for one in value)]
+    if isinstance(value, frozenset):  # its order differs between processes
+        return ["frozenset", *sorted(json.dumps(_constant(item)) for item in value)]
     if isinstance(value, tuple):
         return ["tuple", *map(_constant, value)]
-    if isinstance(value, re.Pattern):  # which repr() cuts short
+    if isinstance(value, re.Pattern):  # repr() truncates patterns
         return ["pattern", repr(value.pattern), value.flags]
     return repr(value)

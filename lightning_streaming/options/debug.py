@@ -13,7 +13,7 @@ from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.units import check_path, plain_number
 
 _TOO_LONG = 10**6
-"""Seconds that no sample takes, and that every clock can wait."""
+"""Longest timeout in seconds."""
 
 
 @suggests_names

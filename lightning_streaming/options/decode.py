@@ -1,4 +1,4 @@
-"""Options for columns of pictures: what they give, and in how many threads they are decoded."""
+"""Options for columns of images: their decoded type, and the threads that decode them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lightning_streaming.units import check_whole, is_one_of
 @suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeConfig(OptionGroup):
-    """Decoding of columns of pictures.
+    """Decoding of columns of images.
 
     Args:
-        columns: What columns of pictures give, by name, like ``{"image": "array"}``: "pil" images; the "bytes" of their
-            files; an "array" of numpy, uint8 of shape (height, width, 3); a "tensor" of torch, uint8 of shape
+        columns: Type of image columns in samples, by name, like ``{"image": "array"}``: "pil" images; the "bytes" of
+            their files; an "array" of numpy, uint8 of shape (height, width, 3); a "tensor" of torch, uint8 of shape
             (3, height, width); or "encoded", an :class:`~lightning_streaming.EncodedImage` that ``transform`` decodes.
-            None: what their format gives. See docs/pictures.md.
-        threads: Threads of each process that reads, in which samples are decoded and ``transform`` is applied, up to a
-            batch ahead. 0: none but the one that reads.
+            None: the type of their format. See docs/pictures.md.
+        threads: Threads of each reading process that decode samples and apply ``transform``, up to a batch ahead.
+            0: the reading thread only.
 
     Raises:
         ConfigError: A field has a value that cannot work.

@@ -1,4 +1,4 @@
-"""The request for the length of a sample in tokens: an array column, a column of integers, or a function of columns."""
+"""Request for the lengths of samples in tokens: an array column, a column of integers, or a function of columns."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from lightning_streaming.formats.columns import check_dtype
 from lightning_streaming.options.column_functions import LENGTHS, function_name
 
 _VERSION = 1
-"""Of what a file of lengths holds; part of its name."""
+"""Version of the files of lengths; part of their names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthsRequest:
-    """What says how many tokens a sample has: either ``column`` or ``lengths``.
+    """Source of the number of tokens of a sample: either ``column`` or ``lengths``.
 
     Args:
-        column: Column of the tokens: arrays of one dimension, of which the elements are counted; or bytes.
-        dtype: What the tokens are in a column of bytes, like "uint16".
-        lengths: Column of whole numbers that says the length; or a function whose parameters are named like columns,
+        column: Column of the tokens: arrays of one dimension, whose elements are counted; or bytes.
+        dtype: Type of the tokens in a column of bytes, like "uint16".
+        lengths: Column of whole numbers that holds the length; or a function whose parameters are named like columns,
             which is called for each sample and returns its length.
-        version: The user's name of what such a function depends on, such as a tokenizer: lengths are counted again
-            where it is another one. With it anything that can be called may be ``lengths``.
-        group: Option whose fields the others are, like "packing", for errors.
+        version: Name given by the user for what the function depends on, such as a tokenizer: lengths are counted again
+            if it changes. With a version, ``lengths`` may be any callable.
+        group: Option group of the other fields, like "packing", for errors.
 
     Raises:
-        ConfigError: Neither or both are given, or one cannot be what it must be.
+        ConfigError: Neither or both are given, or one is invalid.
     """
 
     column: str | None = None
@@ -45,7 +45,7 @@ class LengthsRequest:
         if (self.column is None) == (self.lengths is None):
             raise ConfigError(
                 "the length of a sample needs a column or a function",
-                hint="either the column of its tokens, like column='tokens'; or a column of whole numbers, or a "
+                hint="pass either the column of its tokens, like column='tokens'; or a column of whole numbers, or a "
                 "function of columns, like lengths='num_tokens'",
                 option="lengths",
             )
@@ -59,8 +59,8 @@ class LengthsRequest:
             )
         if self.version is not None and not callable(self.lengths):
             raise ConfigError(
-                f"lengths_version={short_repr(self.version)} is that of a function in lengths=, which is not given",
-                hint="leave it out",
+                f"lengths_version={short_repr(self.version)} needs a function in lengths=, which is not given",
+                hint="remove lengths_version",
                 option="lengths_version",
             )
         if self.version is not None and (not isinstance(self.version, str) or not self.version):
@@ -74,7 +74,8 @@ class LengthsRequest:
             LENGTHS.columns(self.lengths)
         if self.dtype is not None and self.column is None:
             raise ConfigError(
-                f"dtype={short_repr(self.dtype)} is that of the tokens in column=, which is not given", option="dtype"
+                f"dtype={short_repr(self.dtype)} needs a column of tokens in column=, which is not given",
+                option="dtype",
             )
         if self.dtype is not None:
             check_dtype(self.dtype)
@@ -88,10 +89,10 @@ class LengthsRequest:
         )
 
     def key(self, data_version: str) -> str:
-        """A name of the outcome: 32 hexadecimal digits.
+        """Return the name of the cached lengths: 32 hexadecimal digits.
 
         Args:
-            data_version: Of the stream; see :meth:`ShardCache.data_version`.
+            data_version: Version of the stream's data; see :meth:`ShardCache.data_version`.
         """
         element_bytes = None if self.dtype is None else check_dtype(self.dtype)
         lengths = LENGTHS.facts(self.lengths, self.version) if callable(self.lengths) else self.lengths

@@ -1,4 +1,4 @@
-"""Options of packing, and what they have in common with those of token budgets: columns, lengths and padding."""
+"""Options of packing, with the base class of packing and token budgets: columns, lengths and padding."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.units import plain_number
 
 MADE = ("position_ids", "document_ids", "cu_seqlens", "max_seqlen")
-"""What is made of the lengths of packed documents alone."""
+"""Entries of a batch that are computed from the lengths of packed documents."""
 MOST_BYTES = 8
-"""Of a number of torch."""
+"""Size of the largest number of torch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing(OptionGroup):
-    """Options of documents that are packed, or grouped within a budget of tokens.
+    """Options of documents that are packed, or grouped by a token budget.
 
     Args:
         column: The tokens of a document: a column of one-dimensional arrays, or of bytes with ``dtype``.
-        lengths: Where the lengths of documents are known from: a column of numbers, or a function whose parameters are
-            named like columns. None: from where ``column`` lies in the shards. Needed where a transform makes the
-            tokens.
+        lengths: Lengths of documents: a column of numbers, or a function whose parameters are named like columns. None:
+            the lengths of ``column`` as stored. Required if a transform creates the tokens.
         lengths_version: With a function in ``lengths``, a name of what it depends on, like "gpt2" or a digest of the
-            tokenizer's file: lengths are counted again where it is another one. Needed where the function is an object,
-            a method or a partial, or names an object.
+            tokenizer's file: lengths are counted again if it changes. Required if the function is an object, a method
+            or a partial, or names an object.
         dtype: Type of the values of columns of bytes, like "uint16"; or one for each such column, like
             ``{"tokens": "uint16", "mask": "uint8"}``.
         along: Other columns of as many values as tokens, such as labels or a mask of the loss, treated like the tokens.
-        pad: What is filled in where there are no tokens: a number, or one for each column.
-        as_dtype: Type of the values in a batch, like "int64" or "int32"; one of whole numbers leaves values of floating
-            point as they are. None: all as they are stored. Or one for each column, like ``{"weights": "float32"}``;
-            of columns that it does not name "int64". Values that the type does not hold are refused.
+        pad: Padding value: a number, or one for each column.
+        as_dtype: Type of the values in a batch, like "int64" or "int32"; an integer type does not change floating
+            point values. None: the stored types. Or one for each column, like ``{"weights": "float32"}``, with "int64"
+            for the others. Values that do not fit the type are an error.
 
     Raises:
         ConfigError: An argument cannot be.
@@ -72,22 +71,22 @@ class Packing(OptionGroup):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All columns that are brought together, that of the tokens first."""
+        """All packed columns, that of the tokens first."""
         return (*(() if self.column is None else (self.column,)), *self.along)
 
     def settings(self) -> AnyPackSettings:
-        """How documents are brought together, for order."""
+        """Return the settings of the plan."""
         raise NotImplementedError
 
     def request(self) -> LengthsRequest:
-        """Where lengths are known from."""
+        """Return the request for lengths."""
         if self.lengths is not None:
             return LengthsRequest(lengths=self.lengths, version=self.lengths_version, group=self.option)
         dtype = None if self.column is None else self.dtype_of(self.column)
         return LengthsRequest(column=self.column, dtype=dtype, version=self.lengths_version, group=self.option)
 
     def pad_of(self, column: str) -> Any:
-        """What a column is filled up with."""
+        """Return the padding value of a column."""
         return self.pad.get(column, 0) if isinstance(self.pad, Mapping) else self.pad
 
     def dtype_of(self, column: str) -> str | None:
@@ -99,32 +98,37 @@ class Packing(OptionGroup):
         return "input_ids" if column == self.column else column
 
     def wanted(self, column: str, stored: np.dtype[Any]) -> np.dtype[Any]:
-        """Return the type in a batch of values of a column that are stored in a type."""
+        """Return the type of a column's values in a batch.
+
+        Args:
+            column: Name of the column.
+            stored: Type of its values in the shards.
+        """
         is_named = isinstance(self.as_dtype, Mapping) and column in self.as_dtype
-        given = self.as_dtype.get(column, "int64") if isinstance(self.as_dtype, Mapping) else self.as_dtype
-        if given is None:
+        name = self.as_dtype.get(column, "int64") if isinstance(self.as_dtype, Mapping) else self.as_dtype
+        if name is None:
             return stored
-        wanted = np.dtype(given)
+        wanted = np.dtype(name)
         return stored if stored.kind == "f" and wanted.kind != "f" and not is_named else wanted
 
     def _refuse(self, name: str, words: str) -> NoReturn:
         raise ConfigError(f"{self.option}.{name} {words}", option=f"{self.option}.{name}")
 
     def _take_names(self, name: str) -> None:
-        given = getattr(self, name)
-        is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes) and getattr(given, "ndim", 1) == 1
-        names = tuple(map(as_plain, given)) if is_list else ()  # read once: it may be a generator
-        if not is_list or not all(isinstance(one, str) for one in names):
-            self._refuse(name, f"must be a list of names, but is {short_repr(given)}")
+        value = getattr(self, name)
+        is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) == 1
+        names = tuple(map(as_plain, value)) if is_list else ()  # read once: it may be a generator
+        if not is_list or not all(isinstance(item, str) for item in names):
+            self._refuse(name, f"must be a list of names, but is {short_repr(value)}")
         object.__setattr__(self, name, names)
 
-    def _check_dtypes(self, name: str, given: object) -> None:
-        if not isinstance(given, Mapping):
-            self._check_dtype(name, given)
+    def _check_dtypes(self, name: str, dtypes: object) -> None:
+        if not isinstance(dtypes, Mapping):
+            self._check_dtype(name, dtypes)
             return
-        if more := sorted({*given} - {*self.columns}):
+        if more := sorted({*dtypes} - {*self.columns}):
             self._refuse(name, f"may name {', '.join(self.columns)}, but names {short_repr(more[0])}")
-        for column, dtype in given.items():
+        for column, dtype in dtypes.items():
             self._check_dtype(f"{name}.{column}", dtype)
 
     def _check_dtype(self, name: str, dtype: object) -> None:
@@ -147,7 +151,7 @@ class Packing(OptionGroup):
 
 
 def fits(pad: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether a type holds a number as it is; numbers of floating point are rounded."""
+    """Return whether a type can hold a number; floating point types may round it."""
     if dtype.kind == "f":
         return not math.isfinite(pad) or abs(pad) <= float(np.finfo(dtype).max)
     if dtype.kind not in "iu":
@@ -164,17 +168,17 @@ class PackingConfig(Packing):
 
     ``batch_size`` then counts packs. A batch is a dict: ``input_ids`` (the values of ``column``), the columns of
     ``along``, ``position_ids`` and ``document_ids``, each of shape (batch_size, capacity), and ``cu_seqlens`` and
-    ``max_seqlen`` for attention kernels for variable lengths. ``document_ids`` is -1 where there is padding. Other
-    columns are dropped.
+    ``max_seqlen`` for attention kernels for variable lengths. ``document_ids`` is -1 for padding. Other columns are
+    dropped.
 
     Args:
         capacity: Tokens in a pack.
-        method: "best_fit" brings whole documents together, in windows of the epoch's order; "concat" takes one document
-            after another and cuts them where a pack is full.
-        window: Documents among which "best_fit" looks for those that fit together.
+        method: "best_fit" packs whole documents, within windows of the epoch's order; "concat" concatenates documents
+            in order and cuts them where a pack is full.
+        window: Documents in a window of "best_fit".
         longer: What "best_fit" does with documents longer than a pack: "split" them, "truncate" or "drop" them, or
             "error".
-        without: Of "position_ids", "document_ids", "cu_seqlens" and "max_seqlen", those that are not needed.
+        without: Entries of a batch that are left out: "position_ids", "document_ids", "cu_seqlens" or "max_seqlen".
 
     Raises:
         ConfigError: An argument cannot be.
@@ -196,10 +200,10 @@ class PackingConfig(Packing):
             self._refuse("column", "must be the name of the column of tokens, but is None")
         Packing.__post_init__(self)
         self._take_names("without")
-        unknown = [one for one in self.without if one not in MADE]
+        unknown = [name for name in self.without if name not in MADE]
         if unknown:
             self._refuse("without", f"may name {', '.join(MADE)}, but names {short_repr(unknown[0])}")
 
     def settings(self) -> PackSettings:
-        """How documents are brought together, for order."""
+        """Return the settings of the plan."""
         return PackSettings(capacity=self.capacity, method=self.method, window=self.window, longer=self.longer)

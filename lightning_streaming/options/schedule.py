@@ -1,4 +1,4 @@
-"""Options of the phases of an epoch, checked, and resolved for order: each with its end in samples."""
+"""Options of the phases of an epoch, and their resolution to ends in samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IN_WORDS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:per\s*cents?|pct|percentage)\.?
 class MixturePhase(OptionGroup):
     """A part of an epoch with one mixture of streams, or with a ramp from one to another.
 
-    A stream continues in each phase where it stopped in the previous one: its samples come again only when all of it
+    A stream continues in each phase where it stopped in the previous one: no sample is repeated before the whole stream
     has been read. See docs/mixtures.md.
 
     Args:
@@ -112,7 +112,7 @@ class MixturePhase(OptionGroup):
                 )
 
     def resolved(self, name: str, planned_stop: int) -> ResolvedPhase:
-        """Return the phase as order takes it, with its end in samples."""
+        """Return the phase with its end in samples."""
         names = sorted(self.mix)
         ramps = any(isinstance(weight, Sequence) for weight in self.mix.values())
         begin, end = (tuple((stream, self._weights(stream)[place]) for stream in names) for place in (0, 1))
@@ -128,7 +128,7 @@ class MixturePhase(OptionGroup):
         )
 
     def planned_stop(self, name: str, epoch_size: int | None) -> int | None:
-        """Return where it ends if it is not ended earlier, in samples; None if ``end`` is not set."""
+        """Return the planned end in samples, from ``end``; None if that is not set."""
         if self.end is None:
             return None
         option = f"schedule.{name}.end"
@@ -190,22 +190,21 @@ def named_phases(schedule: Schedule | None) -> Mapping[str, MixturePhase]:
     phases = named_groups(MixturePhase, schedule)
     if phases is not None and not phases:
         raise ConfigError(
-            f"schedule has no phases; it must map names to them, like {{broad: {MixturePhase.example}}}",
+            f"schedule has no phases; it must map names to phases, like {{broad: {MixturePhase.example}}}",
             option="schedule",
         )
     return phases or {}
 
 
 def resolved_phases(phases: Mapping[str, MixturePhase], epoch_size: int | None) -> tuple[ResolvedPhase, ...]:
-    """Return phases as order takes them, each with its end in samples.
+    """Return phases with their ends in samples.
 
     Args:
-        phases: By name, in the order in which they are read.
-        epoch_size: Where the last one ends, if it has no ``end``.
+        phases: Phases by name, in the order in which they are read.
+        epoch_size: End of the last phase, if it has no ``end``.
 
     Raises:
-        ConfigError: A border is missing or does not lie after the one before, or the last border is not the epoch's
-            end.
+        ConfigError: An end is missing or not after the previous one, or the last end is not that of the epoch.
     """
     resolved: list[ResolvedPhase] = []
     for number, (name, phase) in enumerate(phases.items()):
@@ -228,7 +227,7 @@ def resolved_phases(phases: Mapping[str, MixturePhase], epoch_size: int | None) 
         if resolved and stop <= before:
             raise ConfigError(
                 f"{option} is {stop}, and phase {resolved[-1].name!r} before it ends at {before}",
-                hint="borders must rise, counted from the beginning of the epoch",
+                hint="ends are counted from the beginning of the epoch, and must increase",
                 option=option,
             )
         if stop < 1:
@@ -251,7 +250,7 @@ def resolved_phases(phases: Mapping[str, MixturePhase], epoch_size: int | None) 
 
 
 def check_mixes(phases: Mapping[str, MixturePhase], streams: Collection[str]) -> None:
-    """Check that each stream is in a mix, and that the mix of the last phase names streams of the dataset alone.
+    """Check that each stream is in a mix, and that the mix of the last phase has no unknown streams.
 
     Earlier phases may name a stream that has been removed since they ended, which a resumed run decides.
 

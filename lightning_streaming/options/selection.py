@@ -22,17 +22,17 @@ from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.units import check_text, check_whole
 
 Where = str | Callable[..., Any]
-"""A condition: SQL over the columns, or a function whose parameters are named like columns."""
+"""Condition: SQL over the columns, or a function whose parameters are named like columns."""
 Indices = Sequence[int] | Sequence[bool] | str | os.PathLike[str] | NDArray[Any]
 """Numbers of samples of a stream, or a truth value for each; or the ``.npy`` file that holds them."""
 
 _VERSION = 2
-"""Of how conditions are evaluated; part of the name of what is kept. 2: the time zone of SQL is pinned."""
+"""Version of how conditions are evaluated; part of the name of cached selections. 2: the time zone of SQL is pinned."""
 _FRACTION = re.compile(r"\s*(?:(?P<start>\d{1,9}(\.\d{1,99})?)%)?\s*:\s*(?:(?P<stop>\d{1,9}(\.\d{1,99})?)%)?\s*")
 
 
 class HashSlice(NamedTuple):
-    """A part of a stream, by hash: the samples whose hash, relative to the largest hash, lies in [start, stop)."""
+    """Part of a stream by hash: the samples whose hash, relative to the largest hash, is in [start, stop)."""
 
     start: Fraction
     stop: Fraction
@@ -41,25 +41,25 @@ class HashSlice(NamedTuple):
         return f"{_percent(self.start)}:{_percent(self.stop)}"
 
     def thresholds(self) -> tuple[int, int]:
-        """Return the same range as whole numbers in [0, 2**64]. Slices that share a border share its threshold."""
+        """Return the range as whole numbers in [0, 2**64]; adjacent slices share a threshold."""
         return int(self.start * 2**64), int(self.stop * 2**64)
 
 
 def parse_fraction(fraction: str) -> HashSlice:
-    """Return the slice that a fraction describes.
+    """Parse a fraction into a slice.
 
     >>> parse_fraction("98%:") == HashSlice(Fraction(98, 100), Fraction(1))
     True
 
     Raises:
-        ConfigError: It is written in another way.
+        ConfigError: The text is no range in percent.
     """
     match = _FRACTION.fullmatch(fraction)
     if match is None or match["start"] is match["stop"] is None:
         raise ConfigError(
             f"selection.fraction must be a range in percent, like '0%:98%', ':98%' or '98%:', "
             f"but got {short_repr(fraction)}",
-            hint="slices are drawn by hash, so they cannot be given in samples",
+            hint="slices are drawn by hash, so give percents and not numbers of samples",
             option="selection.fraction",
         )
     start, stop = Fraction(match["start"] or 0) / 100, Fraction(match["stop"] or 100) / 100
@@ -141,17 +141,17 @@ class SelectionConfig(OptionGroup):
         return own == others and _are_equal(self.indices, other.indices)
 
     def resolved(self) -> SelectionConfig:
-        """Return the conditions with None in place of empty texts."""
+        """Return the options with empty texts replaced by None."""
         return replace(self, where=self.where or None, fraction=self.fraction or None, group_by=self.group_by or None)
 
     @property
     def part(self) -> HashSlice | None:
-        """The slice that is drawn by hash; None for all."""
+        """The slice drawn by hash; None for all samples."""
         return parse_fraction(self.fraction) if self.fraction else None
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing is left out."""
+        """True if all samples are selected."""
         return self.where is None and self.fraction is None and self.indices is None
 
     def in_words(self) -> str:
@@ -166,18 +166,18 @@ class SelectionConfig(OptionGroup):
         return ", ".join(text for text, is_set in conditions.items() if is_set)
 
     def described(self) -> dict[str, Any]:
-        """Return the fields by name; of indices their count."""
+        """Return the fields by name, with the number of indices."""
         indices = self.indices
         if indices is not None and not isinstance(indices, str | os.PathLike):
             indices = f"{len(indices)} values"
         return {**OptionGroup.described(self), "indices": indices}
 
     def key(self, data_version: str, selected: NDArray[np.bool_] | NDArray[np.int64] | None) -> str:
-        """Return a name of the outcome: 32 hexadecimal digits.
+        """Return the name of the cached selection: 32 hexadecimal digits.
 
         Args:
-            data_version: Of the stream; see :meth:`ShardCache.data_version`.
-            selected: The contents of :attr:`indices`.
+            data_version: Version of the stream's data; see :meth:`ShardCache.data_version`.
+            selected: Contents of :attr:`indices`.
         """
         where = self.where if self.where is None or isinstance(self.where, str) else WHERE.facts(self.where)
         part = self.part
@@ -198,7 +198,7 @@ def as_numbers(indices: Indices) -> NDArray[np.bool_] | NDArray[np.int64]:
     """Return numbers of samples, or truth values, as an array.
 
     Raises:
-        ConfigError: They are neither.
+        ConfigError: The values are neither.
     """
     try:
         values = np.asarray(indices)

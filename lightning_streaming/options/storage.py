@@ -1,4 +1,4 @@
-"""Options of stores: how their clients are called, and whether single samples are fetched."""
+"""Options of storage: arguments of its clients, and fetching of single samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_streaming.units import check_truth
 @suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageConfig(OptionGroup):
-    """Access to the stores that hold the data.
+    """Access to the storage that holds the data.
 
     Args:
         options: Passed to fsspec: ``key``, ``secret``, ``endpoint_url``, ``token``, ``anon``, ... A value may name
@@ -43,7 +43,7 @@ class StorageConfig(OptionGroup):
 
     @classmethod
     def options_of(cls, storage: StorageConfig | Mapping[str, Any] | None) -> StorageOptions:
-        """Return what is passed to fsspec, empty by default."""
+        """Return the options for fsspec, empty by default."""
         config = as_group(cls, storage)
         return StorageOptions(None if config is None else config.options, "storage.options")
 

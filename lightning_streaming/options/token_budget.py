@@ -1,4 +1,4 @@
-"""Options of token budgets: groups of whole documents, padded to their longest, each of which is a batch."""
+"""Options of token budgets: batches of whole documents, padded to the longest, of limited size."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from lightning_streaming.signatures import explains_options_of
 @explains_options_of(Packing)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenBudget(Packing):
-    """Groups of whole documents of about one length, as many as a number of tokens allows; a batch is then one group.
+    """Batches of whole documents of similar length, as many as a token budget allows.
 
     A batch is a dict: ``input_ids`` (the values of ``column``) and the columns of ``along``, of shape
     (documents, longest document), and ``lengths``, the tokens of each document. Other columns are dropped.
 
-    A document may be anything that has a length, such as audio of so many frames: what is said of tokens then holds for
-    these.
+    A document may be anything that has a length, such as audio with a number of frames; frames then count as tokens.
 
     Args:
         column: The tokens of a document: a column of one-dimensional arrays, or of bytes with ``dtype``. None, with
             ``lengths`` and a ``collate_fn``: documents have no such column.
-        tokens: Of a group at most, padding included: the number of its documents times the longest of them.
-        buckets: Ranges of lengths into which the documents of a window are sorted, and which are grouped each by
-            itself. More of them pad less, and mix less.
+        tokens: Most tokens of a batch, with padding: the number of its documents times the longest of them.
+        buckets: Ranges of lengths into which the documents of a window are sorted; a batch has documents of one range.
+            More buckets pad less, and mix less.
         window: Documents of the epoch's order that are grouped together.
-        longer: What becomes of documents longer than ``tokens``: "truncate" or "drop" them, or "error".
+        longer: What to do with documents longer than ``tokens``: "truncate" or "drop" them, or "error".
 
     Raises:
         ConfigError: An argument cannot be.
@@ -50,14 +49,14 @@ class TokenBudget(Packing):
         store_plain(self)
         if self.column is None and self.lengths is None:
             raise ConfigError(
-                "token_budget needs column=, the tokens of a document, or lengths=, how long it is",
+                "token_budget needs column=, the tokens of a document, or lengths=, the length of a document",
                 hint="like {column: tokens, tokens: 65536} or {lengths: num_frames, tokens: 65536}",
                 option="token_budget.column",
             )
         if self.column is None and (self.along or self.longer == "truncate"):
             raise ConfigError(
                 "token_budget.along and token_budget.longer='truncate' need token_budget.column, which is not given",
-                hint="name it, or leave them out",
+                hint="set token_budget.column, or remove them",
                 option="token_budget.column",
             )
         Packing.__post_init__(self)
@@ -65,5 +64,5 @@ class TokenBudget(Packing):
             self._refuse("along", f"names {min(taken)!r}, which a batch has already; rename that column")
 
     def settings(self) -> BudgetSettings:
-        """How documents are brought together, for order."""
+        """Return the settings of the plan."""
         return BudgetSettings(tokens=self.tokens, buckets=self.buckets, window=self.window, longer=self.longer)

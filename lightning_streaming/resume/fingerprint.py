@@ -28,7 +28,7 @@ from lightning_streaming.resume.saved_fingerprint import (
 )
 from lightning_streaming.resume.stream_list import StreamFacts, StreamList, list_streams, stream_changes
 from lightning_streaming.selection.catalog import CatalogView
-from lightning_streaming.selection.saved_join import SavedJoin
+from lightning_streaming.selection.joins import SavedJoin
 from lightning_streaming.sequence.base import digest_of
 from lightning_streaming.sequence.phases import MixtureSchedule, ResolvedPhase
 from lightning_streaming.sequence.settings import OrderSettings

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_streaming.saved_fields import Fields
-from lightning_streaming.selection.saved_join import SavedJoin
+from lightning_streaming.selection.joins import SavedJoin
 from lightning_streaming.sequence.settings import BATCHING_METHODS, SAMPLING_METHODS, SHUFFLE_ALGOS
 
 _PACKINGS = ("packing", "token_budget")

@@ -1,4 +1,4 @@
-"""Every shard and sample of a dataset, numbered across its streams."""
+"""Catalog of all shards and samples of a dataset, numbered across its streams."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from lightning_streaming.selection.document_lengths import CatalogLengths
 
 _AT_ONCE = 4096
-"""Shards whose names are looked at together."""
+"""Shards whose names are searched together."""
 
 
 class SamplePlace(NamedTuple):
-    """Where one sample is stored."""
+    """Location of a stored sample."""
 
     stream: int
-    """Stream, by its place in the dataset."""
+    """Number of the stream in the dataset."""
     shard: int
-    """Shard, counted over all streams."""
+    """Number of the shard, over all streams."""
     sample: int
-    """Sample, counted within its shard."""
+    """Index of the sample in its shard."""
 
 
 class CatalogView:
-    """How far each stream is read: its shards, and which of their samples.
+    """Shards and selected samples of each stream that an epoch reads.
 
     Args:
         indexes: The index of each stream, by name, in stream order.
-        selections: Which samples are selected, of streams of which not all are.
-        first_ids: Sample id at which each stream begins, where streams have more shards than these. None: one follows
-            another.
-        joins: The datasets that are joined with streams; None where there are none.
+        selections: Selected samples of each stream that is not read whole.
+        first_ids: First sample id of each stream, where streams have more shards than these; None if their ids are
+            consecutive.
+        joins: Datasets joined with the streams, if any.
 
     Raises:
         ConfigError: A stream holds no sample.
@@ -61,7 +61,7 @@ class CatalogView:
     ) -> None:
         self.joins = joins
         self.lengths: CatalogLengths | None = None
-        """Of documents that are to be packed."""
+        """Lengths of the documents, for packing."""
         self.stream_names = list(indexes)
         self.indexes = tuple(indexes.values())
         self.selections = tuple(selections.get(name) for name in indexes)
@@ -78,22 +78,22 @@ class CatalogView:
         self.shards_per_stream = [len(sizes) for sizes in self.shard_sizes_per_stream]
         self.num_samples = sum(self.samples_per_stream)
         """Samples of all streams together, before weighting."""
-        following = list(accumulate(self.samples_per_stream, initial=0))[:-1]
-        self.first_ids = tuple(following if first_ids is None else first_ids)
-        """Sample id at which each stream begins."""
-        self.leaves_gaps = list(self.first_ids) != following
-        """Whether between the ids of two streams lie some that are not read."""
+        consecutive = list(accumulate(self.samples_per_stream, initial=0))[:-1]
+        self.first_ids = tuple(consecutive if first_ids is None else first_ids)
+        """First sample id of each stream."""
+        self.leaves_gaps = list(self.first_ids) != consecutive
+        """True if there are ids between two streams that are not read."""
 
 
 class Catalog(CatalogView):
     """The shards of all streams in one numbering: stream 0's first, each in the order of its index.
 
-    Where not all samples of a stream are selected, those that are have the ids and count; the others have none.
+    Only selected samples have ids and are counted.
 
     Args:
         indexes: The index of each stream, by name, in stream order.
-        selections: Which samples are selected, of streams of which not all are.
-        joins: The datasets that are joined with streams; None where there are none.
+        selections: Selected samples of each stream that is not read whole.
+        joins: Datasets joined with the streams, if any.
 
     Raises:
         ConfigError: A stream holds no sample.
@@ -110,21 +110,21 @@ class Catalog(CatalogView):
         self.stream_of_shard: NDArray[np.int64] = np.repeat(np.arange(len(indexes)), self.shards_per_stream)
         self._runs = RunLookup(np.cumsum(self.samples_per_shard))
         self.shards: Sequence[ShardInfo] = _AllShards(self.indexes)
-        self._selected = _SelectedPlaces(self) if any(one is not None for one in self.selections) else None
+        self._selected = _SelectedPlaces(self) if any(bits is not None for bits in self.selections) else None
         self._heads: dict[tuple[int, int], tuple[DatasetIndex, Selection | None]] = {}
-        self._extents: dict[tuple[tuple[int, int], ...], CatalogView] = {}
+        self._views: dict[tuple[tuple[int, int], ...], CatalogView] = {}
 
     def head(self, shards: Mapping[int, int]) -> CatalogView:
-        """The data as it is if of some streams only the first shards are read, with the same sample ids.
+        """Return a view in which only the first shards of some streams are read; sample ids stay the same.
 
         Args:
-            shards: How many, by the stream's place; of the other streams all are read.
+            shards: Number of shards, by the number of the stream; other streams are read whole.
 
         Raises:
             ConfigError: None of their samples is selected.
         """
-        asked = tuple(sorted(shards.items()))
-        if asked and asked not in self._extents:
+        key = tuple(sorted(shards.items()))
+        if key and key not in self._views:
             indexes, selections = dict(zip(self.stream_names, self.indexes, strict=True)), {}
             for stream, name in enumerate(self.stream_names):
                 selection = self.selections[stream]
@@ -132,32 +132,32 @@ class Catalog(CatalogView):
                     indexes[name], selection = self._head_of(stream, shards[stream])
                 if selection is not None:
                     selections[name] = selection
-            extent = self._extents[asked] = CatalogView(indexes, selections, self.first_ids, self.joins)
-            extent.lengths = self.lengths
-        return self._extents[asked] if asked else self
+            view = self._views[key] = CatalogView(indexes, selections, self.first_ids, self.joins)
+            view.lengths = self.lengths
+        return self._views[key] if key else self
 
     def _head_of(self, stream: int, shards: int) -> tuple[DatasetIndex, Selection | None]:
         known = self._heads.get((stream, shards))
         if known is None:
             index, selection = self.indexes[stream].head(shards), self.selections[stream]
             known = index, None if selection is None else selection.head(index.num_samples)
-            self._heads[stream, shards] = known  # the digest of the index is kept with it
+            self._heads[stream, shards] = known  # the index caches its digest
         return known
 
     @cached_property
     def first_sample_of_shard(self) -> NDArray[np.int64]:
-        """Sample id at which each shard starts."""
+        """First sample id of each shard."""
         return self._runs.stops - self.samples_per_shard
 
     @cached_property
     def mean_sample_bytes(self) -> NDArray[np.float32]:
-        """Bytes of a sample as it is stored uncompressed, of each shard the mean."""
+        """Mean uncompressed size of a sample in bytes, for each shard."""
         data_bytes: NDArray[np.int64] = np.concatenate([index.shards.data_bytes() for index in self.indexes])
         stored: NDArray[np.int64] = np.concatenate([index.samples_per_shard() for index in self.indexes])
         return (data_bytes / np.maximum(1, stored)).astype(np.float32)
 
     def examples(self) -> Iterator[tuple[int, ShardInfo]]:
-        """The first shard of each kind in each stream, with its number: for looking at what shards have in common.
+        """Yield the number and the first shard of each kind in each stream, to check what all shards have.
 
         Shards of a kind have the same format, compression, columns and hashes.
         """
@@ -167,32 +167,32 @@ class Catalog(CatalogView):
             first += len(index.shards)
 
     def columns_of_streams(self) -> list[list[tuple[str, ...]]]:
-        """Of each stream the columns of its samples, those of joins included; several where its shards differ."""
-        found = []
+        """Return the columns of each stream's samples, including joins; several where its shards differ."""
+        columns = []
         for place, (index, sizes) in enumerate(zip(self.indexes, self.shard_sizes_per_stream, strict=True)):
             table, joins = index.shards, None if self.joins is None else self.joins.streams.get(place)
             more = () if joins is None else joins.final_names()
             kinds, firsts = np.unique(table.kind_of_shard[sizes > 0], return_index=True)
             shards = np.flatnonzero(sizes > 0)[np.sort(firsts)] if len(kinds) else np.zeros(0, np.int64)
             sets = {frozenset(names): names for names in (column_names(table[shard]) for shard in shards.tolist())}
-            found.append([(*names, *more) for names in sets.values()])
-        return found
+            columns.append([(*names, *more) for names in sets.values()])
+        return columns
 
     def may_be_plain(self, columns: Sequence[str] | None) -> bool:
-        """Whether all shards have the same columns, and these are nothing but numbers and arrays of them.
+        """Return whether all shards have the same columns, of numbers and arrays of numbers only.
 
         Args:
-            columns: The columns wanted, which every shard has; None for all.
+            columns: The columns that are read, which every shard has; None for all.
         """
         schemas = {plain_kind(info, columns) for _, info in self.examples()}
         return len(schemas) == 1 and None not in schemas
 
     def with_files(self, stream: int, names: Set[str]) -> Iterator[tuple[int, ShardInfo]]:
-        """Shards that have files of some names, with their numbers; the others are not made.
+        """Yield the number and the shard for shards that have files of some names; other shards are not constructed.
 
         Args:
-            stream: Whose shards to look at.
-            names: Names as they are in the index; those of other files are passed over.
+            stream: Number of the stream.
+            names: File names as the index has them; unknown names are ignored.
         """
         table = self.indexes[stream].shards
         first = sum(self.shards_per_stream[:stream])
@@ -200,44 +200,44 @@ class Catalog(CatalogView):
             texts = table.texts(start, min(start + _AT_ONCE, len(table)))
             if names.isdisjoint(texts):
                 continue
-            found = int(table.first_text[start]) + np.flatnonzero([text in names for text in texts])
-            for place in np.unique(np.searchsorted(table.first_text, found, side="right") - 1).tolist():
+            matches = int(table.first_text[start]) + np.flatnonzero([text in names for text in texts])
+            for place in np.unique(np.searchsorted(table.first_text, matches, side="right") - 1).tolist():
                 yield first + place, table[place]
 
     def shard_of(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The shard, counted over all streams, that holds each of these samples."""
+        """Return the number of the shard of each sample."""
         return self._runs.find(sample_ids)
 
     def places(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shards, and indexes within them, of many samples at once."""
+        """Return the shard of each sample, and its index there."""
         shards = self.shard_of(sample_ids)
         indexes = sample_ids - self.first_sample_of_shard[shards]
         return shards, indexes if self._selected is None else self._selected.stored(shards, indexes)
 
     def joined_shards(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """The shards of joined datasets that some samples need, as far as their positions tell.
+        """Return the shards of datasets joined by position that some samples need.
 
         Returns:
-            Array of shape (samples, joins), -1 where there is none; None where no position tells of any.
+            Array of shape (samples, joins), -1 for none; None if no dataset is joined by position.
         """
         if self.joins is None or not self.joins.most_by_position:
             return None
         return self.joins.shards_at(self.stream_of_shard[shards], shards, indexes)
 
     def ids(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample ids of many samples at once, which are selected: the inverse of :meth:`places`."""
+        """Return the ids of selected samples: the inverse of :meth:`places`."""
         within = indexes if self._selected is None else self._selected.numbers(shards, indexes)
         return self.first_sample_of_shard[shards] + within
 
     def id_of(self, shard: int, index: int) -> int | None:
-        """The id of one stored sample; None if it is not selected."""
+        """Return the id of a stored sample; None if it is not selected."""
         shards, indexes = np.array([shard]), np.array([index])
         if self._selected is not None and not self._selected.has(shards, indexes)[0]:
             return None
         return int(self.ids(shards, indexes)[0])
 
     def place(self, sample_id: int) -> SamplePlace:
-        """Where one sample is stored.
+        """Return the location of a sample.
 
         Args:
             sample_id: In ``[-num_samples, num_samples)``; negative ids count from the end.
@@ -249,60 +249,60 @@ class Catalog(CatalogView):
         return SamplePlace(int(self.stream_of_shard[shard]), shard, sample)
 
     def find(self, sample_id: int) -> tuple[int, int]:
-        """Shard, and index within it, of one sample; otherwise as :meth:`place`."""
-        wanted = sample_id + self.num_samples if sample_id < 0 else sample_id
-        if not 0 <= wanted < self.num_samples:
+        """Return the shard of a sample and its index there; otherwise as :meth:`place`."""
+        positive_id = sample_id + self.num_samples if sample_id < 0 else sample_id
+        if not 0 <= positive_id < self.num_samples:
             raise SampleIndexError(
                 f"sample {sample_id} does not exist",
                 hint=f"the dataset has {self.num_samples} samples",
                 sample=sample_id,
             )
-        shard, index = self._runs.find_one(wanted)
+        shard, index = self._runs.find_one(positive_id)
         if self._selected is not None:
             index = int(self._selected.stored(np.array([shard]), np.array([index]))[0])
         return shard, index
 
 
 class _SelectedPlaces:
-    """Where the selected samples lie among those stored.
+    """Conversion between selected and stored samples of shards.
 
     Args:
-        catalog: Its shards and selections.
+        catalog: Catalog with the shards and selections.
     """
 
     def __init__(self, catalog: Catalog) -> None:
         stored = [index.samples_per_shard() for index in catalog.indexes]
-        self._selections = {place: one for place, one in enumerate(catalog.selections) if one is not None}
+        self._selections = {stream: bits for stream, bits in enumerate(catalog.selections) if bits is not None}
         self._stream_of_shard = catalog.stream_of_shard
-        # Of each shard: samples of its stream that come before it, stored and selected.
+        # For each shard, the samples of its stream before it: stored and selected.
         self._stored_before, self._selected_before = (
-            np.concatenate([np.cumsum(one) - one for one in sizes])
+            np.concatenate([np.cumsum(of_stream) - of_stream for of_stream in sizes])
             for sizes in (stored, catalog.shard_sizes_per_stream)
         )
 
     def stored(self, shards: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Indexes within their shards of samples that are the n-th selected ones there."""
+        """Return the indexes of the n-th selected samples of these shards."""
         indexes: NDArray[np.int64] = numbers.copy()
         for selection, here, of in self._by_stream(shards):
             indexes[here] = selection.stored(self._selected_before[of] + numbers[here]) - self._stored_before[of]
         return indexes
 
     def numbers(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many samples of their shards are selected before each of these."""
+        """Count the selected samples of its shard before each of these."""
         numbers: NDArray[np.int64] = indexes.copy()
         for selection, here, of in self._by_stream(shards):
             numbers[here] = selection.before(self._stored_before[of] + indexes[here]) - self._selected_before[of]
         return numbers
 
     def has(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each of these stored samples is selected."""
-        found = np.ones(len(shards), np.bool_)
+        """Return whether each of these stored samples is selected."""
+        selected = np.ones(len(shards), np.bool_)
         for selection, here, of in self._by_stream(shards):
-            found[here] = selection.has(self._stored_before[of] + indexes[here])
-        return found
+            selected[here] = selection.has(self._stored_before[of] + indexes[here])
+        return selected
 
     def _by_stream(self, shards: NDArray[np.int64]) -> Iterator[tuple[Selection, NDArray[np.bool_], NDArray[np.int64]]]:
-        """Of each stream with a selection: it, which of the samples are its own, and their shards."""
+        """Yield each stream's selection, a mask of the samples that are its own, and their shards."""
         streams: NDArray[np.int64] = self._stream_of_shard[shards]
         for stream in np.unique(streams).tolist():
             if stream in self._selections:
@@ -311,10 +311,10 @@ class _SelectedPlaces:
 
 
 class _AllShards(Sequence[ShardInfo]):
-    """The shards of several indexes as one sequence; each is made when it is asked for.
+    """Lazy sequence of the shards of several indexes.
 
     Args:
-        indexes: One after another.
+        indexes: Indexes to concatenate.
     """
 
     def __init__(self, indexes: Sequence[DatasetIndex]) -> None:
@@ -335,7 +335,7 @@ class _AllShards(Sequence[ShardInfo]):
             return tuple(self[place] for place in range(*index.indices(len(self))))
         place = range(len(self))[index]
         stream = bisect_right(self._stops, place)
-        return self._tables[stream][place - self._stops[stream]]  # counted from the end of its table
+        return self._tables[stream][place - self._stops[stream]]  # negative: from the end of its table
 
     def __iter__(self) -> Iterator[ShardInfo]:
         return chain.from_iterable(self._tables)

@@ -1,10 +1,10 @@
-"""The length in tokens of every stored sample of a stream.
+"""Lengths of samples in tokens.
 
-StreamLengths   the outcome for one stream: four bytes a sample, mapped
-CatalogLengths  the same for the sample ids of a dataset, whatever its streams and selections
+StreamLengths   the lengths of the stored samples of one stream: four bytes a sample, mapped
+CatalogLengths  lengths by sample id, over all streams and their selections
 
-The file of a stream's lengths holds them one after another, then 32 bytes: a digest of them, their sum, of how many
-shards they are, and a checksum of these three.
+The file of a stream's lengths holds the lengths, then 32 bytes: their digest, their sum, the number of shards, and a
+checksum of these three.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.waits import IN_LOG, ProgressDisplay
 
 MOST_TOKENS = 2**32 - 1
-"""Of one sample."""
+"""Most tokens of a sample."""
 _AT_ONCE = 1 << 16
-"""Sample ids that are looked up together, so that what that takes stays in the processor's cache."""
+"""Sample ids that are looked up together, so that temporary arrays stay in the processor's cache."""
 _SUMMED_AT_ONCE = 1 << 20
 _FACTS = np.dtype([("digest", "=u8"), ("tokens", "=u8"), ("shards", "=u8"), ("checksum", "=u8")])
 _FACT_WORDS = _FACTS.itemsize // 4
 
 
 class StreamLengths:
-    """How many tokens each stored sample of a stream has.
+    """Number of tokens of each stored sample of a stream.
 
     Args:
         values: Of shape (samples,), in the order of the stream's index. May be a file's, mapped into memory.
-        digest: 16 hexadecimal digits, a name of the values; None to make it when it is asked for.
-        num_tokens: Their sum; None likewise.
-        key: What :meth:`LengthsRequest.key` calls them; empty for no name.
-        kept_at: The file that is mapped; None for values in memory, or a part of a file.
+        digest: Digest of the values, 16 hexadecimal digits; None to compute it when it is used.
+        num_tokens: Sum of the values; None to compute it when it is used.
+        key: Key of the lengths, from :meth:`LengthsRequest.key`; empty for none.
+        cached_at: The file that is mapped; None for values in memory, or a part of a file.
     """
 
     def __init__(
@@ -51,32 +51,31 @@ class StreamLengths:
         digest: str | None = None,
         num_tokens: int | None = None,
         key: str = "",
-        kept_at: Path | None = None,
+        cached_at: Path | None = None,
     ) -> None:
-        self.values: NDArray[np.uint32] = np.asarray(
-            values
-        ).view()  # of which single numbers are had sooner than of a file's
+        # Indexing a plain array is faster than indexing a memmap.
+        self.values: NDArray[np.uint32] = np.asarray(values).view()
         self.values.setflags(write=False)
-        self.key, self.kept_at = key, kept_at
+        self.key, self.cached_at = key, cached_at
         self._digest, self._num_tokens = digest, num_tokens
         self._digests_of_first: dict[int, str] = {}
 
     def __len__(self) -> int:
-        """Stored samples."""
+        """Return the number of stored samples."""
         return len(self.values)
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits: a name of the values."""
+        """Digest of the values, 16 hexadecimal digits."""
         if self._digest is None:
             self._digest = _digest_of(self.values)
         return self._digest
 
     def digest_of_first(self, num_stored: int) -> str:
-        """Return a name of the first values: 16 hexadecimal digits, of all the same as :attr:`digest`.
+        """Return the digest of the first values; that of all values is :attr:`digest`.
 
         Args:
-            num_stored: How many values; each number is hashed once.
+            num_stored: Number of values; each digest is computed once.
         """
         if num_stored == len(self):
             return self.digest
@@ -95,17 +94,17 @@ class StreamLengths:
         return self._num_tokens
 
     def is_whole(self) -> bool:
-        """Whether the values are those that were made: a file is not looked through as a whole when it is mapped."""
+        """Check the values against their digest, which mapping a file does not do."""
         return self._digest in (None, _digest_of(self.values))
 
     def head(self, num_stored: int) -> StreamLengths:
-        """The lengths of the first ``num_stored`` samples, of the same memory."""
+        """Return the lengths of the first ``num_stored`` samples, in the same memory."""
         return StreamLengths(self.values[:num_stored])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process maps the file itself.
-        if self.kept_at is not None:
-            return _mapped_again, (self.kept_at, len(self))
+        if self.cached_at is not None:
+            return _mapped_again, (self.cached_at, len(self))
         return StreamLengths, (self.values, self._digest, self._num_tokens, self.key)
 
 
@@ -113,42 +112,42 @@ def _digest_of(values: NDArray[np.uint32]) -> str:
     return hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=8).hexdigest()
 
 
-# --- its file ---
+# --- the file of a stream's lengths ---
 
 
-def kept_shape(num_samples: int) -> tuple[int]:
-    """Of the array of uint32 that a file of lengths is."""
+def file_shape(num_samples: int) -> tuple[int]:
+    """Return the shape of the uint32 array in a file of lengths."""
     return (num_samples + _FACT_WORDS,)
 
 
 def write_facts(array: NDArray[np.uint32], num_shards: int) -> None:
-    """Write what follows the values of a file that is being made.
+    """Write the facts after the values of a new file.
 
     Args:
-        array: Of the shape :func:`kept_shape`; its values are there.
-        num_shards: How many shards they are of.
+        array: Array of shape :func:`file_shape`, with the values filled in.
+        num_shards: Number of shards that the values belong to.
     """
-    made = StreamLengths(array[:-_FACT_WORDS])
+    lengths = StreamLengths(array[:-_FACT_WORDS])
     facts = np.zeros(1, _FACTS)
-    facts[0] = (int(made.digest, 16), made.num_tokens, num_shards, 0)
+    facts[0] = (int(lengths.digest, 16), lengths.num_tokens, num_shards, 0)
     facts["checksum"] = _checksum(facts)
     array[-_FACT_WORDS:] = facts.view(np.uint32)
 
 
 def map_lengths(path: Path, num_samples: int) -> StreamLengths | None:
-    """Map kept lengths; None if there are none of so many samples, or they are damaged."""
-    found = map_bits(path)
-    if found is None or found.dtype != np.uint32 or found.shape != kept_shape(num_samples):
+    """Map a file of lengths; return None if it is missing, damaged, or has another number of samples."""
+    array = map_bits(path)
+    if array is None or array.dtype != np.uint32 or array.shape != file_shape(num_samples):
         return None
-    facts = np.asarray(found)[-_FACT_WORDS:].view(_FACTS)
+    facts = np.asarray(array)[-_FACT_WORDS:].view(_FACTS)
     if facts["checksum"][0] != _checksum(facts):
         return None
     digest, tokens = int(facts["digest"][0]), int(facts["tokens"][0])
-    return StreamLengths(found[:-_FACT_WORDS], f"{digest:016x}", tokens, path.stem, path)
+    return StreamLengths(array[:-_FACT_WORDS], f"{digest:016x}", tokens, path.stem, path)
 
 
-def shards_told(path: Path) -> int | None:
-    """Of how many shards a file has the lengths, without mapping it; None if it is no file of lengths."""
+def read_num_shards(path: Path) -> int | None:
+    """Read the number of shards from a file of lengths, without mapping it; return None for other files."""
     try:
         with path.open("rb") as file:
             header = header_of(file)
@@ -166,38 +165,36 @@ def _checksum(facts: NDArray[np.void]) -> int:
 
 
 def _mapped_again(path: Path, num_samples: int) -> StreamLengths:
-    found = map_lengths(path, num_samples)
-    if found is None:
+    lengths = map_lengths(path, num_samples)
+    if lengths is None:
         raise StorageError(
             f"the lengths of samples in {path} were removed, or are damaged",
-            hint="start again to make them anew",
+            hint="start the run again to count them",
             path=str(path),
         )
-    return found
+    return lengths
 
 
-# --- of a dataset ---
+# --- lengths of a dataset ---
 
 
 class CatalogLengths:
-    """How many tokens samples have, by sample id.
+    """Number of tokens of samples, by sample id.
 
     Args:
-        catalog: Says which stored sample an id is.
+        catalog: Catalog that maps ids to stored samples.
         streams: The lengths of each stream, by name.
-        shown: How to show waits for what is worked out of them.
+        shown: How waits for computations over the lengths are shown.
 
     Raises:
-        ConfigError: A stream has none, or not as many as it has stored samples.
+        ConfigError: A stream has no lengths, or another number of lengths than of stored samples.
     """
 
     def __init__(self, catalog: Catalog, streams: Mapping[str, StreamLengths], shown: ProgressDisplay = IN_LOG) -> None:
         for name, index in zip(catalog.stream_names, catalog.indexes, strict=True):
             if name not in streams or len(streams[name]) != index.num_samples:
-                found = f"{len(streams[name])} lengths are" if name in streams else "no lengths are"
-                raise ConfigError(
-                    f"stream {name!r} stores {index.num_samples} samples, of which {found} known", stream=name
-                )
+                known = f"{len(streams[name])} lengths" if name in streams else "no lengths"
+                raise ConfigError(f"stream {name!r} stores {index.num_samples} samples, but has {known}", stream=name)
         self.streams = tuple(streams[name] for name in catalog.stream_names)
         self._selections = catalog.selections
         self._firsts, self._samples = catalog.first_ids, catalog.samples_per_stream
@@ -205,10 +202,10 @@ class CatalogLengths:
         self.shown = shown
 
     def gather(self) -> None:
-        """Gather the lengths of selected samples in this process's memory, 4 bytes each, of streams with a selection.
+        """Copy the lengths of selected samples into memory, 4 bytes each, for streams with a selection.
 
-        This pays where most of them are looked up: each then takes as long as without a selection. Streams without one
-        stay mapped.
+        This pays if most of them are looked up: a lookup is then as fast as without a selection. Streams without a
+        selection stay mapped.
         """
         for stream, selection in enumerate(self._selections):
             if selection is not None and stream not in self._gathered:
@@ -219,11 +216,11 @@ class CatalogLengths:
                 self._gathered[stream] = gathered
 
     def let_go(self) -> None:
-        """Keep nothing of what was gathered."""
+        """Free the lengths that :meth:`gather` copied."""
         self._gathered = {}
 
     def __call__(self, sample_ids: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """The lengths of some samples.
+        """Return the lengths of some samples.
 
         Args:
             sample_ids: Each in ``[0, catalog.num_samples)``; of shape (samples,).
@@ -240,23 +237,23 @@ class CatalogLengths:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Of each stream a name of the lengths of all its stored samples: 16 hexadecimal digits."""
-        return tuple(one.digest for one in self.streams)
+        """Digest of the lengths of all stored samples of each stream, 16 hexadecimal digits."""
+        return tuple(lengths.digest for lengths in self.streams)
 
     @cached_property
     def num_tokens(self) -> tuple[int, ...]:
-        """Of each stream the tokens of the samples that are selected."""
-        return tuple(map(self._selected_tokens, range(len(self.streams))))
-
-    def _selected_tokens(self, stream: int) -> int:
-        if self._selections[stream] is None:
-            return self.streams[stream].num_tokens
-        return sum(int(some.sum(dtype=np.int64)) for some in self._selected(stream))
+        """Tokens of the selected samples of each stream."""
+        return tuple(
+            lengths.num_tokens
+            if selection is None
+            else sum(int(some.sum(dtype=np.int64)) for some in self._selected(stream))
+            for stream, (lengths, selection) in enumerate(zip(self.streams, self._selections, strict=True))
+        )
 
     def _selected(self, stream: int) -> Iterator[NDArray[np.uint32]]:
-        """The lengths of a stream's selected samples, in order, some at a time."""
+        """Yield the lengths of a stream's selected samples in order, in chunks."""
         lengths, selection = self.streams[stream].values, self._selections[stream]
-        assert selection is not None, "or all are"
+        assert selection is not None, "the stream has a selection"
         for first in range(0, len(lengths), _SUMMED_AT_ONCE):
             some = lengths[first : first + _SUMMED_AT_ONCE]
             yield some[selection.has(np.arange(first, first + len(some)))]

@@ -1,8 +1,8 @@
-"""Evaluate what is asked of a stream, once per node: over the named columns only, in threads, resumable after a kill.
+"""Evaluate the selection of a stream, once per node: over the named columns only, in threads, resumable after a kill.
 
-The outcome lies beside the stream's cached index, under a name made of data and conditions; while it is made, so do
-the bits of some shards each, so that nobody evaluates them twice. :mod:`~lightning_streaming.cache.selection_files` has
-the names.
+The selection is cached next to the stream's index, under a name that depends on data and conditions. During evaluation,
+the bits of each group of shards are cached too, so that no group is evaluated twice. The names are defined in
+:mod:`~lightning_streaming.cache.selection_files`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +27,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.escaping import package_logger, short_repr
 from lightning_streaming.files import system_errors
-from lightning_streaming.formats.columns import ColumnValues, check_readable_columns, encodings_of
+from lightning_streaming.formats.columns import ColumnValues, check_readable_columns, encodings_of, listed
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.options.column_functions import WHERE
 from lightning_streaming.options.selection import Indices, SelectionConfig, as_numbers
@@ -40,11 +39,12 @@ from lightning_streaming.selection.conditions import (
     SqlCondition,
 )
 from lightning_streaming.selection.id_index import IdIndex
+from lightning_streaming.selection.joins import JoinedDataset
 from lightning_streaming.selection.scanning import (
     SAMPLES_AT_ONCE,
     ShardGroup,
     ShardScan,
-    errors_name,
+    add_error_context,
     load_or_create,
     part_path,
     read_checked,
@@ -56,85 +56,87 @@ from lightning_streaming.storage import Location
 from lightning_streaming.waits import ProgressCallback
 
 _logger = package_logger(__name__)
+MOST_LISTED = 10
+"""Missing ids that are listed one by one."""
 
 
 def select_samples(
-    asked: SelectionConfig,
+    config: SelectionConfig,
     index: DatasetIndex,
     cache: ShardCache,
-    room: CacheQuota | None = None,
+    quota: CacheQuota | None = None,
     progress: ProgressCallback | None = None,
     key: str | None = None,
     joined: Collection[str] = (),
 ) -> Selection:
-    """The selected samples of one stream; evaluated now, unless a process of this node did before.
+    """Return the selected samples of a stream, from the cache of this node or evaluated now.
 
     Args:
-        asked: What is wanted.
-        index: The stream's index.
-        cache: Where its files are.
-        room: Where what is fetched is counted; None for no limit.
-        progress: Is told of samples that were looked at; None to show it as other waits.
-        key: That of the outcome, if it is known from another process: what is kept under it is taken as it is.
-        joined: Columns that its samples have of datasets that are joined, which cannot be looked at.
+        config: Options of the selection.
+        index: Index of the stream.
+        cache: Shard cache of the stream.
+        quota: Quota that fetched bytes count against; None for no limit.
+        progress: Called with the number of samples that were read; None to show progress as other waits do.
+        key: Key of the selection, if another process has computed it: a selection cached under it is used unchecked.
+        joined: Columns of joined datasets, which conditions cannot read.
 
     Raises:
-        ConfigError: A condition cannot be evaluated on this data, or is another than it was where ``key`` comes from;
-            says which and why.
+        ConfigError: A condition cannot be evaluated on this data, or is another one than where ``key`` comes from.
         FormatError: A shard is damaged.
         StorageError: A shard could not be fetched.
     """
-    with errors_name(cache, f"{asked.in_words()} cannot be evaluated or kept"):
-        found = None if key is None else _kept(cache.directory.path, key, index.num_samples)
-        if found is not None:
-            return found
-        work = _Work(
-            asked=asked,
-            selected=None if asked.indices is None else _read_indices(asked.indices),
+    with add_error_context(cache, f"{config.in_words()} cannot be evaluated or cached"):
+        cached = None if key is None else _read_cached(cache.directory.path, key, index.num_samples)
+        if cached is not None:
+            return cached
+        work = _Evaluation(
+            config=config,
+            selected=None if config.indices is None else _read_indices(config.indices),
             index=index,
             sizes=index.samples_per_shard(),
             cache=cache,
-            room=room,
+            quota=quota,
             progress=progress,
             joined=joined,
         )
         if key not in (None, work.key):
             raise ConfigError(
-                f"{asked.in_words()} is another selection in this process than in the one that has started it",
-                hint="a function, what it names, a file of indices or the data has changed meanwhile",
+                f"{config.in_words()} is another selection in this process than in the process that started it",
+                hint="a function, something that it uses, a file of indices or the data has changed; start the run "
+                "again",
                 option="selection.where",
             )
         return work.done()
 
 
-def is_known(asked: SelectionConfig, index: DatasetIndex, cache: ShardCache) -> bool:
-    """Whether a selection is told without a look at any shard: no column decides, or it was made before.
+def is_selection_cached(config: SelectionConfig, index: DatasetIndex, cache: ShardCache) -> bool:
+    """Return whether a selection is known without reading shards: it reads no column, or is cached.
 
     Args:
-        asked: What is wanted.
-        index: The stream's index.
-        cache: Where its files are.
+        config: Options of the selection.
+        index: Index of the stream.
+        cache: Shard cache of the stream.
 
     Raises:
         ConfigError: ``indices`` is no file of numbers or truth values, or ``where`` is no condition.
         StorageError: The file of ``indices`` cannot be read.
     """
-    if asked.where is None and (asked.fraction is None or asked.group_by is None):
+    if config.where is None and (config.fraction is None or config.group_by is None):
         return True
-    key = asked.key(cache.data_version(index), None if asked.indices is None else _read_indices(asked.indices))
-    return _kept(cache.directory.path, key, index.num_samples) is not None
+    key = config.key(cache.data_version(index), None if config.indices is None else _read_indices(config.indices))
+    return _read_cached(cache.directory.path, key, index.num_samples) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Work:
-    """One selection to be made."""
+class _Evaluation:
+    """Evaluation of one selection."""
 
-    asked: SelectionConfig
+    config: SelectionConfig
     selected: NDArray[np.bool_] | NDArray[np.int64] | None
     index: DatasetIndex
     sizes: NDArray[np.int64]
     cache: ShardCache
-    room: CacheQuota | None
+    quota: CacheQuota | None
     progress: ProgressCallback | None
     joined: Collection[str] = ()
 
@@ -144,8 +146,8 @@ class _Work:
 
     @cached_property
     def key(self) -> str:
-        """A name of the outcome."""
-        return self.asked.key(self.cache.data_version(self.index), self.selected)
+        """Name of the cached selection."""
+        return self.config.key(self.cache.data_version(self.index), self.selected)
 
     @property
     def path(self) -> Path:
@@ -153,73 +155,72 @@ class _Work:
 
     @cached_property
     def conditions(self) -> Sequence[Condition]:
-        """What each sample must meet, checked. Who finds what was made before does without it, and without DuckDB."""
+        """The conditions, checked. A cached selection is read without them, and without DuckDB."""
         conditions: list[Condition] = []
-        if isinstance(self.asked.where, str):
-            conditions.append(SqlCondition(self.asked.where))
-        elif self.asked.where is not None:
-            conditions.append(FunctionCondition(self.asked.where))
-        if (part := self.asked.part) is not None:
-            conditions.append(PartCondition(part, self.asked.group_by, self.asked.seed or 0))
+        if isinstance(self.config.where, str):
+            conditions.append(SqlCondition(self.config.where))
+        elif self.config.where is not None:
+            conditions.append(FunctionCondition(self.config.where))
+        if (part := self.config.part) is not None:
+            conditions.append(PartCondition(part, self.config.group_by, self.config.seed or 0))
         for condition in conditions:
-            _check_columns(condition, self.index, self.asked, self.joined)
+            _check_columns(condition, self.index, self.config, self.joined)
         return conditions
 
     @cached_property
     def chosen(self) -> NDArray[np.bool_] | None:
-        """A truth value for each sample, where some were chosen by number."""
+        """A truth value for each sample, if samples are given by ``indices``."""
         return None if self.selected is None else _truth_values(self.selected, self.num_samples)
 
     def done(self) -> Selection:
-        """What was made before; else make it, and keep it if the cache may be written to."""
-        found = self._kept()
-        if found is not None:
-            return found
-        _ = self.conditions, self.chosen  # to refuse what cannot be, before anything is made
+        """Return the cached selection, or evaluate it and cache it if the cache is writable."""
+        cached = self._read_cached()
+        if cached is not None:
+            return cached
+        _ = self.conditions, self.chosen  # raise errors of the options before anything is written
         return load_or_create(
             self.path,
             self.cache.directory,
             "evaluates the selection",
-            find=self._kept,
-            make=self._made,
-            make_unkept=lambda: self._unkept(self._evaluate(None)),
+            find=self._read_cached,
+            create=self._create,
+            create_uncached=lambda: self._uncached(self._evaluate(None)),
         )
 
-    def _unkept(self, bits: NDArray[np.uint8]) -> Selection:
-        _logger.warning("%s is not writable: each process evaluates the selection anew", self.path.parent)
+    def _uncached(self, bits: NDArray[np.uint8]) -> Selection:
+        _logger.warning("%s is not writable: each process evaluates the selection itself", self.path.parent)
         return Selection(bits, self.num_samples, self.key)
 
-    def _kept(self) -> Selection | None:
-        return _kept(self.cache.directory.path, self.key, self.num_samples)
+    def _read_cached(self) -> Selection | None:
+        return _read_cached(self.cache.directory.path, self.key, self.num_samples)
 
-    def _made(self, parts: Path) -> Selection | None:
+    def _create(self, parts: Path) -> Selection | None:
         bits = self._evaluate(parts)
         try:
             write_checked(self.path, bits, self.cache.directory.path)
-        except PermissionError:  # in place of another user's, which is damaged
-            return self._unkept(bits)
+        except PermissionError:  # a damaged file of another user cannot be replaced
+            return self._uncached(bits)
         return None
 
     def _evaluate(self, parts: Path | None) -> NDArray[np.uint8]:
         bits = np.zeros(packed_bytes(self.num_samples), np.uint8)
-        _ = self.chosen  # before there are threads
+        _ = self.chosen  # computed before threads start
         self.cache.prepare()
-        scan = ShardScan(index=self.index, cache=self.cache, room=self.room)
-        with self._told() as tell:
-            for group, wanted in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
-                _put(bits, group.first, wanted)
-                tell(len(wanted))
-        return bits
-
-    def _told(self) -> AbstractContextManager[ProgressCallback]:
-        asked = self.asked.in_words()
-        begins = (
-            f"evaluating {asked} over {self.num_samples} samples of {self.cache.label}; "
-            "`lightning-streaming select` does it ahead"
+        scan = ShardScan(index=self.index, cache=self.cache, quota=self.quota)
+        words = self.config.in_words()
+        warning = (
+            f"evaluating {words} over {self.num_samples} samples of {self.cache.label}; "
+            "`lightning-streaming select` does this ahead of a run"
         )
-        looks = any(condition.columns for condition in self.conditions)
-        what = f"evaluating {asked} of {self.cache.label}"
-        return scan_progress(self.progress, self.num_samples, what, begins if looks else "")
+        reads_columns = any(condition.columns for condition in self.conditions)
+        what = f"evaluating {words} of {self.cache.label}"
+        with scan_progress(self.progress, self.num_samples, what, warning if reads_columns else "") as report:
+            for group, wanted in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
+                aligned = np.concatenate([np.zeros(group.first % 8, np.bool_), wanted])
+                packed = np.packbits(aligned, bitorder="little")
+                bits[group.first // 8 : group.first // 8 + len(packed)] |= packed
+                report(len(wanted))
+        return bits
 
     def _of_group(self, scan: ShardScan, group: ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
         path = None if parts is None else part_path(parts, group)
@@ -236,7 +237,7 @@ class _Work:
         return wanted
 
     def _narrow(self, scan: ShardScan, group: ShardGroup, wanted: NDArray[np.bool_]) -> None:
-        """Clear the truth values of samples that do not meet all conditions; shards without one set are not read."""
+        """Clear the truth values of samples that do not meet all conditions; shards without any set are not read."""
         sizes = self.sizes[group.shards.start : group.shards.stop]
         stops = np.cumsum(sizes)
         spans = enumerate(zip((stops - sizes).tolist(), stops.tolist(), strict=True))
@@ -252,7 +253,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class PartnerCondition:
-    """That a joined dataset has a sample's id."""
+    """Condition that a joined dataset has a sample with the same id."""
 
     on: str
     ids: IdIndex
@@ -265,9 +266,9 @@ class PartnerCondition:
     def met(
         self,
         columns: Mapping[str, ColumnValues],
-        numbers: NDArray[np.int64],  # noqa: ARG002  # every condition is told them
+        numbers: NDArray[np.int64],  # noqa: ARG002  # part of the protocol
     ) -> NDArray[np.bool_]:
-        """Look them up."""
+        """Look the ids up."""
         return self.ids.places(columns[self.on]) >= 0
 
 
@@ -278,33 +279,33 @@ def select_partners(
     selection: Selection | None,
     index: DatasetIndex,
     cache: ShardCache,
-    room: CacheQuota,
+    quota: CacheQuota,
     progress: ProgressCallback | None,
 ) -> Selection:
-    """The selected samples of a stream whose ids a joined dataset has; kept as what was selected is.
+    """Return the selected samples of a stream whose ids a joined dataset has; cached as selections are.
 
     Args:
         on: The column of ids.
-        ids: Those of the joined dataset.
-        version: Of the joined dataset's data; see :meth:`ShardCache.data_version`.
-        selection: The stream's; None where nothing is left out.
-        index: The stream's.
-        cache: Where its files are.
-        room: Where what is fetched is counted.
-        progress: Is told of samples that were looked at; None to show it as other waits.
+        ids: Index of the joined dataset's ids.
+        version: Version of the joined dataset's data; see :meth:`ShardCache.data_version`.
+        selection: Selection of the stream; None if all samples are selected.
+        index: Index of the stream.
+        cache: Shard cache of the stream.
+        quota: Quota that fetched bytes count against.
+        progress: Called with the number of samples that were read; None to show progress as other waits do.
 
     Raises:
         FormatError: A shard is damaged.
         StorageError: A shard could not be fetched.
     """
-    with errors_name(cache, f"the ids in column {on!r} cannot be looked up"):
-        work = _Partners(
-            asked=SelectionConfig(),
+    with add_error_context(cache, f"the ids in column {on!r} cannot be looked up"):
+        work = _PartnerEvaluation(
+            config=SelectionConfig(),
             selected=None,
             index=index,
             sizes=index.samples_per_shard(),
             cache=cache,
-            room=room,
+            quota=quota,
             progress=progress,
             condition=PartnerCondition(on, ids),
             version=version,
@@ -314,8 +315,8 @@ def select_partners(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Partners(_Work):
-    """Those that a joined dataset has ids of, to be found."""
+class _PartnerEvaluation(_Evaluation):
+    """Evaluation of the samples whose ids a joined dataset has."""
 
     condition: PartnerCondition
     version: str
@@ -323,19 +324,19 @@ class _Partners(_Work):
 
     @cached_property
     def key(self) -> str:
-        """A name of the outcome."""
+        """Name of the cached selection."""
         among = None if self.among is None else self.among.digest
         facts = json.dumps(["partners", self.cache.data_version(self.index), self.version, self.condition.on, among])
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
     @cached_property
     def conditions(self) -> Sequence[Condition]:
-        """Its only one: that the columns fit was checked when the join was."""
+        """The condition on ids; its column was checked with the join."""
         return (self.condition,)
 
     @cached_property
     def chosen(self) -> NDArray[np.bool_] | None:
-        """The samples that are selected: shards of which none is are not read."""
+        """The selected samples; shards without any are not read."""
         if self.among is None:
             return None
         parts = range(0, self.num_samples, SAMPLES_AT_ONCE)
@@ -344,50 +345,119 @@ class _Partners(_Work):
         )
 
 
-def _kept(directory: Path, key: str, num_samples: int) -> Selection | None:
-    """What was made before, and is whole."""
+class MissingIds(NamedTuple):
+    """Ids of a stream that a joined dataset lacks."""
+
+    join: str
+    """Label of the joined dataset in errors."""
+    on: str
+    """The column of the ids."""
+    samples: int
+    """Number of selected samples of the stream that have a missing id."""
+    first: int
+    """Number of the first such sample in the stream."""
+    values: tuple[Any, ...]
+    """The first missing ids, at most ``MOST_LISTED``."""
+
+
+def find_missing_ids(
+    index: DatasetIndex,
+    cache: ShardCache,
+    joined: JoinedDataset,
+    selection: Selection | None,
+    quota: CacheQuota,
+    progress: ProgressCallback | None,
+) -> MissingIds | None:
+    """Find the ids of a stream's selected samples that a dataset joined by id lacks; return None if it lacks none.
+
+    Args:
+        index: Index of the stream.
+        cache: Shard cache of the stream.
+        joined: The joined dataset, with its ids indexed.
+        selection: Selection of the stream; None if all samples are selected.
+        quota: Quota that fetched bytes count against.
+        progress: Called with the number of samples that were read; None to log progress.
+
+    Raises:
+        FormatError: A shard is damaged.
+        StorageError: A shard could not be fetched, or the index of ids is damaged.
+    """
+    on, ids = joined.config.key, joined.ids
+    assert on is not None, "it is joined by id"
+    assert ids is not None, "its ids are indexed"
+    version = joined.cache.data_version(joined.index)
+    partners = select_partners(on, ids, version, selection, index, cache, quota, progress)
+    samples = (index.num_samples if selection is None else len(selection)) - len(partners)
+    if not samples:
+        return None
+    joined.check_index_of_ids()
+    scan = ShardScan(index=index, cache=cache, quota=quota)
+    numbers = list(_first_without(partners, selection))
+    return MissingIds(joined.cache.label, on, samples, numbers[0], tuple(_values(scan, on, numbers)))
+
+
+def _first_without(partners: Selection, selection: Selection | None) -> Iterator[int]:
+    """Yield the first selected samples without a partner."""
+    left = MOST_LISTED
+    for first in range(0, partners.num_stored, SAMPLES_AT_ONCE):
+        numbers = np.arange(first, min(first + SAMPLES_AT_ONCE, partners.num_stored))
+        lacks = ~partners.has(numbers)
+        if selection is not None:
+            lacks &= selection.has(numbers)
+        here = numbers[lacks][:left].tolist()
+        yield from here
+        left -= len(here)
+        if not left:
+            return
+
+
+def _values(scan: ShardScan, column: str, numbers: list[int]) -> Iterator[Any]:
+    stops = np.cumsum(scan.index.samples_per_shard())
+    for number in numbers:
+        shard = int(np.searchsorted(stops, number, side="right"))
+        first = int(stops[shard]) - scan.index.shards[shard].samples
+        yield listed(scan.columns([shard], [column])[column])[number - first]
+
+
+def _read_cached(directory: Path, key: str, num_samples: int) -> Selection | None:
+    """Return the cached selection, if there is one that is not damaged."""
     path = selection_path(directory, key)
     bits = read_checked(path, packed_bytes(num_samples))
-    return None if bits is None else Selection(bits, num_samples, key, kept_at=path)
+    return None if bits is None else Selection(bits, num_samples, key, cached_at=path)
 
 
-def _put(bits: NDArray[np.uint8], first: int, wanted: NDArray[np.bool_]) -> None:
-    """Set the bits of some samples, beginning with number ``first``."""
-    aligned = np.concatenate([np.zeros(first % 8, np.bool_), wanted])
-    packed = np.packbits(aligned, bitorder="little")
-    bits[first // 8 : first // 8 + len(packed)] |= packed
-
-
-def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionConfig, joined: Collection[str]) -> None:
-    own = "selection.where and selection.group_by look at the stream's own columns"
+def _check_columns(condition: Condition, index: DatasetIndex, config: SelectionConfig, joined: Collection[str]) -> None:
+    own = "selection.where and selection.group_by can read only the stream's own columns"
     hints = {name: f"{name!r} is joined, and {own}" for name in joined}
     if isinstance(condition, SqlCondition):
         quoted = [name for name in condition.columns if f'"{name}"' in condition.expression and name not in hints]
-        hints |= {name: f"text stands in single quotes in SQL: '{name}'" for name in quoted}
+        hints |= {name: f"text is written in single quotes in SQL: '{name}'" for name in quoted}
     option = "selection.group_by" if isinstance(condition, PartCondition) else "selection.where"
     other_hint = WHERE.unknown_column_hint if isinstance(condition, FunctionCondition) else None
     for _, info in index.shards.examples():
-        check_readable_columns(info, condition.columns, asked.in_words(), hints, option, other_hint)
-        if isinstance(condition, PartCondition):
-            _check_equal_or_not(encodings_of(info), condition)
-
-
-def _check_equal_or_not(known: Mapping[str, str], condition: PartCondition) -> None:
-    for name in condition.columns:
-        if "float" in known[name] or known[name] == "str_decimal":
-            raise ConfigError(
-                f"selection.group_by={name!r} is a column of {known[name]}; parts are drawn by whole numbers, text or "
-                "bytes, which are equal or not",
-                option="selection.group_by",
-            )
+        check_readable_columns(info, condition.columns, config.in_words(), hints, option, other_hint)
+        known = encodings_of(info)
+        for name in condition.columns if isinstance(condition, PartCondition) else ():
+            if "float" in known[name] or known[name] == "str_decimal":
+                raise ConfigError(
+                    f"selection.group_by={name!r} is a column of {known[name]}; it must be of whole numbers, text or "
+                    "bytes, which compare exactly",
+                    option="selection.group_by",
+                )
 
 
 def _read_indices(indices: Indices) -> NDArray[np.bool_] | NDArray[np.int64]:
-    """Return the numbers, or truth values, from memory or a file."""
+    """Return the sample numbers or truth values, from memory or a file."""
     if not isinstance(indices, str):
         return as_numbers(indices)
     try:
-        values = _mapped(Location(indices))
+        location = Location(indices)
+        path = location.path
+        if path is not None and path.is_file():  # a local file is mapped
+            with system_errors(f"read {path}"):
+                values: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            values = np.load(io.BytesIO(location.read()), allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ConfigError(
             f"selection.indices={short_repr(indices)} must be a .npy file of numbers or truth values ({error})",
@@ -395,17 +465,6 @@ def _read_indices(indices: Indices) -> NDArray[np.bool_] | NDArray[np.int64]:
             path=indices,
         ) from None
     return as_numbers(values)
-
-
-def _mapped(location: Location) -> NDArray[Any]:
-    """An array; a file of this machine is not read as a whole."""
-    path = location.path
-    if path is not None and path.is_file():
-        with system_errors(f"read {path}"):
-            found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    else:
-        found = np.load(io.BytesIO(location.read()), allow_pickle=False)
-    return found
 
 
 def _truth_values(selected: NDArray[np.bool_] | NDArray[np.int64], num_samples: int) -> NDArray[np.bool_]:

@@ -1,12 +1,12 @@
-"""Where the sample of an id is in a dataset: made once per node, kept beside the dataset's cached index, and mapped.
+"""Index of the ids of a dataset: built once per node, cached next to the dataset's index, and mapped.
 
-Each id has a key of 64 bits, spread evenly: whole numbers are mixed by a bijection, of text and bytes a hash is taken,
-whose other 64 bits are kept too. The file has the keys in order, the other bits of hashes in the same order, and the
-numbers of the samples, one array after another. A number below zero has the key of a large one: which of the two it is,
-the highest bit of the sample's number tells.
+Each id has a key of 64 bits, evenly distributed: whole numbers are mixed by a bijection, text and bytes are hashed, and
+the other 64 bits of the hash are stored too. The file holds three arrays: the sorted keys, the other bits of the hashes
+in the same order, and the numbers of the samples. A negative number has the same key as a large one; the highest bit of
+the sample's number distinguishes them.
 
-While it is made, each group of shards has a file of its own. From these rows go to the buckets of the whole that have
-their keys, and then each bucket is sorted: so memory is that of a bucket, whatever the dataset.
+The index is built in two passes: rows of each group of shards are written to a file, then distributed into buckets by
+key, and each bucket is sorted. So memory is bounded by a bucket.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from lightning_streaming.selection.conditions import splitmix
 from lightning_streaming.selection.scanning import (
     ShardGroup,
     ShardScan,
+    add_error_context,
     array_file,
-    errors_name,
     load_or_create,
     part_path,
     read_checked,
@@ -46,10 +46,10 @@ from lightning_streaming.selection.scanning import (
 from lightning_streaming.waits import ProgressCallback
 
 _VERSION = 2
-"""Of what a file holds; part of its name."""
+"""Version of the file's content; part of its name."""
 _ROWS_PER_BUCKET = 1 << 21
 _SIGN_BIT = np.uint64(63)
-"""Of a sample's number, where ids are whole numbers: set where the id is below zero."""
+"""Bit of a sample's number that is set if its id is a negative number."""
 _NUMBER_BITS = np.uint64(2**63 - 1)
 _TEXT = ("str", "bytes")
 
@@ -57,53 +57,53 @@ _logger = package_logger(__name__)
 
 
 class IdIndex:
-    """Finds samples by id.
+    """Index that finds samples by id.
 
     Args:
         table: Rows of uint64: keys, ascending; the other bits of hashes, where ids are text; numbers of samples, with
-            the signs of ids. Of shape (2 or 3, samples + 1), where the first of the last column is a checksum. May be a
-            file's, mapped into memory.
-        kept_at: That file; None if there is none.
+            the signs of ids. Of shape (2 or 3, samples + 1), where the first value of the last column is a checksum.
+            May be mapped from a file.
+        cached_at: The mapped file; None for a table in memory.
     """
 
-    def __init__(self, table: NDArray[np.uint64], kept_at: Path | None = None) -> None:
-        plain = np.asarray(table)  # of which single numbers are had sooner than of a file's
+    def __init__(self, table: NDArray[np.uint64], cached_at: Path | None = None) -> None:
+        plain = np.asarray(table)  # indexing a plain array is faster than indexing a memmap
         self._table, self._checksum = plain[:, :-1], plain[0, -1]
-        self.kept_at = kept_at
+        self.cached_at = cached_at
 
     def __len__(self) -> int:
-        """Samples."""
+        """Return the number of samples."""
         return int(self._table.shape[1])
 
     def is_whole(self) -> bool:
-        """Whether it is as it was made: it is not looked through as a whole before something does not fit."""
+        """Check the table against its checksum, which is done only after a lookup gave a wrong result."""
         return bool(self._checksum == _checksum(self._table))
 
     def place(self, value: Any) -> int:
-        """The number of the sample that has an id; -1 if none has."""
-        # As places does, but numpy takes long for one of anything.
+        """Return the number of the sample with this id; -1 if there is none."""
+        # The same as places, without numpy's overhead for a single value.
         if len(self._table) == 2:
-            key, other = _mixed_one(_in_64_bits(value)), int(value < 0)
+            key, other = _mixed_number(_in_64_bits(value)), int(value < 0)
         else:
             digest = _hash(value)
             key, other = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
         return self._place_after(int(self._table[0].searchsorted(np.uint64(key))), key, other)
 
     def places(self, values: ColumnValues) -> NDArray[np.int64]:
-        """The numbers of the samples that have these ids, -1 where none has; of shape (ids,)."""
+        """Return the numbers of the samples with these ids, -1 where there is none; of shape (ids,)."""
         keys, others = _keys(values, len(self._table) == 3)
         rows = np.searchsorted(self._table[0], keys)
         here = np.flatnonzero(rows < len(self))
         here = here[self._table[0, rows[here]] == keys[here]]
-        is_found = self._others(rows[here]) == others[here]
+        is_match = self._others(rows[here]) == others[here]
         places = np.full(len(rows), -1, np.int64)
-        places[here[is_found]] = self._table[-1, rows[here[is_found]]] & _NUMBER_BITS
-        for at in here[~is_found].tolist():  # of hashes that begin alike, or of -1 and 2**64 - 1: hardly ever any
+        places[here[is_match]] = self._table[-1, rows[here[is_match]]] & _NUMBER_BITS
+        for at in here[~is_match].tolist():  # equal keys of different ids: almost never
             places[at] = self._place_after(int(rows[at]) + 1, int(keys[at]), int(others[at]))
         return places
 
     def _place_after(self, row: int, key: int, other: int) -> int:
-        """What :meth:`place` gives, looked for from a row on, before which it is not."""
+        """Return the number of the sample with this key, searching from ``row``."""
         while row < len(self) and self._table[0, row] == key:
             if self._others(row) == other:
                 return int(self._table[-1, row] & _NUMBER_BITS)
@@ -111,7 +111,7 @@ class IdIndex:
         return -1
 
     def _others(self, rows: Any) -> Any:
-        """What tells ids of one key apart, of these rows: the other bits of hashes; 1 for numbers below zero."""
+        """Return what distinguishes ids of equal keys: the other bits of hashes; 1 for negative numbers."""
         return self._table[1, rows] if len(self._table) == 3 else self._table[-1, rows] >> _SIGN_BIT
 
 
@@ -124,20 +124,20 @@ def _checksum(table: NDArray[np.uint64]) -> int:
 
 
 def _keys(values: ColumnValues, is_text: bool) -> NDArray[np.uint64]:
-    """The keys of ids, and what tells those of one key apart, as ``_others`` does; of shape (2, ids)."""
+    """Return the keys of ids, and what distinguishes equal keys, as ``_others`` does; of shape (2, ids)."""
     if is_text:
-        digests = b"".join(_hash(one) for one in values)
+        digests = b"".join(_hash(value) for value in values)
         return np.ascontiguousarray(np.frombuffer(digests, "<u8").reshape(-1, 2).T.astype(np.uint64))
     if isinstance(values, np.ndarray):
         numbers, is_negative = values.astype(np.int64).view(np.uint64), values < 0
     else:
-        numbers = np.array([_in_64_bits(one) for one in values], np.uint64)
-        is_negative = np.array([one < 0 for one in values], np.bool_)
+        numbers = np.array([_in_64_bits(value) for value in values], np.uint64)
+        is_negative = np.array([value < 0 for value in values], np.bool_)
     return np.stack([splitmix(numbers), is_negative.astype(np.uint64)])
 
 
-def _mixed_one(number: int) -> int:
-    """What ``splitmix`` makes of one number of 64 bits."""
+def _mixed_number(number: int) -> int:
+    """Return ``splitmix`` of a single number of 64 bits."""
     mixed = (number + 0x9E3779B97F4A7C15) % 2**64
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
@@ -150,11 +150,11 @@ def _hash(value: Any) -> bytes:
 
 
 def _in_64_bits(number: Any) -> int:
-    """A whole number as 64 bits have it; those below zero look like large ones."""
+    """Return a whole number as an unsigned number of 64 bits."""
     value = int(number)
     if not -(2**63) <= value < 2**64:
         raise ConfigError(
-            f"ids that are whole numbers can have 64 bits, but one is {value}",
+            f"ids that are whole numbers must fit in 64 bits, but one is {value}",
             hint="join on text instead",
             option="key",
         )
@@ -162,22 +162,22 @@ def _in_64_bits(number: Any) -> int:
 
 
 def check_ids(on: str, stream: tuple[str, DatasetIndex], joined: tuple[str, DatasetIndex]) -> None:
-    """Refuse a column of ids that one of two datasets lacks, or that cannot hold the same ids in both.
+    """Check that a column of ids exists in both datasets, and can hold the same ids in both.
 
     Args:
         on: The column.
-        stream: What errors call the stream, and its index.
-        joined: The same of the joined dataset.
+        stream: Label of the stream in errors, and its index.
+        joined: Label of the joined dataset, and its index.
 
     Raises:
-        ConfigError: Naming the dataset, and what it has.
+        ConfigError: The column is missing, or its types differ.
     """
     kinds = {label: _kind_of_ids(on, label, index) for label, index in (stream, joined)}
     if len(set(kinds.values())) > 1:
-        told = " and ".join(f"{kind} in {label}" for label, kind in kinds.items())
+        types = " and ".join(f"{kind} in {label}" for label, kind in kinds.items())
         raise ConfigError(
-            f"key={on!r} is a column of {told}, so no id of one is in the other",
-            hint="write it alike in both",
+            f"key={on!r} is a column of {types}, so no id of one is in the other",
+            hint="write the column with the same type in both",
             option="key",
         )
 
@@ -205,41 +205,41 @@ def index_ids(
     on: str,
     index: DatasetIndex,
     cache: ShardCache,
-    room: CacheQuota | None = None,
+    quota: CacheQuota | None = None,
     progress: ProgressCallback | None = None,
 ) -> IdIndex:
-    """The index of a dataset's ids; made now, unless a process of this node did before.
+    """Return the index of a dataset's ids, from the cache of this node or built now.
 
     Args:
-        on: Column of the ids, which :func:`check_ids` accepts.
-        index: The dataset's.
-        cache: Where its files are.
-        room: Where what is fetched is counted; None for no limit.
-        progress: Is told of samples that were looked at; None to show it as other waits.
+        on: Column of the ids, checked by :func:`check_ids`.
+        index: Index of the dataset.
+        cache: Shard cache of the dataset.
+        quota: Quota that fetched bytes count against; None for no limit.
+        progress: Called with the number of samples that were read; None to show progress as other waits do.
 
     Raises:
-        ConfigError: Two samples have the same id; says which.
+        ConfigError: Two samples have the same id.
         FormatError: A shard is damaged.
-        StorageError: A shard could not be fetched, or what was found could not be kept.
+        StorageError: A shard could not be fetched, or the index could not be written.
     """
-    with errors_name(cache, f"the index of {on!r} cannot be made or kept"):
-        return _Making(on=on, index=index, cache=cache, room=room, progress=progress).done()
+    with add_error_context(cache, f"the index of {on!r} cannot be built or cached"):
+        return _IdIndexBuilder(on=on, index=index, cache=cache, quota=quota, progress=progress).done()
 
 
-def are_ids_known(on: str, index: DatasetIndex, cache: ShardCache) -> bool:
-    """Whether the index of a dataset's ids was made before; no shard is looked at. Otherwise as :func:`index_ids`."""
-    making = _Making(on=on, index=index, cache=cache, room=None, progress=None)
-    return not index.num_samples or making.kept() is not None
+def is_id_index_cached(on: str, index: DatasetIndex, cache: ShardCache) -> bool:
+    """Return whether the index of a dataset's ids is cached, without reading shards; otherwise as :func:`index_ids`."""
+    builder = _IdIndexBuilder(on=on, index=index, cache=cache, quota=None, progress=None)
+    return not index.num_samples or builder.cached() is not None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Making:
-    """One index to be made."""
+class _IdIndexBuilder:
+    """Builder of the index of one dataset's ids."""
 
     on: str
     index: DatasetIndex
     cache: ShardCache
-    room: CacheQuota | None
+    quota: CacheQuota | None
     progress: ProgressCallback | None
 
     @cached_property
@@ -249,12 +249,12 @@ class _Making:
 
     @cached_property
     def rows(self) -> int:
-        """Of a table: 3 where ids are text."""
+        """Rows of the table: 3 if ids are text."""
         return 2 + any(encodings_of(info)[self.on] in _TEXT for _, info in self.index.shards.examples())
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the table, with its checksum."""
+        """Shape of the table, with its checksum."""
         return self.rows, self.index.num_samples + 1
 
     def done(self) -> IdIndex:
@@ -263,20 +263,20 @@ class _Making:
         return load_or_create(
             self.path,
             self.cache.directory,
-            "makes the index of ids",
-            find=self.kept,
-            make=self._made,
-            make_unkept=self._unkept,
+            "builds the index of ids",
+            find=self.cached,
+            create=self._create,
+            create_uncached=self._uncached,
         )
 
-    def kept(self) -> IdIndex | None:
-        """What was made before, and is whole."""
+    def cached(self) -> IdIndex | None:
+        """Return the cached index, if there is one of the right shape."""
         table = map_bits(self.path)
         if table is None or table.dtype != np.uint64 or table.shape != self.shape:
             return None
         return IdIndex(table, self.path)
 
-    def _made(self, parts: Path) -> IdIndex | None:
+    def _create(self, parts: Path) -> IdIndex | None:
         counted = _KeyRanges(self.rows, self.index.num_samples)
         groups = []
         for group, part in self._parts(parts):
@@ -287,12 +287,12 @@ class _Making:
                 self._fill(table, counted, lambda: (self._of_group(None, group, parts) for group in groups))
         except StreamingError:
             raise
-        except PermissionError:  # in place of another user's, which is damaged
-            return self._unkept()
+        except PermissionError:  # a damaged file of another user cannot be replaced
+            return self._uncached()
         return None
 
-    def _unkept(self) -> IdIndex:
-        _logger.warning("%s is not writable: each process makes its index of ids anew", self.path.parent)
+    def _uncached(self) -> IdIndex:
+        _logger.warning("%s is not writable: each process builds its own index of ids", self.path.parent)
         counted, parts = _KeyRanges(self.rows, self.index.num_samples), []
         for _, part in self._parts(None):
             parts.append(part)
@@ -315,21 +315,21 @@ class _Making:
         table[0, -1] = _checksum(table[:, :-1])
 
     def _check_once(self, rows: NDArray[np.uint64]) -> None:
-        """Refuse an id that two samples have, which are one after the other."""
-        told = rows.copy()
+        """Raise an error if two consecutive rows have the same id."""
+        ids = rows.copy()
         if self.rows == 2:
-            told[-1] >>= _SIGN_BIT
+            ids[-1] >>= _SIGN_BIT
         else:
-            told[-1] = 0
-        again = np.flatnonzero((told[:, 1:] == told[:, :-1]).all(axis=0))
+            ids[-1] = 0
+        again = np.flatnonzero((ids[:, 1:] == ids[:, :-1]).all(axis=0))
         if not len(again):
             return
         first, second = sorted((rows[-1, again[0] : again[0] + 2] & _NUMBER_BITS).tolist())
         value = self._value_of(first)
-        more = ", and there are others like them" if len(again) > 1 else ""
+        more = ", and there are more duplicates" if len(again) > 1 else ""
         raise ConfigError(
             f"samples {first} and {second} both have {self.on}={value!r}{more}",
-            hint="write each once, or join on a column that tells samples apart",
+            hint="write each id once, or join on a column with unique values",
             option="key",
             sample=second,
         )
@@ -338,51 +338,51 @@ class _Making:
         stops = np.cumsum(self.index.samples_per_shard())
         shard = int(np.searchsorted(stops, number, side="right"))
         before = int(stops[shard]) - self.index.shards[shard].samples
-        scan = ShardScan(index=self.index, cache=self.cache, room=self.room)
+        scan = ShardScan(index=self.index, cache=self.cache, quota=self.quota)
         return listed(scan.columns([shard], [self.on])[self.on])[number - before]
 
     def _parts(self, parts: Path | None) -> Iterator[tuple[ShardGroup, NDArray[np.uint64]]]:
-        """The rows of some samples each, their keys ascending, as they come."""
-        scan = ShardScan(index=self.index, cache=self.cache, room=self.room)
+        """Yield each group of shards with its rows, sorted by key, in the order in which they finish."""
+        scan = ShardScan(index=self.index, cache=self.cache, quota=self.quota)
         self.cache.prepare()
         begins = (
-            f"making the index of column {self.on!r} over {self.index.num_samples} samples of {self.cache.label}; "
-            "`lightning-streaming select --config` can do so ahead"
+            f"building the index of column {self.on!r} over {self.index.num_samples} samples of {self.cache.label}; "
+            "`lightning-streaming select --config` does this ahead of a run"
         )
         what = f"reading ids in column {self.on!r} of {self.cache.label}"
-        with scan_progress(self.progress, self.index.num_samples, what, begins) as tell:
-            for group, found in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
-                tell(group.samples)
-                yield group, found
+        with scan_progress(self.progress, self.index.num_samples, what, begins) as report:
+            for group, rows in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
+                report(group.samples)
+                yield group, rows
 
     def _of_group(self, scan: ShardScan | None, group: ShardGroup, parts: Path | None) -> NDArray[np.uint64]:
-        """Rows of a group: kept before, or made now by way of a scan."""
+        """Return the rows of a group, from its file or read now."""
         path = None if parts is None else part_path(parts, group)
         if path is not None:
             kept = read_checked(path, 8 * self.rows * group.samples)
             if kept is not None:
                 return kept.view(np.uint64).reshape(self.rows, group.samples)
-        scan = scan or ShardScan(index=self.index, cache=self.cache, room=self.room)  # it was kept a moment ago
+        scan = scan or ShardScan(index=self.index, cache=self.cache, quota=self.quota)  # the file has just vanished
         values = scan.columns(group.shards, [self.on])[self.on]
-        found = np.empty((self.rows, group.samples), np.uint64)
-        found[0], others = _keys(values, self.rows == 3)
-        found[-1] = np.arange(group.first, group.first + group.samples)
+        rows = np.empty((self.rows, group.samples), np.uint64)
+        rows[0], others = _keys(values, self.rows == 3)
+        rows[-1] = np.arange(group.first, group.first + group.samples)
         if self.rows == 3:
-            found[1] = others
+            rows[1] = others
         else:
-            found[-1] |= others << _SIGN_BIT
-        found = found[:, np.argsort(found[0], kind="stable")]
+            rows[-1] |= others << _SIGN_BIT
+        rows = rows[:, np.argsort(rows[0], kind="stable")]
         if path is not None:
-            write_part(path, np.ascontiguousarray(found).reshape(-1).view(np.uint8), self.cache.directory.path)
-        return found
+            write_part(path, np.ascontiguousarray(rows).reshape(-1).view(np.uint8), self.cache.directory.path)
+        return rows
 
 
 class _KeyRanges:
-    """Which rows of a table have keys of which range; ranges are even, as keys are.
+    """Buckets of a table by ranges of keys, which are of equal size because keys are evenly distributed.
 
     Args:
-        rows: Of the table.
-        samples: Its columns.
+        rows: Rows of the table.
+        samples: Columns of the table.
     """
 
     def __init__(self, rows: int, samples: int) -> None:
@@ -393,11 +393,11 @@ class _KeyRanges:
         self._filled: NDArray[np.int64] | None = None
 
     def add(self, part: NDArray[np.uint64]) -> None:
-        """Count rows that will be put."""
+        """Count the rows of a part for each bucket, before any is put."""
         self._counts += np.diff(self._cuts(part))
 
     def put(self, part: NDArray[np.uint64], table: NDArray[np.uint64]) -> None:
-        """Put rows that were counted where those of their bucket are."""
+        """Copy the rows of a counted part into their buckets."""
         if self._filled is None:
             self._filled = np.cumsum(self._counts) - self._counts
         cuts = self._cuts(part)
@@ -407,7 +407,7 @@ class _KeyRanges:
             self._filled[bucket] += stop - start
 
     def spans(self) -> Iterator[slice]:
-        """The places of each bucket."""
+        """Return the columns of each bucket."""
         stops = np.cumsum(self._counts).tolist()
         return (slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True))
 

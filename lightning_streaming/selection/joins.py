@@ -1,47 +1,98 @@
-"""Joined datasets: which of their samples belong to a stream's, and samples that have the columns of both.
+"""Joined datasets: match their samples with those of a stream, and add their columns.
 
-Their shards are numbered after those of all streams, so that they are fetched, opened and let go of like these.
+Their shards are numbered after those of all streams, and are fetched, opened and released in the same way.
 
-JoinSource      a dataset to join, and where its files are on this node
-JoinedDataset   such a dataset, its index read
-StreamJoins     those of one stream
-Joins           those of all streams: their shards, and the place of each sample in them
-JoinedReader    the reader of a stream's shard, whose samples have the columns of all
+JoinSource      options of a join, and the shard cache of its dataset
+JoinedDataset   a joined dataset with its index
+StreamJoins     the joined datasets of one stream
+Joins           the joined datasets of all streams, with their shards
+JoinedReader    reader of a stream's shard that adds joined columns
+JoinedAhead     prefetch of the shards that samples joined by id need
+SavedJoin       facts of a joined dataset in saved states
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
+from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.errors import ConfigError, StorageError
-from lightning_streaming.formats.columns import ColumnValues
+from lightning_streaming.formats.columns import ColumnValues, read_columns
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.options.groups import fields_of
 from lightning_streaming.options.join import JoinConfig
+from lightning_streaming.saved_fields import Fields
 from lightning_streaming.selection.id_index import IdIndex, check_ids
-from lightning_streaming.selection.saved_join import SavedJoin
 from lightning_streaming.sequence.runs import RunLookup
 
+_MOST_SHARDS = 64
+"""Shards of a stream whose needed shards are remembered: four bytes for each sample and join."""
+_MOST_RETURNED = 64
+"""Returned shards that are remembered if shards may be evicted: older ones may be gone, and are returned again."""
+
 ReadSample = Callable[[int, int], dict[str, Any]]
-"""Reads a sample by its shard, in the numbering of all, and its index there."""
+"""Reads a sample by the number of its shard over all datasets, and its index there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedJoin:
+    """A dataset that is joined with a stream."""
+
+    samples: int
+    digest: str
+    """Digest of the names, sizes and hashes of its shards."""
+    key: str | None = None
+    """The column of ids; None where samples are joined by position."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, fields: Fields) -> SavedJoin:
+        """Read the mapping that :meth:`as_state` returns."""
+        return cls(
+            samples=fields.whole_number("samples"),
+            digest=fields.text("digest"),
+            key=fields.text("key") if "key" in fields else None,
+            more=fields.others("samples", "digest", "key"),
+        )
+
+    def as_state(self) -> dict[str, Any]:
+        """Return it as a state holds it."""
+        return {
+            "samples": self.samples,
+            "digest": self.digest,
+            **({} if self.key is None else {"key": self.key}),
+            **self.more,
+        }
+
+    def digested(self) -> dict[str, Any]:
+        """Return it under the keys of the first version, which digests are computed over."""
+        return {
+            "samples": self.samples,
+            "digest": self.digest,
+            **({} if self.key is None else {"on": self.key}),
+            **self.more,
+        }
 
 
 class JoinSource(NamedTuple):
-    """A dataset to join with a stream."""
+    """Options of a join, and the shard cache of its dataset."""
 
-    asked: JoinConfig
+    config: JoinConfig
     cache: ShardCache
 
 
 def joined_label(stream: str, join: str) -> str:
-    """What errors call a joined dataset, by what they call its stream."""
+    """Return the label of a joined dataset in errors, from that of its stream."""
     return f"{stream}, join {join!r}"
 
 
@@ -49,104 +100,103 @@ class JoinedDataset:
     """One dataset that is joined with a stream.
 
     Args:
-        name: Of the join.
-        source: What was asked for, and where its files are.
-        index: Its index.
-        first_shard: The number of its first shard.
-        wanted: The columns that are put into samples, by their names there; None for all that the join has.
+        name: Name of the join.
+        source: Options and shard cache.
+        index: Index of the dataset.
+        first_shard: Number of its first shard.
+        wanted: The columns that are added to samples, by their names there; None for all of the join.
 
     Raises:
-        ConfigError: The join names a column that is not there.
+        ConfigError: The join names an unknown column.
     """
 
     def __init__(
         self, name: str, source: JoinSource, index: DatasetIndex, first_shard: int, wanted: Iterable[str] | None
     ) -> None:
         self.name = name
-        self.asked, self.cache = source
+        self.config, self.cache = source
         self.index = index
         self.first_shard = first_shard
         self.ids: IdIndex | None = None
-        """Finds samples by id, where these are joined so; to be set before one is looked for."""
-        kept = None if wanted is None else set(wanted)
+        """Index of the ids, if samples are joined by id; set before samples are read."""
+        finals = None if wanted is None else set(wanted)
         with fields_of(f"join.{name}"):
-            self.all_names = _final_names(self.asked, index, self.cache)
-        self.names = {column: final for column, final in self.all_names.items() if kept is None or final in kept}
-        """What its columns are called in samples, by their names here."""
+            self.all_names = _final_names(self.config, index, self.cache)
+        self.names = {column: final for column, final in self.all_names.items() if finals is None or final in finals}
+        """Names of its columns in samples, by their names in the dataset."""
         self._runs = RunLookup(np.cumsum(index.samples_per_shard()))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that are decoded."""
-        on = self.asked.key
+        on = self.config.key
         return tuple(self.names) if on is None or on in self.names else (*self.names, on)
 
     def facts(self) -> SavedJoin:
-        """Return what a saved position depends on: which data it is, and which samples of it belong to the stream's."""
-        return SavedJoin(samples=self.index.num_samples, digest=self.index.data_digest, key=self.asked.key)
+        """Return the facts that a saved position depends on."""
+        return SavedJoin(samples=self.index.num_samples, digest=self.index.data_digest, key=self.config.key)
 
     def began_as(self, saved: SavedJoin) -> bool:
-        """Return whether the dataset is what a saved position depends on, or has only become longer since.
+        """Return whether the dataset is the saved one, or has only grown since.
 
         Args:
-            saved: What :meth:`facts` returned then, as it was read from a state.
+            saved: Facts read from a state.
         """
         counted = np.cumsum(self.index.samples_per_shard())
-        # Shards without samples may follow; how many there were, a state does not hold.
+        # Empty shards may follow; the state does not hold how many there were.
         ends = {int(np.searchsorted(counted, saved.samples, side)) + (side == "left") for side in ("left", "right")}
         heads = (self.index.head(shards) for shards in ends if 0 < shards <= len(counted))
         return any(
-            saved == SavedJoin(samples=head.num_samples, digest=head.data_digest, key=self.asked.key) for head in heads
+            saved == SavedJoin(samples=head.num_samples, digest=head.data_digest, key=self.config.key) for head in heads
         )
 
     def shards_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The shards of its samples with these numbers."""
+        """Return the shards of the samples with these numbers."""
         return self.first_shard + self._runs.find(numbers)
 
     def shards_of_ids(self, values: ColumnValues) -> NDArray[np.int32]:
-        """The shards of its samples with these ids, -1 where there is none."""
-        assert self.ids is not None, "it is made with the catalog"
+        """Return the shards of the samples with these ids, -1 where there is none."""
+        assert self.ids is not None, "it is built with the catalog"
         places = self.ids.places(values)
         shards = np.full(len(places), -1, np.int32)
         shards[places >= 0] = self.shards_at(places[places >= 0])
         return shards
 
     def put_into(self, sample: dict[str, Any], number: int, read: ReadSample) -> None:
-        """Add the columns of the sample that belongs to the stream's.
+        """Add the columns of the matching sample to a sample of the stream.
 
         Args:
-            sample: The stream's.
-            number: How many are stored in the stream before it.
-            read: Reads this dataset's.
+            sample: Sample of the stream.
+            number: Number of the sample in the stream.
+            read: Reads samples of this dataset.
 
         Raises:
-            ConfigError: Its id is not here.
+            ConfigError: The dataset has no such id.
             StorageError: The index of ids is damaged.
         """
-        on = self.asked.key
+        on = self.config.key
         shard, index = self._runs.find_one(number if on is None else self._place_of(sample[on], number))
-        found = read(self.first_shard + shard, index)
-        if on is not None and found[on] != sample[on]:
+        partner = read(self.first_shard + shard, index)
+        if on is not None and partner[on] != sample[on]:
             self.check_index_of_ids()
             raise ConfigError(
-                f"{self.cache.label}: the sample that had {on}={sample[on]!r} when ids were looked at has "
-                f"{found[on]!r} by now",
-                hint="shards that change need another index.json: write that anew, with hashes",
+                f"{self.cache.label}: the sample that had {on}={sample[on]!r} when ids were indexed now has "
+                f"{partner[on]!r}",
+                hint="shards changed, but index.json did not: write the dataset again, with hashes",
                 option=f"join.{self.name}.key",
                 stream=self.cache.stream,
             )
         for column, final in self.names.items():
-            sample[final] = found[column]
+            sample[final] = partner[column]
 
     def _place_of(self, value: Any, number: int) -> int:
-        assert self.ids is not None, "it is made with the catalog"
+        assert self.ids is not None, "it is built with the catalog"
         place = self.ids.place(value)
         if place < 0:
             self.check_index_of_ids()
             raise ConfigError(
-                f"{self.cache.label}: no sample has {self.asked.key}={value!r}, which sample {number} of the stream "
-                "has",
-                hint="add it there, or leave such samples of the stream out with selection",
+                f"{self.cache.label}: no sample has {self.config.key}={value!r} of sample {number} of the stream",
+                hint="add it to the joined dataset, or exclude such samples of the stream with selection",
                 option=f"join.{self.name}.key",
                 stream=self.cache.stream,
                 sample=number,
@@ -154,46 +204,46 @@ class JoinedDataset:
         return place
 
     def check_index_of_ids(self) -> None:
-        """Refuse an index of ids that does not find what is there.
+        """Check the index of ids for damage.
 
         Raises:
             StorageError: It is damaged.
         """
         if self.ids is not None and not self.ids.is_whole():
             raise StorageError(
-                f"{self.cache.label}: {self.ids.kept_at} is damaged",
-                hint="remove it, and start again",
+                f"{self.cache.label}: {self.ids.cached_at} is damaged",
+                hint="remove it, and start the run again",
                 stream=self.cache.stream,
-                path=str(self.ids.kept_at),
+                path=str(self.ids.cached_at),
             )
 
 
-def _final_names(asked: JoinConfig, index: DatasetIndex, cache: ShardCache) -> dict[str, str]:
-    """What a joined dataset's columns are called in samples, by their names there."""
+def _final_names(config: JoinConfig, index: DatasetIndex, cache: ShardCache) -> dict[str, str]:
+    """Return the names of a joined dataset's columns in samples, by their names in the dataset."""
     there = dict.fromkeys(name for _, info in index.shards.examples() for name in column_names(info))
-    missing = [name for name in asked.columns or () if name not in there]
+    missing = [name for name in config.columns or () if name not in there]
     if missing:
         raise ConfigError(
-            f"{cache.label}: columns names {missing[0]!r}, but there are {', '.join(map(repr, there))}",
+            f"{cache.label}: unknown column {missing[0]!r}; the dataset has {', '.join(map(repr, there))}",
             option="columns",
             stream=cache.stream,
         )
-    taken = asked.columns or [name for name in there if name != asked.key]
-    return {name: f"{asked.prefix}{name}" for name in taken}
+    taken = config.columns or [name for name in there if name != config.key]
+    return {name: f"{config.prefix}{name}" for name in taken}
 
 
 class StreamJoins:
     """The datasets that are joined with one stream.
 
     Args:
-        label: What errors call the stream.
-        index: The stream's.
-        first_shard: The number of its first shard.
-        joined: Those datasets.
-        wanted: Columns of samples that are asked for, by their final names; None for all.
+        label: Label of the stream in errors.
+        index: Index of the stream.
+        first_shard: Number of the stream's first shard.
+        joined: The joined datasets.
+        wanted: Columns of samples that are read, by their final names; None for all.
 
     Raises:
-        ConfigError: A dataset has another number of samples; two have a column of one name.
+        ConfigError: A dataset has another number of samples, or two have a column of the same name.
     """
 
     def __init__(
@@ -208,146 +258,148 @@ class StreamJoins:
         self._label = label
         own = dict.fromkeys(name for _, info in index.shards.examples() for name in column_names(info))
         _check_counts(label, index, joined)
-        for one in joined:
-            if one.asked.key is not None:
+        for dataset in joined:
+            if dataset.config.key is not None:
                 try:
-                    with fields_of(f"join.{one.name}"):
-                        check_ids(one.asked.key, (label, index), (one.cache.label, one.index))
+                    with fields_of(f"join.{dataset.name}"):
+                        check_ids(dataset.config.key, (label, index), (dataset.cache.label, dataset.index))
                 except ConfigError as error:
-                    raise error.with_context(stream=one.cache.stream) from None
+                    raise error.with_context(stream=dataset.cache.stream) from None
         _check_names(label, own, joined)
-        theirs = {final for one in joined for final in one.all_names.values()}
-        self.read = tuple(one for one in joined if one.names)
-        """Those of which a column is wanted."""
-        ids = dict.fromkeys(one.asked.key for one in self.read if one.asked.key is not None)
-        asked = None if wanted is None else [name for name in wanted if name not in theirs]
-        self.own_columns = None if asked is None else (*asked, *(name for name in ids if name not in asked))
+        theirs = {final for dataset in joined for final in dataset.all_names.values()}
+        self.read = tuple(dataset for dataset in joined if dataset.names)
+        """The joined datasets of which a column is read."""
+        ids = dict.fromkeys(dataset.config.key for dataset in self.read if dataset.config.key is not None)
+        own_wanted = None if wanted is None else [name for name in wanted if name not in theirs]
+        not_wanted = () if own_wanted is None else tuple(name for name in ids if name not in own_wanted)
+        self.own_columns = None if own_wanted is None else (*own_wanted, *not_wanted)
         """The columns of the stream's own shards that are decoded; None for all."""
-        self._not_wanted = () if asked is None else tuple(name for name in ids if name not in asked)
+        self._not_wanted = not_wanted
         sizes = index.samples_per_shard()
         self._first_shard, self._samples_before = first_shard, np.cumsum(sizes) - sizes
 
     def in_words(self) -> str:
-        """What an error adds that lists the stream's own columns."""
-        return f"; joined with it are {', '.join(map(repr, self.final_names()))}"
+        """Return the joined columns, to append to an error that lists the stream's own columns."""
+        return f"; joined columns are {', '.join(map(repr, self.final_names()))}"
 
     def final_names(self) -> list[str]:
-        """What the columns of all joined datasets are called in samples."""
-        return [final for one in self.all for final in one.all_names.values()]
+        """Return the names of all joined columns in samples."""
+        return [final for dataset in self.all for final in dataset.all_names.values()]
 
     def numbers(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many samples are stored in the stream before each of these."""
+        """Return the number of each sample in the stream."""
         numbers: NDArray[np.int64] = self._samples_before[shards - self._first_shard] + indexes
         return numbers
 
     def complete(self, sample: dict[str, Any], shard: int, index: int, read: ReadSample) -> dict[str, Any]:
-        """The sample with all columns that are wanted.
+        """Add the joined columns to a sample, and remove columns that were read only for joining.
 
         Args:
-            sample: The stream's columns, decoded; is added to.
-            shard: Its shard.
-            index: Its index there.
+            sample: The stream's columns, decoded; changed in place.
+            shard: Shard of the sample.
+            index: Index of the sample in its shard.
             read: Reads samples of joined datasets.
         """
         number = int(self._samples_before[shard - self._first_shard]) + index
-        for one in self.read:
-            one.put_into(sample, number, read)
+        for dataset in self.read:
+            dataset.put_into(sample, number, read)
         for name in self._not_wanted:
             del sample[name]
         return sample
 
 
 def _check_counts(label: str, index: DatasetIndex, joined: Sequence[JoinedDataset]) -> None:
-    for one in joined:
-        if one.asked.key is None and one.index.num_samples != index.num_samples:
+    for dataset in joined:
+        if dataset.config.key is None and dataset.index.num_samples != index.num_samples:
             raise ConfigError(
-                f"{label} has {index.num_samples} samples, but join {one.name!r} has {one.index.num_samples}",
-                hint="samples are joined by position, so both must have as many: write one for each, or give a column "
-                "that both have as key=",
-                option=f"join.{one.name}.key",
-                stream=one.cache.stream,
+                f"{label} has {index.num_samples} samples, but join {dataset.name!r} has {dataset.index.num_samples}",
+                hint="samples are joined by position, so both need the same number: write one for each, or pass a "
+                "column that both have as key=",
+                option=f"join.{dataset.name}.key",
+                stream=dataset.cache.stream,
             )
 
 
 def _check_names(label: str, own: Iterable[str], joined: Sequence[JoinedDataset]) -> None:
     owners = dict.fromkeys(own, label)
-    for one in joined:
-        for final in one.all_names.values():
+    for dataset in joined:
+        for final in dataset.all_names.values():
             if final in owners:
                 raise ConfigError(
-                    f"column {final!r} is in both {owners[final]} and {one.cache.label}",
-                    hint=f"say columns= of the join without it, or prefix=, like {one.name + '_'!r}",
-                    option=f"join.{one.name}.columns",
+                    f"column {final!r} is in both {owners[final]} and {dataset.cache.label}",
+                    hint=f"list columns= of the join without it, or set prefix=, like {dataset.name + '_'!r}",
+                    option=f"join.{dataset.name}.columns",
                 )
-            owners[final] = one.cache.label
+            owners[final] = dataset.cache.label
 
 
 class Joins:
     """The datasets that are joined with the streams of a dataset.
 
     Args:
-        num_shards: Shards of all streams.
-        streams: Of each stream its joins, by its place; streams without any are not there.
+        num_shards: Number of shards of all streams.
+        streams: Joins of each stream that has any, by the number of the stream.
     """
 
     def __init__(self, num_shards: int, streams: Mapping[int, StreamJoins]) -> None:
         self.streams = streams
         self._own_shards = num_shards
-        self._datasets = [one for stream in streams.values() for one in stream.all]
-        self._runs = RunLookup(np.cumsum([len(one.index.shards) for one in self._datasets], dtype=np.int64))
+        self._datasets = [dataset for stream in streams.values() for dataset in stream.all]
+        self._runs = RunLookup(np.cumsum([len(dataset.index.shards) for dataset in self._datasets], dtype=np.int64))
         self._by_position = {
-            place: [one for one in stream.read if one.asked.key is None] for place, stream in streams.items()
+            place: [dataset for dataset in stream.read if dataset.config.key is None]
+            for place, stream in streams.items()
         }
-        self.by_id = [place for place, stream in streams.items() if any(one.asked.key for one in stream.read)]
-        """Streams with which datasets are joined by id, and read."""
+        self.by_id = [place for place, stream in streams.items() if any(dataset.config.key for dataset in stream.read)]
+        """Streams with datasets that are joined by id and read."""
         self.most_by_position = max(map(len, self._by_position.values()), default=0)
-        """Datasets that are joined with one stream by position, and read; at most."""
+        """Largest number of datasets that are joined with a stream by position and read."""
 
     @property
     def num_shards(self) -> int:
-        """Shards of streams and joined datasets."""
+        """Number of shards of streams and joined datasets."""
         return self._own_shards + len(self._runs)
 
     def __iter__(self) -> Iterator[JoinedDataset]:
-        """All joined datasets."""
+        """Yield all joined datasets."""
         return iter(self._datasets)
 
     def find(self, shard: int) -> tuple[JoinedDataset, ShardInfo]:
-        """The joined dataset that has a shard, and what its index says of it."""
+        """Return the joined dataset that has a shard, and the shard's entry in its index."""
         place, index = self._runs.find_one(shard - self._own_shards)
         return self._datasets[place], self._datasets[place].index.shards[index]
 
     def shards_at(
         self, streams: NDArray[np.int64], shards: NDArray[np.int64], indexes: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """The shards of joined datasets that samples need, as far as positions tell.
+        """Return the shards of datasets joined by position that samples need.
 
         Args:
-            streams: The stream of each sample, by its place; of shape (samples,).
-            shards: Its shard.
-            indexes: Its index there.
+            streams: Number of the stream of each sample, of shape (samples,).
+            shards: Shard of each sample.
+            indexes: Index of each sample in its shard.
 
         Returns:
             Array of shape (samples, joins), -1 where there is none.
         """
-        found = np.full((len(shards), self.most_by_position), -1, np.int64)
+        needed = np.full((len(shards), self.most_by_position), -1, np.int64)
         for place, joined in self._by_position.items():
             here = np.flatnonzero(streams == place)
             if len(joined) and len(here):
                 numbers = self.streams[place].numbers(shards[here], indexes[here])
-                for column, one in enumerate(joined):
-                    found[here, column] = one.shards_at(numbers)
-        return found
+                for column, dataset in enumerate(joined):
+                    needed[here, column] = dataset.shards_at(numbers)
+        return needed
 
 
 class JoinedReader:
-    """Reads a stream's shard; its samples have the columns of joined datasets too.
+    """Reader of a stream's shard that adds the columns of joined datasets.
 
     Args:
-        own: Reads the stream's columns.
-        joins: Of the stream.
-        shard: Which shard it is.
-        read: Reads samples of joined datasets. It may close this reader, which then is not used any more.
+        own: Reader of the stream's columns.
+        joins: Joins of the stream.
+        shard: Number of the shard.
+        read: Reads samples of joined datasets. It may close this reader, which is then not used again.
     """
 
     def __init__(self, own: ShardReader, joins: StreamJoins, shard: int, read: ReadSample) -> None:
@@ -357,17 +409,72 @@ class JoinedReader:
         self._read = read
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self._own)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One sample, as of any reader of shards.
+        """Read a sample.
 
         Raises:
-            ConfigError: A joined dataset has no sample for it.
+            ConfigError: A joined dataset has no matching sample.
         """
         return self._joins.complete(self._own[index], self._shard, index, self._read)
 
     def close(self) -> None:
-        """Let go of the stream's shard; those of joined datasets have readers of their own."""
+        """Close the stream's shard; shards of joined datasets have other readers."""
         self._own.close()
+
+
+class JoinedAhead:
+    """Lookup of the joined shards that a worker's next samples need; may be used by several threads.
+
+    Args:
+        quota: Quota that fetched bytes count against.
+    """
+
+    def __init__(self, quota: CacheQuota) -> None:
+        self._quota = quota
+        self._lock = Lock()
+        self._needed: OrderedDict[int, list[NDArray[np.int32]]] = OrderedDict()
+        self._returned: OrderedDict[int, None] = OrderedDict()
+
+    def shards(
+        self,
+        shard: int,
+        indexes: NDArray[np.int64],
+        stored: tuple[ShardCache, ShardInfo],
+        joined: Sequence[JoinedDataset],
+    ) -> list[int]:
+        """Return the shards that some samples need, without those that were returned before.
+
+        Args:
+            shard: Number of the stream's shard that has the samples.
+            indexes: Indexes of the samples there.
+            stored: Shard cache of the stream, and the shard's entry in the index.
+            joined: Datasets that are joined by id.
+
+        Raises:
+            StreamingError: The shard could not be fetched, or is damaged.
+        """
+        cache, info = stored
+        limited = self._quota.limit is not None
+        if limited and not cache.has(info):  # waiting for space would block the reader
+            return []
+        with cache.hold(info, self._quota) as directory:
+            with self._lock:
+                of_shard = self._needed.get(shard)
+            if of_shard is None:  # without the lock: other threads read other shards meanwhile
+                names = list(dict.fromkeys(str(dataset.config.key) for dataset in joined))
+                values: dict[str, Any] = dict(read_columns(info, directory, names))
+                of_shard = [dataset.shards_of_ids(values[str(dataset.config.key)]) for dataset in joined]
+        with self._lock:
+            self._needed[shard] = of_shard
+            self._needed.move_to_end(shard)
+            if len(self._needed) > _MOST_SHARDS:
+                self._needed.popitem(last=False)
+            needed = np.concatenate([of[indexes] for of in of_shard])
+            new = [number for number in dict.fromkeys(needed.tolist()) if number >= 0 and number not in self._returned]
+            self._returned.update(dict.fromkeys(new))
+            while limited and len(self._returned) > _MOST_RETURNED:
+                self._returned.popitem(last=False)
+        return new

@@ -1,6 +1,6 @@
-"""Columns of all shards of a dataset, looked at once: several shards at a time, in threads.
+"""Scan over the columns of all shards of a dataset, several shards at a time, in threads.
 
-Each group of shards has a file of its own while a whole is being made, so that who is killed has done nothing in vain.
+The result of each group of shards is written to a file during the scan, so that a process that was killed resumes it.
 """
 
 from __future__ import annotations
@@ -43,40 +43,40 @@ from lightning_streaming.waits import ProgressCallback, progress
 _log = package_logger(__name__)
 SAMPLES_AT_ONCE = 1 << 20
 SHARDS_AT_ONCE = 32
-"""Shards that are looked at, and kept, together."""
+"""Most shards of a group, whose result is one file."""
 _BYTES_AT_ONCE = 1 << 28
-"""Of the shards of all threads, unless one has more: a column of long texts may be nearly all of them."""
+"""Bytes of the shards of all threads, unless one shard is larger: a column of long texts may be most of a shard."""
 _MOST_THREADS = 8
 _CHECKSUM_BYTES = 8
 
 
 class ShardGroup(NamedTuple):
-    """Shards that are looked at together."""
+    """Consecutive shards that are scanned together."""
 
     shards: range
     first: int
-    """Number of their first sample."""
+    """Number of the first sample."""
     samples: int
 
 
 ProgressFactory = Callable[[str, str, int], AbstractContextManager[ProgressCallback | None]]
-"""Function that opens the progress display of an operation, given the dataset's name for errors, the operation, and the
-number of samples; it yields the callback for scanned samples, or None for the default display."""
+"""Context of a scan: called with the dataset's label in errors, a name of the result and the number of samples; returns
+a callback for the number of samples that were read, or None."""
 Found = NDArray[Any]
-"""What was found of the samples of a group."""
+"""Result of the samples of a group."""
 _Seen = TypeVar("_Seen")
 _Whole = TypeVar("_Whole")
 _Outcome = tuple[ShardGroup, Found | BaseException]
-"""Of a group; or what went wrong."""
+"""Group with its result, or the error that it raised."""
 
 
 @contextmanager
-def errors_name(cache: ShardCache, failed: str) -> Iterator[None]:
-    """Let errors say whose shards were looked at.
+def add_error_context(cache: ShardCache, failed: str) -> Iterator[None]:
+    """Add the label of the dataset to errors.
 
     Args:
-        cache: Where these are.
-        failed: What to say where the system refuses something, like "the index of 'id' cannot be made or kept".
+        cache: Shard cache of the dataset.
+        failed: Message of errors of the operating system, like "the index of 'id' cannot be built or cached".
     """
     try:
         yield
@@ -90,53 +90,53 @@ def errors_name(cache: ShardCache, failed: str) -> Iterator[None]:
 
 @contextmanager
 def scan_progress(
-    callback: ProgressCallback | None, num_samples: int, label: str, warning: str = ""
+    callback: ProgressCallback | None, num_samples: int, what: str, warning: str = ""
 ) -> Iterator[ProgressCallback]:
-    """Yield the callback of a scan; without one, show a progress display.
+    """Return the callback that reports scan progress.
 
     Args:
-        callback: Callback of the caller, if there is one.
-        num_samples: Number of samples to scan.
-        label: The operation.
-        warning: Warning to log before a long scan; empty for none.
+        callback: Callback of the caller; None to show progress as other waits do.
+        num_samples: Number of samples.
+        what: Description of the work.
+        warning: Logged first if there are many samples; empty for none.
     """
     if callback is not None:
         yield callback
         return
     if warning and num_samples > SAMPLES_AT_ONCE:
         _log.warning("%s", warning)
-    with progress(num_samples, "samples", label) as shown:
-        yield shown
+    with progress(num_samples, "samples", what) as report:
+        yield report
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardScan:
-    """Goes through a dataset once.
+    """One scan over a dataset.
 
     Args:
-        index: The dataset's.
-        cache: Where its files are.
-        room: Where what is fetched is counted; None for no limit.
-        num_threads: How many shards are looked at together; by default as many as there are processors, up to 8.
+        index: Index of the dataset.
+        cache: Shard cache of the dataset.
+        quota: Quota that fetched bytes count against; None for no limit.
+        num_threads: Shards that are scanned at the same time; by default as many as there are processors, up to 8.
     """
 
     index: DatasetIndex
     cache: ShardCache
-    room: CacheQuota | None
+    quota: CacheQuota | None
     num_threads: int = field(default_factory=lambda: min(_MOST_THREADS, os.cpu_count() or 1))
     stopped: Event = field(default_factory=Event)
 
     def outcomes(self, look: Callable[[ShardGroup], Found]) -> Iterator[tuple[ShardGroup, Found]]:
-        """What ``look``, which is called in threads, finds in each group of shards, as it comes.
+        """Yield each group of shards with the result of ``look``, which is called in threads, as they finish.
 
         Raises:
-            StreamingError: What it raised, once all threads have ended.
+            StreamingError: Raised by ``look``; raised here after all threads have ended.
         """
         groups = shard_groups(
             self.index.samples_per_shard(), self.index.shards.data_bytes(), _BYTES_AT_ONCE // self.num_threads
         )
         waiting, threads = 0, list[Thread]()
-        # Ctrl-C cannot leave these queues locked, as it can what concurrent.futures waits with.
+        # Unlike the locks of concurrent.futures, these queues cannot be left locked by Ctrl-C.
         todo: SimpleQueue[ShardGroup | None] = SimpleQueue()
         done: SimpleQueue[_Outcome] = SimpleQueue()
         try:
@@ -148,14 +148,14 @@ class ShardScan:
                 todo.put(group)
                 waiting += 1
             while waiting:
-                group, found = done.get()
-                if isinstance(found, BaseException):
-                    raise found
+                group, outcome = done.get()
+                if isinstance(outcome, BaseException):
+                    raise outcome
                 waiting -= 1
                 for another in islice(groups, 1):
                     todo.put(another)
                     waiting += 1
-                yield group, found
+                yield group, outcome
         finally:
             self.stopped.set()
             for _ in threads:
@@ -164,7 +164,7 @@ class ShardScan:
                 thread.join()
 
     def columns(self, shards: Sequence[int], names: Sequence[str]) -> dict[str, ColumnValues]:
-        """Some columns of some shards together."""
+        """Read columns of some shards, concatenated."""
         if not names:
             return {}
         read = [
@@ -173,17 +173,17 @@ class ShardScan:
         return {name: joined([columns[name] for columns in read]) for name in names}
 
     def look(self, shard: int, look: Callable[[ShardInfo, Path], _Seen], columns: Sequence[str] | None = None) -> _Seen:
-        """What is seen in one shard, which is fetched again if it is damaged on this node, or has vanished.
+        """Return the result of ``look`` for one shard, which is fetched again if it is damaged or has vanished.
 
         Args:
-            shard: Which one.
-            look: Gets the shard, as its index describes it, and the directory of its raw files.
-            columns: The columns that it looks at; None for all.
+            shard: Number of the shard.
+            look: Called with the shard's entry in the index, and the directory of its raw files.
+            columns: The columns that ``look`` reads; None for all.
         """
         info = narrowed(self.index.shards[shard], columns)
         for attempts_left in (1, 0):
-            self.go_on()
-            with self.cache.hold(info, self.room) as directory:
+            self.check_stopped()
+            with self.cache.hold(info, self.quota) as directory:
                 try:
                     return look(info, directory)
                 except (ShardCorruptError, ObjectNotFoundError) as error:
@@ -192,33 +192,33 @@ class ShardScan:
                 raise damage
         raise AssertionError("the last attempt returns or raises")
 
-    def go_on(self) -> None:
-        """End the thread that asks, where nobody wants any more what it looks for."""
-        if self.stopped.is_set():  # by Ctrl-C, or by what is wrong with another shard
+    def check_stopped(self) -> None:
+        """Raise CancelledError in this thread if the scan was stopped."""
+        if self.stopped.is_set():  # by Ctrl-C, or by an error of another shard
             raise CancelledError
 
     def _work_off(
         self, todo: SimpleQueue[ShardGroup | None], done: SimpleQueue[_Outcome], look: Callable[[ShardGroup], Found]
     ) -> None:
-        """What each thread does."""
+        """Process groups from the queue, in a thread."""
         while (group := todo.get()) is not None and not self.stopped.is_set():
-            done.put((group, _tried(look, group)))
+            done.put((group, _outcome_of(look, group)))
 
 
-def _tried(look: Callable[[ShardGroup], Found], group: ShardGroup) -> Found | BaseException:
+def _outcome_of(look: Callable[[ShardGroup], Found], group: ShardGroup) -> Found | BaseException:
     try:
         return look(group)
-    except BaseException as error:  # noqa: BLE001  raised again where it is waited for
+    except BaseException as error:  # noqa: BLE001  raised again by outcomes
         return error
 
 
 def shard_groups(sizes: NDArray[np.int64], data_bytes: NDArray[np.int64], most_bytes: int) -> Iterator[ShardGroup]:
-    """The shards of a dataset in groups that are not too large.
+    """Yield the shards of a dataset in groups of limited size.
 
     Args:
         sizes: Samples of each shard.
-        data_bytes: Bytes of each.
-        most_bytes: Of a group of several.
+        data_bytes: Bytes of each shard.
+        most_bytes: Most bytes of a group of several shards.
     """
     begin = first = samples = held = 0
     for shard, (size, bytes_) in enumerate(zip(sizes.tolist(), data_bytes.tolist(), strict=True)):
@@ -231,11 +231,11 @@ def shard_groups(sizes: NDArray[np.int64], data_bytes: NDArray[np.int64], most_b
         yield ShardGroup(range(begin, len(sizes)), first, samples)
 
 
-# --- what was found, kept ---
+# --- cached results ---
 
 
 def no_progress(*_: object) -> AbstractContextManager[None]:
-    """Return a context without a callback, as a :data:`ProgressFactory`."""
+    """Return a :data:`ProgressFactory` context without a callback."""
     return nullcontext()
 
 
@@ -245,67 +245,67 @@ def load_or_create(
     work: str,
     *,
     find: Callable[[], _Whole | None],
-    make: Callable[[Path], _Whole | None],
-    make_unkept: Callable[[], _Whole],
+    create: Callable[[Path], _Whole | None],
+    create_uncached: Callable[[], _Whole],
 ) -> _Whole:
-    """Load a cached result, or create it in one process per node while others wait.
+    """Return a result that is created once per node, from its file or created now while other processes wait.
 
     Args:
-        path: Its file, as ``selection_path`` names it.
+        path: Its file, from ``selection_path``.
         directory: The cache directory.
-        work: The operation, for messages of processes that wait.
-        find: Function that maps the contents of the file; it returns None if there is none, or it is damaged.
-        make: Function that writes the file, from parts in a directory that is its argument. If the file may not be
-            replaced, it returns the result instead.
-        make_unkept: Function that creates the result where nothing may be written.
+        work: Description of the work, for the processes that wait for it.
+        find: Returns the content of the file, mapped; None if it is missing or damaged.
+        create: Writes the file, with partial results in the given directory. If the file cannot be replaced, returns
+            the result instead.
+        create_uncached: Creates the result if the directory is not writable.
 
     Raises:
-        StorageError: It was written, and cannot be read; or the disk is full.
+        StorageError: The file was written but cannot be read, or the disk is full.
     """
-    found = find()
-    if found is not None:
-        return found
+    result = find()
+    if result is not None:
+        return result
     with ExitStack() as stack:
-        if not may_be_kept(path, directory, stack, work):
-            return make_unkept()
-        found = find()
-        if found is not None:
-            return found
+        if not lock_for_writing(path, directory, stack, work):
+            return create_uncached()
+        result = find()
+        if result is not None:
+            return result
         parts = path.with_suffix(".parts")
         try:
             make_directories(parts, directory.path)
-            with suppress(PermissionError):  # another user's, who died
+            with suppress(PermissionError):  # left by a process of another user
                 remove_partials(path)
-            unkept = make(parts)
+            uncached = create(parts)
         except StreamingError:
             raise
         except OSError as error:  # the disk is full
             raise unwritable(directory.path, error) from error
-        if unkept is not None:
-            return unkept
+        if uncached is not None:
+            return uncached
         shutil.rmtree(parts, ignore_errors=True)
-        found = find()
-    if found is None:
+        result = find()
+    if result is None:
         raise StorageError(
-            f"{path} was written just now and cannot be read", hint="is the disk full, or failing?", path=str(path)
+            f"{path} was written but cannot be read", hint="check whether the disk is full or failing", path=str(path)
         )
-    return found
+    return result
 
 
-def may_be_kept(path: Path, directory: CacheDirectory, stack: ExitStack, work: str) -> bool:
-    """Become the one process that makes a file, however long others take before.
+def lock_for_writing(path: Path, directory: CacheDirectory, stack: ExitStack, work: str) -> bool:
+    """Wait for the lock under which one process creates a file.
 
     Args:
-        path: The file, as ``selection_path`` names it.
+        path: The file, from ``selection_path``.
         directory: The cache directory.
-        stack: At its end others may make it.
-        work: What this process then does, as others are told who wait for it.
+        stack: Releases the lock when it is closed.
+        work: Description of the work, for the processes that wait for it.
 
     Returns:
-        Whether it can be kept; False where nothing may be written.
+        True if the lock is held; False if the directory is not writable.
 
     Raises:
-        DiskFullError: There is no room even for the lock.
+        DiskFullError: There is no space for the lock file.
     """
     root = directory.path
     try:
@@ -313,7 +313,7 @@ def may_be_kept(path: Path, directory: CacheDirectory, stack: ExitStack, work: s
         make_directories(path.parent, root)
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(path.parent)
-        # Whoever holds it may take hours; it is given back when they die.
+        # Another process may hold the lock for hours; it is released when that process ends.
         stack.enter_context(selection_lock(path, root, work))
     except DiskFullError:
         raise
@@ -323,38 +323,38 @@ def may_be_kept(path: Path, directory: CacheDirectory, stack: ExitStack, work: s
 
 
 def part_path(parts: Path, group: ShardGroup) -> Path:
-    """Where what was found of a group is kept."""
+    """Return the file of a group's result."""
     return parts / f"{group.shards.start}-{group.shards.stop}.npy"
 
 
-def write_part(path: Path, found: NDArray[np.uint8], root: Path) -> None:
-    """Keep what was found of a group, unless somebody else does so.
+def write_part(path: Path, content: NDArray[np.uint8], root: Path) -> None:
+    """Write the result of a group, unless another process did so.
 
     Args:
-        path: Where.
-        found: Its bytes.
+        path: The file.
+        content: Bytes of the result.
         root: The cache directory.
     """
-    # Of another user; or who has no lock made the whole, and removed them.
+    # The file is another user's, or a process without locks has finished and removed the directory.
     with suppress(PermissionError, FileNotFoundError):
-        write_checked(path, found, root)
+        write_checked(path, content, root)
 
 
 @contextmanager
 def array_file(
     path: Path, dtype: type[np.generic], shape: tuple[int, ...], root: Path
 ) -> Iterator[np.memmap[Any, Any]]:
-    """A new file of an array, mapped to be filled; it is there once it is filled.
+    """Yield a mapped array to fill; its file appears at the end of the context.
 
     Args:
         path: The file.
-        dtype: Of the array.
-        shape: Of the array.
+        dtype: Data type of the array.
+        shape: Shape of the array.
         root: The cache directory.
     """
     with appears_whole(path) as partial:
         mapped = np.lib.format.open_memmap(partial, "w+", dtype, shape)
-        if hasattr(os, "posix_fallocate"):  # else a full disk would end the process where it writes to the map
+        if hasattr(os, "posix_fallocate"):  # otherwise writing to the map on a full disk would kill the process
             with partial.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         yield mapped
@@ -363,19 +363,19 @@ def array_file(
 
 
 def write_checked(path: Path, content: NDArray[np.uint8], root: Path) -> None:
-    """Write bytes with their checksum, as :func:`read_checked` wants them."""
+    """Write bytes with their checksum, for :func:`read_checked`."""
     with appears_whole(path) as partial, partial.open("wb") as file:
         np.save(file, np.concatenate([content, _checksum(content)]))
         adopt_file(file.fileno(), root)
 
 
 def read_checked(path: Path, num_bytes: int) -> NDArray[np.uint8] | None:
-    """The bytes that a file holds, mapped, if they are so many and fit their checksum."""
-    found = map_bits(path)
-    if found is None or found.dtype != np.uint8 or found.shape != (num_bytes + _CHECKSUM_BYTES,):
+    """Map the bytes of a file; return None unless their number and checksum are right."""
+    array = map_bits(path)
+    if array is None or array.dtype != np.uint8 or array.shape != (num_bytes + _CHECKSUM_BYTES,):
         return None
-    content: NDArray[np.uint8] = found[:-_CHECKSUM_BYTES]
-    return content if (found[-_CHECKSUM_BYTES:] == _checksum(content)).all() else None
+    content: NDArray[np.uint8] = array[:-_CHECKSUM_BYTES]
+    return content if (array[-_CHECKSUM_BYTES:] == _checksum(content)).all() else None
 
 
 def _checksum(content: NDArray[np.uint8]) -> NDArray[np.uint8]:

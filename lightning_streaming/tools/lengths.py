@@ -119,7 +119,7 @@ def run(args: Namespace) -> int:
         "asked": {name: value for name in ("column", "dtype", "lengths") if (value := getattr(args, name)) is not None},
         **_summary(lengths),
         "digest": lengths.digest,
-        "kept_at": None if lengths.kept_at is None else str(lengths.kept_at),
+        "kept_at": None if lengths.cached_at is None else str(lengths.cached_at),
         "was_kept": not scanned,
         "seconds": time.monotonic() - began,
     }

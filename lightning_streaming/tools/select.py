@@ -140,7 +140,7 @@ def _select_of_dataset(args: Namespace) -> dict[str, Any]:
         "shards_never_fetched": int(unused.sum()),
         "bytes_never_fetched": int(index.shards.data_bytes()[unused].sum()),
         "bad_samples": len({(sample.key.shard, sample.key.sample_index) for sample in bad}),
-        "kept_at": None if selection.kept_at is None else str(selection.kept_at),
+        "kept_at": None if selection.cached_at is None else str(selection.cached_at),
         "was_kept": not request.is_all and not scanned,
         "out": None if args.out is None else str(args.out),
         "seconds": seconds,

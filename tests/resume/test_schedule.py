@@ -76,8 +76,8 @@ def test_what_no_phase_can_be(said: dict[str, Any], words: list[str]) -> None:
 
 
 BORDERS: list[tuple[Sequence[Any], int | None, list[str]]] = [
-    ([80, 80, None], 160, ["schedule.1.end is 80", "phase '0' before it ends at 80", "borders must rise"]),
-    ([90, "50%", None], 160, ["schedule.1.end is 80", "ends at 90", "borders must rise"]),
+    ([80, 80, None], 160, ["schedule.1.end is 80", "phase '0' before it ends at 80", "must increase"]),
+    ([90, "50%", None], 160, ["schedule.1.end is 80", "ends at 90", "must increase"]),
     ([None, 80, None], 160, ["schedule.0.end is missing", "like 800m"]),
     (["40 percent", 80, None], 160, ["schedule.0.end must be samples", 'a part of epoch_size, like "40%"']),
     (["2.5 Per cent", 80, None], 160, ["schedule.0.end must be samples", 'like "2.5%"']),

@@ -192,9 +192,7 @@ GOOD: Any = ("en",)
 @pytest.mark.parametrize("value", [{"en"}, ["en"], {"en": 1}, partial(_beyond, 1), object(), (1, [2])])
 def test_what_may_change_is_not_named(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "GOOD", value)
-    with pytest.raises(
-        ConfigError, match=r"may change without notice \('GOOD' of .*; let it be numbers or text, or a tu"
-    ):
+    with pytest.raises(ConfigError, match=r"may change without notice \('GOOD' of .*; use numbers or text, or a tu"):
         SelectionConfig(where=lambda lang: lang in GOOD).key("data", None)
     assert SelectionConfig(where=lambda lang: lang.GOOD).key("data", None)  # its own, not that of the module
 

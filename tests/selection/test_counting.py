@@ -246,7 +246,7 @@ def test_a_damaged_shard_is_fetched_again_and_then_told(tmp_path: Path, http_sto
         (LengthsRequest(column="text"), "has encoding 'str', whose tokens cannot be counted"),
         (LengthsRequest(column="raw"), "has encoding 'bytes'; pass their dtype"),
         (LengthsRequest(column="tokens", dtype="uint8"), "leave dtype out"),
-        (LengthsRequest(lengths="score"), "is a column of float32, which says no length"),
+        (LengthsRequest(lengths="score"), "is a column of float32, not of whole numbers"),
         (LengthsRequest(lengths="numtokens"), "unknown column"),
         (LengthsRequest(lengths=lambda tokens: len(tokens)), "name columns of numbers, text, bytes or json"),
     ],
@@ -268,11 +268,11 @@ def test_what_the_data_cannot_tell_is_refused_before_a_shard_is_asked_for(
 @pytest.mark.parametrize(
     ("encoding", "value", "asked", "told"),
     [
-        ("int", -1, "n", "sample 1 of shard.00001.mds has -1 tokens"),
-        ("int8", -1, "n", "sample 1 of shard.00001.mds has -1 tokens"),
-        ("uint64", 2**32, "n", "sample 1 of shard.00001.mds has 4294967296 tokens"),
-        ("str_int", 10**30, "n", "sample 1 of shard.00001.mds has 1000000"),
-        ("int", -1, lambda n: n, "sample 1 of shard.00001.mds has -1 tokens"),
+        ("int", -1, "n", "-1 tokens for sample 1 of shard.00001.mds"),
+        ("int8", -1, "n", "-1 tokens for sample 1 of shard.00001.mds"),
+        ("uint64", 2**32, "n", "4294967296 tokens for sample 1 of shard.00001.mds"),
+        ("str_int", 10**30, "n", "tokens for sample 1 of shard.00001.mds"),
+        ("int", -1, lambda n: n, "-1 tokens for sample 1 of shard.00001.mds"),
         ("int", 1, lambda n: n / 2, "failed on sample 0: TypeError"),
         ("int", 0, lambda n: 1 // n, "failed on sample 4: ZeroDivisionError"),
     ],
@@ -314,7 +314,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_what_was_counted_is_mapped_by_whoever_asks_the_same(tmp_path: Path, looked_at: list[str]) -> None:
     root = write_documents(tmp_path / "x", [3] * 4)
     first = counted(root)
-    assert (len(looked_at), first.kept_at) == (4, kept(root) / f"{first.key}.npy")
+    assert (len(looked_at), first.cached_at) == (4, kept(root) / f"{first.key}.npy")
     again = counted(root)
     assert (len(looked_at), again.digest, again.num_tokens) == (4, first.digest, first.num_tokens)
     assert [path.name for path in kept(root).iterdir() if path.suffix != ".lock"] == [f"{first.key}.npy"]
@@ -323,7 +323,7 @@ def test_what_was_counted_is_mapped_by_whoever_asks_the_same(tmp_path: Path, loo
 def test_a_file_that_is_not_whole_is_made_anew(tmp_path: Path) -> None:
     root = write_documents(tmp_path / "x", [3] * 4)
     first = counted(root)
-    path = first.kept_at
+    path = first.cached_at
     assert path is not None
     del first
     whole = path.read_bytes()
@@ -382,8 +382,8 @@ def test_lengths_of_other_data_are_not_taken_for_those_of_its_head(tmp_path: Pat
     columns, make = {"tokens": "ndarray:uint16"}, lambda number: {"tokens": np.zeros(number + 1, np.uint16)}
     other = write_shards(tmp_path / "other" / "x", [3] * 6, columns, make)
     kept(other).mkdir(parents=True)
-    assert first.kept_at is not None
-    (kept(other) / first.kept_at.name).write_bytes(first.kept_at.read_bytes())
+    assert first.cached_at is not None
+    (kept(other) / first.cached_at.name).write_bytes(first.cached_at.read_bytes())
     assert counted(other).values.tolist() == list(range(1, 19))
 
 
@@ -451,8 +451,8 @@ def test_where_nothing_may_be_written_they_are_in_memory(
 
     monkeypatch.setattr(scanning, "selection_lock" if refused == "lock" else "adopt_file", denied)
     found = counted(root)
-    assert (found.values.tolist(), found.kept_at) == (lengths(12), None)
-    assert "is not writable: each process counts the tokens anew" in caplog.text
+    assert (found.values.tolist(), found.cached_at) == (lengths(12), None)
+    assert "is not writable: each process counts the tokens itself" in caplog.text
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,5 +486,5 @@ def test_another_process_takes_what_is_kept_under_a_known_name(tmp_path: Path) -
     first = document_lengths(LengthsRequest(lengths=lambda n: n + 1), index, cache)
     other = LengthsRequest(lengths=lambda n: n + 2)
     assert document_lengths(other, index, cache, key=first.key).values.tolist() == [1, 2, 3, 4]
-    with pytest.raises(ConfigError, match="says other lengths in this process than in the one that has started it"):
+    with pytest.raises(ConfigError, match="gives other lengths in this process than in the process that started it"):
         document_lengths(other, index, cache, key="0" * 32)

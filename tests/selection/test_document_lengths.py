@@ -119,21 +119,21 @@ def test_another_process_maps_the_file_itself(caches: dict[str, ShardCache]) -> 
     sent = pickle.dumps(kept)
     assert len(sent) < 400
     again = pickle.loads(sent)
-    assert (again.values.tolist(), again.digest, again.kept_at) == (stored("c"), kept.digest, kept.kept_at)
+    assert (again.values.tolist(), again.digest, again.cached_at) == (stored("c"), kept.digest, kept.cached_at)
     assert not again.values.flags.writeable
     assert pickle.loads(pickle.dumps(kept.head(3))).values.tolist() == stored("c")[:3]
-    assert kept.kept_at is not None
-    kept.kept_at.unlink()
-    with pytest.raises(StorageError, match="were removed, or are damaged; start again"):
+    assert kept.cached_at is not None
+    kept.cached_at.unlink()
+    with pytest.raises(StorageError, match="were removed, or are damaged; start the run again"):
         pickle.loads(sent)
 
 
 def test_each_stream_must_have_its_lengths(caches: dict[str, ShardCache]) -> None:
     catalog = Catalog({name: caches[name].read_index() for name in ("a", "b")})
     lengths = lengths_of(caches)
-    with pytest.raises(ConfigError, match="stream 'b' stores 1 samples, of which no lengths are known"):
+    with pytest.raises(ConfigError, match="stream 'b' stores 1 samples, but has no lengths"):
         CatalogLengths(catalog, {"a": lengths["a"]})
-    with pytest.raises(ConfigError, match="stream 'a' stores 17 samples, of which 3 lengths are known"):
+    with pytest.raises(ConfigError, match="stream 'a' stores 17 samples, but has 3 lengths"):
         CatalogLengths(catalog, {**lengths, "a": lengths["a"].head(3)})
 
 
@@ -177,7 +177,7 @@ def test_dtypes_of_one_width_are_one_request_and_others_are_not() -> None:
         ({"column": 3}, "column must be the name of a column"),
         ({"lengths": ""}, "lengths must be the name of a column, or a function"),
         ({"lengths": 3}, "lengths must be the name of a column, or a function"),
-        ({"lengths": "a", "dtype": "uint16"}, "dtype='uint16' is that of the tokens in column="),
+        ({"lengths": "a", "dtype": "uint16"}, "dtype='uint16' needs a column of tokens in column="),
         ({"column": "a", "dtype": "uint15"}, "dtype must be one of numbers"),
         ({"lengths": len}, "lengths must be a plain Python function"),
         ({"lengths": lambda: 3}, "the parameters of lengths="),

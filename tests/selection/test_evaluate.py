@@ -615,7 +615,7 @@ def test_what_another_user_left_and_may_not_be_written_stops_nobody(
         monkeypatch.setattr(np, "save", denied)
     root = write_dataset(tmp_path / "x", 60)
     assert read(root, selection={"where": "id > 30"}) == list(range(31, 60))
-    assert "is not writable: each process evaluates the selection anew" in caplog.text
+    assert "is not writable: each process evaluates the selection itself" in caplog.text
 
 
 def test_without_locks_a_selection_is_evaluated_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -676,30 +676,30 @@ def test_a_function_may_say_none_of_samples_that_are_not_wanted(data: Path, func
             r"column 'tokens', which is 'ndarray:uint16'; name columns of numbers",
         ),
         ({"selection": {"where": "score +"}}, r"cannot be read as a condition in SQL"),
-        ({"selection": {"where": "1 = 1"}}, "looks at no column"),
+        ({"selection": {"where": "1 = 1"}}, "reads no column"),
         ({"selection": {"where": "id > 1; select 1"}}, "cannot be read as a condition in SQL"),
         ({"selection": {"where": "sum(score) > 1"}}, "cannot be evaluated"),
         ({"selection": {"where": "score > 'x'"}}, "cannot be evaluated"),
-        ({"selection": {"where": "random() > score"}}, r"uses random\(\), whose outcome is not the same each time"),
-        ({"selection": {"where": "id > year(now())"}}, r"uses now\(\), whose outcome is not the same each time"),
-        ({"selection": {"where": "year(make_timestamp(id)) = year(today())"}}, r"uses today\(\), whose outcome"),
+        ({"selection": {"where": "random() > score"}}, r"uses random\(\), whose result changes between calls"),
+        ({"selection": {"where": "id > year(now())"}}, r"uses now\(\), whose result changes between calls"),
+        ({"selection": {"where": "year(make_timestamp(id)) = year(today())"}}, r"uses today\(\), whose result"),
         (
             {"selection": {"where": "age(make_timestamp(id)) > interval 1 day"}},
-            r"uses age\(\) of one date, whose outcome",
+            r"uses age\(\) of one date, whose result",
         ),
         (
             {"selection": {"where": "current_localtimestamp() > make_timestamp(id)"}},
-            r"uses current_localtimestamp\(\), whose outcome",
+            r"uses current_localtimestamp\(\), whose result",
         ),
         (
             {"selection": {"where": "make_timestamp(id) > pg_conf_load_time()"}},
-            r"uses pg_conf_load_time\(\), whose outcome",
+            r"uses pg_conf_load_time\(\), whose result",
         ),
         (
             {"selection": {"where": "current_setting('memory_limit') > lang"}},
-            r"uses current_setting\(\), whose outcome",
+            r"uses current_setting\(\), whose result",
         ),
-        ({"selection": {"where": "id in (select 1)"}}, "asks another table"),
+        ({"selection": {"where": "id in (select 1)"}}, "reads another table"),
         ({"selection": {"where": "lang = getenv('HOME')"}}, "where="),
         (
             {"selection": {"where": "score > 2"}},
@@ -709,10 +709,10 @@ def test_a_function_may_say_none_of_samples_that_are_not_wanted(data: Path, func
         ({"selection": {"where": lambda: True}}, "named like the columns"),
         (
             {"selection": {"where": 'lang == "en"'}},
-            r"unknown column 'en'; .*text stands in single quotes in SQL: 'en'",
+            r"unknown column 'en'; .*text is written in single quotes in SQL: 'en'",
         ),
         ({"selection": {"where": lambda lang: lang}}, r"<lambda> returned the text 'en' for sample 0; return whether"),
-        ({"selection": {"where": _forgets}}, "_forgets returns None whatever the sample; is a return missing"),
+        ({"selection": {"where": _forgets}}, "_forgets returns None for every sample; is a return missing"),
         ({"selection": {"where": str.upper}}, "where must be a plain Python function, .* but is a method_descriptor"),
         (
             {"selection": {"where": print}},
@@ -760,7 +760,7 @@ def test_columns_that_are_one_to_sql_are_refused_together(tmp_path: Path) -> Non
             writer.write({"id": number, "Id": -number})
     assert read(tmp_path / "x", selection={"where": "Id > -3"}) == [0, 1, 2]
     assert read(tmp_path / "x", selection={"where": lambda id, Id: id > 3 and Id > -6}) == [4, 5]  # noqa: A006
-    with pytest.raises(ConfigError, match="columns 'id' and 'Id', which are one to SQL"):
+    with pytest.raises(ConfigError, match="columns 'id' and 'Id', which are the same name in SQL"):
         read(tmp_path / "x", selection={"where": "id > 3 and Id > -6"})
 
 

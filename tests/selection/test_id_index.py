@@ -68,7 +68,7 @@ def test_each_id_is_found_and_no_other(ids: list[Any], cut: int, per_bucket: int
         assert [index.place(one) for one in ids + absent] == expected
         assert len(index) == len(ids)
         assert index.is_whole()
-        assert (index.kept_at is None) == (not ids)
+        assert (index.cached_at is None) == (not ids)
 
 
 def test_arrays_and_lists_of_ids_are_looked_for_alike(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_hashes_that_begin_alike_are_told_apart(tmp_path: Path, monkeypatch: pyt
 
 def test_an_id_beyond_64_bits_is_refused(tmp_path: Path) -> None:
     root = write_shards(tmp_path / "x", [2], {"id": "str_int"}, lambda number: {"id": 2**64 + number})
-    with pytest.raises(ConfigError, match="stream 'x': ids that are whole numbers can have 64 bits"):
+    with pytest.raises(ConfigError, match="stream 'x': ids that are whole numbers must fit in 64 bits"):
         indexed(root)
 
 
@@ -222,9 +222,9 @@ def test_where_nothing_may_be_written_it_is_made_in_memory(
     else:
         monkeypatch.setattr(scanning, "adopt_file", denied)
     index = indexed(root)
-    assert index.kept_at is None
+    assert index.cached_at is None
     assert index.places(np.arange(16)).tolist() == [*range(15), -1]
-    assert "is not writable: each process makes its index of ids anew" in caplog.text
+    assert "is not writable: each process builds its own index of ids" in caplog.text
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_a_long_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(scanning, "SHARDS_AT_ONCE", 1)
     with told_at_once(caplog, monkeypatch):
         indexed(write_shards(tmp_path / "x", [3] * 5))
-    assert "making the index of column 'id' over 15 samples of stream 'x'" in caplog.messages[0]
+    assert "building the index of column 'id' over 15 samples of stream 'x'" in caplog.messages[0]
     assert caplog.messages[-1].startswith("reading ids in column 'id' of stream 'x': 15 of 15 samples, after ")
 
 
@@ -270,7 +270,7 @@ def test_an_index_that_is_damaged_is_told_when_it_misleads(tmp_path: Path) -> No
 
 def test_the_tools_count_and_clear_it_as_they_do_selections(tmp_path: Path) -> None:
     root = write_shards(tmp_path / "x", [3] * 5)
-    assert indexed(root).kept_at is not None
+    assert indexed(root).cached_at is not None
     before = run("cache", "info", tmp_path / "local", "--json").json
     assert before["caches"][0]["selections"]["files"] == 2  # with its lock
     assert run("cache", "clear", tmp_path / "local", "--yes").code == 0

@@ -135,7 +135,7 @@ def test_data_that_was_appended_is_all_that_is_counted(tmp_path: Path) -> None:
         (("--column", "raw"), "has encoding 'bytes'; pass their dtype"),
         (("--column", "raw", "--dtype", "uint15"), "dtype must be one of numbers"),
         (("--column", "text"), "whose tokens cannot be counted"),
-        (("--lengths", "text"), "is a column of str, which says no length"),
+        (("--lengths", "text"), "is a column of str, not of whole numbers"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(data: Path, words: tuple[str, ...], told: str) -> None:

@@ -521,7 +521,7 @@ def test_joins_are_read_from_yaml_and_saved_without_secrets(joining_yaml: str) -
     batch = next(iter(cli.datamodule.train_dataloader()))
     assert batch["name"] == [f"n{number}" for number in batch["id"].tolist()]
     streams = cli.datamodule.datasets["train"].streams
-    assert [(one.name, one.asked.key) for one in streams["b"].joined] == [("again", None), ("names", "id")]
+    assert [(one.name, one.config.key) for one in streams["b"].joined] == [("again", None), ("names", "id")]
 
 
 @pytest.mark.rotate(1)

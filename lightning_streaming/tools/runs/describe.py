@@ -281,7 +281,7 @@ class RunDescription:
                 "joins": [
                     {
                         "join": join.name,
-                        "how": join.asked.in_words(),
+                        "how": join.config.in_words(),
                         "stored": join.index.num_samples,
                         "columns": list(join.names.values()),
                     }

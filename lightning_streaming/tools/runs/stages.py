@@ -10,7 +10,7 @@ from typing import Any
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.reading.passes import source_of
 from lightning_streaming.resume.state import Cursor
-from lightning_streaming.selection.missing_ids import MissingIds
+from lightning_streaming.selection.evaluate import MissingIds
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import (
     BAD,
@@ -264,9 +264,9 @@ def compute_ahead(stage: str, dataset: Any) -> tuple[list[dict[str, Any]], list[
     source.set_label(f"data.{stage}")
     source.make_ahead(watched)
     catalog = source.catalog
-    paths = [selection.kept_at for selection in catalog.selections if selection is not None]
-    paths += [join.ids.kept_at for join in catalog.joins or () if join.ids is not None]
-    paths += [] if catalog.lengths is None else [lengths.kept_at for lengths in catalog.lengths.streams]
+    paths = [selection.cached_at for selection in catalog.selections if selection is not None]
+    paths += [join.ids.cached_at for join in catalog.joins or () if join.ids is not None]
+    paths += [] if catalog.lengths is None else [lengths.cached_at for lengths in catalog.lengths.streams]
     for report, path in zip(reports, paths, strict=True):
         report["kept_at"] = None if path is None else str(path)
     return list(reports), list(source.missing_ids(watched))

@@ -19,8 +19,8 @@ from lightning_streaming.cache.selection_files import selection_path
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.selection.bitmap import Selection
 from lightning_streaming.selection.document_lengths import map_lengths
-from lightning_streaming.selection.evaluate import is_known
-from lightning_streaming.selection.id_index import are_ids_known
+from lightning_streaming.selection.evaluate import is_selection_cached
+from lightning_streaming.selection.id_index import is_id_index_cached
 from lightning_streaming.selection.joins import JoinedDataset
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import FINE, printable_name
@@ -200,8 +200,8 @@ class ViewedRun:
             StreamingError: An index cannot be read, or a condition is invalid.
         """
         with self.lock:
-            is_known = stage in self._stages or (stage == "train" and self._traced is not None)
-            if is_known or stage not in self.configs:
+            is_selection_cached = stage in self._stages or (stage == "train" and self._traced is not None)
+            if is_selection_cached or stage not in self.configs:
                 return None
             streams = self._dataset(stage).streams
             names = [name for name, stream in streams.items() if not self._is_known(self.configs[stage], stream)]
@@ -217,16 +217,16 @@ class ViewedRun:
         """Return whether the samples of a stream are known without reading shards from a store."""
         packing = config.documents()
         for join, source in stream.join_sources().items():
-            if source.asked.key is None or source.cache.reads_in_place:
+            if source.config.key is None or source.cache.reads_in_place:
                 continue
             joined = JoinedDataset(join, source, source.cache.read_index(), 0, config.columns)
-            if joined.names and not are_ids_known(source.asked.key, joined.index, source.cache):
+            if joined.names and not is_id_index_cached(source.config.key, joined.index, source.cache):
                 return False
         cache = ShardCache(stream.cache_config())
         if cache.reads_in_place or (stream.selection.is_all and packing is None):
             return True
         index = cache.read_index()
-        if not is_known(stream.selection, index, cache):
+        if not is_selection_cached(stream.selection, index, cache):
             return False
         if packing is None:
             return True
