@@ -245,8 +245,8 @@ def test_what_is_known_of_a_function_with_a_version_counts_too() -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"lengths": "num_tokens", "version": "1"}, "lengths_version='1' is that of a function"),
-        ({"column": "tokens", "version": "1"}, "lengths_version='1' is that of a function"),
+        ({"lengths": "num_tokens", "version": "1"}, "lengths_version='1' needs a function"),
+        ({"column": "tokens", "version": "1"}, "lengths_version='1' needs a function"),
         ({"lengths": TOKENIZER, "version": ""}, "lengths_version must be a text"),
         ({"lengths": TOKENIZER, "version": 3}, "lengths_version must be a text"),
         ({"lengths": lambda **all_: 3, "version": "1"}, "as in lambda text: len(text) // 4"),
