@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_told_with_the_stream(tmp_path: Path) -> None:
     with raises(EncodingError, "stream '0'", "00.tar, sample 0, member '0.json': expected JSON"):
         StreamingDataset(remote=str(tmp_path), format="webdataset", columns=["json"])[0]
     assert StreamingDataset(remote=str(tmp_path), format="webdataset", columns=["txt"])[0] == {"txt": "x"}
-    with raises(ConfigError, "block_length", "samples of its own"):
+    with raises(ConfigError, "block_length", "already has samples"):
         StreamingDataset(remote=str(tmp_path), format="webdataset", block_length=3)[0]
 
 
@@ -138,7 +138,7 @@ def test_a_wrong_count_of_somebody_else_is_told(tmp_path: Path) -> None:
     write_samples(tmp_path / "00.tar", text_samples(30))
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {"00.tar": 31}}))
-    with raises(ShardCorruptError, "00.tar must have 31 samples by its index, but has 30", "index was made of"):
+    with raises(ShardCorruptError, "00.tar must have 31 samples by its index, but has 30", "create the index again"):
         StreamingDataset(remote=str(tmp_path), format="webdataset")[0]
 
 

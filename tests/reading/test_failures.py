@@ -28,7 +28,7 @@ from lightning_streaming.errors import (
     StateMismatchError,
     StreamingError,
 )
-from lightning_streaming.reading import passes
+from lightning_streaming.resume import run_state
 from lightning_streaming.sequence.draw import Shuffled, drawn_here
 from tests.helpers import assert_error, ids, make_loader, raises, write_dataset
 from tests.reading.processes import children, wait_until
@@ -153,7 +153,7 @@ def _first_epoch_only(order: Shuffled) -> NDArray[np.integer[Any]]:
 def test_workers_that_live_on_tell_why_a_later_pass_cannot_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "shared_order", _first_epoch_only)
+    monkeypatch.setattr(run_state, "shared_order", _first_epoch_only)
     loader = make_loader(
         write_dataset(tmp_path / "data"),
         workers=2,

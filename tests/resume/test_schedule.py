@@ -12,6 +12,7 @@ import pytest
 
 from lightning_streaming import MixturePhase, Stream
 from lightning_streaming.errors import ConfigError, MissingArgumentError, UnknownArgumentError
+from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.schedule import named_phases, resolved_phases
 from lightning_streaming.sequence.phases import ResolvedPhase
 from tests.helpers import assert_error, make_dataset, raises
@@ -35,7 +36,7 @@ def resolved(phases: Sequence[Phase], epoch_size: int | None) -> tuple[ResolvedP
      pytest.param(10**400, id="10**400"), [1, 10**400]],
 )  # fmt: skip
 def test_a_weight_is_a_number_or_two(weight: Any) -> None:
-    with raises(ConfigError, "schedule.mix.web must be a weight above 0, or two for a ramp", repr(weight)):
+    with raises(ConfigError, "schedule.mix.web must be a weight above 0, or two for a ramp", short_repr(weight)):
         phase(mix={"web": weight, "code": 1})
 
 

@@ -205,7 +205,7 @@ def test_text_of_another_format_is_tokenized(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--from", "csv"], "--from csv and --format npy both say what SOURCE is"),
+        (["--from", "csv"], "--from csv and --format npy both define the kind of SOURCE"),
         (["--separator", ";"], "--separator is for CSV"),
         (["--columns", "x"], "there is no column 'x'; the columns of the npy files are values"),
         (["--block-length", 3], "block_length requires arrays of one dimension"),
@@ -487,8 +487,8 @@ def test_what_is_of_two_formats_is_not_merged(tmp_path: Path) -> None:
     done("convert", root / "b", root / "d", *told)
     failed = run("merge", root, root / "a", root / "d")
     assert failed.code == 2
-    assert "is of format npy" in failed.err
-    assert "is of format mds" in failed.err
+    assert "has format npy" in failed.err
+    assert "has format mds" in failed.err
     assert not (root / INDEX_BASENAME).exists()
 
 
@@ -499,7 +499,7 @@ def test_blocks_of_two_lengths_are_not_merged(tmp_path: Path) -> None:
     failed = run("merge", root)
     assert failed.code == 2
     assert "a/a.bin has format megatron with block_length 16" in failed.err
-    assert "b/a.bin is of format megatron with block_length 8" in failed.err
+    assert "b/a.bin has format megatron with block_length 8" in failed.err
 
 
 def test_an_index_of_another_library_is_not_replaced_by_a_merged_one(tmp_path: Path) -> None:
