@@ -15,11 +15,11 @@ from tests.chromium import browser
 
 SHARDS = {"web": 10_000, "code": 2_000, "math": 150}
 SHARD_SAMPLES, TOKENS = 4_000, 2_049
-PHASES = [
-    {"name": "broad", "until": "70%", "mix": {"web": 0.85, "code": 0.15}},
-    {"name": "ramp", "until": "90%", "mix": {"web": [0.85, 0.4], "code": [0.15, 0.3], "math": [0, 0.3]}},
-    {"name": "anneal", "mix": {"web": 0.2, "code": 0.4, "math": 0.4}},
-]
+SCHEDULE = {
+    "broad": {"end": "70%", "mix": {"web": 0.85, "code": 0.15}},
+    "ramp": {"end": "90%", "mix": {"web": [0.85, 0.4], "code": [0.15, 0.3], "math": [0, 0.3]}},
+    "anneal": {"mix": {"web": 0.2, "code": 0.4, "math": 0.4}},
+}
 
 
 def write_index(directory: Path, shards: int) -> None:
@@ -44,7 +44,7 @@ def main() -> None:
         for stream, shards in SHARDS.items():
             write_index(root / stream, shards)
         streams = {one: {"remote": str(root / one), "local": str(root / "cache" / one)} for one in SHARDS}
-        train = {"streams": streams, "phases": PHASES, "epoch_size": "40m", "cache_limit": "40gb"}
+        train = {"streams": streams, "schedule": SCHEDULE, "epoch_size": "40m", "cache_limit": "40gb"}
         train |= {"shuffle_block_size": 262_144}
         data = {"init_args": {"batch_size": 16, "num_workers": 4, "train": train}}
         trainer = {"max_epochs": 1, "devices": 8, "num_nodes": 4}

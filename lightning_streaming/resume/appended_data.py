@@ -1,8 +1,8 @@
-"""Streams that were appended to since a position was saved: which of their shards are read, and for how long.
+"""Streams that have grown since a position was saved: which of their shards are read, and for how long.
 
-An epoch of which something has been read keeps the shards that it began with. What comes after it reads them too, or,
-where a stream is followed, all that there were when the run was started again. With phases the same is said of passes
-over a stream, as these run on through phases and epochs.
+An epoch that has started keeps the shards that it started with. Later epochs read the same shards, or, if a stream is
+followed, all that existed when the run was resumed. With a schedule the same holds for the passes over a stream, which
+continue over phases and epochs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_STREAMS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Growth:
-    """How much is read of streams that have grown. Streams are named by their place."""
+    """The shards that are read of streams that have grown, by number of the stream."""
 
     shards: tuple[tuple[int, int], ...] = ()
     """Each stream that has grown, and how many of its shards are read."""
@@ -33,13 +33,13 @@ class Growth:
     passes up to where they read less, and the shards that they read."""
 
     def shards_in(self, epoch: int) -> dict[int, int]:
-        """How many shards an epoch reads of streams of which it does not read all."""
+        """Return the number of shards that an epoch reads of streams that it does not read completely."""
         return {
             stream: count for stream, count in self.shards if epoch <= self.last_epoch or stream not in self.followed
         }
 
     def in_passes(self, beginnings: Mapping[int, int]) -> Growth:
-        """The same where there are phases.
+        """Return the growth of a run with a schedule.
 
         Args:
             beginnings: Of each stream that is followed, where its first pass begins that has not begun yet: samples
@@ -54,7 +54,7 @@ class Growth:
         return replace(self, shards=tuple(left.items()), followed=(), passes=tuple(passes.items()))
 
     def notes(self, catalog: Catalog, *, has_phases: bool) -> Iterator[str]:
-        """A line for the user: what is left out, and until when."""
+        """Yield lines for the user: what is not read, and until when."""
         told = [self._told(catalog, stream, count, has_phases) for stream, count in self.shards[:_MOST_STREAMS]]
         more = len(self.shards) - len(told)
         if told:
@@ -81,7 +81,7 @@ NO_GROWTH = Growth()
 def growth_since(
     fingerprint: SavedFingerprint | None, place: tuple[int, int], catalog: Catalog, followed: Collection[int]
 ) -> Growth:
-    """Which streams have got more shards since a position was saved, and none that is another one now.
+    """Return which streams have more shards than a saved position, if their earlier shards are the same.
 
     Args:
         fingerprint: What was saved with it, if anything was.

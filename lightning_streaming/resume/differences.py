@@ -12,7 +12,7 @@ _MOST_ROWS = 24
 
 
 class Difference(NamedTuple):
-    """One setting, or one number of the data, that is not what it was."""
+    """A setting, or a number of the data, that has changed."""
 
     setting: str
     """Where it is in the fingerprint, like "order.shuffle"."""

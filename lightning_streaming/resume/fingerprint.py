@@ -1,10 +1,11 @@
-"""What a saved position belongs to, data and settings of its order, and how to say what has changed of them.
+"""The fingerprint of a saved position: its data and the settings of its order, and messages about changes of them.
 
-A state describes each stream as long as they are few. Beyond, one digest stands for all of them, and the list of
-streams beside the fingerprint helps to report which of them has changed.
+A state describes each stream if there are few. Otherwise one digest stands for all of them, and the list of streams
+next to the fingerprint helps to report which of them has changed.
 
-Of packs each stream has "lengths", a digest of the lengths of its documents, as far as the position reads the stream.
-Packs follow from them, and neither the data nor the name of a function says what they are. Earlier states have none.
+With packing each stream has "lengths", a digest of the lengths of its documents, as far as the position reads the
+stream. Packs follow from them, and neither the data nor the name of a function determines them. Earlier states have
+none.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ _LONGEST_MIX = 200
 
 
 class Fingerprint:
-    """What a position depends on, apart from the seed and the canonical nodes, which the state carries itself.
+    """The facts that a position depends on, apart from the seed and the canonical nodes, which the state has itself.
 
-    Of phases only those count that have begun, and of the streams those that they read: what comes later may change.
+    Only phases that have begun count, and the streams that they read: later ones may change.
 
     Args:
         catalog: The data, as far as it is read.
@@ -95,7 +96,7 @@ class Fingerprint:
         """What a state carries beside it, if there is room: never compared, but of help where something differs."""
 
     def saved_with(self, gone: Mapping[str, SavedStream]) -> SavedFingerprint:
-        """Return it with streams that are not there now, as they were saved, so that they may come back."""
+        """Return it with streams that are missing now, as they were saved, so that they may be added again."""
         after = enumerate(gone.items(), len(self._described))
         behind = {name: replace(one, index=index) for index, (name, one) in after}
         return replace(self.saved, streams={**self.saved.streams, **behind}) if gone else self.saved
@@ -123,7 +124,7 @@ class Fingerprint:
     def _differences_of_streams(
         self, saved: SavedFingerprint, listed: StreamList | None, *, are_drawn: bool
     ) -> Iterator[Difference]:
-        """Yield the differences of streams that a state describes one by one.
+        """Yield the differences of streams that a state describes individually.
 
         Args:
             saved: The saved fingerprint.
@@ -141,7 +142,7 @@ class Fingerprint:
             yield from self._with_hashes(one, saved.streams, listed)
 
     def _described_as(self, saved: Mapping[str, SavedStream]) -> dict[str, SavedStream]:
-        """Return what a state says of each stream, joined datasets that have only become longer as they were saved."""
+        """Return the description of each stream; joined datasets that have only grown are as they were saved."""
         return {
             name: replace(one, join=_joins_of(self._catalog, self._stream_of[name], saved.get(name)))
             for name, one in self._described.items()
@@ -161,7 +162,7 @@ class Fingerprint:
     def _with_hashes(
         self, one: Difference, saved: Mapping[str, SavedStream], listed: StreamList | None
     ) -> Iterator[Difference]:
-        """Yield a difference; where it is one of digests, also what of it is due to other hashes in the index."""
+        """Yield a difference; if it is one of digests, also whether other hashes in the index explain it."""
         name = one.setting.removeprefix("streams.").removesuffix(".digest")
         if not one.setting.endswith(".digest") or name not in self._stream_of:
             yield one
@@ -181,7 +182,7 @@ class Fingerprint:
 
 
 def told_mix(phase: ResolvedPhase) -> str:
-    """The weights of a phase in one line, without names where streams are many: different where the weights are."""
+    """Return the weights of a phase in one line, without names if there are many streams."""
     told = ", ".join(
         f"{name} {begin!r}" + ("" if begin == end else f" to {end!r}")
         for (name, begin), (_, end) in zip(phase.begin, phase.end, strict=True)
@@ -219,7 +220,7 @@ def _saved_schedule(plan: MixtureSchedule, phases_begun: int) -> dict[str, Saved
 def _description(
     catalog: CatalogView, stream: int, index: int, drawn: int, grown: tuple[tuple[int, int], ...] = ()
 ) -> SavedStream:
-    """Return what a state says of a stream."""
+    """Return the description of a stream in a state."""
     return SavedStream(
         index=index,
         samples=catalog.samples_per_stream[stream],
@@ -240,7 +241,7 @@ def _selection_of(catalog: CatalogView, stream: int) -> str | None:
 
 
 def _joins_of(catalog: CatalogView, stream: int, saved: SavedStream | None = None) -> dict[str, SavedJoin]:
-    """Return what a state says of the datasets that are joined with a stream.
+    """Return the description of the datasets that are joined with a stream in a state.
 
     Args:
         catalog: The data.
@@ -266,10 +267,10 @@ def _lengths_of(catalog: CatalogView, stream: int) -> str | None:
 
 
 def _compared(one: SavedStream, other: SavedStream | None, are_drawn: bool) -> dict[str, Any]:
-    """Return of a stream what is compared with another description: lengths of documents only where both say them.
+    """Return the parts of a description that are compared with another: lengths of documents only if both have them.
 
-    Without ``are_drawn`` neither its place matters, nor how much is drawn of it, which follows from the phases, nor
-    which of its passes read less, which is taken over.
+    Without ``are_drawn`` its number, the samples drawn, which follow from the phases, and its truncated passes, which
+    are taken over, do not matter.
     """
     no_lengths = other is None or other.lengths is None
     state = replace(one, lengths=None if no_lengths else one.lengths).as_state()
@@ -277,14 +278,14 @@ def _compared(one: SavedStream, other: SavedStream | None, are_drawn: bool) -> d
 
 
 def _differences_together(saved: SavedStreams, now: SavedStreams) -> list[Difference]:
-    """Compare descriptions of all streams; lengths of documents only where both say them."""
+    """Compare descriptions of all streams; lengths of documents only if both have them."""
     if saved.lengths is None or now.lengths is None:
         saved, now = replace(saved, lengths=None), replace(now, lengths=None)
     return differences({"all_streams": saved.as_state()}, {"all_streams": now.as_state()})
 
 
 def _in_short(hashes: tuple[str, ...]) -> str:
-    """Names of hashes as a message shows them.
+    """Return names of hashes as a message shows them.
 
     >>> _in_short(()), _in_short(("md5", "sha1"))
     ('none', 'md5, sha1')
@@ -293,16 +294,16 @@ def _in_short(hashes: tuple[str, ...]) -> str:
 
 
 def is_same_data(saved: SavedStream, catalog: CatalogView, stream: int) -> bool:
-    """Return whether a stream's data is what a saved fingerprint says, wherever it is and however much is drawn of it.
+    """Return whether a stream's data is that of a saved fingerprint, regardless of its location and the samples drawn.
 
-    Lengths of documents are not compared: where they alone differ, that is the difference to report.
+    Lengths of documents are not compared: if only they differ, that is the difference to report.
     """
     now = replace(_description(catalog, stream, 0, 0), join=_joins_of(catalog, stream, saved))
     return _compared(saved, None, are_drawn=False) == _compared(now, None, are_drawn=False)
 
 
 def refusal(found: Sequence[Difference], saved: SavedFingerprint | None = None, of_phases: str = "") -> str:
-    """Return what to say of a saved position that is refused for these differences, with the way out.
+    """Return the message for a saved position that is refused for these differences, with the fix.
 
     Args:
         found: What differs.

@@ -1,4 +1,4 @@
-"""An epoch's order as a file that all processes of a node map: made once, and ahead of time where it can be."""
+"""An epoch's order as a file that all processes of a node map: created once, and ahead of time if possible."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _Ids = NDArray[np.integer[Any]]
 def shared_order(order: Shuffled) -> _Ids:
     """Draw an order, as :func:`lightning_streaming.sequence.draw.drawn_here` does, for all processes of this node.
 
-    A large one lies in a file of this node's runtime directory, named by a digest of all it depends on. Whoever takes
-    the lock first makes the file; everyone maps it read-only, so more workers take no more memory. A process holds a
-    shared ``flock`` on the file for as long as it maps it, and whoever makes an order removes those that nobody holds
-    and what killed makers left: so finished epochs and killed runs leave at most this epoch's file and the next
-    one's, until the next run on this node.
+    A large order is a file in this node's runtime directory, named by a digest of all it depends on. The process that
+    takes the lock first creates the file; all map it read-only, so more workers take no more memory. A process holds a
+    shared ``flock`` on the file while it maps it, and a process that creates an order removes files that no process
+    holds and what killed processes left: so finished epochs and killed runs leave at most this epoch's file and the
+    next one's, until the next run on this node.
 
     Raises:
         ConfigError: See :class:`~lightning_streaming.sequence.draw.Shuffled`.
@@ -48,7 +48,7 @@ def shared_order(order: Shuffled) -> _Ids:
 
 
 def order_ahead_of_use(order: Shuffled) -> _Ids | None:
-    """Make the file of an order that will be asked for, unless somebody is making an order just now.
+    """Create the file of an order that will be needed, unless another process is creating an order now.
 
     Args:
         order: One that :func:`is_shared`.
@@ -67,12 +67,12 @@ def order_ahead_of_use(order: Shuffled) -> _Ids | None:
 
 
 def is_shared(order: Shuffled) -> bool:
-    """Whether an order is worth a file: it is large, and has to be drawn before it is read."""
+    """Return whether an order is worth a file: it is large, and has to be drawn before it is read."""
     return len(order) > _SMALL_EPOCH and order.is_drawn
 
 
 def _made(order: Shuffled, timeout: float) -> _Ids:
-    """Map the file, made if it is missing."""
+    """Map the file; create it if it is missing."""
     path = orders_directory() / (order.digest + _SUFFIX)
     mapped = _map_if_present(path, order)
     if mapped is not None:
@@ -92,9 +92,9 @@ def _made(order: Shuffled, timeout: float) -> _Ids:
 
 
 def made_once(digest: str, made: Callable[[Path], None], what: str, is_whole: Callable[[mmap.mmap], bool]) -> mmap.mmap:
-    """Map a file that one process of this node makes; it is removed like those of orders.
+    """Map a file that one process of this node creates; it is removed like those of orders.
 
-    It has a lock of its own, as whoever makes it may have to make an order first.
+    It has a separate lock, as its process may have to create an order first.
 
     Args:
         digest: Names all that its content depends on.
@@ -152,9 +152,9 @@ def _map_whole(path: Path, is_whole: Callable[[mmap.mmap], bool]) -> mmap.mmap |
 
 
 def _room(path: Path, order: Shuffled) -> _Ids:
-    """A new file as an array to fill.
+    """Return a new file as an array to fill.
 
-    Its blocks are reserved at once: to find a disk full when writing to a map kills the process.
+    Its blocks are reserved immediately: a full disk while writing to a map would kill the process.
     """
     num_bytes = len(order) * order.dtype.itemsize
     with path.open("w+b") as file:
@@ -196,7 +196,7 @@ def _map_if_present(path: Path, order: Shuffled) -> _Ids | None:
 
 
 def _remove_unused(directory: Path, suffix: str) -> None:
-    """Remove what no process maps. Must be called while holding the lock of these files."""
+    """Remove files that no process maps. Call it while holding the lock of these files."""
     for path in directory.glob(f"*{suffix}*"):
         # Whoever cleans temporary directories may be quicker.
         with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
@@ -206,7 +206,7 @@ def _remove_unused(directory: Path, suffix: str) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Draw:
-    """One order in the making: written to by its thread alone, until that has ended."""
+    """An order that is being drawn: only its thread writes to it, until that has ended."""
 
     digest: str
     process: int
@@ -220,15 +220,15 @@ class _Draw:
 
     @property
     def is_valid(self) -> bool:
-        """Whether another try would end the same; not so where another process was busy."""
+        """Return whether another try would end the same; False if another process was busy."""
         return self.ids is not None or self.has_failed
 
 
 class OrderAhead:
-    """Makes an epoch's order ahead of time, so that nobody waits for it when the epoch begins.
+    """Draws an epoch's order ahead of time, so that no process waits for it when the epoch begins.
 
-    It is a matter of speed alone: whoever reads the epoch asks for its order all the same, and makes it if it is not
-    there. To be used from one thread. A copy sent to another process, or one in a forked child, starts with nothing.
+    It only saves time: a reader of the epoch requests its order anyway, and creates it if it is missing. Use it from
+    one thread. A copy sent to another process, or in a forked child, starts empty.
     """
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ class OrderAhead:
         return OrderAhead, ()
 
     def prepare(self, order: Shuffled) -> None:
-        """Begin to make an order, unless one is being made; and keep it, so that nobody removes it before its use.
+        """Start drawing an order, unless one is being drawn; and keep it, so that no process removes it before its use.
 
         Returns at once. Of what was made before, the file may be removed once nobody else uses it. Orders that have no
         file are left to their readers, and so is one that another process is making. A failure is logged, and left to
@@ -257,11 +257,11 @@ class OrderAhead:
         draw.thread.start()
 
     def close(self) -> None:
-        """Keep nothing any more. A draw that runs ends by itself, or with the process; nobody waits for it."""
+        """Release the orders. A draw that runs ends with its thread, or with the process; nothing waits for it."""
         self._draw = None
 
     def _draw_here(self) -> _Draw | None:
-        """What was begun in this process: a forked child has a copy of the record, and no thread that goes on."""
+        """Return the draw that was started in this process: a forked child has its record, but not its thread."""
         return self._draw if self._draw is not None and self._draw.process == os.getpid() else None
 
 

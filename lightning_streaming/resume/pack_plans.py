@@ -37,17 +37,17 @@ _VERSION = 2
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpochPacker:
-    """Makes the packs of epochs."""
+    """Plans the packs of epochs."""
 
     pack: Packing
     lengths: CatalogLengths
 
     def saved(self) -> SavedPacking:
-        """Return what of it a saved position depends on; a digest of the lengths is saved with each stream."""
+        """Return the facts that a saved position depends on; a digest of the lengths is saved with each stream."""
         return SavedPacking.of(named_facts(self.pack.settings().facts), self.pack.request().in_words())
 
     def epoch(self, parts: Sequence[PackedPart]) -> PackedEpoch:
-        """The packs of an epoch; planned, if nobody on this node has.
+        """Return the packs of an epoch; plan them if no process of this node has.
 
         Args:
             parts: The epoch's documents.
@@ -91,7 +91,7 @@ class EpochPacker:
         return plans
 
     def _shown(self, parts: Sequence[PackedPart], documents: int) -> list[list[PackPlan]]:
-        """The plans of an epoch's parts, while whoever waits is shown how far that is."""
+        """Return the plans of an epoch's parts, with a progress bar."""
         if documents <= _SMALL:
             return list(plan_epoch(parts, self.lengths, self.pack.settings()))
         what = f"planning the packs of epoch {parts[0].order.epoch}"
@@ -100,7 +100,7 @@ class EpochPacker:
 
 
 def _write(path: Path, plans: list[list[PackPlan]]) -> None:
-    """A file of plans: the lengths of the file and of a head, the head in JSON, and arrays."""
+    """Write a file of plans: the lengths of the file and of a header, the header in JSON, and arrays."""
     places, stop = list[list[dict[str, Any]]](), 0
     for of_part in plans:
         places.append([])

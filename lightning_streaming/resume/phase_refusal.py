@@ -1,4 +1,4 @@
-"""What to say of a saved position that is refused because phases that have begun are not what they were."""
+"""Messages for a saved position that is refused because phases that have begun have changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_streaming.sequence.phases import ResolvedPhase
 def ways_out_of_phases(
     found: Sequence[Difference], saved: SavedPosition, phases: Sequence[ResolvedPhase], checkpoint: str
 ) -> str:
-    """Sentences on what to write, or which command tells it; empty where no phase differs.
+    """Return sentences with the fix, or the command that prints it; empty if no phase differs.
 
     Args:
         found: What differs.
@@ -33,7 +33,7 @@ def ways_out_of_phases(
 
 
 def _why(one: Difference, saved: SavedPosition, asked: dict[str, ResolvedPhase]) -> Iterator[str]:
-    """What is to be said of one difference alone."""
+    """Return the reason of one difference."""
     name, _, field = one.setting.removeprefix("schedule.").rpartition(".")
     phase, (epoch, sample) = asked.get(name), saved.cursor
     if phase is None:

@@ -1,11 +1,11 @@
-"""What a place in the data means: a run as a value, and all that can be asked of it without moving anything.
+"""A run as a value: the meaning of a position in the data, and all questions about it.
 
-Run          the same on given machines, as far as it has come: where an epoch ends, what follows, what is saved
-Epoch        one epoch of a run, from a cursor on: its sequence, and who reads which part of it
-resume       the run that goes on from a saved position
+Run          an order on given machines, with the epochs under way: where an epoch ends, what follows, what is saved
+Epoch        one epoch of a run, from a cursor: its sequence, and which rank reads which part of it
+resume       the run that continues from a saved position
 
-Nothing here reads a file, logs, or changes, but for answers that are remembered; whoever begins a pass keeps the run
-that :meth:`Run.at` returns.
+Nothing here reads a file, logs, or changes, apart from cached answers; the caller that begins a pass keeps the run that
+:meth:`Run.at` returns.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _ALWAYS_FINE = 2**16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Epoch:
-    """One epoch of a run, from a cursor on."""
+    """One epoch of a run, from a cursor."""
 
     order: RunOrder
     """Of the run; its own is ``order.of_epoch(cursor.epoch)``."""
@@ -71,7 +71,7 @@ class Epoch:
 
     @classmethod
     def of_pass(cls, order: RunOrder, start: EpochStart) -> Epoch:
-        """The epoch of a pass that another process has begun."""
+        """Return the epoch of a pass that another process has begun."""
         world = start.world
         machines = BatchGeometry(
             num_nodes=world.num_nodes, ranks_per_node=world.ranks_per_node, batch_size=start.batch_size
@@ -79,7 +79,7 @@ class Epoch:
         return cls(order=order, cursor=start.cursor, composed=start.geometry, machines=machines, skipped=start.skipped)
 
     def pass_start(self, world: World) -> EpochStart:
-        """All that another process must be told to read its share."""
+        """Return the facts that another process needs to read its share."""
         settings = self.order.settings
         return EpochStart(
             cursor=self.cursor,
@@ -95,18 +95,18 @@ class Epoch:
 
     @property
     def sequence(self) -> Batched:
-        """What is read at each position of the whole epoch: to count with, like :meth:`RunOrder.sequence`."""
+        """Return the sequence of the whole epoch, to count with, like :meth:`RunOrder.sequence`."""
         epoch = self.cursor.epoch
         return self.order.of_epoch(epoch).sequence(self.composed, epoch)
 
     @cached_property
     def partition(self) -> Partition:
-        """How what is left of it is divided among ranks and batches."""
+        """Return how the rest of the epoch is divided among ranks and batches."""
         return self._partition(self.cursor.sample_in_epoch)
 
     @property
     def whole(self) -> Partition:
-        """The same from its first sample on."""
+        """Return how the whole epoch is divided among ranks and batches."""
         return self._partition(0)
 
     def _partition(self, start: int) -> Partition:
@@ -120,7 +120,7 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machines:
-    """Who reads, and how; replicated ranks count once."""
+    """The machines that read, and their batches; replicated ranks count once."""
 
     num_nodes: int
     ranks_per_node: int
@@ -131,13 +131,13 @@ class Machines:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks over all nodes."""
+        """Return the number of ranks over all nodes."""
         return self.num_nodes * self.ranks_per_node
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """All that a cursor's meaning depends on."""
+    """All facts that the meaning of a cursor depends on."""
 
     order: RunOrder
     machines: Machines
@@ -164,18 +164,18 @@ class Run:
 
     @property
     def settings(self) -> ResolvedOrder:
-        """How epochs are ordered."""
+        """Return how epochs are ordered."""
         return self.order.settings
 
     @property
     def message_prefix(self) -> str:
-        """What a message begins with."""
+        """Return the prefix of messages."""
         return f"{self.reader}: " if self.reader else ""
 
     # What follows from a cursor.
 
     def epoch(self, cursor: Cursor) -> Epoch:
-        """The epoch of a cursor, from there on."""
+        """Return the epoch of a cursor, from there."""
         return Epoch(
             order=self.order,
             cursor=cursor,
@@ -185,31 +185,31 @@ class Run:
         )
 
     def entries_of(self, epoch: int) -> int:
-        """Samples, or packs, that a whole epoch reads."""
+        """Return the samples, or packs, that a whole epoch reads."""
         return len(self._sequence(Cursor(epoch, 0)))
 
     def unskipped(self, cursor: Cursor) -> Partition:
-        """How the whole epoch of a cursor is divided if nothing is skipped."""
+        """Return how the whole epoch of a cursor is divided if nothing is skipped."""
         return Epoch(order=self.order, cursor=cursor, composed=self._composed(cursor), machines=self._geometry()).whole
 
     def batches_left(self, cursor: Cursor) -> int:
-        """Batches from a cursor to the end of its epoch, on each rank."""
+        """Return the batches from a cursor to the end of its epoch, on each rank."""
         return self.epoch(cursor).partition.num_batches(self.machines.drop_last)
 
     def batches_in_epoch(self, cursor: Cursor) -> int:
-        """Batches of the whole epoch of a cursor, on each rank: without those that are skipped."""
+        """Return the batches of the whole epoch of a cursor, on each rank, without those that are skipped."""
         # From the cursor on, and not anew: an epoch under way keeps the batches that it was composed of elsewhere.
         return self.epoch(cursor).whole.num_batches(self.machines.drop_last)
 
     def samples_before(self, cursor: Cursor) -> int:
-        """Samples of its epoch, over all ranks, that are read before a cursor."""
+        """Return the samples of its epoch, over all ranks, that are read before a cursor."""
         return self._kept(cursor).entries_before(cursor.sample_in_epoch)
 
     def normalise(self, cursor: Cursor) -> Cursor:
-        """The same place, the end of an epoch written as the beginning of the next that has batches.
+        """Return the same position, with the end of an epoch written as the beginning of the next that has batches.
 
         Raises:
-            StateError: The place is beyond the epoch's end, and the data was not said to have changed.
+            StateError: The position is beyond the epoch's end, and the data may not have changed.
         """
         sequence, kept = self._sequence(cursor), self._kept(cursor)
         consumed = kept.end if self._ends_early(cursor) else cursor.sample_in_epoch
@@ -222,9 +222,9 @@ class Run:
         return Cursor(epoch, 0)
 
     def advance(self, cursor: Cursor, samples: int) -> Cursor:
-        """Where a reader stands who has read on from a cursor, so many samples over all ranks.
+        """Return the cursor after reading some samples from a cursor, counted over all ranks.
 
-        Samples that were read twice to keep the ranks even count for nothing. For example 8 ranks that begin at 1 of 53
+        Samples that are read twice to keep the ranks even do not count. For example 8 ranks that begin at 1 of 53
         samples read 56, up to 57; no state of a whole pass counts so many.
         """
         if samples == 0:
@@ -236,7 +236,7 @@ class Run:
         return Cursor(cursor.epoch, int(kept.positions_after(np.asarray(entries))) + repeats)
 
     def saved(self, cursor: Cursor) -> SavedPosition:
-        """A cursor with all that makes it mean the same again."""
+        """Return a cursor with all facts that its meaning depends on."""
         keeps_batches = self.order.is_composed and cursor.sample_in_epoch
         fingerprint = self.order.of_epoch(cursor.epoch).fingerprint(self._phases_begun(cursor))
         return SavedPosition(
@@ -251,7 +251,7 @@ class Run:
         )
 
     def differences(self, saved: SavedPosition) -> list[Difference]:
-        """What of data and order is not what it was at a saved position; of phases, those that had begun there."""
+        """Return the changes of data and order since a saved position; of phases, those that had begun there."""
         if saved.fingerprint is None:
             return []
         order = self.order.of_epoch(saved.cursor.epoch)
@@ -271,7 +271,7 @@ class Run:
         return order.phases_begun(cursor, self._composed(cursor)) if order.plan else 0
 
     def growth_in_passes(self, cursor: Cursor) -> Growth:
-        """Where there are phases, have the next pass of each stream that is followed read all shards."""
+        """Return the growth where, with a schedule, the next pass of each followed stream reads all shards."""
         mixture, names = self.order.mixture, self.order.catalog.stream_names
         if mixture is None:
             return self.order.growth
@@ -286,12 +286,12 @@ class Run:
         )
 
     def phase(self, cursor: Cursor) -> str | None:
-        """The name of the phase that is read from a cursor on; None where there are no phases."""
+        """Return the name of the phase that is read at a cursor; None without a schedule."""
         order = self.order.of_epoch(cursor.epoch)
         return order.phase(cursor, self._composed(cursor)) if order.plan else None
 
     def check_phases(self, cursor: Cursor) -> None:
-        """Refuse phases that cannot be read from a cursor on.
+        """Check that phases can be read from a cursor.
 
         Raises:
             ConfigError: A stream is missing, or would be read more often than it may.
@@ -310,23 +310,23 @@ class Run:
     # The same run elsewhere, or later.
 
     def on(self, machines: Machines) -> Run:
-        """The same run on other machines."""
+        """Return the same run on other machines."""
         return self if machines == self.machines else replace(self, machines=machines, located=None)
 
     def at(self, cursor: Cursor) -> Run:
-        """The run whose epoch of ``cursor``, a normalised one, is under way."""
+        """Return the run whose epoch of ``cursor``, a normalised one, is under way."""
         # Whoever consumes batches later than they are handed out may still stand in the epoch before.
         before = {epoch: geometry for epoch, geometry in self.composed.items() if epoch == cursor.epoch - 1}
         composed = {**before, cursor.epoch: self._composed(cursor)}
         return replace(self, composed=composed, located=self.skipped_ranges)
 
     def counted_from(self, counted: TrainProgress) -> Run:
-        """Count batches from there on, as a trainer does. What was placed for a trainer that has begun stays there."""
+        """Return the run with batches counted as a trainer does. Ranges located for a trainer that has begun stay."""
         has_begun = self.counted is not None and counted.steps
         return replace(self, counted=counted, placed=self.skipped_ranges if has_begun else self.placed, located=None)
 
     def without_data(self) -> dict[str, Any]:
-        """All of it but the order of its data: for another process, which makes that anew with :func:`run_again`."""
+        """Return the run without its order, for another process, which restores that with :func:`run_again`."""
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "order"}
         return {**own, "growth": self.order.growth}
 
@@ -334,10 +334,10 @@ class Run:
 
     @cached_property
     def skipped_ranges(self) -> Mapping[BatchRange, SkippedRange]:
-        """Where the samples of every range are; as long as nobody knows how large a batch is, of those in ``placed``.
+        """Return the positions of every range; while the batch size is unknown, of those in ``placed`` only.
 
-        A range is placed with the global batch of the run that was first asked to skip it. A saved position carries
-        that place, so that a run with other ranks or batch sizes leaves out the same samples.
+        A range is located with the global batch of the run that first had it in ``skip``. A saved position holds its
+        location, so that a run with other ranks or batch sizes leaves out the same samples.
         """
         new = [one for one in self.skip if one not in self.placed]
         if not new or self.machines.batch_size is None:
@@ -356,23 +356,23 @@ class Run:
         return {one: self.placed.get(one) or found[one] for one in self.skip}
 
     def skipped(self, epoch: int) -> SkippedPositions:
-        """What is skipped of an epoch."""
+        """Return the positions of an epoch that are skipped."""
         return skipped_in_epoch(self.skipped_ranges.values(), epoch) if self.skip else NOTHING_SKIPPED
 
     def skipped_too_late(self, cursor: Cursor) -> list[BatchRange]:
-        """Ranges that are asked for now, when a run that had come to ``cursor`` has read them."""
+        """Return new ranges that a run has read before it came to ``cursor``."""
         return [one for one, (_, end) in self.skipped_ranges.items() if one not in self.placed and end <= cursor]
 
     # What there is to say.
 
     def why_moved(self, cursor: Cursor) -> Iterator[str]:
-        """A sentence where the data has become smaller, so that a cursor is beyond its epoch's end."""
+        """Yield a sentence if the data has shrunk, so that a cursor is beyond its epoch's end."""
         if self._ends_early(cursor):
             read, size = cursor.sample_in_epoch, self._sequence(cursor).num_samples
             yield f"epoch {cursor.epoch} has ended: {read} of its samples were read, and it has {size} now"
 
     def why_uneven(self, cursor: Cursor) -> Iterator[str]:
-        """A sentence where an epoch's global batches, composed for other machines, are not read as such."""
+        """Yield a sentence if an epoch's global batches were composed for other machines, and are not read as such."""
         composed, mine = self._composed(cursor), self._geometry().global_batch_size
         if self.order.is_composed and composed.global_batch_size != mine:
             yield (
@@ -387,7 +387,7 @@ class Run:
         )
 
     def _has_batches(self, epoch: int) -> bool:
-        """Whether skipping has left at least one batch of an epoch."""
+        """Return whether an epoch has a batch that is not skipped."""
         skipped = self.skipped(epoch)
         if not skipped.runs:
             return True
@@ -408,11 +408,11 @@ class Run:
             ) from error
 
     def _kept(self, cursor: Cursor) -> Skipped:
-        """The epoch of a cursor without what is skipped."""
+        """Return the epoch of a cursor without skipped positions."""
         return Skipped(self._sequence(cursor), self.skipped(cursor.epoch))
 
     def _composed(self, cursor: Cursor) -> BatchGeometry:
-        """What the batches of a cursor's epoch are made for."""
+        """Return the geometry that the batches of a cursor's epoch are made for."""
         if cursor.sample_in_epoch and cursor.epoch in self.composed:
             return self.composed[cursor.epoch]
         return epoch_geometry(self.settings, self._geometry(), self.resumed_from_nodes)
@@ -433,7 +433,7 @@ class Run:
 
 
 class Resumed(NamedTuple):
-    """A run that goes on."""
+    """A run that continues from a saved position."""
 
     run: Run
     differences: Sequence[Difference]
@@ -442,7 +442,7 @@ class Resumed(NamedTuple):
     """What to tell of data that was appended to."""
 
     def notes(self) -> Iterator[str]:
-        """What to tell the user."""
+        """Yield warnings for the user."""
         if self.differences:
             changed = indent(in_words(self.differences), "  ")
             yield Lines(f"{self.run.message_prefix}resuming although data or order have changed:\n{changed}")
@@ -451,7 +451,7 @@ class Resumed(NamedTuple):
 def new_run(
     asked: RunRequest, catalog: Catalog, machines: Machines, initial_nodes: int | None = None, reader: str = ""
 ) -> Run:
-    """A run from its beginning.
+    """Return a run from its beginning.
 
     Args:
         asked: What the user asked for.
@@ -479,7 +479,7 @@ def resume(
     reader: str = "",
     checkpoint: str = "CHECKPOINT",
 ) -> Resumed:
-    """The run that goes on from a saved position, with its seed and canonical nodes.
+    """Return the run that continues from a saved position, with its seed and canonical nodes.
 
     Args:
         saved: Where it goes on.
@@ -538,7 +538,7 @@ def resume(
 
 
 def _gone(saved: SavedPosition, order: RunOrder) -> dict[str, SavedStream]:
-    """Return the streams that its phases have read, and that are not there now."""
+    """Return the streams that its phases have read, and that are missing now."""
     if order.plan is None or saved.fingerprint is None:
         return {}
     read = {name: one for name, one in saved.fingerprint.streams.items() if name in order.plan.streams}
@@ -546,7 +546,7 @@ def _gone(saved: SavedPosition, order: RunOrder) -> dict[str, SavedStream]:
 
 
 def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brought: Mapping[str, Any]) -> Run:
-    """A run that another process has begun.
+    """Return a run that another process has begun.
 
     Args:
         asked: What the user asked for there.
@@ -560,20 +560,20 @@ def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brou
 
 
 def settings_of_pass(asked: RunRequest, start: EpochStart) -> ResolvedOrder:
-    """The settings of a pass that another process has begun."""
+    """Return the settings of a pass that another process has begun."""
     seeded = replace(asked.settings, shuffle_seed=start.shuffle_seed)
     return seeded.resolved_as(start.num_canonical_nodes, start.shuffle_block_size)
 
 
 def order_of_pass(asked: RunRequest, catalog: Catalog, start: EpochStart) -> RunOrder:
-    """The order of a pass that another process has begun."""
+    """Return the order of a pass that another process has begun."""
     return resolved_order(asked, settings_of_pass(asked, start), catalog, start.growth)
 
 
 def _check_canonical_nodes(
     order: RunOrder, error: type[ConfigError] | type[StateError], what: str, way_out: str
 ) -> None:
-    """Refuse many more canonical nodes than samples."""
+    """Check that there are not many more canonical nodes than samples."""
     nodes, size = order.settings.num_canonical_nodes, order.weights.epoch_size
     most = max(_ALWAYS_FINE, size)
     if nodes > most:

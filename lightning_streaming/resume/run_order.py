@@ -1,7 +1,7 @@
-"""The order of every epoch of a run: what was asked for, resolved, over the data.
+"""The order of every epoch of a run: the user's request, resolved, over the data.
 
-RunRequest   what was asked for: order, weights, phases, packs, what to skip
-RunOrder     that, resolved, over the data: of each epoch its sequence, and what a state says of it
+RunRequest   the user's options: order, weights, phases, steps, packs, batches to skip
+RunOrder     these, resolved, over the data: the sequence of each epoch, and its fingerprint
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _weights = lru_cache(maxsize=16)(resolve_weights)
 
 
 def _sizes_of_read_shards(catalog: CatalogView) -> tuple[NDArray[np.int64], ...]:
-    """Samples in each shard, per stream; shards of which nothing is selected have no ids, so no order knows of them."""
+    """Return the samples in each shard, per stream, without shards of which nothing is selected."""
     sizes = zip(catalog.shard_sizes_per_stream, catalog.selections, strict=True)
     return tuple(of if selection is None else of[of > 0] for of, selection in sizes)
 
@@ -65,7 +65,7 @@ def _shorter_passes(catalog: CatalogView, stream: int, grown: Sequence[tuple[int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """What the user asked for."""
+    """The user's options."""
 
     settings: OrderSettings
     weights: tuple[StreamWeight, ...]
@@ -86,7 +86,7 @@ class RunRequest:
     """Streams, by place, of which epochs after a resume read what was appended meanwhile."""
 
     def mixture(self, settings: ResolvedOrder, catalog: CatalogView, growth: Growth = NO_GROWTH) -> Mixture | None:
-        """The streams that its phases mix; None if it has none.
+        """Return the streams that its phases mix; None without a schedule.
 
         Raises:
             ConfigError: The phases cannot be read so.
@@ -106,7 +106,7 @@ class RunRequest:
     def resolved_weights(
         self, catalog: CatalogView, settings: OrderSettings, growth: Growth = NO_GROWTH
     ) -> ResolvedWeights:
-        """What each stream gives; the seed decides which streams get the samples that rounding leaves over."""
+        """Return the samples of each stream; the seed decides which streams get the remainder of rounding."""
         resolved = settings if isinstance(settings, ResolvedOrder) else settings.resolved(1)
         mixture = self.mixture(resolved, catalog, growth)
         if mixture is not None:
@@ -115,7 +115,7 @@ class RunRequest:
         return _weights(self.weights, tuple(catalog.samples_per_stream), self.epoch_size, settings.shuffle_seed)
 
     def _check_repeats(self, catalog: CatalogView) -> None:
-        """Raise ConfigError where a stream is repeated so rarely that no epoch reads a sample of it."""
+        """Check that no stream is repeated so rarely that no epoch reads a sample of it."""
         for name, weight, samples in zip(catalog.stream_names, self.weights, catalog.samples_per_stream, strict=True):
             if weight.repeat and int(weight.repeat * samples) < 1:
                 raise ConfigError(
@@ -127,11 +127,11 @@ class RunRequest:
                 )
 
     def of_order(self) -> RunRequest:
-        """Only what is about order."""
+        """Return the options of the order only."""
         return replace(self, skip=(), batch_size=None, followed=frozenset())
 
     def resumed(self, saved: SavedPosition) -> OrderSettings:
-        """The settings with seed and canonical nodes of a saved position."""
+        """Return the settings with seed and canonical nodes of a saved position."""
         # From what was asked, not from what was resolved since: the block size follows the canonical nodes.
         return replace(self.settings, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes)
 
@@ -140,7 +140,7 @@ class RunRequest:
 class RunOrder:
     """The order of every epoch of a run: resolved settings over its data.
 
-    Where the data has grown, and epochs differ in how much of it they read, :meth:`of_epoch` gives that of one epoch.
+    If the data has grown, and epochs read different parts of it, :meth:`of_epoch` returns the order of one epoch.
     """
 
     settings: ResolvedOrder
@@ -161,27 +161,27 @@ class RunOrder:
 
     @cached_property
     def shape(self) -> DatasetShape:
-        """The data, as far as order knows it."""
+        """Return the shape of the data."""
         data = self.catalog
         first_ids = data.first_ids if data.leaves_gaps else ()
         return DatasetShape(shard_sizes=_sizes_of_read_shards(data), weights=self.weights, first_ids=first_ids)
 
     def of_epoch(self, epoch: int) -> RunOrder:
-        """The order of one epoch, and of all others that read as much of the data."""
+        """Return the order of one epoch, and of all others that read the same part of the data."""
         return self if self.later is None or epoch <= self.growth.last_epoch else self.later
 
     @property
     def differs_by_epoch(self) -> bool:
-        """Whether one epoch may be longer than another."""
+        """Return whether epochs may have different lengths."""
         return self.later is not None or self.packer is not None or bool(self.steps)
 
     @property
     def plan(self) -> MixtureSchedule | None:
-        """What each step of each phase takes of each stream; None without phases."""
+        """Return what each mixture step takes of each stream; None without a schedule."""
         return None if self.mixture is None else self.mixture.plan
 
     def fingerprint(self, phases_begun: int = 0) -> Fingerprint:
-        """What a saved position belongs to.
+        """Return the fingerprint of a saved position.
 
         Args:
             phases_begun: Phases of which a sample was read: what comes after them may change.
@@ -203,7 +203,7 @@ class RunOrder:
         return known
 
     def phases_begun(self, cursor: Cursor, geometry: BatchGeometry) -> int:
-        """How many phases have begun where a reader stands: those of which a sample was read."""
+        """Return how many phases have begun at a cursor: those of which a sample was read."""
         if self.plan is None:
             return 0
         if cursor.epoch:
@@ -212,13 +212,13 @@ class RunOrder:
         return min(int(ended) + bool(cursor.sample_in_epoch), len(self.plan.phases))
 
     def phases_ended(self, cursor: Cursor, geometry: BatchGeometry) -> int:
-        """How many phases of its epoch a reader has left behind."""
+        """Return how many phases of its epoch have ended at a cursor."""
         if self.plan is None:
             return 0
         return int(np.searchsorted(self.phase_stops(geometry, cursor.epoch), cursor.sample_in_epoch, side="right"))
 
     def check_phases(self, first: int = 0) -> None:
-        """Refuse phases that cannot be read, from one of them on.
+        """Check that phases can be read, from one of them.
 
         Raises:
             ConfigError: A stream is missing, or would be read more often than it may.
@@ -229,14 +229,14 @@ class RunOrder:
         self.plan.check_repeats(self.mixture.passes, first)
 
     def phase(self, cursor: Cursor, geometry: BatchGeometry) -> str | None:
-        """The name of the phase that is read from a cursor on; None without phases."""
+        """Return the name of the phase that is read at a cursor; None without a schedule."""
         if self.plan is None:
             return None
         phases = self.plan.phases
         return phases[min(self.phases_ended(cursor, geometry), len(phases) - 1)].name
 
     def phase_stops(self, geometry: BatchGeometry, epoch: int) -> NDArray[np.int64]:
-        """Position at which each phase of an epoch ends, where there are phases."""
+        """Return the position at which each phase of an epoch ends; only with a schedule."""
         sequence = self.sequence(geometry, epoch)
         if isinstance(sequence, PackedEpoch):
             assert self.plan is not None, "as there are phases"
@@ -246,11 +246,11 @@ class RunOrder:
 
     @property
     def is_composed(self) -> bool:
-        """Whether batches are composed for given machines, so that an epoch's sequence depends on them."""
+        """Return whether batches are composed for given machines, so that an epoch's sequence depends on them."""
         return self.settings.batching_method != "random"
 
     def sequence(self, geometry: BatchGeometry, epoch: int) -> Batched:
-        """What an epoch reads at each position: to count with. As it is kept, nobody asks it for ids.
+        """Return the sequence of an epoch, to count with. It is cached, so do not request ids of it.
 
         Args:
             geometry: What its batches are made for.
@@ -267,7 +267,7 @@ class RunOrder:
     def drawn(
         self, geometry: BatchGeometry, epoch: int, draw: Draw, will_follow: Callable[[Shuffled], None]
     ) -> Batched:
-        """The same, to ask for ids.
+        """Return the sequence of an epoch, to request ids of it.
 
         Args:
             geometry: What its batches are made for.
@@ -280,11 +280,11 @@ class RunOrder:
         return self._batched(geometry, epoch, draw, will_follow)
 
     def can_draw_first(self) -> bool:
-        """Whether the beginning of a later epoch can be drawn: of phases, some streams may have gone since."""
+        """Return whether the beginning of a later epoch can be drawn: streams of its phases may have been removed."""
         return self.mixture is None or self.mixture.can_draw(1, 0)
 
     def first_draw(self, epoch: int, draw: Draw = drawn_here) -> Shuffled:
-        """What has to be drawn first for an epoch; all of it, where there are no phases."""
+        """Return what has to be drawn first for an epoch; without a schedule, all of it."""
         if self.mixture is not None:
             return self.mixture.shuffled(epoch, 0, draw)
         return Shuffled(self.settings, self.shape, epoch, draw)
@@ -303,7 +303,7 @@ class RunOrder:
         return batched(with_steps(self.first_draw(epoch, draw), self.steps), geometry)
 
     def _parts(self, epoch: int, draw: Draw) -> list[PackedPart]:
-        """What is packed by itself: the epoch, or each step of its phases."""
+        """Return the parts that are packed separately: the epoch, or each mixture step."""
         if self.mixture is None:
             return [PackedPart(order=with_steps(self.first_draw(epoch, draw), self.steps), first_position=0)]
         orders = [

@@ -43,7 +43,7 @@ class Data(Protocol):
 
     @property
     def catalog(self) -> Catalog:
-        """Every shard and sample of the streams."""
+        """Return every shard and sample of the streams."""
 
     def prepare(self) -> None:
         """Get ready to read, before workers start."""
@@ -128,7 +128,7 @@ class RunState:
 
     @property
     def _epoch(self) -> int:
-        """The latest that was begun, or where a loaded position lies."""
+        """Return the latest epoch that was begun, or that of a loaded position."""
         composed: Mapping[int, BatchGeometry] = {}
         if self._run is not None:
             composed = self._run.composed
@@ -137,7 +137,7 @@ class RunState:
         return max(composed, default=0 if self._loaded is None else self._loaded[0].cursor.epoch)
 
     def _growth(self, catalog: Catalog) -> Growth:
-        """How much is read of streams that have grown."""
+        """Return which shards are read of streams that have grown."""
         if self._brought is not None:
             growth: Growth = self._brought["growth"]
             return growth

@@ -44,7 +44,7 @@ CALLBACK_KEY = "lightning_streaming.StreamingStateCallback"
 
 
 class Cursor(NamedTuple):
-    """A place in the data: everything before it has been read, everything from it on has not."""
+    """A position in the data: everything before it has been read, everything from it on has not."""
 
     epoch: int
     """Passes over the data before this one."""
@@ -55,13 +55,13 @@ class Cursor(NamedTuple):
         return f"epoch {self.epoch}, sample {self.sample_in_epoch}"
 
     def passes_later(self, passes: int) -> Cursor:
-        """Where the pass begins that comes ``passes`` after the one that begins here."""
+        """Return where the pass begins that is ``passes`` after the one that begins here."""
         return self if passes == 0 else Cursor(self.epoch + passes, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochStart:
-    """All that a process must be told to read its share of one pass."""
+    """The facts that a process needs to read its share of one pass."""
 
     cursor: Cursor
     world: World
@@ -122,7 +122,7 @@ def _head() -> dict[str, Any]:
 
 
 def read_state(state: object, of: str = "a saved position") -> SavedPosition:
-    """Read a saved state, ours or one of MosaicML Streaming; all of it, so that whoever loads it can do so whole.
+    """Read a whole saved state, ours or one of MosaicML Streaming.
 
     Args:
         state: The state.
@@ -179,7 +179,7 @@ def _skipped(fields: Fields) -> dict[str, SkippedRange]:
 
 
 def _check_sizes(fields: Fields, position: SavedPosition) -> None:
-    """Check what counts samples of an epoch against the size that the fingerprint tells."""
+    """Check counts of samples of an epoch against the size in the fingerprint."""
     fingerprint, geometry = position.fingerprint, position.geometry
     if fingerprint is None:
         return
@@ -201,7 +201,7 @@ def _check_sizes(fields: Fields, position: SavedPosition) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedTrainer:
-    """How far the trainer had come."""
+    """The trainer's progress."""
 
     epoch: int
     batches: int
@@ -269,7 +269,7 @@ class SavedRun:
 
 
 def read_run(state: object) -> SavedRun:
-    """Read all of what the callback has saved.
+    """Read the whole state of the callback.
 
     Raises:
         StateError: It is no such state, was written by a version that is not known here, or one of its values cannot

@@ -1,20 +1,19 @@
-"""Which sample is read when: integers in, integers out; no files, no torch.
+"""The order of samples: integers in, integers out; no files, no torch.
 
-An epoch's order is a chain of small steps. Each stands on the one before and answers the same (``base``): how many
-entries it has, the sample ids of any of them at once, and a digest of all it depends on.
+An epoch's order is a chain of small steps. Each is built on the one before and has the same methods (``base``): its
+length, the sample ids of any entries, and a digest of all it depends on.
 
     weights        DatasetShape   the samples there are, shard by shard, and how many of each stream an epoch draws
-    draw           Shuffled       the samples that one epoch draws, shuffled; drawn when ids are first asked for
-    batching       Batched        in which order these are read, and so which share a batch: what saved states count
+    draw           Shuffled       the samples that one epoch draws, shuffled; drawn when ids are first requested
+    batching       Batched        the order in which these are read, and so which share a batch; saved states count it
     skips          Skipped        without the positions that skipped batches have
     partition      Partition      divided among nodes, ranks and batches
 
-    settings       what the user says about order, and the names of its algorithms
+    settings       the options of the order, and the names of its algorithms
     shuffles       the shuffle algorithms: permutations, drawn
     blockwise      the same without drawing: a permutation worked out place by place
     phases         MixtureSchedule: how many samples each step of each phase takes of each stream
     stream_slices  which samples these are: the next ones of the stream's passes
-    step_draws     StepDraws      a step, drawn; and what a step that is cut leaves
     phased         Phased         the steps one after another, each shuffled and batched by itself, as one Batched
     canonical      how canonical nodes are read in turn
     quality        what an order costs a node
@@ -34,9 +33,9 @@ from, and the sample id behind each number, as ``DatasetShape`` does. What follo
 positions with ``positions`` and ``entries_before``, as ``Skipped`` does, so a saved position means the same with and
 without it.
 
-Packs stand beside the chain: a plan takes the ids and lengths of a whole epoch, from whatever gives them.
+Packs are planned from the ids and lengths of a whole epoch, and then take the place of the batching step.
 
-The order is that of MosaicML Streaming 0.13, bit for bit, but for ``blockwise``, phases and packs, which it does not
+The order is that of MosaicML Streaming 0.13, bit for bit, except for ``blockwise``, phases and packs, which it does not
 have.
 """
 

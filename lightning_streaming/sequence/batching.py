@@ -1,6 +1,6 @@
-"""Batching methods: :data:`BATCHING_CLASSES` names them, one class each, and what they share stands around them.
+"""Batching methods: one class each, listed in :data:`BATCHING_CLASSES`.
 
-A batching method says in which order an epoch's places are read, and so which samples share a batch. All but
+A batching method defines the order in which an epoch's places are read, and so which samples share a batch. All but
 ``random`` compose batches for given nodes, ranks and batch size, a
 :class:`~lightning_streaming.sequence.partition.BatchGeometry`.
 """
@@ -30,40 +30,40 @@ class Batched(SampleSequence, ABC):
     @property
     @abstractmethod
     def num_samples(self) -> int:
-        """Places of the order."""
+        """Number of places of the order."""
 
     @abstractmethod
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places of the order in ``[0, num_samples)``, for positions in ``[0, len(self))`` of any shape.
+        """Return places of the order in ``[0, num_samples)``, for positions in ``[0, len(self))`` of any shape.
 
         Raises:
             SampleIndexError: A position lies outside the epoch.
         """
 
     def ids_between(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Sample ids at positions ``[start, stop)``."""
+        """Return the sample ids at positions ``[start, stop)``."""
         return self.ids(np.arange(start, stop))
 
     @property
     def read_once(self) -> int:
-        """Position from which on nothing is read that has not been read before, on any number of nodes."""
+        """Position from which on only repeats are read, on any number of nodes."""
         return len(self)
 
     def most_counted(self, num_ranks: int) -> int:
-        """The most samples that a reader of the whole epoch counts, over all ranks, with those read twice."""
+        """Return the most samples that a reader of the whole epoch counts over all ranks, repeats included."""
         return len(self) + -len(self) % num_ranks
 
-    def resume_position(self, consumed: int, num_ranks: int, told: str = "") -> int:
-        """Where to go on after ``consumed`` samples, counted over all ranks with what they read twice to stay even.
+    def resume_position(self, consumed: int, num_ranks: int, prefix: str = "") -> int:
+        """Return the position to resume at after ``consumed`` samples, counted over all ranks with repeats.
 
         Args:
             consumed: Samples as a saved state counts them, replication divided out.
             num_ranks: Ranks that read.
-            told: What an error begins with.
+            prefix: Beginning of an error.
 
         Returns:
-            A position in ``[0, len(self)]``: the end where all has been read, and where only repeats are left their
-            beginning, which is a position on any number of nodes.
+            A position in ``[0, len(self)]``: the end if all has been read; if only repeats remain, their beginning,
+            which is a position on any number of nodes.
 
         Raises:
             StateError: More was consumed than any epoch of this size has.
@@ -71,7 +71,7 @@ class Batched(SampleSequence, ABC):
         most = self.most_counted(num_ranks)
         if not 0 <= consumed <= most:
             raise StateError(
-                f"{told}{consumed} samples were consumed of an epoch that has {self.num_samples}, or {most} with "
+                f"{prefix}{consumed} samples were consumed of an epoch that has {self.num_samples}, or {most} with "
                 "repeats",
                 hint="the state belongs to other data or another epoch size. Put these back, or resume with "
                 'on_mismatch="warn" to begin the next epoch, or move the place with `lightning-streaming state set`',
@@ -79,23 +79,23 @@ class Batched(SampleSequence, ABC):
         return len(self) if consumed >= len(self) else min(consumed, self.read_once)
 
     def are_repeats(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each position reads a place that was read before; False for -1, and for what composed batches
-        repeat of a stream."""
+        """Return whether each position repeats a place; False for -1, and for what composed batches repeat of a
+        stream."""
         return np.zeros(positions.shape, np.bool_)
 
     def are_first_reads(
         self, partition: Partition, ts: NDArray[np.int64], node: int, rank_of_node: int
     ) -> NDArray[np.bool_]:
-        """Which reads of some batches no rank, this one or another, makes earlier in the epoch.
+        """Return which reads of some batches are the first of their place in the epoch, over all ranks.
 
-        Over all ranks and batches of an epoch, each place of the order has exactly one first read. Of composed batches
-        (every batching method but ``random``) what a stream repeats to fill its last one is not told apart.
+        Each place of the order has exactly one first read. In composed batches (every batching method but ``random``)
+        what a stream repeats to fill its last batch counts as a first read.
 
         Args:
-            partition: How the epoch is divided.
-            ts: Global batches, counted from where the partition starts.
-            node: Among those of the partition.
-            rank_of_node: Likewise.
+            partition: Division of the epoch.
+            ts: Global batches, counted from the start of the partition.
+            node: Node of the partition.
+            rank_of_node: Rank on the node.
 
         Returns:
             Of shape (len(ts), batch_size), like ``partition.batches``; False where that is -1.
@@ -105,14 +105,14 @@ class Batched(SampleSequence, ABC):
 
 
 class BatchedDraw(Batched):
-    """One draw of samples in the order in which it is read.
+    """One drawn part of an epoch in the order in which it is read.
 
     Args:
-        inner: What is drawn, shuffled.
-        geometry: What global batches are made for; see :func:`~lightning_streaming.sequence.partition.epoch_geometry`.
+        inner: The drawn samples, shuffled.
+        geometry: Geometry of global batches; see :func:`~lightning_streaming.sequence.partition.epoch_geometry`.
 
     Raises:
-        ConfigError: Batches cannot be made so from this data.
+        ConfigError: The data does not fill batches of this geometry.
     """
 
     def __init__(self, inner: EpochPart, geometry: BatchGeometry) -> None:
@@ -121,11 +121,11 @@ class BatchedDraw(Batched):
 
     @property
     def num_samples(self) -> int:
-        """Places of the order."""
+        """Number of places of the order."""
         return len(self.inner)
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample ids at positions in ``[0, len(self))``, of any shape.
+        """Return the sample ids at positions in ``[0, len(self))``, of any shape.
 
         Raises:
             SampleIndexError: A position lies outside the epoch.
@@ -138,11 +138,11 @@ class BatchedDraw(Batched):
         return digest_of(self.geometry.facts, self.inner.digest)
 
     def _row_streams(self, rows_per_stream: Sequence[int], num_nodes: int) -> list[_RowStreams]:
-        """Put the rows of all streams in random order, on each node by itself; each stream's rows keep theirs.
+        """Put the rows of all streams in random order, separately on each node; rows of one stream keep their order.
 
         Args:
             rows_per_stream: Rows that each stream fills on a node.
-            num_nodes: Nodes.
+            num_nodes: Number of nodes.
         """
         settings = self.inner.settings
         seed = settings.shuffle_seed + (self.inner.turn if settings.redraws_shards else 0)
@@ -153,11 +153,12 @@ class BatchedDraw(Batched):
 
 
 class Random(BatchedDraw):
-    """All streams together, shuffled as one and read canonical node by canonical node in turn.
+    """Batches of all streams together, shuffled as one and interleaved over canonical nodes.
 
     Args:
-        inner: What the epoch draws, shuffled.
-        geometry: The same sequence for all whose canonical nodes fit the nodes, but for repeats at its end.
+        inner: The drawn samples, shuffled.
+        geometry: Geometry of global batches. If canonical nodes fit the nodes, the sequence is the same but for repeats
+            at its end.
 
     Raises:
         ConfigError: The canonical nodes do not fit the nodes, or the samples are too few for them.
@@ -172,7 +173,7 @@ class Random(BatchedDraw):
         )
 
     def __len__(self) -> int:
-        """Positions of the epoch: a little more than its samples where they do not divide evenly."""
+        """Return the positions of the epoch: slightly more than its samples if they do not divide evenly."""
         return len(self._sequence)
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -194,7 +195,7 @@ class Random(BatchedDraw):
 
 
 class Stratified(BatchedDraw):
-    """Each global batch holds every stream's share of it, stream by stream; the shortest stream ends the epoch.
+    """Global batches with a fixed share of every stream; the shortest stream ends the epoch.
 
     Args:
         inner: What the epoch draws, each stream shuffled by itself.
@@ -214,15 +215,15 @@ class Stratified(BatchedDraw):
         if not self._rows:
             stream = int((self._streams.lengths < self._shares).argmax())
             raise ConfigError(
-                f"{self._streams.told(stream)}, too few for its share of {self._shares[stream]} in a global batch of "
-                f"{self._row_size}",
+                f"{self._streams.described(stream)}, too few for its share of {self._shares[stream]} in a global "
+                f"batch of {self._row_size}",
                 hint="draw more or lower the batch size",
                 option="batching_method",
                 stream=inner.name_of(stream),
             )
 
     def __len__(self) -> int:
-        """Positions of the epoch: whole global batches."""
+        """Return the positions of the epoch: whole global batches."""
         return self._rows * self._row_size
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -237,19 +238,19 @@ class Stratified(BatchedDraw):
 
 
 def shares_of_batch(
-    proportions: NDArray[np.float64], batch_size: int, told: Callable[[int], str] = str
+    proportions: NDArray[np.float64], batch_size: int, label: Callable[[int], str] = str
 ) -> NDArray[np.int64]:
-    """Samples of each stream in a global batch: its proportion rounded down, and one more for the largest remainders.
+    """Return the samples of each stream in a global batch, by largest remainders.
 
     Of equal remainders those of the last streams come first, as in the reference where it is defined.
 
     Args:
         proportions: Share of each stream; sums to 1.
         batch_size: Samples in a global batch.
-        told: What an error calls a stream.
+        label: Returns the label of a stream in errors.
 
     Raises:
-        ConfigError: A stream would get none.
+        ConfigError: A stream would get no sample.
     """
     shares = (proportions * batch_size).astype(np.int64)
     missing = batch_size - int(shares.sum())
@@ -259,7 +260,7 @@ def shares_of_batch(
     if shares.min() < 1:
         stream = int(shares.argmin())
         raise ConfigError(
-            f"stream {told(stream)} has a share of {proportions[stream]:.2g}, less than one sample of a global batch "
+            f"stream {label(stream)} has a share of {proportions[stream]:.2g}, less than one sample of a global batch "
             f"of {batch_size}",
             hint="raise its weight or the batch size, or use batching_method='random'",
             option="batching_method",
@@ -268,7 +269,7 @@ def shares_of_batch(
 
 
 class PerStream(BatchedDraw):
-    """Each stream fills as many whole global batches as it can; their order is random.
+    """Global batches of one stream each, in random order; each stream fills as many whole ones as it can.
 
     Args:
         inner: What the epoch draws, each stream shuffled by itself.
@@ -285,7 +286,7 @@ class PerStream(BatchedDraw):
         self._rows_per_stream = self._streams.rows(self._row_size, f"global batch of {self._row_size}")
 
     def __len__(self) -> int:
-        """Positions of the epoch: whole global batches."""
+        """Return the positions of the epoch: whole global batches."""
         return sum(self._rows_per_stream) * self._row_size
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -303,7 +304,7 @@ class PerStream(BatchedDraw):
 
 
 class DevicePerStream(BatchedDraw):
-    """Each node fills as many whole batches from each stream as it can; their order is random, node by node.
+    """Rank batches of one stream each, in random order on each node; each stream fills as many whole ones as it can.
 
     The sequence takes one batch of each node in turn. A last round that does not give every rank a batch is left out;
     the reference gives it to some of the ranks.
@@ -329,12 +330,12 @@ class DevicePerStream(BatchedDraw):
         """Batches of each stream on each node."""
 
     def __len__(self) -> int:
-        """Positions of the epoch: whole global batches."""
+        """Return the positions of the epoch: whole global batches."""
         ranks_per_node = self.geometry.ranks_per_node
         return sum(self.rows_per_stream) // ranks_per_node * self.geometry.global_batch_size
 
     def most_counted(self, num_ranks: int) -> int:
-        """The most samples that a reader of the whole epoch counts: the reference's last round may be partial."""
+        """Return the most samples that a reader of the epoch counts: the reference's last round may be partial."""
         del num_ranks
         return len(self) + self.geometry.global_batch_size
 
@@ -344,7 +345,7 @@ class DevicePerStream(BatchedDraw):
         return self.places_of_rows(positions)
 
     def places_of_rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Like :meth:`places`, also for the batches of a last round that is left out."""
+        """Return places as :meth:`places` does, also for the batches of a last round that is left out."""
         rows = positions // self._row_size
         rounds = rows // self._num_nodes
         nodes = rows - rounds * self._num_nodes
@@ -357,7 +358,7 @@ class DevicePerStream(BatchedDraw):
         return self._streams.places(streams, self._entries_of_stream(nodes, entries))
 
     def _entries_of_stream(self, nodes: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Entries of a node as entries of the whole stream: its slices in turn, as many of each as it has ranks."""
+        """Map entries of a node to entries of the whole stream: its slices in turn, one entry of each per rank."""
         ranks = self.geometry.ranks_per_node
         turns, ranks_of_node = np.divmod(entries, ranks)
         steps, slices = np.divmod(turns, self._slices_per_node)
@@ -366,7 +367,7 @@ class DevicePerStream(BatchedDraw):
 
     @cached_property
     def _origins(self) -> list[_RowStreams]:
-        """Of the rounds of each node."""
+        """Streams of the rounds of each node."""
         return self._row_streams(self.rows_per_stream, self._num_nodes)
 
 
@@ -379,17 +380,17 @@ BATCHING_CLASSES: dict[str, Callable[[EpochPart, BatchGeometry], BatchedDraw]] =
 
 
 def batched(inner: EpochPart, geometry: BatchGeometry) -> BatchedDraw:
-    """Batch what an epoch draws as its settings say; quick, whatever the epoch's size. See :class:`Batched`."""
+    """Batch a part of an epoch by its settings; the time does not depend on its size. See :class:`Batched`."""
     return BATCHING_CLASSES[inner.settings.batching_method](inner, geometry)
 
 
 class _Streams:
-    """Each stream's entries in reading order, a few repeated at its end so that all ranks have equally many.
+    """Entries of each stream in reading order, a few repeated at the end so that all ranks have the same number.
 
     Args:
-        inner: What the epoch draws, one stream after another.
+        inner: The drawn samples, one stream after another.
         num_nodes: Nodes to divide each stream among.
-        ranks_per_node: Ranks to be even for, on each of them.
+        ranks_per_node: Ranks on each node.
 
     Raises:
         ConfigError: A stream draws no sample, or too few.
@@ -416,18 +417,18 @@ class _Streams:
         self._first_places = np.cumsum((0, *self._choose)).tolist()
         lengths = np.asarray([len(sequence) for sequence in self._sequences])
         self.lengths: NDArray[np.int64] = lengths + -lengths % self._machines.num_ranks
-        """Entries of each stream, with the repeated ones."""
+        """Entries of each stream, repeats included."""
 
-    def told(self, stream: int) -> str:
-        """What an error about a stream begins with."""
+    def described(self, stream: int) -> str:
+        """Return the beginning of an error about a stream."""
         return f"stream {self._stream_label(stream)} draws {self._choose[stream]} samples"
 
-    def rows(self, row_size: int, told: str) -> list[int]:
-        """How many rows each stream fills.
+    def rows(self, row_size: int, row: str) -> list[int]:
+        """Count the rows that each stream fills.
 
         Args:
             row_size: Entries of a row.
-            told: What an error calls it.
+            row: Name of a row in errors.
 
         Raises:
             ConfigError: A stream fills none.
@@ -435,7 +436,7 @@ class _Streams:
         rows: list[int] = (self.lengths // row_size).tolist()
         if not all(rows):
             raise ConfigError(
-                f"{self.told(rows.index(0))}, too few for one {told}",
+                f"{self.described(rows.index(0))}, too few for one {row}",
                 hint="raise its weight, lower the batch size or leave it out",
                 option="batching_method",
                 stream=self._name_of(rows.index(0)),
@@ -443,7 +444,7 @@ class _Streams:
         return rows
 
     def places(self, streams: NDArray[np.integer[Any]], entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places in the order of all streams, looked up stream by stream.
+        """Return places in the order of all streams, looked up stream by stream.
 
         Args:
             streams: Stream of each entry.
@@ -464,20 +465,20 @@ class _Streams:
 
 _ROWS_TOGETHER = 1024
 _ROWS_PER_STREAM = 4
-"""Rows that are put in order together, at least; and at least so many for each stream."""
+"""Least rows that are ordered together, in all and per stream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DrawnRowStreams:
-    """All rows at hand, as the reference draws them; in few bytes, as every process has its own."""
+    """Streams of all rows in memory, drawn as the reference does; in few bytes, as each process has a copy."""
 
     streams: NDArray[np.unsignedinteger[Any]]
     """Stream of each row."""
     ordinals: NDArray[np.unsignedinteger[Any]]
-    """Counts the rows of that stream from 0."""
+    """Number of the row among those of its stream."""
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-        """The stream of each row, and how many rows that stream has filled before it; of the shape of ``rows``."""
+        """Return the stream of each row, and its number among the stream's rows; of the shape of ``rows``."""
         return self.streams[rows], self.ordinals[rows].astype(np.int64)
 
 
@@ -497,13 +498,13 @@ def draw_row_streams(rows_per_stream: Sequence[int], generator: np.random.Genera
 
 
 class ComputedRowStreams:
-    """Rows worked out a chunk at a time, for epochs of any size.
+    """Streams of rows, computed a chunk at a time, for epochs of any size.
 
-    Each chunk of about a thousand rows has every stream's share of them, and is shuffled by itself.
+    Each chunk of about a thousand rows has every stream's share of them, and is shuffled separately.
 
     Args:
         rows_per_stream: Rows that each stream fills.
-        seed: Of all chunks.
+        seed: Seed of all chunks.
     """
 
     def __init__(self, rows_per_stream: Sequence[int], seed: tuple[int, ...]) -> None:
@@ -514,7 +515,7 @@ class ComputedRowStreams:
         self._num_chunks = -(-self._total // chunk)
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-        """The stream of each row, and how many rows that stream has filled before it; of the shape of ``rows``."""
+        """Return the stream of each row, and its number among the stream's rows; of the shape of ``rows``."""
         chunks = self._chunk_of(rows)
         streams, ordinals = np.empty_like(rows), np.empty_like(rows)
         for chunk in np.unique(chunks).tolist():
@@ -526,7 +527,7 @@ class ComputedRowStreams:
         return streams, ordinals
 
     def _rows_before(self, chunk: int) -> NDArray[np.int64]:
-        """Rows of each stream in the chunks before this one."""
+        """Return the rows of each stream in the chunks before this one."""
         return self._rows_per_stream * chunk // self._num_chunks
 
     def _chunk_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

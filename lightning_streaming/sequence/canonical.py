@@ -1,4 +1,4 @@
-"""One sequence from many canonical nodes.
+"""Sequence that interleaves canonical nodes.
 
 Samples lie in an order, cut into ``C`` slices, the canonical nodes. The sequence reads the first sample of each slice,
 then the second of each, and so on. A :class:`~lightning_streaming.sequence.partition.Partition` divides it into global
@@ -19,7 +19,7 @@ from lightning_streaming.sequence.base import check_entries
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CanonicalSequence:
-    """The order in which places are read, canonical nodes in turn."""
+    """Order in which places are read: canonical nodes in turn."""
 
     num_samples: int
     """Places of the order, S."""
@@ -43,7 +43,7 @@ class CanonicalSequence:
             )
 
     def __len__(self) -> int:
-        """Entries of the sequence: every sample, and a few twice so that all slices and nodes have equally many."""
+        """Return the entries of the sequence: every sample, and a few twice so that slices and nodes are even."""
         return self.num_canonical_nodes * self._row_size
 
     @property
@@ -53,17 +53,17 @@ class CanonicalSequence:
 
     @property
     def _nodes_per_slice(self) -> int:
-        """Nodes that share one slice; 1 where each node has whole ones."""
+        """Nodes that share one slice; 1 if each node has whole slices."""
         return max(self.num_nodes // self.num_canonical_nodes, 1)
 
     @property
     def _padding(self) -> int:
-        """Entries that each slice repeats so that its nodes have equally many."""
+        """Entries that each slice repeats so that its nodes have the same number."""
         return -self._slice_size % self._nodes_per_slice
 
     @property
     def _padding_lag(self) -> int:
-        """How far back in its slice a repeated entry was read first."""
+        """Distance in its slice from a repeated entry back to its first read."""
         return self._nodes_per_slice + self._padding - 1
 
     @property
@@ -73,13 +73,13 @@ class CanonicalSequence:
 
     @property
     def _is_scarce(self) -> bool:
-        """Whether samples are too few to give each slice its own, so that they are repeated in turn."""
+        """True if there are fewer samples than slices, so that they are repeated in turn."""
         if self.num_samples == self.num_canonical_nodes:
             return self.num_canonical_nodes < self.num_nodes
         return self.num_samples < self.num_canonical_nodes
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which places of the order the sequence reads.
+        """Return the places of the order that the sequence reads.
 
         Args:
             positions: Positions in the sequence, of any shape, each in ``[0, len(self))``.
@@ -98,7 +98,7 @@ class CanonicalSequence:
         if self._is_scarce:
             return (slices * self._row_size + steps) % self.num_samples
         if self._padding:
-            # Where a slice does not reach back that far it is read again from its beginning.
+            # If the slice is shorter than the lag, it is repeated from its beginning.
             reaches = self._padding_lag <= self._slice_size
             again = steps - self._padding_lag if reaches else steps % self._slice_size
             steps = np.where(steps < self._slice_size, steps, again)
@@ -111,23 +111,23 @@ class CanonicalSequence:
 
     @property
     def read_once(self) -> int:
-        """Position from which on nothing is read that has not been read before, on any number of nodes."""
+        """Position from which on only repeats are read, on any number of nodes."""
         return self.num_canonical_nodes * self._slice_size
 
     def most_counted(self, num_ranks: int) -> int:
-        """The most samples that a reader of the whole epoch counts, over all ranks, with those read twice.
+        """Return the most samples that a reader of the whole epoch counts over all ranks, repeats included.
 
         Args:
             num_ranks: Ranks that read the sequence.
         """
         whole_rounds = -(-len(self) // num_ranks) * num_ranks
-        # The reference may count up to one sample a rank beyond its samples.
+        # The reference may count up to one sample per rank beyond its samples.
         return max(whole_rounds, self.num_samples + num_ranks - self.num_samples % num_ranks)
 
     def are_repeats(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each position reads a place that was read before; False for -1."""
+        """Return whether each position repeats a place; False for -1."""
         slices = self.num_canonical_nodes
-        if self.num_samples <= slices:  # each slice has one sample, or none of its own
+        if self.num_samples <= slices:  # each slice has one sample or none
             _, first_positions = np.unique(self.places(np.arange(len(self))), return_index=True)
             return ~np.isin(positions, first_positions) & (positions >= 0)
         are_repeats: NDArray[np.bool_] = positions >= self.read_once
@@ -139,5 +139,5 @@ class CanonicalSequence:
 
 
 def fits(num_canonical_nodes: int, num_nodes: int) -> bool:
-    """Whether nodes have whole canonical nodes, or canonical nodes whole nodes, so that the work is even."""
+    """Return whether one of the two numbers divides the other, so that nodes have equal work."""
     return num_canonical_nodes % num_nodes == 0 or num_nodes % num_canonical_nodes == 0

@@ -1,4 +1,4 @@
-"""An epoch's order: the samples that it draws from each stream, shuffled. What grows with the samples."""
+"""Order of an epoch: the samples that it draws from each stream, shuffled; all that grows with the samples."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ from lightning_streaming.sequence.stream_slices import MOST_STEPS, StreamSlice, 
 from lightning_streaming.sequence.weights import DatasetShape, StreamGroup
 
 _ORDER_VERSION = 2
-"""Raised when the same settings come to mean another order, or other bytes, so that files made before are not taken
-for it."""
+"""Incremented when the same settings give another order, or other bytes, so that existing files are not used for it."""
 
 _CHUNK = 1 << 20
-"""Ids that are looked up at once: what is needed besides the order itself stays small."""
+"""Ids that are looked up at once, to keep temporary arrays small."""
 
 
 _LARGEST_FREED = 8 * _CHUNK
-"""Bytes of the largest array that drawing makes again and again. The C library of Linux keeps the memory of arrays that
-are freed only if a larger one was freed before, and else asks the system for it each time, which took half of a draw:
-so one is made, and freed, before all others."""
+"""Bytes of the largest array that drawing allocates repeatedly. glibc reuses the memory of freed arrays only if a
+larger one was freed before, and otherwise requests it from the system each time, which took half of a draw: so one
+array of this size is allocated and freed first."""
 
 Draw = Callable[["Shuffled"], NDArray[np.integer[Any]]]
-"""Draws an order whole."""
+"""Draws a whole order."""
 
 
 def drawn_here(order: Shuffled) -> NDArray[np.integer[Any]]:
-    """Draw an order into an array of this process's own."""
+    """Draw an order into a new array of this process."""
     out = np.empty(len(order), order.dtype)
     order.draw_into(out)
     return out
@@ -62,7 +61,7 @@ class EpochPart(SampleSequence):
     is_on_demand: bool
     """Whether ids are computed when they are requested, so that nothing is drawn beforehand."""
     choose: tuple[int, ...]
-    """Samples of each stream, in stream order; they lie one stream after another where batches are composed."""
+    """Samples of each stream, in stream order; one stream after another where batches are composed."""
     proportion: tuple[float, ...]
     """Share of each stream; they sum to 1."""
 
@@ -77,16 +76,16 @@ class EpochPart(SampleSequence):
 
 @dataclass(frozen=True, eq=False)
 class Shuffled(EpochPart):
-    """The samples that an epoch draws, shuffled: all streams as one, or one stream after another.
+    """Samples that an epoch draws, shuffled: all streams as one, or one stream after another.
 
-    Nothing is drawn before ids are asked for, and then once.
+    The order is drawn once, when ids are first requested.
 
     Args:
-        settings: How it is ordered.
-        shape: The data.
-        epoch: Counts from 0.
-        draw: Draws it, where each id cannot be worked out by itself.
-        stream_slices: Of a step of a phase: where it goes on with each stream. The shape is then of the step.
+        settings: Settings of the order.
+        shape: Shape of the data.
+        epoch: Number of the epoch, from 0.
+        draw: Draws the order, if single ids cannot be computed.
+        stream_slices: Of a mixture step, where each stream continues. The shape is then that of the step.
         step: The step's number in its epoch.
 
     Raises:
@@ -106,11 +105,11 @@ class Shuffled(EpochPart):
             raise ConfigError(f"epochs count from 0, but got {self.epoch}", option="epoch")
 
     def __len__(self) -> int:
-        """Places: the samples that the epoch draws."""
+        """Return the number of places: the samples that the epoch draws."""
         return self.shape.epoch_size
 
     def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample ids at places in ``[0, len(self))``, of any shape."""
+        """Return the sample ids at places in ``[0, len(self))``, of any shape."""
         order = self._order
         if order is None:
             return self.shape.ids(places)
@@ -120,8 +119,8 @@ class Shuffled(EpochPart):
 
     @property
     def digest(self) -> str:
-        """See :class:`~lightning_streaming.sequence.base.SampleSequence`; no matter how it is drawn."""
-        of_step = [self.step, *(one.facts for one in self.stream_slices)] if self.stream_slices else []
+        """See :class:`~lightning_streaming.sequence.base.SampleSequence`; independent of how it is drawn."""
+        of_step = [self.step, *(taken.facts for taken in self.stream_slices)] if self.stream_slices else []
         return digest_of(_ORDER_VERSION, self.settings.facts, self.epoch, self.shape.digest, *of_step)
 
     @property
@@ -144,20 +143,21 @@ class Shuffled(EpochPart):
         return self.stream_slices[stream].stream if self.stream_slices else None
 
     def stream_label(self, stream: int) -> str:
-        """What an error calls a stream: its name, where that is known."""
+        """Return the label of a stream in errors: its name, if that is known."""
         return repr(self.stream_slices[stream].stream) if self.stream_slices else str(stream)
 
     @property
     def dtype(self) -> np.dtype[np.integer[Any]]:
-        """The smallest that :meth:`draw_into` can fill: 4 bytes wherever they hold every sample id and every place."""
+        """Smallest type that :meth:`draw_into` can fill: 4 bytes if they hold every sample id and every place."""
         first_ids = [
-            one.first_id + int(of.sum()) for one, of in zip(self.stream_slices, self.shape.shard_sizes, strict=False)
+            taken.first_id + int(sizes.sum())
+            for taken, sizes in zip(self.stream_slices, self.shape.shard_sizes, strict=False)
         ]
         return np.dtype(np.uint32 if max(len(self.shape), len(self), *first_ids) <= 1 << 32 else np.int64)
 
     @property
     def is_identity(self) -> bool:
-        """Whether the epoch reads every sample once, in the order of the ids."""
+        """True if the epoch reads every sample once, in the order of the ids."""
         if self.stream_slices:
             return False
         sizes = [int(sizes.sum()) for sizes in self.shape.shard_sizes]
@@ -175,19 +175,19 @@ class Shuffled(EpochPart):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the order has to be drawn whole before any id of it is known."""
+        """True if the whole order must be drawn before any id is known."""
         return not (self.is_identity or self.is_on_demand)
 
     def drawn(self) -> Shuffled:
-        """The same, drawn at once rather than when ids are first asked for."""
+        """Draw the order now, and return self."""
         self.ids(np.empty(0, np.int64))
         return self
 
     def draw_into(self, out: NDArray[np.integer[Any]]) -> None:
         """Fill an array, which may be a mapped file, with the sample id at each place.
 
-        Besides ``out`` this takes memory for one canonical node's blocks, and where streams are weighted for one more
-        array of the size of ``out``.
+        In addition to ``out`` this takes memory for the blocks of one canonical node, and with weighted streams for
+        another array of the size of ``out``.
 
         Args:
             out: One dimension, ``len(self)`` long, of :attr:`dtype` or wider.
@@ -203,7 +203,7 @@ class Shuffled(EpochPart):
 
     @cached_property
     def _order(self) -> NDArray[np.integer[Any]] | BlockwiseOrder | None:
-        """None where each place reads the sample of its own number."""
+        """The drawn or computed order; None if places are sample ids."""
         if self.is_drawn:
             return self.draw(self)
         if self.is_identity:
@@ -211,7 +211,7 @@ class Shuffled(EpochPart):
         return blockwise_order(self._groups(), self.settings, self.turn)
 
     def _groups(self) -> Iterator[StreamGroup]:
-        """All streams where they share batches freely; otherwise each by itself, in a block of its share."""
+        """Yield all streams as one group if batches mix them; else each stream, with its share of the block size."""
         shape, block_size, first_id = self.shape, self.settings.shuffle_block_size, 0
         if self.settings.batching_method == "random":
             yield StreamGroup(
@@ -263,7 +263,7 @@ def _shuffle_task(units: NDArray[np.int64], group: StreamGroup, settings: Resolv
 
 
 def _draw_stream_slices(group: StreamGroup, settings: ResolvedOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
-    """What a step of a phase takes of each stream, those of a pass before those of the next."""
+    """Draw the slices of a mixture step, the samples of a pass before those of the next."""
     units = group.slice_units(settings.shuffle_seed, is_shuffled=settings.shuffle)
     if settings.shuffle and settings.shuffle_algo == "blockwise":
         order = blockwise_order([group], settings, turn)
@@ -286,7 +286,7 @@ def _draw_stream_slices(group: StreamGroup, settings: ResolvedOrder, turn: int, 
 
 
 def _reading_order(num_samples: int, settings: ResolvedOrder) -> NDArray[np.int64]:
-    """Places in the order in which they are read, each once."""
+    """Return places in the order in which they are read, each once."""
     sequence = CanonicalSequence(num_samples=num_samples, num_canonical_nodes=settings.num_canonical_nodes, num_nodes=1)
     places = sequence.places(np.arange(len(sequence)))
     if len(places) == num_samples:
@@ -296,7 +296,7 @@ def _reading_order(num_samples: int, settings: ResolvedOrder) -> NDArray[np.int6
 
 
 def _look_up(sample_ids: NDArray[np.integer[Any]], out: NDArray[np.integer[Any]]) -> None:
-    """``out[:] = sample_ids[out]`` in little memory."""
+    """Compute ``out[:] = sample_ids[out]`` in chunks."""
     for start in range(0, len(out), _CHUNK):
         chunk = out[start : start + _CHUNK]
         chunk[:] = sample_ids[chunk]
@@ -308,12 +308,12 @@ _PICKS_CHUNK = 1 << 18
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Resampled:
-    """The samples an epoch draws, before shuffling, shard by shard."""
+    """Samples that an epoch draws, before shuffling, shard by shard."""
 
     units: NDArray[np.int64]
     """Sizes of the runs that shuffling treats as one shard: each full repeat, and each part of a shard."""
     sample_ids: NDArray[np.integer[Any]] | None
-    """The samples drawn, unit after unit; None where each sample is drawn once, in order."""
+    """The drawn samples, unit after unit; None if each sample is drawn once, in order."""
 
 
 def resample(
@@ -331,8 +331,8 @@ def resample(
         shard_sizes: Samples in each shard, per stream.
         choose: Samples to draw from each stream; more than it holds repeats it.
         settings: Seed, method and granularity.
-        epoch: Counts from 0.
-        dtype: Of the sample ids.
+        epoch: Number of the epoch, from 0.
+        dtype: Type of the sample ids.
     """
     seed = settings.shuffle_seed
     shard_seed = seed + epoch if settings.redraws_shards else seed
@@ -355,13 +355,13 @@ def resample(
 def per_shard_choice(sizes: NDArray[np.int64], choose: int, granularity: int, seed: int) -> NDArray[np.int64]:
     """Divide the ``choose`` samples to draw from a stream among its shards.
 
-    Each shard gives all its samples as often as the whole stream is wanted. What is left is picked in runs of
-    ``granularity`` samples, in random order over all shards.
+    All samples are drawn as often as the whole stream is repeated. The remainder is picked in runs of ``granularity``
+    samples, in random order over all shards.
 
     Args:
         sizes: Samples in each shard; at least one in all.
         choose: Samples to draw.
-        granularity: Samples per pick; a shard's last pick has what is left of it.
+        granularity: Samples per pick; the last pick of a shard may be shorter.
         seed: Orders the picks.
 
     Returns:
@@ -382,12 +382,12 @@ def per_shard_choice(sizes: NDArray[np.int64], choose: int, granularity: int, se
     order = _permutation(int(pick_stops[-1]), seed)
     lookup, start = RunLookup(pick_stops), 0
     while rest > 0:
-        # As many as there are left to take, and the short ones, of which a shard has one at most.
+        # Enough picks for the rest, and one more for each shard's short pick.
         chunk = order[start : start + min(rest // granularity + len(sizes) + 1, _PICKS_CHUNK)].astype(np.int64)
         start += len(chunk)
         shards = lookup.find(chunk)
         pick_sizes = np.where(chunk == pick_stops[shards] - 1, last_sizes[shards], granularity)
-        # What each pick finds left to take; nothing after the last one.
+        # The rest before each pick; not positive after the last one.
         left = rest - (np.cumsum(pick_sizes) - pick_sizes)
         np.add.at(counts, shards, np.clip(left, 0, pick_sizes))
         rest = int(left[-1] - pick_sizes[-1])
@@ -395,7 +395,7 @@ def per_shard_choice(sizes: NDArray[np.int64], choose: int, granularity: int, se
 
 
 def _permutation(size: int, seed: int) -> NDArray[np.integer[Any]]:
-    """``np.random.default_rng(seed).permutation(size)`` in half the memory where numbers are small."""
+    """Return ``np.random.default_rng(seed).permutation(size)``, in half the memory if numbers are small."""
     order = np.arange(size, dtype=np.uint32 if size <= 1 << 32 else np.int64)
     shuffle_items(order, np.random.default_rng(seed))
     return order
@@ -404,7 +404,7 @@ def _permutation(size: int, seed: int) -> NDArray[np.integer[Any]]:
 def _draw_samples(
     sizes: NDArray[np.int64], counts: NDArray[np.int64], seed: int, out: NDArray[np.integer[Any]]
 ) -> NDArray[np.int64]:
-    """Write out each shard's ids as often as it gives all of them, then the rest of ``counts`` at random, rising.
+    """Write each shard's ids as often as all of them are drawn, then the rest of ``counts`` at random, ascending.
 
     Returns:
         Sizes of the runs written: each full repeat, and each part of a shard.

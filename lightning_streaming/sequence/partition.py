@@ -1,11 +1,11 @@
-"""How a sequence is divided among nodes, ranks and batches.
+"""Division of a sequence among nodes, ranks and batches.
 
 A global batch is a run of ``P * R * B`` entries of a sequence, for ``P`` nodes of ``R`` ranks with ``B`` samples each.
-A :data:`Layout` says which of these each rank gets, a :class:`Partition` does it for a whole epoch.
+A :data:`Layout` assigns these entries to ranks, and a :class:`Partition` divides a whole epoch.
 
-A run may go on in the middle of an epoch with other machines. Batching methods that compose batches then keep those of
-the machines that the epoch began with (:func:`epoch_geometry`): the sequence stays, and is divided among the new ranks
-in runs of their global batch.
+A run may resume in the middle of an epoch on other machines. Batching methods that compose batches then keep the
+geometry that the epoch began with (:func:`epoch_geometry`): the sequence stays the same, and is divided among the new
+ranks in runs of their global batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lightning_streaming.sequence.canonical import fits
 from lightning_streaming.sequence.settings import ResolvedOrder
 
 LARGEST_BATCH = 2**31 - 1
-"""Samples of a global batch, so that its positions fit 64 bits with every number of steps."""
+"""Most samples of a global batch, so that positions fit 64 bits with every number of steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,15 +72,15 @@ class BatchGeometry:
 
 
 class FixedLayout(Protocol):
-    """A way to divide global batches, the same for all."""
+    """Layout that is the same for all global batches."""
 
     def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
-        """The entries of a global batch that one rank reads.
+        """Return the entries of a global batch that one rank reads.
 
         Args:
-            geometry: The machines.
-            node: In ``[0, geometry.num_nodes)``.
-            rank_of_node: In ``[0, geometry.ranks_per_node)``.
+            geometry: Geometry of the batch.
+            node: Node in ``[0, geometry.num_nodes)``.
+            rank_of_node: Rank in ``[0, geometry.ranks_per_node)``.
 
         Returns:
             Entries counted from the first of the batch, each in [0, P * R * B), of shape (batch_size,).
@@ -89,9 +89,9 @@ class FixedLayout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Interleaved:
-    """One entry after another to the nodes in turn, and within each node to its ranks in turn.
+    """Layout that deals entries to the nodes in turn, and within each node to its ranks in turn.
 
-    So a node that has canonical nodes of its own reads those alone.
+    So a node that has whole canonical nodes reads only these.
     """
 
     def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
@@ -104,7 +104,7 @@ INTERLEAVED = Interleaved()
 
 @dataclass(frozen=True, slots=True)
 class Contiguous:
-    """A whole batch after another, to the ranks of the first node, then to those of the second, and so on."""
+    """Layout that gives whole batches to the ranks of the first node, then to those of the second, and so on."""
 
     def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
         """See :class:`FixedLayout`. For 2 nodes of 1 rank and batches of 3: node 0 reads 0 1 2."""
@@ -114,10 +114,10 @@ class Contiguous:
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """In turn to the nodes that the run began with; their batches, one after another, are then cut anew.
+    """Layout that deals entries to the nodes that the run began with, concatenates their batches and cuts them again.
 
-    This is how the reference goes on where canonical nodes do not fit the nodes. With the same ranks per node, the
-    global batch must be a multiple of all ranks at the beginning.
+    This is how the reference resumes if canonical nodes do not fit the nodes. With the same ranks per node, the global
+    batch must be a multiple of all ranks at the beginning.
     """
 
     initial_num_nodes: int
@@ -134,28 +134,28 @@ class Regrouped:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The shares of a global batch that the first nodes would read, one after another, cut into equal runs for nodes.
+    """Layout that concatenates the shares of the nodes that the run began with, and cuts them into equal runs.
 
-    As :class:`Regrouped`, but for any global batch: so a node does not read the shards of all first nodes, but of as
-    many as come on each node, and of one or two more; of two or three where their number is about the same. Some shares
-    have one sample more than others: which ones changes from batch to batch, and with it where runs are cut.
+    Unlike :class:`Regrouped`, it works for any global batch, and a node reads the shards of few shares: of its part of
+    them, and one or two more. Some shares have one sample more than others; which ones changes from batch to batch, and
+    with it where runs are cut.
     """
 
     shares: int
-    """How many there are; the sequence reads each in turn."""
+    """Number of shares; the sequence reads each in turn."""
 
     def entries_of(
         self, geometry: BatchGeometry, node: int, rank_of_node: int, firsts: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """The entries of some global batches that one rank reads.
+        """Return the entries of some global batches that one rank reads.
 
         For batches of 1 of 5 nodes, with shares 0 1 2 3 0: 0 | 4 | 1 | 2 | 3.
 
         Args:
-            geometry: The machines.
-            node: In ``[0, geometry.num_nodes)``.
-            rank_of_node: In ``[0, geometry.ranks_per_node)``.
-            firsts: Where the first entry of each global batch lies in the sequence, of shape (batches, 1).
+            geometry: Geometry of the batches.
+            node: Node in ``[0, geometry.num_nodes)``.
+            rank_of_node: Rank in ``[0, geometry.ranks_per_node)``.
+            firsts: Position of the first entry of each global batch, of shape (batches, 1).
 
         Returns:
             Entries counted from the first of their batch, each in [0, P * R * B), of shape (batches, batch_size).
@@ -181,26 +181,26 @@ class Gathered:
 
 
 Layout = FixedLayout | Gathered
-"""Which entries of a global batch each rank gets."""
+"""Assignment of the entries of a global batch to ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
-    """How the rest of a sequence is divided among nodes, ranks and batches.
+    """Division of the rest of a sequence among nodes, ranks and batches.
 
     Global batch ``t`` is the ``t``-th run of ``global_batch_size`` entries from ``start`` on, divided by ``layout``.
-    What is left at the end and fills no global batch is divided in turn, and a few entries are read a second time, so
-    that all ranks have equally many batches and samples.
+    The remaining entries that fill no global batch are dealt in turn, and a few entries are read a second time, so that
+    all ranks have the same number of batches and samples.
     """
 
     sequence: SampleSequence
-    """What is divided."""
+    """Sequence to divide."""
     start: int = 0
     """Position where it starts, in ``[0, sequence.end]``."""
     geometry: BatchGeometry
     """The machines that read it, replication divided out."""
     layout: Layout = INTERLEAVED
-    """Which entries of a global batch each rank gets."""
+    """Assignment of the entries of a global batch to ranks."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.sequence.end:
@@ -210,7 +210,7 @@ class Partition:
 
     @property
     def entries_before(self) -> int:
-        """Entries that lie before the start."""
+        """Number of entries before the start."""
         return self.sequence.entries_before(self.start)
 
     @property
@@ -220,15 +220,15 @@ class Partition:
 
     @property
     def full_batches(self) -> int:
-        """Global batches that need no entry twice."""
+        """Number of global batches without repeated entries."""
         return self.remaining // self.geometry.global_batch_size
 
     def samples_per_rank(self) -> int:
-        """Entries that each rank reads, the ones read twice included."""
+        """Return the entries that each rank reads, repeats included."""
         return -(-self.remaining // self.geometry.num_ranks)
 
     def num_batches(self, drop_last: bool = False) -> int:
-        """Batches of each rank, the same for all; 0 where all has been read.
+        """Return the batches of each rank, the same for all; 0 if all has been read.
 
         Args:
             drop_last: Leave out a last batch that is not full.
@@ -237,25 +237,25 @@ class Partition:
         return (self.samples_per_rank() + (0 if drop_last else batch_size - 1)) // batch_size
 
     def position_after(self, t: int) -> int:
-        """Where another partition would start after ``t`` global batches of this one."""
+        """Return the position after ``t`` global batches."""
         return int(self.positions_after(np.asarray([t]))[0]) if t else self.start
 
     def positions_after(self, ts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The same for several ``t``, none of them 0."""
+        """Return the positions after several ``t``, none of them 0."""
         return self.sequence.positions_after(self.entries_before + ts * self.geometry.global_batch_size)
 
     def batch(self, t: int, node: int, rank_of_node: int) -> NDArray[np.int64]:
-        """Positions that one rank reads in batch ``t``; fewer in the last batch, none beyond. See :meth:`batches`."""
+        """Return the positions that one rank reads in batch ``t``; fewer in the last batch, none beyond."""
         positions: NDArray[np.int64] = self.batches(np.asarray([t], np.int64), node, rank_of_node)[0]
         return positions[positions >= 0]
 
     def batches(self, ts: NDArray[np.int64], node: int, rank_of_node: int) -> NDArray[np.int64]:
-        """Positions that one rank reads in several batches.
+        """Return the positions that one rank reads in several batches.
 
         Args:
             ts: Global batches, counted from ``start``, in any order.
-            node: In ``[0, geometry.num_nodes)``.
-            rank_of_node: In ``[0, geometry.ranks_per_node)``.
+            node: Node in ``[0, geometry.num_nodes)``.
+            rank_of_node: Rank in ``[0, geometry.ranks_per_node)``.
 
         Returns:
             Positions of shape (len(ts), batch_size); -1 after the end.
@@ -275,7 +275,7 @@ class Partition:
         at_end = ts >= self.full_batches
         if not at_end.any():
             return self.sequence.positions(self._entries_of_full(ts, node, rank_of_node))
-        # Those at the end are dealt in turn, and may lie beyond it.
+        # Batches at the end are dealt in turn, and may reach beyond it.
         entries = np.empty((len(ts), machines.batch_size), np.int64)
         entries[~at_end] = self._entries_of_full(ts[~at_end], node, rank_of_node)
         steps = (ts[at_end] * size)[:, np.newaxis] + INTERLEAVED.entries(machines, node, rank_of_node)
@@ -283,7 +283,7 @@ class Partition:
         return np.where(entries < 0, -1, self.sequence.positions(entries))
 
     def _entries_of_full(self, ts: NDArray[np.int64], node: int, rank_of_node: int) -> NDArray[np.int64]:
-        """The entries of full batches that one rank reads, of shape (len(ts), batch_size)."""
+        """Return the entries of full batches that one rank reads, of shape (len(ts), batch_size)."""
         firsts = (self.entries_before + ts * self.geometry.global_batch_size)[:, np.newaxis]
         if isinstance(self.layout, Gathered):
             lie_at = self.sequence.positions(firsts)
@@ -291,7 +291,7 @@ class Partition:
         return firsts + self.layout.entries(self.geometry, node, rank_of_node)
 
     def are_first(self, ts: NDArray[np.int64], node: int, rank_of_node: int) -> NDArray[np.bool_]:
-        """Of what :meth:`batches` gives, what is no entry read again to keep the ranks even, and not -1."""
+        """Return which positions of :meth:`batches` are neither repeated to keep the ranks even, nor -1."""
         steps = ts[:, np.newaxis] * self.geometry.global_batch_size
         in_turn = steps + INTERLEAVED.entries(self.geometry, node, rank_of_node) < self.remaining
         are_first: NDArray[np.bool_] = in_turn | (ts < self.full_batches)[:, np.newaxis]
@@ -299,16 +299,16 @@ class Partition:
 
 
 def read_again(steps: NDArray[np.int64], length: int, machines: BatchGeometry, start: int = 0) -> NDArray[np.int64]:
-    """The entries of steps: those past the last one are sent back to read some again, past every rank's end to -1.
+    """Return the entries of steps: steps past the last entry repeat earlier ones, steps past every rank's end are -1.
 
-    For example one node of 4 ranks reads 10 entries as 0 1 2 3 | 4 5 6 7 | 8 9 5 6, also if it starts at 8. Where the
-    entries do not reach back that far, they are read again in turn: one node of 4 ranks reads 2 entries as 0 1 0 1.
+    For example one node of 4 ranks reads 10 entries as 0 1 2 3 | 4 5 6 7 | 8 9 5 6, also if it starts at 8. If there
+    are too few entries before, they are repeated in turn: one node of 4 ranks reads 2 entries as 0 1 0 1.
 
     Args:
-        steps: Entries counted from where the partition starts, divided in turn; of any shape.
-        length: Entries that there are from there on.
-        machines: Nodes and ranks that they are divided among.
-        start: Entries before, which may be read again too, as by a run that read them itself.
+        steps: Entries counted from the start of the partition, dealt in turn; of any shape.
+        length: Number of entries from the start on.
+        machines: Nodes and ranks that they are dealt to.
+        start: Number of entries before the start, which may be repeated too.
     """
     past = steps >= length
     if not past.any():
@@ -321,22 +321,22 @@ def read_again(steps: NDArray[np.int64], length: int, machines: BatchGeometry, s
 
 
 _BLOCK_METHODS = frozenset({"device_per_stream", "stratified"})
-"""Batching methods that compose each rank's batch, one after another."""
+"""Batching methods that compose the batch of each rank, one after another."""
 
 
 def epoch_geometry(settings: ResolvedOrder, current: BatchGeometry, initial_num_nodes: int | None) -> BatchGeometry:
-    """The geometry for an epoch that begins now.
+    """Return the geometry for an epoch that begins now.
 
-    It is that of the machines at hand, where the canonical nodes fit them. Where they do not, ``relaxed`` lets a run
-    that began on other nodes go on with the sequence that these would read.
+    It is that of the current machines, if the canonical nodes fit them. If not, ``relaxed`` lets a run that began on
+    other nodes continue with the sequence of these.
 
     Args:
-        settings: How it is ordered.
-        current: The machines at hand, replication divided out.
-        initial_num_nodes: Nodes that the run began with; None for a run that begins now.
+        settings: Settings of the order.
+        current: Current machines, replication divided out.
+        initial_num_nodes: Nodes that the run began with; None for a new run.
 
     Raises:
-        ConfigError: The canonical nodes do not fit the nodes, and the run has no others to go on with.
+        ConfigError: The canonical nodes do not fit the nodes, and the run did not begin on other nodes.
     """
     canonical, nodes = settings.num_canonical_nodes, current.num_nodes
     if settings.batching_method == "stratified":
@@ -360,17 +360,17 @@ def epoch_geometry(settings: ResolvedOrder, current: BatchGeometry, initial_num_
             ranks_per_node=current.ranks_per_node,
             batch_size=max(current.global_batch_size // initial_ranks, 1),
         )
-    # One node fits whatever the canonical nodes are.
+    # One node fits any number of canonical nodes.
     return BatchGeometry(num_nodes=1, ranks_per_node=current.num_ranks, batch_size=current.batch_size)
 
 
 def rank_layout(settings: ResolvedOrder, current: BatchGeometry, epoch: BatchGeometry) -> Layout:
-    """How global batches are divided among the machines at hand.
+    """Return the layout of global batches for the current machines.
 
     Args:
-        settings: How it is ordered.
-        current: The machines at hand, replication divided out.
-        epoch: What the epoch's batches are made for.
+        settings: Settings of the order.
+        current: Current machines, replication divided out.
+        epoch: Geometry of the epoch's batches.
     """
     if settings.batching_method in _BLOCK_METHODS:
         return Contiguous()

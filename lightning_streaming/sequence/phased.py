@@ -1,4 +1,10 @@
-"""An epoch of phases: its steps one after another, each drawn, shuffled and batched by itself."""
+"""An epoch of a schedule: its mixture steps in order, each drawn, shuffled and batched separately.
+
+StepDraws   draws a mixture step from the streams of a run
+Cuts        the samples that a phase that was ended early has drawn and not read
+Mixture     the streams of a run with a schedule
+Phased      an epoch of it
+"""
 
 from __future__ import annotations
 
@@ -15,19 +21,191 @@ from lightning_streaming.sequence.base import check_entries, digest_of
 from lightning_streaming.sequence.batching import Batched, batched
 from lightning_streaming.sequence.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.sequence.partition import BatchGeometry
-from lightning_streaming.sequence.phases import LONGEST_STEP, ResolvedPhase, planned
+from lightning_streaming.sequence.phases import LONGEST_STEP, MixtureSchedule, ResolvedPhase, Step, planned
 from lightning_streaming.sequence.settings import ResolvedOrder
-from lightning_streaming.sequence.step_draws import Cuts, StepDraws, weights_of
 from lightning_streaming.sequence.steps import SequenceStep, with_steps
-from lightning_streaming.sequence.stream_slices import StreamPasses, StreamSlice, TruncatedEpochs
-from lightning_streaming.sequence.weights import DatasetShape
+from lightning_streaming.sequence.stream_slices import (
+    RequeuedSamples,
+    StreamPasses,
+    StreamSlice,
+    TruncatedEpochs,
+    requeued_in_pass_order,
+)
+from lightning_streaming.sequence.weights import DatasetShape, ResolvedWeights
 
 _STEPS_KEPT = 2
 """Steps whose order is kept: batches that straddle a border need two."""
 
 
+class StepDraws:
+    """Draws any mixture step of a schedule from the streams of a run.
+
+    Args:
+        settings: How each step is ordered.
+        shard_sizes: Samples in each shard, of each stream by name.
+        first_ids: Sample id at which each of these begins.
+        shorter: Of streams that have grown, by name, the passes that read less.
+    """
+
+    def __init__(
+        self,
+        settings: ResolvedOrder,
+        shard_sizes: Mapping[str, NDArray[np.int64]],
+        first_ids: Mapping[str, int],
+        shorter: Mapping[str, tuple[TruncatedEpochs, ...]],
+    ) -> None:
+        self._settings, self._shorter = settings, shorter
+        self._shard_sizes, self._first_ids = shard_sizes, first_ids
+
+    def passes(self, stream: str) -> StreamPasses:
+        """Return how the samples of a present stream are divided into passes."""
+        return StreamPasses(self._shard_sizes[stream], self._shorter.get(stream, ()))
+
+    def ids_of(self, stream: str) -> range:
+        """Return the sample ids of a present stream."""
+        first = self._first_ids[stream]
+        return range(first, first + int(self._shard_sizes[stream].sum()))
+
+    def missing(self, plan: MixtureSchedule, step: Step) -> str | None:
+        """Return the first missing stream of a step; None if all are present."""
+        return next((name for name in plan.names_of(step) if name not in self._shard_sizes), None)
+
+    def check(self, plan: MixtureSchedule, step: Step) -> None:
+        """Check that a step can be drawn.
+
+        Raises:
+            ConfigError: It reads a stream that is not here.
+        """
+        missing, phase = self.missing(plan, step), plan.phases[step.phase]
+        if missing is None:
+            return
+        why = "add it again to read this part of the run"
+        if phase.cut is not None:
+            why = "the phase was cut, and to know what it left its streams must stay: add it again"
+        raise ConfigError(
+            f"phase {phase.name!r} reads stream {missing!r}, which is not among the streams",
+            hint=why,
+            option=f"schedule.{phase.name}.mix",
+            stream=missing,
+        )
+
+    def shuffled(
+        self,
+        plan: MixtureSchedule,
+        step: Step,
+        requeued: Mapping[str, RequeuedSamples],
+        epoch: int,
+        draw: Draw = drawn_here,
+    ) -> Shuffled:
+        """Return the shuffled draw of a step that was checked.
+
+        Args:
+            plan: All steps of an epoch, at least up to this one.
+            step: One of them.
+            requeued: What cuts before it have left, by stream.
+            epoch: Counts from 0.
+            draw: Draws it, when ids are first asked for.
+        """
+        names = plan.names_of(step)
+        before = epoch * plan.drawn[-1][step.streams] + step.starts
+        return Shuffled(
+            self._settings,
+            DatasetShape(shard_sizes=tuple(self._shard_sizes[name] for name in names), weights=weights_of(step)),
+            epoch,
+            draw,
+            stream_slices=tuple(
+                StreamSlice(
+                    stream=name,
+                    first_id=self._first_ids[name],
+                    start=start,
+                    shorter=self._shorter.get(name, ()),
+                    requeued=requeued.get(name),
+                )
+                for name, start in zip(names, before.tolist(), strict=True)
+            ),
+            step=step.number,
+        )
+
+    def by_stream(self, ids: NDArray[np.int64], names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+        """Return the sample ids of some streams separately, each in order."""
+        by_id = sorted(names, key=self._first_ids.__getitem__)
+        streams = np.searchsorted([self._first_ids[name] for name in by_id], ids, side="right")
+        order = np.argsort(streams, kind="stable")
+        stops = np.searchsorted(streams[order], np.arange(len(by_id)) + 1, side="right")
+        return dict(zip(by_id, np.split(ids[order], stops[:-1]), strict=True))
+
+    def in_order(self, left: NDArray[np.int64], stream: str, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the samples of a stream that a cut leaves, pass by pass and shard by shard.
+
+        Args:
+            left: Sample ids, in the order in which they would have been read.
+            stream: Its name.
+            start: Where they begin in its passes.
+            stop: Where they end in them.
+        """
+        first, stops = self._first_ids[stream], np.cumsum(self._shard_sizes[stream])
+        passes = self.passes(stream).numbers(np.arange(start, stop))
+        return first + requeued_in_pass_order(left - first, passes, stops)
+
+
+class Cuts:
+    """The samples of each stream that phases which were ended early have left; the ``StepCutter`` of a plan.
+
+    Args:
+        draws: Makes the steps that are cut.
+        draw: Draws each of them, at once.
+    """
+
+    def __init__(self, draws: StepDraws, draw: Draw = drawn_here) -> None:
+        self._draws, self._draw = draws, draw
+        self._requeued: list[tuple[int, dict[str, RequeuedSamples]]] = []
+
+    def requeued_before(self, step: int) -> Mapping[str, RequeuedSamples]:
+        """Return the samples that cuts have left before a step, by stream."""
+        return next((found for first, found in reversed(self._requeued) if first <= step), {})
+
+    def cut_last_step(self, plan: MixtureSchedule, read: int) -> NDArray[np.int64]:
+        """How much is read of each stream in the last step of a plan, if it is cut after so many of its samples.
+
+        The rest of the step is kept for later steps.
+
+        Raises:
+            ConfigError: It reads a stream that is not here.
+        """
+        step = plan.step(len(plan) - 1)
+        self._draws.check(plan, step)
+        before = self.requeued_before(step.number)
+        one_node = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
+        drawn = batched(self._draws.shuffled(plan, step, before, epoch=0, draw=self._draw), one_node)
+        left_of = self._draws.by_stream(drawn.ids_between(read, len(drawn)), plan.names_of(step))
+        counts, requeued = np.zeros(len(plan.streams), np.int64), dict(before)
+        for stream, name, start, count in zip(
+            step.streams.tolist(), plan.names_of(step), step.starts.tolist(), step.counts.tolist(), strict=True
+        ):
+            stop, counts[stream] = start + count, count - len(left_of[name])
+            left = self._draws.in_order(left_of[name], name, start + int(counts[stream]), stop)
+            known = before.get(name)
+            if known is not None and known.stop > stop:  # not all of what an earlier cut returned was drawn again
+                left, stop = np.concatenate([left, known.ids[len(known.ids) - (known.stop - stop) :]]), known.stop
+            requeued[name] = RequeuedSamples(left, stop)
+        self._requeued.append((step.number + 1, requeued))
+        return counts
+
+
+def weights_of(step: Step) -> ResolvedWeights:
+    """Return the weights of a step's streams, as :class:`~lightning_streaming.sequence.draw.Shuffled` takes them."""
+    counts = step.counts.tolist()
+    size = sum(counts)
+    return ResolvedWeights(
+        proportion=tuple(count / size for count in counts),
+        repeat=(0.0,) * len(counts),
+        choose=tuple(counts),
+        epoch_size=size,
+    )
+
+
 class Mixture:
-    """The streams of a run with phases, and what the steps of any epoch draw of them.
+    """The streams of a run with a schedule, and the mixture steps of any epoch over them.
 
     Args:
         settings: How each step is ordered.
@@ -72,11 +250,11 @@ class Mixture:
         """What each step takes of each stream."""
 
     def passes(self, stream: str) -> StreamPasses:
-        """How the samples of a stream that is here are counted off in passes."""
+        """Return how the samples of a present stream are divided into passes."""
         return self._draws.passes(stream)
 
     def drawn_until(self, epoch: int, begun: int) -> dict[str, int]:
-        """How far the passes of each stream have been drawn by the steps of which something was read.
+        """Return how far the passes of each stream have been drawn by the steps that have begun.
 
         Args:
             epoch: Counts from 0.
@@ -91,13 +269,13 @@ class Mixture:
         }
 
     def can_draw(self, epoch: int, step: int) -> bool:
-        """Whether a step can be drawn: some streams may have gone since."""
+        """Return whether a step can be drawn: streams may have been removed."""
         if step >= len(self.plan) or (epoch and self.is_cut):
             return False
         return self._draws.missing(self.plan, self.plan.step(step)) is None
 
     def check_epoch(self, epoch: int) -> None:
-        """Refuse to read phases again of which one was cut.
+        """Check that no phase is read again after one was ended early.
 
         Raises:
             ConfigError: One was, and this is not the first epoch.
@@ -115,7 +293,7 @@ class Mixture:
         )
 
     def shuffled(self, epoch: int, step: int, draw: Draw = drawn_here) -> Shuffled:
-        """What a step draws, shuffled.
+        """Return the shuffled draw of a step.
 
         Args:
             epoch: Counts from 0; streams go on in it where they stood at the end of the one before.
@@ -131,7 +309,7 @@ class Mixture:
         return self._draws.shuffled(self.plan, taken, self._cuts.requeued_before(step), epoch, draw)
 
     def counted(self, step: int) -> Shuffled:
-        """A step to count with and not to read, whatever its epoch: also of streams that are not here any more."""
+        """Return a step to count with and not to read, of any epoch, also of streams that were removed."""
         taken = self.plan.step(step)
         sizes = tuple(np.asarray([count]) for count in taken.counts.tolist())
         named = tuple(StreamSlice(stream=name, first_id=0, start=0) for name in self.plan.names_of(taken))
@@ -140,16 +318,16 @@ class Mixture:
 
 
 class Phased(Batched):
-    """The steps of all phases, one after another; batches straddle their borders, but for composed ones.
+    """The mixture steps of an epoch in order; batches cross their borders, except composed ones.
 
-    Composed batches begin anew at each border: what fills no whole batch there is left out.
+    Composed batches end at each border: samples that fill no whole batch there are left out.
 
     Args:
         mixture: What is read.
         geometry: What global batches are made for.
         epoch: Counts from 0.
-        draw: Draws a step, when ids of it are first asked for.
-        will_follow: Told which step follows, when ids of a step are first asked for.
+        draw: Draws a step when its ids are first requested.
+        will_follow: Called with the next step when ids of a step are first requested.
         steps: The user's, which change each mixture step.
 
     Raises:
@@ -178,7 +356,7 @@ class Phased(Batched):
         self._kept: dict[int, Batched] = {}
 
     def __len__(self) -> int:
-        """Positions of the epoch."""
+        """Return the number of positions of the epoch."""
         return int(self._stops[-1])
 
     @property
@@ -211,7 +389,7 @@ class Phased(Batched):
         return self._stops
 
     def steps_begun(self, position: int) -> int:
-        """How many steps a reader has read something of, who has come to a position."""
+        """Return how many steps have begun at a position."""
         return min(int(np.searchsorted(self._stops, position, side="left")) + bool(position), len(self._stops))
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -250,7 +428,7 @@ class Phased(Batched):
         return found
 
     def _step(self, number: int) -> Batched:
-        """A step, to count with."""
+        """Return a step, to count with."""
         try:
             order = self._mixture.counted(number)
             if self._steps:
@@ -262,7 +440,7 @@ class Phased(Batched):
             raise error.with_context(f"phase {name!r}") from error
 
     def _drawn(self, number: int) -> Batched:
-        """A step, drawn."""
+        """Return a step, drawn."""
         known = self._kept.get(number)
         if known is None:
             order = with_steps(self._mixture.shuffled(self._epoch, number, self._draw), self._steps)

@@ -1,12 +1,12 @@
-"""Mixtures that change in the course of an epoch: what each step of each phase takes of each stream.
+"""Mixtures that change within an epoch: the samples that each mixture step takes of each stream.
 
-A phase is a part of the epoch with one mixture, or with a ramp from one to another. It is read in steps: a ramp has
-at least so many as were asked for, each of one mixture; and no step is much longer than what a shuffle mixes, so that
-an order that has to be drawn is drawn a step at a time.
+A phase is a part of the epoch with one mixture, or with a ramp from one to another. It is read in steps: a ramp has at
+least the configured number, each with one mixture; and no step is much longer than the window of a shuffle, so that an
+order that has to be drawn is drawn step by step.
 
-A stream has a cursor of its own, which runs on from step to step: how many of its samples were drawn before. So a
-sample comes again only when its whole stream has been read. What a step takes follows from the steps before it and from
-itself alone: what comes later may be changed when a run goes on.
+Each stream has a cursor that continues from step to step: the number of its samples that were drawn before. So a sample
+is repeated only after its whole stream has been read. A step depends on the steps before it and on itself alone: later
+phases may be changed when a run resumes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Mix = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedPhase:
-    """One phase, with its place in the epoch."""
+    """A phase with its position in the epoch."""
 
     name: str
     planned_stop: int
@@ -59,7 +59,7 @@ class ResolvedPhase:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Step:
-    """A part of a phase that is drawn as a whole: what it takes of each stream that it reads."""
+    """A mixture step, which is drawn as a whole: the samples it takes of each stream."""
 
     number: int
     """Among all steps of the epoch."""
@@ -75,7 +75,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MixtureSchedule:
-    """What each step of an epoch takes of each stream."""
+    """The samples that each mixture step of an epoch takes of each stream."""
 
     phases: tuple[ResolvedPhase, ...]
     streams: tuple[str, ...]
@@ -100,7 +100,7 @@ class MixtureSchedule:
         return int(self.stops[-1])
 
     def step(self, number: int) -> Step:
-        """One step."""
+        """Return a step."""
         read = self.drawn[number + 1] - self.drawn[number]
         counts = self.uncut.get(number, read)
         streams = np.flatnonzero(counts)
@@ -114,12 +114,12 @@ class MixtureSchedule:
 
     @cached_property
     def phase_stops(self) -> NDArray[np.int64]:
-        """Where each phase ends, in samples."""
+        """Return where each phase ends, in samples."""
         return self.stops[self.last_steps]
 
     @property
     def last_steps(self) -> NDArray[np.int64]:
-        """The last step of each phase."""
+        """Return the last step of each phase."""
         return np.searchsorted(self.phase_of_step, np.arange(len(self.phases)), side="right") - 1
 
     def num_begun(self, names: Collection[str]) -> int:
@@ -133,16 +133,16 @@ class MixtureSchedule:
         return last or min(len(names), len(self.phases))
 
     def names_of(self, step: Step) -> list[str]:
-        """The streams that a step reads."""
+        """Return the streams that a step reads."""
         return [self.streams[stream] for stream in step.streams.tolist()]
 
     def drawn_by(self, phase: int) -> dict[str, int]:
-        """Samples of each stream that are drawn by the end of a phase, of those that are."""
+        """Return the samples of each stream that are drawn by the end of a phase, without streams that are not."""
         drawn = self.drawn[self.last_steps[phase] + 1].tolist()
         return {name: count for name, count in zip(self.streams, drawn, strict=True) if count}
 
     def check_streams(self, names: Collection[str], from_phase: int = 0) -> None:
-        """Refuse phases that read what is not there.
+        """Check that phases read existing streams only.
 
         Args:
             names: The streams that there are.
@@ -163,7 +163,7 @@ class MixtureSchedule:
                     )
 
     def check_repeats(self, passes: PassesOf, from_phase: int = 0) -> None:
-        """Refuse phases that would read a stream more often than they may.
+        """Check that no phase reads a stream more often than ``max_repeats`` allows.
 
         Args:
             passes: Of each stream.
@@ -186,7 +186,7 @@ class MixtureSchedule:
                     )
 
     def weights(self, names: Sequence[str], passes: PassesOf) -> ResolvedWeights:
-        """What the epoch takes of each stream, over all phases.
+        """Return the weights of the streams over all phases.
 
         Args:
             names: The streams, in stream order.
@@ -207,7 +207,7 @@ PassesOf = Callable[[str], StreamPasses]
 
 
 class StepCutter(Protocol):
-    """Cuts steps that a plan ends with, and keeps what that leaves."""
+    """Ends the last step of a plan early, and keeps the rest."""
 
     def cut_last_step(self, plan: MixtureSchedule, read: int) -> NDArray[np.int64]:
         """How much is read of each stream in the last step of a plan, if it is cut after so many of its samples."""
@@ -219,7 +219,7 @@ def planned(
     longest_step: int = LONGEST_STEP,
     cutter: StepCutter | None = None,
 ) -> MixtureSchedule:
-    """Work out what each step of some phases takes of each stream.
+    """Return the samples that each step of some phases takes of each stream.
 
     Borders between phases are rounded up to a multiple of the canonical nodes, and those between steps to the nearest
     one, so that each canonical node has as many samples of a step as the others. Counts are those of the largest
@@ -244,7 +244,7 @@ def planned(
 
 
 class _Planner:
-    """A plan in the making, phase by phase."""
+    """Builds a schedule phase by phase."""
 
     def __init__(self, phases: Sequence[ResolvedPhase], num_canonical_nodes: int, longest_step: int) -> None:
         self._phases, self._nodes, self._longest_step = tuple(phases), num_canonical_nodes, longest_step
@@ -257,7 +257,7 @@ class _Planner:
         self._planned_stops: list[int] = []
 
     def plan(self) -> MixtureSchedule:
-        """What there is of it."""
+        """Return the schedule so far."""
         return MixtureSchedule(
             phases=self._phases,
             streams=self._streams,
@@ -269,7 +269,7 @@ class _Planner:
         )
 
     def add(self, number: int, phase: ResolvedPhase, cutter: StepCutter | None) -> None:
-        """Add the steps of a phase, up to where it is cut."""
+        """Add the steps of a phase, up to where it was ended."""
         borders = _step_borders(phase, self._stops[-1], self._nodes, min(self._longest_step, _MOST_COUNTED))
         self._planned_stops.append(borders[-1])
         cut = phase.cut
@@ -303,7 +303,7 @@ class _Planner:
                 return
 
     def _cut_last(self, read: int, owed: NDArray[np.int64], cutter: StepCutter | None) -> None:
-        """End the last step after so many of its samples."""
+        """End the last step after a number of its samples."""
         assert cutter is not None, "where a phase is cut, somebody knows what was read"
         counts = cutter.cut_last_step(self.plan(), read)
         self._uncut[len(self._of_phase) - 1] = self._drawn[-1] - self._drawn[-2]
@@ -322,7 +322,7 @@ def _shares(mix: Mix, place_of: dict[str, int]) -> NDArray[np.float64]:
 
 
 def _step_borders(phase: ResolvedPhase, start: int, nodes: int, longest_step: int) -> list[int]:
-    """Where the steps of a phase begin, and where the last one ends."""
+    """Return where the steps of a phase begin, and where the last one ends."""
     stop = start - (start - phase.planned_stop) // nodes * nodes
     if stop <= start:
         raise ConfigError(
@@ -344,12 +344,12 @@ def _step_borders(phase: ResolvedPhase, start: int, nodes: int, longest_step: in
 
 
 def _parts(shares: NDArray[np.float64], size: int) -> NDArray[np.int64]:
-    """What so many samples owe each stream, in parts of a sample."""
+    """Return the share of each stream in some samples, in fractions of a sample."""
     return np.rint(size * shares * _GRID).astype(np.int64)
 
 
 def _counts(shares: NDArray[np.float64], size: int, owed: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many samples a step takes of each stream.
+    """Return how many samples a step takes of each stream.
 
     Args:
         shares: Of each stream; those of 0 get none.

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from lightning_streaming import StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, StateMismatchError
+from lightning_streaming.sequence.phased import Cuts
 from lightning_streaming.sequence.phases import MixtureSchedule
 from lightning_streaming.sequence.settings import SHUFFLE_ALGOS
-from lightning_streaming.sequence.step_draws import Cuts
 from tests.helpers import State, json_copy, raises
 from tests.resume import phased
 from tests.resume.phased import ANNEAL, BROAD, FIRST_ID, NAMES, SIZES, check_passes, phased_loader, read

@@ -1,14 +1,14 @@
-"""An epoch of packs: documents brought together slice by slice, and the packs of all slices read in turn.
+"""An epoch of packs: documents are packed slice by slice, and the packs of all slices are read in turn.
 
-Each slice of an order, a canonical node, is packed by itself, so that a node which has slices of its own reads their
-shards alone. The packs of the slices are dealt in turn; where one has no more, the others go on:
+Each slice of an order, a canonical node, is packed separately, so that a node reads the shards of its own slices only.
+The packs of the slices are dealt in turn; when one has no more, the others continue:
 
     slice 0     a0 a1 a2 a3
     slice 1     b0 b1
     slice 2     c0 c1 c2
     read as     a0 b0 c0  a1 b1 c1  a2 c2  a3
 
-Of phases each step is packed by itself, so what comes later plays no part in the packs before.
+With a schedule each mixture step is packed separately, so later steps do not change earlier packs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lightning_streaming.sequence.packing.settings import AnyPackSettings
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PackedPart:
-    """A part of an epoch that is packed by itself: all of it, or a step of a phase."""
+    """A part of an epoch that is packed separately: all of it, or a mixture step."""
 
     order: EpochPart
     """Its documents, by place."""
@@ -41,20 +41,20 @@ class PackedPart:
 
     @property
     def num_slices(self) -> int:
-        """Canonical nodes; no more than there are documents."""
+        """Return the number of canonical nodes, at most that of documents."""
         return min(self.order.settings.num_canonical_nodes, len(self.order))
 
     def slice_starts(self) -> list[int]:
-        """The place at which each slice begins, and the end of the last."""
+        """Return the place at which each slice begins, and the end of the last."""
         return [number * len(self.order) // self.num_slices for number in range(self.num_slices + 1)]
 
     def positions(self, number: int, documents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where documents of a slice stand in the epoch, as without packing: slices are read in turn."""
+        """Return the positions of a slice's documents in the epoch without packing: slices are read in turn."""
         return self.first_position + documents * self.num_slices + number
 
 
 class InTurn:
-    """What is read of several lists, one of each in turn.
+    """Several lists that are read in turn, one item of each at a time.
 
     Args:
         counts: How many each list has.
@@ -72,14 +72,14 @@ class InTurn:
         return int(self._starts[-1])
 
     def find(self, entries: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The list of each entry, and which of its items it is."""
+        """Return the list of each entry, and the number of the item in it."""
         at = np.searchsorted(self._starts, entries, side="right") - 1
         rounds, turns = np.divmod(entries - self._starts[at], self._num_lists[at])
         return self._lists[self._firsts[at] + turns], self._rounds[at] + rounds
 
 
 class PackedEpoch(Batched):
-    """The packs of an epoch; they are what positions count.
+    """The packs of an epoch, which positions count.
 
     Args:
         parts: Its parts, one after another.
@@ -111,17 +111,17 @@ class PackedEpoch(Batched):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of documents in all packs."""
+        """Return the tokens of documents in all packs."""
         return sum(one.num_tokens for of_part in self._packs for one in of_part)
 
     @property
     def token_room(self) -> int:
-        """Tokens that all packs have room for, with those that pad them."""
+        """Return the tokens that all packs have room for, with padding."""
         return sum(one.token_room for of_part in self._packs for one in of_part)
 
     @property
     def num_documents(self) -> int:
-        """Documents that are drawn, those included that are left out of packs."""
+        """Return the documents that are drawn, with those that are left out of packs."""
         return sum(len(part.order) for part in self._parts)
 
     @property
@@ -134,7 +134,7 @@ class PackedEpoch(Batched):
         return self._stops
 
     def steps_begun(self, position: int) -> int:
-        """How many parts a reader has read something of, who has come to a position."""
+        """Return how many parts have begun at a position."""
         return min(int(np.searchsorted(self._stops, position, side="left")) + bool(position), len(self._stops))
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -143,7 +143,7 @@ class PackedEpoch(Batched):
         return positions
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of each pack the sample id of its first document.
+        """Return the sample id of the first document of each pack.
 
         Raises:
             SampleIndexError: A position lies outside the epoch.
@@ -158,7 +158,7 @@ class PackedEpoch(Batched):
         return digest_of("packed", [part.order.digest for part in self._parts], len(self))
 
     def rows(self, positions: NDArray[np.int64]) -> PackRows:
-        """What lies in some packs.
+        """Return the contents of some packs.
 
         Args:
             positions: Packs, of shape (packs,).
@@ -191,7 +191,7 @@ class PackedEpoch(Batched):
 
 
 def _ids_between(order: EpochPart, start: int, stop: int) -> Callable[[int, int], NDArray[np.int64]]:
-    """The sample ids of a slice of an order."""
+    """Return a function that returns sample ids of a slice of an order."""
 
     def ids_between(first: int, last: int) -> NDArray[np.int64]:
         return order.ids(np.arange(start + first, min(start + last, stop)))
@@ -200,7 +200,7 @@ def _ids_between(order: EpochPart, start: int, stop: int) -> Callable[[int, int]
 
 
 def _ids_at(order: EpochPart, start: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
-    """Sample ids at places of a slice of an order."""
+    """Return a function that returns sample ids at places of a slice of an order."""
     return lambda places: order.ids(start + places)
 
 
@@ -210,13 +210,13 @@ def plan_epoch(
     settings: AnyPackSettings,
     progress: Callable[[int], object] | None = None,
 ) -> Iterator[list[PackPlan]]:
-    """Bring the documents of each part together.
+    """Yield the pack plans of each part.
 
     Args:
         parts: One after another.
         lengths: Tokens of documents, by sample id.
         settings: How.
-        progress: Told how many more documents are planned.
+        progress: Called with the number of further documents that are planned.
 
     Yields:
         Of each part, the plan of each of its slices.
@@ -241,7 +241,7 @@ def plan_epoch(
 
 
 class Rows(NamedTuple):
-    """The samples that some entries of an epoch are made of: one of each, or of packs documents and parts of them."""
+    """The samples of some entries of an epoch: one for each entry, or the documents and parts of documents of packs."""
 
     positions: NDArray[np.int64]
     """Where each would stand in an epoch without packing."""
@@ -250,14 +250,14 @@ class Rows(NamedTuple):
     """Of packs: which of those asked each is in, and which of its tokens."""
 
     def stops(self, num_entries: int) -> NDArray[np.int64]:
-        """Rows up to the end of each entry."""
+        """Return the number of rows up to the end of each entry."""
         if self.pieces is None:
             return np.arange(1, num_entries + 1)
         return np.searchsorted(self.pieces.packs, np.arange(num_entries), side="right")
 
 
 def rows_of(sequence: Batched, entries: NDArray[np.int64]) -> Rows:
-    """What some entries of an epoch are made of.
+    """Return the samples of some entries of an epoch.
 
     Args:
         sequence: The epoch.
@@ -270,5 +270,5 @@ def rows_of(sequence: Batched, entries: NDArray[np.int64]) -> Rows:
 
 
 def rows_per_entry(sequence: Batched) -> float:
-    """How many samples an entry of an epoch is made of, on average."""
+    """Return the number of samples per entry of an epoch, on average."""
     return sequence.documents_per_pack if isinstance(sequence, PackedEpoch) else 1.0

@@ -1,4 +1,4 @@
-"""Packs by their numbers: which tokens of which documents they hold."""
+"""The contents of packs by number: tokens of documents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEPT_IDS = 1 << 18
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PackRows:
-    """What packs hold: arrays of one length, with an entry for each row. A row is what a pack takes of a document."""
+    """The contents of packs: arrays of one length, with an entry for each row. A row is a pack's part of a document."""
 
     packs: NDArray[np.int64]
     """Which of the packs that were asked for, counted from 0; rising."""
@@ -50,7 +50,7 @@ class PackRows:
 
 
 class Packs:
-    """The packs of an epoch, any of them at any time. To be used from one thread at a time.
+    """The packs of an epoch, with random access. Use it from one thread at a time.
 
     Args:
         plan: Of the same documents.
@@ -80,7 +80,7 @@ class Packs:
         return self.plan.token_room
 
     def rows(self, packs: NDArray[np.int64]) -> PackRows:
-        """What these packs hold.
+        """Return the contents of packs.
 
         Args:
             packs: In one dimension, any order, and maybe several times, each in ``[0, len(self))``.
@@ -92,7 +92,7 @@ class Packs:
         return self._reader.rows(np.asarray(packs, np.int64))
 
     def first_position(self, pack: int) -> int:
-        """The position before which no document is needed by this pack or any after it.
+        """Return the position before which no document is needed by this pack or any after it.
 
         Args:
             pack: In ``[0, len(self)]``; ``len(self)`` has the position after all documents.
@@ -104,7 +104,7 @@ class Packs:
         return self.plan.num_positions if pack == len(self) else self._reader.bounds(pack)[0]
 
     def last_position(self, pack: int) -> int:
-        """The position before which all documents lie that this pack or any before it holds.
+        """Return the position before which all documents of this pack and of those before it lie.
 
         With windows, the end of the pack's window.
 
@@ -167,7 +167,7 @@ class _CutPacks:
 
 
 class _WindowPacks:
-    """Packs of windows that were packed each by itself."""
+    """Packs of windows that were packed separately."""
 
     def __init__(self, plan: PackPlan, ids_between: IdsBetween, lengths: Lengths, ids_at: IdsAt | None) -> None:
         self._plan, self._ids_between, self._lengths, self._ids_at = plan, ids_between, lengths, ids_at
@@ -222,7 +222,7 @@ class _WindowPacks:
         return starts, lengths
 
     def _ids(self, windows: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample ids at places of windows."""
+        """Return sample ids at places of windows."""
         needed, of_needed = np.unique(windows, return_inverse=True)
         if not needed.size:
             return np.zeros(0, np.int64)
@@ -233,7 +233,7 @@ class _WindowPacks:
         return ids
 
     def _keep(self, needed: NDArray[np.int64]) -> list[int]:
-        """Have the ids of these windows, asked for together where they follow each other; they become the last used."""
+        """Load the ids of these windows, consecutive ones together; they become the last used."""
         size, missing = self._plan.settings.window, np.asarray([one for one in needed if int(one) not in self._kept])
         if missing.size:
             first, stops = _joined(missing, missing + 1)

@@ -1,4 +1,4 @@
-"""The plan of an epoch's packs: made once from all lengths, kept in plain arrays, asked at random.
+"""The plan of an epoch's packs: computed once from all lengths, kept in plain arrays, with random access.
 
     concat             tokens_before   int64    before each 256th document, and after the last
     best_fit, budget   packs_before    int64    before each window, and after the last
@@ -9,9 +9,9 @@
                        piece_numbers   uint32   of each of these: which piece of its document
     all                totals          int64    documents, tokens in packs, and tokens that these have room for
 
-So whoever reads packs never packs again: it takes two bytes for each document, and four for each pack. Windows are
-planned some at a time, in several threads, and their parts of the arrays are appended in order; which windows are
-planned together makes no difference to the result.
+So readers never pack again: a plan takes two bytes for each document, and four for each pack. Several windows are
+planned at a time, in threads, and their parts of the arrays are appended in order; which windows are planned together
+makes no difference to the result.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ Lengths = Callable[[NDArray[np.int64]], NDArray[np.integer[Any]]]
 
 
 class PlanArrays(Protocol):
-    """Where the arrays of a plan grow, in files or in memory."""
+    """Storage of a plan's arrays while they grow, in files or in memory."""
 
     def append(self, name: str, array: NDArray[Any]) -> None:
-        """Append to the array of this name. Each name comes at least once, maybe with an empty array."""
+        """Append to the array of this name. Each name occurs at least once, possibly with an empty array."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays, whole; asked once, after everything was appended."""
+        """Return the whole arrays; called once, after everything was appended."""
 
 
 class GrowingArrays:
@@ -92,7 +92,7 @@ class GrowingArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackPlan:
-    """Which documents each pack of an epoch holds, as plain arrays.
+    """The documents of each pack of an epoch, as plain arrays.
 
     :class:`~lightning_streaming.sequence.packing.packs.Packs` reads it.
     """
@@ -104,7 +104,7 @@ class PackPlan:
 
     @classmethod
     def of_arrays(cls, settings: AnyPackSettings, arrays: Mapping[str, NDArray[Any]]) -> PackPlan:
-        """A plan that was kept.
+        """Return a plan from its stored arrays.
 
         Args:
             settings: Those that it was made with.
@@ -126,7 +126,7 @@ class PackPlan:
         return plan
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Its arrays by name, each in one dimension."""
+        """Return its arrays by name, each in one dimension."""
         return dict(self.named)
 
     def __len__(self) -> int:
@@ -137,17 +137,17 @@ class PackPlan:
 
     @property
     def num_positions(self) -> int:
-        """Documents of the epoch, those that are left out included."""
+        """Return the documents of the epoch, with those that are left out."""
         return int(self.named["totals"][0])
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in all packs."""
+        """Return the tokens in all packs."""
         return int(self.named["totals"][1])
 
     @property
     def token_room(self) -> int:
-        """Tokens that all packs have room for: with those that pad them."""
+        """Return the tokens that all packs have room for, with padding."""
         return int(self.named["totals"][2])
 
     def _is_whole(self) -> bool:
@@ -167,7 +167,7 @@ class PackPlan:
 
 
 def is_concat(settings: AnyPackSettings) -> bool:
-    """Whether documents are cut where packs end, so that there are no windows."""
+    """Return whether documents are cut where packs end, so that there are no windows."""
     return not isinstance(settings, BudgetSettings) and settings.method == "concat"
 
 
@@ -194,7 +194,7 @@ def plan_packs(
         settings: How documents become packs.
         seed: Of the order of packs; at least 0.
         epoch: Counts from 0; each has another order of packs.
-        progress: Told after each part how many more positions are planned, in this thread.
+        progress: Called after each part with the number of further positions that are planned, in this thread.
         into: Where the arrays grow; None: in memory. Besides them it takes some 200 MiB, for any number of documents.
         compiled: Whether "best_fit" is compiled with numba, which makes no difference to the packs. None: where numba
             is installed and the documents are so many that it takes less time.
@@ -232,21 +232,21 @@ def _chosen_fill(num_positions: int, compiled: bool | None) -> Fill:
 
 @dataclass(frozen=True, slots=True)
 class _Documents:
-    """What is asked about documents, checked."""
+    """Ids and lengths of documents, checked."""
 
     ids_between: IdsBetween
     lengths: Lengths
     num_positions: int
 
     def parts(self, size: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """So many positions at a time: where the part ends, and the lengths of its documents."""
+        """Yield, for several positions at a time, where the part ends, and the lengths of its documents."""
         for start in range(0, self.num_positions, size):
             stop = min(start + size, self.num_positions)
             yield stop, lengths_of(self.lengths, self.ids_between(start, stop), stop - start)
 
 
 def lengths_of(lengths: Lengths, ids: NDArray[np.int64], expected: int) -> NDArray[np.int64]:
-    """The lengths of these samples, checked.
+    """Return the lengths of samples, checked.
 
     Raises:
         ConfigError: They are not as many as expected, not whole numbers, or negative.
@@ -297,7 +297,7 @@ def _plan_windows(
     arrays: PlanArrays,
     progress: Callable[[int], object] | None,
 ) -> None:
-    """Plan so many windows at a time; append what they found in order."""
+    """Plan several windows at a time, and append the results in order."""
     tail = _Tail(arrays, progress)
     for stop, part in _planned_parts(documents, packer, windows, threads):
         tail.append(stop, part)
@@ -307,7 +307,7 @@ def _plan_windows(
 def _planned_parts(
     documents: _Documents, packer: WindowPacker, windows: int, threads: int
 ) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
-    """So many windows at a time: the position where they end, and what was planned of them."""
+    """Yield, for several windows at a time, the position where they end, and their plan."""
     parts = documents.parts(windows * packer.settings.window)
     if documents.num_positions <= windows * packer.settings.window:  # beginning threads would take as long again
         yield from ((stop, packer.planned(lengths, 0)) for stop, lengths in parts)
@@ -324,7 +324,7 @@ def _planned_parts(
 
 
 class _Tail:
-    """The end of the arrays: numbers that a part counts from 0 go on here."""
+    """The end of the arrays: numbers that a part counts from 0 are continued here."""
 
     def __init__(self, arrays: PlanArrays, progress: Callable[[int], object] | None) -> None:
         self._arrays = arrays
@@ -336,7 +336,7 @@ class _Tail:
                 arrays.append(name, np.zeros(int(name in self._before), kind))
 
     def append(self, stop: int, part: dict[str, NDArray[Any]]) -> None:
-        """Append what was planned up to a position."""
+        """Append the plan up to a position."""
         self.tokens += int(part.pop("tokens"))
         self.room += int(part.pop("room"))
         part["piece_rows"] += self._before["rows_before"]
