@@ -69,6 +69,8 @@ class Passes:
         self.source = source
         self._misses = dict(misses)
         self._settings = settings
+        self._assigned: tuple[int, WorkerPass] | None = None
+        self._reading: tuple[int, WorkerSamples] | None = None
         self._reported = set[str]()
         self._settled_types = dict[str, np.dtype[Any]]()
         """Of packed columns, by name: a pass has those of the passes before."""
@@ -176,17 +178,17 @@ class Passes:
 
     def assign(self, of_pass: WorkerPass) -> None:
         """Let the next ``iter`` of the dataset in this process read this pass."""
-        self.state.of_pass["assigned"] = of_pass
+        self._assigned = self.state.moves, of_pass
 
     def take_assigned(self) -> WorkerPass | None:
         """Return what was assigned and not taken yet."""
-        assigned: WorkerPass | None = self.state.of_pass.pop("assigned", None)
-        return assigned
+        assigned, self._assigned = self._assigned, None
+        return assigned[1] if assigned is not None and assigned[0] == self.state.moves else None
 
     def read_here(self, of_pass: WorkerPass) -> WorkerSamples:
         """Read the pass under way in this process; samples that are taken count as read."""
         samples = WorkerSamples(of_pass)
-        self.state.of_pass["reading"] = samples
+        self._reading = self.state.moves, samples
         return samples
 
     def samples_read(self) -> int:
@@ -202,8 +204,10 @@ class Passes:
         self.state.close()
 
     def _under_way(self) -> WorkerSamples | None:
-        reading: WorkerSamples | None = self.state.of_pass.get("reading")
-        return reading
+        return self._reading[1] if self._reading is not None and self._reading[0] == self.state.moves else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reading": None, "_assigned": None}
 
 
 def passes_of(dataset: StreamingDataset) -> Passes:

@@ -99,8 +99,8 @@ class RunState:
         self._next = Cursor(0, 0)
         self._latest: EpochStart | None = None
         self._yielded: Cursor | None = None
-        self.of_pass: dict[str, Any] = {}
-        """Objects that belong to the current position: they are released when the position is set."""
+        self.moves = 0
+        """How often the position was set, by a pass that begins too: what belongs to an earlier position is stale."""
 
     @property
     def reader(self) -> str:
@@ -222,7 +222,7 @@ class RunState:
         self._next = cursor
         self._counter.reset(cursor)
         self._latest = self._yielded = None
-        self.of_pass.clear()
+        self.moves += 1
 
     def began(self) -> Cursor:
         """Return where the pass under way began, or where the next one begins if there is none."""
@@ -341,7 +341,7 @@ class RunState:
         # A process that is spawned reads the index itself.
         has_begun = self._run is not None and self._run.settings == self._settings
         brought = self._run.without_data() if self._run is not None and has_begun else self._brought
-        return {**self.__dict__, "_run": None, "_brought": brought, "of_pass": {}}
+        return {**self.__dict__, "_run": None, "_brought": brought}
 
 
 def drawn_sequence(epoch: Epoch, will_follow: Callable[[Shuffled], None] = lambda _: None) -> Batched:
