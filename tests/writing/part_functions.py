@@ -31,6 +31,14 @@ def count_slowly(numbers: range) -> Iterator[dict[str, Any]]:
         yield sample
 
 
+def count_slowly_to_the_last(last: range, numbers: range) -> Iterator[dict[str, Any]]:
+    """The same, but the last part is not finished as long as the program runs."""
+    yield from count_slowly(numbers)
+    program = os.getppid()
+    while numbers == last and os.getppid() == program:
+        time.sleep(0.005)
+
+
 def count_last_first(numbers: range) -> Iterator[dict[str, Any]]:
     """The same; the earlier the input, the longer it takes."""
     time.sleep(0.3 / (1 + numbers.start / 10))

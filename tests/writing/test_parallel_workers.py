@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from lightning_streaming.writing.parts import plan_parts
 from tests.reading.processes import children, is_alive, state_of, wait_until
 from tests.tiers import kills
 from tests.writing import part_functions as make
-from tests.writing.part_functions import SIZE_LIMIT, count_slowly
+from tests.writing.part_functions import SIZE_LIMIT, count_slowly, count_slowly_to_the_last
 from tests.writing.test_merge import contents, ids
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -192,7 +193,7 @@ def test_writing_survives_being_killed_at_any_moment(tmp_path: Path) -> None:
     chance, context = random.Random(11), multiprocessing.get_context("fork")
     out, workers, finished = tmp_path / "out", set(), []
     for kill in range(KILLS):
-        program = context.Process(target=_write, args=(out,))
+        program = context.Process(target=_write, args=(out, partial(count_slowly_to_the_last, _inputs()[-1])))
         program.start()
         if kill % 2 == 0:  # amid the parts, however long a busy machine takes to get there
             before = _finished_parts(out)
