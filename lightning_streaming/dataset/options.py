@@ -111,7 +111,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
             :class:`~lightning_streaming.BadSamplesConfig`, like ``{"action": "replace", "log": "logs/bad"}``. None:
             they are errors. See docs/bad_samples.md.
         decode: Decoding of columns of pictures: fields of :class:`~lightning_streaming.DecodeConfig`, like
-            ``{"columns": {"image": "array"}}``. See docs/pictures.md.
+            ``{"columns": {"image": "array"}}``. See docs/images.md.
         debug: Tools to find the sample at which a worker fails or hangs: fields of
             :class:`~lightning_streaming.DebugConfig`, like ``{"sample_log": "logs"}``.
     """

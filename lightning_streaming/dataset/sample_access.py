@@ -316,7 +316,7 @@ class LocalDataset(ShardAccess, Dataset[Any]):
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         columns: Names of the columns to read. None: all.
         decode: What columns of pictures give: a :class:`~lightning_streaming.DecodeConfig` without threads, like
-            ``{"columns": {"image": "array"}}``. See docs/pictures.md.
+            ``{"columns": {"image": "array"}}``. See docs/images.md.
 
     Raises:
         ConfigError: ``columns`` is not a list of names, or ``decode`` cannot be.

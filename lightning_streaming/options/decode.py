@@ -23,7 +23,7 @@ class DecodeConfig(OptionGroup):
         columns: Type of image columns in samples, by name, like ``{"image": "array"}``: "pil" images; the "bytes" of
             their files; an "array" of numpy, uint8 of shape (height, width, 3); a "tensor" of torch, uint8 of shape
             (3, height, width); or "encoded", an :class:`~lightning_streaming.EncodedImage` that ``transform`` decodes.
-            None: the type of their format. See docs/pictures.md.
+            None: the type of their format. See docs/images.md.
         threads: Threads of each reading process that decode samples and apply ``transform``, up to a batch ahead.
             0: the reading thread only.
 

@@ -18,7 +18,11 @@ import pytest
 from lightning_streaming.formats import encodings
 
 ROOT = Path(__file__).parents[2]
-WITH_SNIPPETS = [ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "quickstart.md"})]
+WITH_SNIPPETS = [
+    ROOT / "CONTRIBUTING.md",
+    *sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "quickstart.md"}),
+    *sorted((ROOT / "docs" / "internals").glob("*.md")),
+]
 WITH_LINKS = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -70,7 +74,9 @@ def run(document: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.rotate(6)
 @pytest.mark.parametrize(
-    "path", [path for path in WITH_SNIPPETS if not _IS_GUIDE.search(path.read_text())], ids=lambda path: path.name
+    "path",
+    [path for path in WITH_SNIPPETS if not _IS_GUIDE.search(path.read_text())],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_its_python_runs_and_prints_what_it_says(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -245,7 +245,7 @@ def _stage(
     yield _commented(f"  columns: [{columns}]", "only these are read; without this line, all", _COMMENT_AT_DATA)
     if task.kind is Kind.IMAGES and not task.from_array:
         decode = f"  decode: {{columns: {{{_scalar(task.inputs[0])}: pil}}}}"
-        yield _commented(decode, "or tensor, array, encoded: docs/pictures.md", _COMMENT_AT_DATA)
+        yield _commented(decode, "or tensor, array, encoded: docs/images.md", _COMMENT_AT_DATA)
     if is_train:
         yield _commented("  # epoch_size: 10m", "samples per epoch, if not all", _COMMENT_AT_DATA)
     words = "limit of the cache on a node" if is_train else "set the same: each stage has its own"
