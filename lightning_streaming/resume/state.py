@@ -11,8 +11,8 @@ None and "loaders" is empty:
      "loaders": {"train": {...}},
      "samples_per_global_batch": {"train": 512}}
 
-docs/resume.md describes every key. Each class here reads itself from such a dict and writes it, under keys that are
-written out; ``state_upgrade.py`` alone knows those of earlier versions and of MosaicML Streaming. All loads with
+docs/internals/state.md describes every key. Each class here reads itself from such a dict and writes it, under keys that
+are written out; ``state_upgrade.py`` alone knows those of earlier versions and of MosaicML Streaming. All loads with
 ``torch.load(..., weights_only=True)``.
 """
 

@@ -221,7 +221,7 @@ ELSEWHERE = {
 def table() -> dict[str, str]:
     """The rows: what changes, and what happens."""
     section = RESUME.read_text().partition("## What may change between save and load\n")[2].partition("\n## ")[0]
-    return dict(re.findall(r"^\| (\S.*?) \| (.*) \|$", section, re.MULTILINE))
+    return dict(re.findall(r"^\| (\S.*?) \| (.*) \|$", section.partition("\n|---")[2], re.MULTILINE))
 
 
 def changes_of(rows: Mapping[str, Mapping[str, Change]]) -> list[Any]:

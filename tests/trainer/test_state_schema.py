@@ -1,4 +1,4 @@
-"""docs/resume.md describes what is saved: its tables have every key and its type, its example is a real state."""
+"""docs/internals/state.md describes the state: its tables have every key and type, its example is a real state."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.golden.release_0_1.runs import MADE_WITH, SaveAndStop, fit
 from tests.helpers import State
 from tests.resume.test_state_versions import STATES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "resume.md").read_text()
-SCHEMA = PAGE.partition("## Schema of the state")[2].partition("\n## ")[0]
+PAGE = (Path(__file__).parents[2] / "docs" / "internals" / "state.md").read_text()
+SCHEMA = PAGE.partition("\n## Schema\n")[2].partition("\n## ")[0]
 EXAMPLE: State = json.loads(SCHEMA.partition("```json\n")[2].partition("```")[0])
 TYPES = {int: "integer", str: "string", bool: "boolean", dict: "object", list: "array", type(None): "null"}
 GOLDEN = golden_path("release_0_1", "version_2")
