@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.sequence.packing.best_fit_compiled import has_compiler
+from lightning_streaming.sequence.packing.fill import has_compiler
 from lightning_streaming.sequence.packing.packs import Packs
 from lightning_streaming.sequence.packing.plan import PackPlan, plan_packs
 from lightning_streaming.sequence.packing.settings import AnyPackSettings, BudgetSettings, PackSettings

@@ -20,7 +20,7 @@ from lightning_streaming.cache import generated_index
 from lightning_streaming.cache.config import RUNTIME_VARIABLE
 from lightning_streaming.formats.index import dump_index
 from lightning_streaming.resume import pack_plans
-from lightning_streaming.sequence.packing import packed
+from lightning_streaming.sequence.packing import packs
 from lightning_streaming.sequence.packing.plan import plan_packs
 from lightning_streaming.waits import IN_LOG, ProgressDisplay, bar, progress, waiting
 from tests.packed_data import packed_loader, packed_train, write_documents
@@ -134,7 +134,7 @@ def test_the_log_is_told_while_packs_are_planned(
 ) -> None:
     train = packed_train(write_documents(tmp_path / "documents"))
     monkeypatch.setattr(pack_plans, "_SMALL", 1)
-    monkeypatch.setattr(packed, "plan_packs", held_until_told(plan_packs, soon, "planning"))
+    monkeypatch.setattr(packs, "plan_packs", held_until_told(plan_packs, soon, "planning"))
     monkeypatch.setenv(RUNTIME_VARIABLE, str(tmp_path / "orders"))
     assert len(packed_loader(train, 3))
     told = without_seconds(soon)

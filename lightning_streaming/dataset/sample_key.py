@@ -20,7 +20,6 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.resume.state import EpochStart
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.batching import Batched
-from lightning_streaming.sequence.packing.packed import rows_of
 from lightning_streaming.sequence.partition import Partition
 
 if TYPE_CHECKING:
@@ -279,7 +278,7 @@ def keys_of_batches(start: EpochStart, plan: Batched, partition: Partition, cata
         positions = partition.batches(batches, node, rank_of_node)
         are_first = plan.are_first_reads(partition, batches, node, rank_of_node)
         read = positions >= 0  # only an epoch's last batch may be short of samples
-        found = rows_of(plan, positions[read])
+        found = plan.rows(positions[read])
         shards, indexes = catalog.places(found.ids)
         streams = catalog.stream_of_shard[shards]
         tokens = np.zeros_like(indexes) if found.pieces is None else found.pieces.starts

@@ -40,9 +40,7 @@ from lightning_streaming.reading.prefetch import (
 )
 from lightning_streaming.reading.sample_log import SampleWatch
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.sequence.batching import Batched
-from lightning_streaming.sequence.packing.packed import rows_of, rows_per_entry
-from lightning_streaming.sequence.packing.packs import PackRows
+from lightning_streaming.sequence.batching import Batched, PackRows
 from lightning_streaming.sequence.partition import Partition
 
 _NEAR_END = 0.5
@@ -109,7 +107,7 @@ class WorkerPass:
     def keys_of_batch(self, number: int) -> list[SampleKey]:
         """Return the keys of one of the worker's batches, counted from the first of the pass."""
         partition, catalog = self.make_partition(), self.source.catalog
-        found = rows_of(partition.sequence, partition.batch(number))
+        found = partition.sequence.rows(partition.batch(number))
         places = (found.positions, *catalog.places(found.ids))
         rows = zip(*(numbers.tolist() for numbers in places), strict=True)
         return [self.key((position, shard, index, 0)) for position, shard, index in rows]
@@ -268,7 +266,7 @@ class Reading:
 
 def lookahead_of(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
     """Return how far a worker prefetches by default."""
-    geometry, per_entry = partition.epoch_partition.geometry, rows_per_entry(partition.sequence)
+    geometry, per_entry = partition.epoch_partition.geometry, partition.sequence.rows_per_entry
     readers = partition.num_workers * geometry.ranks_per_node
     shard_samples = catalog.num_samples / len(catalog.shards)
     return default_lookahead(round(geometry.batch_size * per_entry), shard_samples, readers, partition.node)
@@ -375,7 +373,7 @@ def located(partition: WorkerPartition, catalog: Catalog) -> Iterator[Window]:
     rows_before = batches_before = 0
     batch_size = partition.epoch_partition.geometry.batch_size
     for entries in partition.windows():
-        rows = rows_of(partition.sequence, entries)
+        rows = partition.sequence.rows(entries)
         shards, indexes = catalog.places(rows.ids)
         ends = np.minimum(np.arange(batch_size, len(entries) + batch_size, batch_size), len(entries))
         stops = ends if rows.pieces is None else rows.stops(len(entries))[ends - 1]
@@ -440,7 +438,7 @@ def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
     def of_node() -> Iterator[BatchShards]:
         for batches, positions in partition.windows_of_node():
             is_entry = positions >= 0
-            rows = rows_of(partition.sequence, positions[is_entry])
+            rows = partition.sequence.rows(positions[is_entry])
             ids, of_samples = rows.ids, np.repeat(batches, is_entry.sum(axis=1))
             if rows.pieces is not None:
                 of_samples = of_samples[rows.pieces.packs]
@@ -461,7 +459,7 @@ def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
             partition.epoch_partition.num_batches()
             * partition.epoch_partition.geometry.batch_size
             * partition.epoch_partition.geometry.ranks_per_node
-            * rows_per_entry(partition.sequence)
+            * partition.sequence.rows_per_entry
         ),
         own=lambda: (window.needed() for window in located(partition, catalog)),
         of_node=of_node,

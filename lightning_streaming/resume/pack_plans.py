@@ -20,7 +20,7 @@ from lightning_streaming.resume.order_files import made_once
 from lightning_streaming.resume.saved_fingerprint import SavedPacking
 from lightning_streaming.selection.document_lengths import CatalogLengths
 from lightning_streaming.sequence.base import digest_of
-from lightning_streaming.sequence.packing.packed import PackedEpoch, PackedPart, plan_epoch
+from lightning_streaming.sequence.packing.packs import PackedEpoch, PackedPart, plan_epoch
 from lightning_streaming.sequence.packing.plan import PackPlan
 from lightning_streaming.sequence.packing.settings import AnyPackSettings, named_facts
 from lightning_streaming.waits import progress

@@ -30,9 +30,7 @@ from lightning_streaming.resume.state import Cursor, EpochStart, SavedPosition
 from lightning_streaming.saved_fields import DAMAGED
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.batching import Batched
-from lightning_streaming.sequence.packing.packed import PackedEpoch
 from lightning_streaming.sequence.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
-from lightning_streaming.sequence.phased import Phased
 from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.skips import (
     NOTHING_SKIPPED,
@@ -275,9 +273,8 @@ class Run:
         mixture, names = self.order.mixture, self.order.catalog.stream_names
         if mixture is None:
             return self.order.growth
-        sequence = self._sequence(cursor)
-        assert isinstance(sequence, Phased | PackedEpoch), "as there are phases"
-        drawn = mixture.drawn_until(cursor.epoch, sequence.steps_begun(cursor.sample_in_epoch))
+        begun = self._sequence(cursor).parts_begun(cursor.sample_in_epoch)
+        drawn = mixture.drawn_until(cursor.epoch, begun)
         return self.order.growth.in_passes(
             {
                 stream: mixture.passes(names[stream]).next_beginning(drawn.get(names[stream], 0))

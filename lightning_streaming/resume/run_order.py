@@ -24,7 +24,7 @@ from lightning_streaming.resume.state import Cursor, SavedPosition
 from lightning_streaming.selection.catalog import Catalog, CatalogView
 from lightning_streaming.sequence.batching import Batched, batched
 from lightning_streaming.sequence.draw import Draw, Shuffled, drawn_here
-from lightning_streaming.sequence.packing.packed import PackedEpoch, PackedPart
+from lightning_streaming.sequence.packing.packs import PackedPart
 from lightning_streaming.sequence.partition import BatchGeometry
 from lightning_streaming.sequence.phased import Mixture, Phased
 from lightning_streaming.sequence.phases import MixtureSchedule, ResolvedPhase
@@ -237,12 +237,8 @@ class RunOrder:
 
     def phase_stops(self, geometry: BatchGeometry, epoch: int) -> NDArray[np.int64]:
         """Return the position at which each phase of an epoch ends; only with a schedule."""
-        sequence = self.sequence(geometry, epoch)
-        if isinstance(sequence, PackedEpoch):
-            assert self.plan is not None, "as there are phases"
-            return sequence.part_stops()[self.plan.last_steps]
-        assert isinstance(sequence, Phased), "as there are phases"
-        return sequence.phase_stops()
+        assert self.plan is not None, "as there are phases"
+        return self.sequence(geometry, epoch).part_stops()[self.plan.last_steps]
 
     @property
     def is_composed(self) -> bool:

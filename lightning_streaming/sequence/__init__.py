@@ -7,7 +7,7 @@ length, the sample ids of any entries, and a digest of all it depends on.
     draw           Shuffled       the samples that one epoch draws, shuffled; drawn when ids are first requested
     batching       Batched        the order in which these are read, and so which share a batch; saved states count it
     skips          Skipped        without the positions that skipped batches have
-    partition      Partition      divided among nodes, ranks and batches
+    partition      Partition      divided among nodes, ranks and batches; how canonical nodes are read in turn
 
     settings       the options of the order, and the names of its algorithms
     shuffles       the shuffle algorithms: permutations, drawn
@@ -15,15 +15,12 @@ length, the sample ids of any entries, and a digest of all it depends on.
     phases         MixtureSchedule: how many samples each step of each phase takes of each stream
     stream_slices  which samples these are: the next ones of the stream's passes
     phased         Phased         the steps one after another, each shuffled and batched by itself, as one Batched
-    canonical      how canonical nodes are read in turn
     quality        what an order costs a node
     packing        how documents become packs:
       settings     the settings, and a name of all that packs depend on
-      plan         PackPlan       which documents each pack of an epoch holds; made once, kept in plain arrays
-      windows      the packs of some windows of documents, as arrays of a plan
-      best_fit, best_fit_compiled which pack of its window each document goes into; the same in compiled code
-      length_groups               groups of documents of about one length
-      packs        Packs          any packs of a plan: which tokens of which documents
+      fill         the pack of its window that each document goes into
+      plan         PackPlan       the documents of each pack of an epoch; computed once, kept in plain arrays
+      packs        PackedEpoch    the packs of an epoch: which tokens of which documents each holds
     steps          SequenceStep   steps of the user, between ``Shuffled`` and ``Batched``
     permutation, runs   arithmetic that several of these use
 

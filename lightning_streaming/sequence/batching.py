@@ -12,20 +12,84 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.sequence.base import SampleSequence, check_entries, digest_of
-from lightning_streaming.sequence.canonical import CanonicalSequence
 from lightning_streaming.sequence.draw import EpochPart
-from lightning_streaming.sequence.partition import BatchGeometry, Partition, read_again
+from lightning_streaming.sequence.packing.settings import AnyPackSettings, BudgetSettings
+from lightning_streaming.sequence.partition import BatchGeometry, CanonicalSequence, Partition, read_again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PackRows:
+    """The contents of packs: arrays with an entry for each row. A row is the part of a document in a pack."""
+
+    packs: NDArray[np.int64]
+    """The pack of each row, as an index into the requested packs; ascending."""
+    positions: NDArray[np.int64]
+    """The document's position in the epoch's order; ascending within a pack."""
+    ids: NDArray[np.int64]
+    """The document's sample id."""
+    starts: NDArray[np.int64]
+    """The token of the document at which the row begins."""
+    lengths: NDArray[np.int64]
+    """Tokens; at least 1."""
+    are_ends: NDArray[np.bool_]
+    """True where the document ends with the row."""
+
+    def rooms(self, settings: AnyPackSettings) -> NDArray[np.int64]:
+        """Return the tokens that each pack has room for, padding included, of shape (packs,).
+
+        Args:
+            settings: The settings of the packs.
+        """
+        firsts = np.flatnonzero(np.diff(self.packs, prepend=-1))
+        if not isinstance(settings, BudgetSettings) or not firsts.size:
+            return np.full(len(firsts), settings.capacity)
+        longest: NDArray[np.int64] = np.maximum.reduceat(self.lengths, firsts)
+        return longest * np.diff(firsts, append=len(self.packs))
+
+
+class Rows(NamedTuple):
+    """The samples of some entries of an epoch: one per entry, or the documents and parts of documents of packs."""
+
+    positions: NDArray[np.int64]
+    """The position of each sample in an epoch without packing."""
+    ids: NDArray[np.int64]
+    pieces: PackRows | None = None
+    """For packs: which requested pack each row is in, and which of its tokens it has."""
+
+    def stops(self, num_entries: int) -> NDArray[np.int64]:
+        """Return the number of rows up to the end of each entry."""
+        if self.pieces is None:
+            return np.arange(1, num_entries + 1)
+        return np.searchsorted(self.pieces.packs, np.arange(num_entries), side="right")
 
 
 class Batched(SampleSequence, ABC):
     """An epoch in the order in which it is read: its entries are the positions that saved states count."""
+
+    @property
+    def rows_per_entry(self) -> float:
+        """Samples per entry, on average."""
+        return 1.0
+
+    def rows(self, entries: NDArray[np.int64]) -> Rows:
+        """Return the samples of some entries, of shape (entries,)."""
+        return Rows(entries, self.ids(entries))
+
+    def part_stops(self) -> NDArray[np.int64]:
+        """Return the position at which each part of the epoch ends: each mixture step, where there is a schedule."""
+        return np.array([len(self)])
+
+    def parts_begun(self, position: int) -> int:
+        """Return how many parts have begun at a position."""
+        stops = self.part_stops()
+        return min(int(np.searchsorted(stops, position, side="left")) + bool(position), len(stops))
 
     @property
     @abstractmethod

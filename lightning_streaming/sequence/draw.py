@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.sequence.base import SampleSequence, digest_of
 from lightning_streaming.sequence.blockwise import BlockwiseOrder, blockwise_order
-from lightning_streaming.sequence.canonical import CanonicalSequence
+from lightning_streaming.sequence.partition import CanonicalSequence
 from lightning_streaming.sequence.runs import RunLookup, write_runs
 from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.shuffles import ShuffleTask, shuffle_into, shuffle_items

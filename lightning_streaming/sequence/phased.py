@@ -380,17 +380,9 @@ class Phased(Batched):
             return np.cumsum([self._step(step).num_samples for step in range(len(plan))])
         return plan.stops
 
-    def phase_stops(self) -> NDArray[np.int64]:
-        """Position at which each phase ends."""
-        return self._stops[self._mixture.plan.last_steps]
-
-    def step_stops(self) -> NDArray[np.int64]:
-        """Position at which each step ends."""
+    def part_stops(self) -> NDArray[np.int64]:
+        """Return the position at which each mixture step ends."""
         return self._stops
-
-    def steps_begun(self, position: int) -> int:
-        """Return how many steps have begun at a position."""
-        return min(int(np.searchsorted(self._stops, position, side="left")) + bool(position), len(self._stops))
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """See :class:`~lightning_streaming.sequence.batching.Batched`: those of each step after those before it."""

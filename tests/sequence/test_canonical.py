@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError, StateError
-from lightning_streaming.sequence.canonical import CanonicalSequence
-from lightning_streaming.sequence.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
+from lightning_streaming.sequence.partition import (
+    BatchGeometry,
+    CanonicalSequence,
+    Partition,
+    epoch_geometry,
+    rank_layout,
+)
 from lightning_streaming.sequence.settings import OrderSettings
 from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 from tests.sequence.builders import epoch_of, geometry_of, make_settings, make_shape

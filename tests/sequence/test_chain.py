@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.sequence.batching import Batched, batched
-from lightning_streaming.sequence.canonical import fits
 from lightning_streaming.sequence.draw import Shuffled, drawn_here
-from lightning_streaming.sequence.partition import BatchGeometry, Partition
+from lightning_streaming.sequence.partition import BatchGeometry, Partition, fits
 from lightning_streaming.sequence.settings import BATCHING_METHODS
 from lightning_streaming.sequence.weights import DatasetShape
 from tests.sequence.builders import epoch_of, geometry_of, make_settings, make_shape

@@ -15,9 +15,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.sequence.canonical import fits
 from lightning_streaming.sequence.draw import Shuffled
-from lightning_streaming.sequence.partition import BatchGeometry
+from lightning_streaming.sequence.partition import BatchGeometry, fits
 from lightning_streaming.sequence.settings import BATCHING_METHODS, SHUFFLE_ALGOS, OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.world import World

@@ -15,9 +15,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, FormatError, SampleIndexError
-from lightning_streaming.sequence.packing.best_fit import fill_windows_plainly
-from lightning_streaming.sequence.packing.best_fit_compiled import compiled_fill, fill_windows, filled_by
-from lightning_streaming.sequence.packing.length_groups import grouped
+from lightning_streaming.sequence.packing.fill import (
+    compiled_fill,
+    fill_windows,
+    fill_windows_in_python,
+    filled_by,
+    grouped,
+)
 from lightning_streaming.sequence.packing.packs import Packs
 from lightning_streaming.sequence.packing.plan import PackPlan, plan_packs
 from lightning_streaming.sequence.packing.settings import AnyPackSettings, BudgetSettings, PackSettings
@@ -322,7 +326,7 @@ rooms_and_lengths = st.sampled_from([1, 40, 63, 64, 300, 5000, 300_000]).flatmap
 def test_filling_by_lists_is_filling_by_bits(case: tuple[int, list[list[int]]]) -> None:
     capacity, windows = case
     lengths = np.asarray(windows, np.int32)
-    assert_same_packs(lengths, fill_windows_plainly(lengths, capacity), filled_by(fill_windows)(lengths, capacity))
+    assert_same_packs(lengths, fill_windows_in_python(lengths, capacity), filled_by(fill_windows)(lengths, capacity))
 
 
 def assert_same_packs(lengths: NDArray[np.int32], one: NDArray[np.uint16], other: NDArray[np.uint16]) -> None:
@@ -337,7 +341,7 @@ def test_compiled_and_plain_packs_are_the_same() -> None:
     @given(case=rooms_and_lengths)
     def check(case: tuple[int, list[list[int]]]) -> None:
         lengths = np.asarray(case[1], np.int32)
-        assert_same_packs(lengths, fill_windows_plainly(lengths, case[0]), fill(lengths, case[0]))
+        assert_same_packs(lengths, fill_windows_in_python(lengths, case[0]), fill(lengths, case[0]))
 
     check()
     # All places of the largest window, in as many packs.
@@ -442,7 +446,7 @@ def test_arrays_of_another_plan_are_refused(how: AnyPackSettings) -> None:
     with pytest.raises(FormatError, match="has arrays"):
         PackPlan.of_arrays(how, {name: array.astype(np.float64) for name, array in arrays.items()})
     for name in arrays:
-        with pytest.raises(FormatError, match="do not go together"):
+        with pytest.raises(FormatError, match="do not fit each other"):
             PackPlan.of_arrays(how, {**arrays, name: np.append(arrays[name], arrays[name].dtype.type(0))})
 
 
@@ -492,7 +496,7 @@ def test_a_document_that_is_too_long_is_named() -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (np.ones(3), "whole numbers, but gave float64"),
+        (np.ones(3), "whole numbers, but returned float64"),
         (np.ones(2, np.int32), r"3 documents .* lengths \(2,\)"),
         (np.asarray([4, -2, 1]), "sample 1007 has a length of -2"),
     ],

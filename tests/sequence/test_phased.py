@@ -12,9 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
-from lightning_streaming.sequence.canonical import fits
 from lightning_streaming.sequence.draw import Shuffled, drawn_here
-from lightning_streaming.sequence.partition import BatchGeometry
+from lightning_streaming.sequence.partition import BatchGeometry, fits
 from lightning_streaming.sequence.phased import Mixture, Phased
 from lightning_streaming.sequence.settings import BATCHING_METHODS, SHUFFLE_ALGOS, ResolvedOrder
 from tests.sequence.builders import geometry_of, ids_of, make_mixture, make_settings, phase, phase_lists
@@ -138,7 +137,7 @@ def test_composed_batches_stay_those_of_the_machines_that_the_epoch_began_with(
         assume(False)
     assert read_epoch(asked, mixture, epoch, legs) == expected
     # Each phase begins with a batch of its own.
-    stops = whole.phase_stops() if isinstance(whole, Phased) else np.zeros(0)
+    stops = whole.part_stops()[mixture.plan.last_steps]
     assert not (stops % legs[0].machines.global_batch_size).any()
     of = [ids_of(mixture, name) for name in ("a", "b", "c")]
     first, last = expected[: stops[0]], expected[stops[1] :]
@@ -226,10 +225,10 @@ def test_what_is_gone_can_be_counted_and_not_read(method: str) -> None:
     all_here = phased_of(three_phases(**asked))
     gone = phased_of(three_phases({"b": [20, 20], "c": [5, 6, 7], "d": [30]}, **asked))
     assert len(gone) == len(all_here)
-    assert gone.phase_stops().tolist() == all_here.phase_stops().tolist()
+    assert gone.part_stops().tolist() == all_here.part_stops().tolist()
     positions = np.arange(len(gone))
     assert gone.places(positions).tolist() == all_here.places(positions).tolist()
-    begun = int(gone.phase_stops()[0])
+    begun = int(gone.part_stops()[three_phases(**asked).plan.last_steps[0]])
     assert len(gone.ids(positions[begun:])) == len(gone) - begun
     with pytest.raises(ConfigError, match=r"phase 'one' reads stream 'a'.*add it again"):
         gone.ids(positions[: begun + 1])

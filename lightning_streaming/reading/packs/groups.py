@@ -27,7 +27,7 @@ from lightning_streaming.reading.packs.values import (
     typed_columns,
     values_of,
 )
-from lightning_streaming.sequence.packing.packs import PackRows
+from lightning_streaming.sequence.batching import PackRows
 
 
 class Group(list[Any]):

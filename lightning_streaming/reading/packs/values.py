@@ -23,7 +23,7 @@ from lightning_streaming.dataset.bad_samples import MISSING
 from lightning_streaming.errors import SampleError
 from lightning_streaming.options.packing import MOST_BYTES, Packing, PackingConfig, fits
 from lightning_streaming.reading.packs.types import BarePack, ColumnTypes, converted
-from lightning_streaming.sequence.packing.packs import PackRows
+from lightning_streaming.sequence.batching import PackRows
 
 _COUNT = np.dtype(np.int64)
 cut = cast("Callable[[memoryview, slice], memoryview]", getitem)

@@ -15,7 +15,6 @@ from lightning_streaming.formats.shard_table import INDEX_BASENAME
 from lightning_streaming.reading.dataset import StreamingDataset
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.plan import shard_needs
-from lightning_streaming.sequence.packing.packed import rows_per_entry
 from lightning_streaming.tools.planning.node import (
     FirstRequests,
     LastBatches,
@@ -200,7 +199,7 @@ class NodeFetches:
         ticks, tick = len(edges) - 1, 0
         fetched, used = np.zeros((ticks, self._num_streams), np.int64), np.zeros(ticks, np.int64)
         times, downloads = cache.times_fetched.copy(), cache.downloads
-        samples = len(reads.ranks_here) * reads.partition.geometry.batch_size * rows_per_entry(reads.sequence)
+        samples = len(reads.ranks_here) * reads.partition.geometry.batch_size * reads.sequence.rows_per_entry
         most = max(_FEWEST_BATCHES, int(most_samples / samples))
 
         def on_fetch(shard: int) -> None:

@@ -30,10 +30,9 @@ from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor, SavedPosition
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.batching import Batched
-from lightning_streaming.sequence.packing.packed import PackedEpoch, rows_of, rows_per_entry
+from lightning_streaming.sequence.packing.packs import PackedEpoch
 from lightning_streaming.sequence.packing.settings import AnyPackSettings, BudgetSettings
 from lightning_streaming.sequence.partition import BatchGeometry, Partition
-from lightning_streaming.sequence.phased import Phased
 from lightning_streaming.sequence.skips import NOTHING_SKIPPED, SkippedPositions, skipped_in_epoch
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import counted
@@ -116,7 +115,7 @@ class EpochDescription:
     @property
     def rows_per_entry(self) -> float:
         """Samples at a position, on average."""
-        return rows_per_entry(self.sequence)
+        return self.sequence.rows_per_entry
 
     @cached_property
     def phase_stops(self) -> NDArray[np.int64]:
@@ -128,10 +127,8 @@ class EpochDescription:
 
     @cached_property
     def part_stops(self) -> NDArray[np.int64]:
-        """Position at which each part ends that is shuffled by itself: the epoch, or the steps of its phases."""
-        if isinstance(self.sequence, PackedEpoch):
-            return self.sequence.part_stops()
-        return self.sequence.step_stops() if isinstance(self.sequence, Phased) else np.array([len(self.sequence)])
+        """Position at which each separately shuffled part ends: the epoch, or the mixture steps of its phases."""
+        return self.sequence.part_stops()
 
     def phase_at(self, position: int) -> str | None:
         """Return the name of the phase that reads a position; None without a schedule."""
@@ -145,7 +142,7 @@ class EpochDescription:
         Args:
             positions: Of shape (positions,).
         """
-        rows, settings = rows_of(self.sequence, positions), self.run.packing
+        rows, settings = self.sequence.rows(positions), self.run.packing
         if rows.pieces is None or settings is None:
             nothing = np.zeros(len(positions), np.int64)
             entries = np.arange(len(positions))
