@@ -114,7 +114,7 @@ MODULE_HINTS: Mapping[str, str] = {
     "merge_index": "writing.merge(parts, out) joins datasets, writing.merge_recursive(out) all in a directory",
     "get_list_arg": "text.split(',') does it",
     "streams_registry": "create each Stream, and pass streams=[...]",
-    "dataframe_to_mds": "write_parallel writes parts on a cluster; docs/parallel-writing.md",
+    "dataframe_to_mds": "write_parallel writes parts on a cluster; docs/writing.md",
     **dict.fromkeys(("text", "vision", "multimodal", "StreamingVisionDataset"), _SUBCLASS),
     **dict.fromkeys(("StreamingCIFAR10", "StreamingImageNet", "StreamingCOCO", "StreamingADE20K"), _SUBCLASS),
     **dict.fromkeys(("StreamingC4", "StreamingPile", "StreamingEnWiki"), _SUBCLASS),

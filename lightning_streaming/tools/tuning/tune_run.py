@@ -50,7 +50,7 @@ _NO_CONSUMER = (
 _FETCHING_SECONDS = 10.0
 """Maximum duration of the measurement of the link."""
 _SWEPT_TO = 0.9
-"""Part of a limit that eviction leaves filled; see docs/cache.md."""
+"""Part of a limit that eviction leaves filled; see docs/internals/cache.md."""
 _OUT_OF_STEP = 1.15
 """Ratio of what is open to what would be open if all readers were in the same batch."""
 _PREFETCHED = 4
