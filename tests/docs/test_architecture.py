@@ -68,7 +68,8 @@ def test_the_readme_of_a_room_names_files_that_exist(path: Path) -> None:
 
 
 def test_each_message_on_a_second_download_is_logged() -> None:
-    table = (ROOT / "docs" / "internals" / "cache.md").read_text().partition("\n## Why was a shard downloaded twice?\n")[2]
+    page = (ROOT / "docs" / "internals" / "cache.md").read_text()
+    table = page.partition("\n## Why was a shard downloaded twice?\n")[2]
     table = table.partition("\n## ")[0].partition("|---")[2]
     logged = "".join(path.read_text() for path in sorted((PACKAGE / "cache").glob("*.py")))
     quoted = _CODE.findall("".join(row.split(" | ")[1] for row in table.splitlines() if row.startswith("| ")))
