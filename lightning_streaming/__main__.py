@@ -77,7 +77,7 @@ def _run(args: Sequence[str] | None) -> int:
     failure = import_module(_TRAINER).main(args)
     if failure is None:
         return FINE
-    print_error(" ".join([PROGRAM, *(arg for arg in given[:1] if arg in SUBCOMMANDS)]), failure.words)
+    print_error(" ".join([PROGRAM, *(arg for arg in given[:1] if arg in SUBCOMMANDS)]), failure.message)
     return BAD if failure.is_of_data else UNUSABLE
 
 

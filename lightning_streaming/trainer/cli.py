@@ -50,15 +50,15 @@ from lightning_streaming.terminal import report_error
 from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
 from lightning_streaming.trainer.cli_errors import (
     CliFailure,
-    failure_of,
-    in_files,
-    named_error,
+    explain_failure,
+    fields_in,
+    locate_error,
     null_argument,
+    parse_error,
     secrets_in,
-    without_lines,
-    words_of_parsing,
-    written_in,
-    wrong_argument,
+    with_files,
+    wrong_field,
+    yaml_error_text,
 )
 from lightning_streaming.trainer.config import StreamingConfig, shown
 from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
@@ -144,9 +144,10 @@ class StreamingCLI(LightningCLI):
         else:
             return
         if isinstance(failed, ConfigError):
-            parser, words = _outermost(self.parser), named_error(self._get(self.config, "data"), failed)
-            wrong = wrong_argument(parser.given, _options(parser))
-            parser.refuse(wrong or in_files(words, parser.given), failed)
+            parser, message = _outermost(self.parser), locate_error(self._get(self.config, "data"), failed)
+            # jsonargparse accepts any value of a group's field: a group may also be a mapping.
+            wrong = wrong_field(parser.given, _options(parser), read_files=False)
+            parser.refuse(wrong or with_files(message, parser.given), failed)
         raise failed
 
     def before_fit(self) -> None:
@@ -171,12 +172,12 @@ def main(args: Sequence[str] | None = None) -> CliFailure | None:
         StreamingCLI(args)
     except Exception as error:
         given = sys.argv[1:] if args is None else list(args)
-        checkpoints = [value for name, value in written_in(given) if name == "ckpt_path"]
-        failure = None if _DEBUG in given else failure_of(error, checkpoints[-1] if checkpoints else None)
+        checkpoints = [value for name, value in fields_in(given) if name == "ckpt_path"]
+        failure = None if _DEBUG in given else explain_failure(error, checkpoints[-1] if checkpoints else None)
         if failure is None:
             raise
         rank = int(getattr(rank_zero_only, "rank", 0) or 0)
-        return failure if rank == 0 else failure._replace(words=f"rank {rank}: {failure.words}")
+        return failure if rank == 0 else failure._replace(message=f"rank {rank}: {failure.message}")
     return None
 
 
@@ -303,7 +304,7 @@ class _StreamingParser(_FieldParser):
         if not self.exit_on_error:
             super().error(message, ex)
         outermost = _outermost(self)
-        outermost.refuse(words_of_parsing(message, outermost.given, _options(outermost), ex), ex)
+        outermost.refuse(parse_error(message, outermost.given, _options(outermost), ex), ex)
 
     def refuse(self, words: str, error: BaseException | None) -> NoReturn:
         """End the program with this message; with ``--debug`` raise it with the traceback of ``error``."""
@@ -429,7 +430,7 @@ def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> Writt
         datamodule = parser.instantiate_classes(parsed)["data"]
     except (ArgumentError, ValueError) as error:
         cause = _config_error_behind(error)
-        words = named_error(parsed.get("data"), cause) if cause else words_of_parsing(str(error), args)
+        words = locate_error(parsed.get("data"), cause) if cause else parse_error(str(error), args)
         where = "" if changes else f"{', '.join(files)}: "
         option, stream = (cause.option, cause.stream) if cause else (None, None)
         # Not from the error, which repeats parts of the configuration.
@@ -461,7 +462,7 @@ def _read(file: str) -> Mapping[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"there is no {file}", path=file) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not a configuration: {without_lines(error)}", path=file) from None
+        raise ConfigError(f"{file} is not a configuration: {yaml_error_text(error)}", path=file) from None
     except RecursionError:
         raise ConfigError(f"{file} is not a configuration: it is nested too deeply", path=file) from None
     except (OSError, UnicodeDecodeError) as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,15 +18,17 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.groups import group_of
+from lightning_streaming.reading.arrivals import DownloadCallback, Fetched
 from lightning_streaming.reading.dataset import StreamingDataset
 from lightning_streaming.reading.loader import StreamingDataLoader, watch_first_download
 from lightning_streaming.reading.passes import source_of
 from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.signatures import accepts_keyword, check_accepts, explains_options_of
+from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
-from lightning_streaming.trainer.first_download import first_download, shown_by
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
-from lightning_streaming.units import check_truth, is_one_of, store_whole
+from lightning_streaming.units import check_truth, format_bytes, is_one_of, store_whole
+from lightning_streaming.waits import ProgressDisplay, waiting
 from lightning_streaming.world import DATA_PARALLEL, World, readers_of_mesh
 
 Stage = Literal["train", "val", "test", "predict"]
@@ -222,7 +226,7 @@ class StreamingDataModule(_WithOptions):
                 if isinstance(dataset, StreamingDataset):
                     source_of(dataset).set_label(f"data.{name}")
                     if self.trainer is not None:
-                        source_of(dataset).shown = shown_by(self.trainer)
+                        source_of(dataset).shown = progress_display(self.trainer)
 
     def train_dataloader(self) -> Any:
         """Return the loader of ``train``."""
@@ -305,7 +309,7 @@ class StreamingDataModule(_WithOptions):
             way_out = f"pass {stage}=StreamingConfig(...), in YAML {stage}: {{remote: ...}}"
             raise ConfigError(f"this data module has no data for {stage!r}", hint=way_out, option=f"data.{stage}")
         loader = self.build_dataloader(stage, self.datasets[stage])
-        callback = None if self.trainer is None else first_download(self.trainer)
+        callback = None if self.trainer is None else first_download_callback(self.trainer)
         if callback is not None and isinstance(loader, StreamingDataLoader):
             watch_first_download(loader, callback)
         return loader
@@ -444,3 +448,54 @@ def _add_state_callback(trainer: Trainer) -> None:
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's callback connector
     if not any(isinstance(callback, StreamingStateCallback) for callback in callbacks):
         callbacks.append(StreamingStateCallback())
+
+
+# Progress of the downloads before the first batch -----------------------------------------------------------------
+
+
+def progress_display(trainer: Trainer) -> ProgressDisplay:
+    """Return how a trainer's process shows progress.
+
+    The first rank draws bars, unless progress bars are disabled: within Lightning's display if that redraws itself all
+    the time, otherwise below it. The first rank of each node logs.
+    """
+    return ProgressDisplay(
+        bars=trainer.is_global_zero and getattr(trainer.progress_bar_callback, "is_enabled", False),
+        lines=trainer.local_rank == 0,
+        display=partial(lightning_internals.line_in_rich_bar, trainer),
+    )
+
+
+def first_download_callback(trainer: Trainer) -> DownloadCallback | None:
+    """Return a callback that shows the first download of one of a trainer's loaders; None where nothing is shown."""
+    display = progress_display(trainer)
+    return _FirstDownload(display) if display.lines or display.draws() else None
+
+
+class _FirstDownload:
+    """Callback that shows the first download, from the first shard on."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
+        self._latest: Fetched | None = None
+        self._wait = ExitStack()
+
+    def __call__(self, fetched: Fetched | None) -> None:
+        if fetched is None:
+            self._wait.close()
+            return
+        is_first, self._latest = self._latest is None, fetched
+        if is_first:
+            with self._display.here():
+                self._wait.enter_context(waiting(self._message))
+
+    def _message(self) -> str:
+        assert self._latest is not None, "it is not shown before"
+        return download_message(self._latest)
+
+
+def download_message(fetched: Fetched) -> str:
+    """Return the progress of a download, for example ``"fetching 3 of 812 shards: 2 here, 128 MB, 64 MB/s"``."""
+    rate = f", {format_bytes(int(fetched.bytes / fetched.seconds))}/s" if fetched.bytes and fetched.seconds else ""
+    here = f": {fetched.here} here, {format_bytes(fetched.bytes)}{rate}" if fetched.here else ""
+    return f"fetching {fetched.begun:,} of {fetched.of:,} shards{here}"

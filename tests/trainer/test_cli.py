@@ -282,11 +282,11 @@ def test_help_of_a_class_of_the_user_shows_its_own_arguments(capsys: pytest.Capt
         (["--data.train.streams.b.proportion=big"], "data.train.streams.b.proportion must be a number, but got 'big'"),
         (
             ["--data.train.streams.b.proportion", "null"],
-            "error: data.train.streams.b.proportion cannot be null on the command line; leave it out, or give a file",
+            "error: data.train.streams.b.proportion cannot be null on the command line; leave it out, or set it",
         ),
         (
             ["--data.train.streams.b={remote: data/b, proportion: null}"],
-            "error: data.train.streams.b.proportion cannot be null on the command line; leave it out, or give a file",
+            "error: data.train.streams.b.proportion cannot be null on the command line; leave it out, or set it",
         ),
         (["--data.train.split", "null"], "error: data.train.split cannot be null on the command line"),
         (["--data.train.selection.where=~"], "error: data.train.selection.where cannot be null on the command line"),
@@ -340,7 +340,7 @@ def test_wrong_settings_are_named_and_little_else(
             "{remote: data/b, proportion: big}",
             "data.train.streams.b.proportion must be a number, but got 'big'",
         ),
-        ("{remote: data/b, proportion: 0.5}", "data/b", "data.train.streams.b must be a mapping, like {remote: "),
+        ("{remote: data/b, proportion: 0.5}", "data/b", "data.train.streams.b must be a mapping, but got 'data/b'"),
     ],
 )
 def test_wrong_field_of_a_file_is_named_whole(
@@ -658,7 +658,7 @@ def test_a_configuration_that_is_not_there_is_named(capsys: pytest.CaptureFixtur
 def test_a_schedule_must_be_a_mapping(phased_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = "--data.train.schedule=[{mix: {a: 1, b: 1}}]"
     error = error_of("fit", "--config", phased_yaml, wrong, capsys=capsys)
-    assert "error: data.train.schedule must be a mapping, like {broad: {end: 800m" in error
+    assert "error: data.train.schedule must be a mapping" in error
 
 
 def test_phases_that_read_what_is_not_there_end_the_run_with_a_line(
@@ -667,7 +667,7 @@ def test_phases_that_read_what_is_not_there_end_the_run_with_a_line(
     phases = '{"x": {"end": "50%", "mix": {"a": 1, "b": 1, "c": 1}}, "y": {"mix": {"a": 1}}}'
     ended = main(["fit", "--config", phased_yaml, f"--data.train.schedule={phases}"])
     assert ended is not None
-    assert "schedule.x.mix reads stream 'c', and the streams are 'a', 'b'" in ended.words
+    assert "schedule.x.mix reads stream 'c', and the streams are 'a', 'b'" in ended.message
 
 
 def test_a_configuration_names_the_class_of_a_sequence_step(run_yaml: str) -> None:

@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 
 from lightning_streaming import StreamingConfig, StreamingDataModule, StreamingDataset, waits
 from lightning_streaming.reading.arrivals import Fetched
-from lightning_streaming.trainer.first_download import first_download, shown_by, words_of
+from lightning_streaming.trainer.datamodule import download_message, first_download_callback, progress_display
 from tests.helpers import write_dataset
 from tests.servers import http_server
 
@@ -149,12 +149,12 @@ def test_the_log_is_told_of_each_wait_where_there_is_no_terminal(
 
 def test_of_the_ranks_of_a_node_the_first_one_tells(tmp_path: Path) -> None:
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
-    assert first_download(trainer) is not None
-    assert (shown_by(trainer).lines, shown_by(trainer).bars) == (True, False)
+    assert first_download_callback(trainer) is not None
+    assert (progress_display(trainer).lines, progress_display(trainer).bars) == (True, False)
     second = cast("Trainer", SimpleNamespace(is_global_zero=False, local_rank=1, progress_bar_callback=None))
-    assert first_download(second) is None
+    assert first_download_callback(second) is None
     other_node = cast("Trainer", SimpleNamespace(is_global_zero=False, local_rank=0, progress_bar_callback=None))
-    assert (shown_by(other_node).lines, shown_by(other_node).bars) == (True, False)
+    assert (progress_display(other_node).lines, progress_display(other_node).bars) == (True, False)
 
 
 def test_a_dataset_without_a_trainer_draws_nothing(tmp_path: Path) -> None:
@@ -166,5 +166,8 @@ def test_a_dataset_without_a_trainer_draws_nothing(tmp_path: Path) -> None:
 
 
 def test_the_words_tell_shards_bytes_and_rate() -> None:
-    assert words_of(Fetched(3, 0, 812, 0, 0.5)) == "fetching 3 of 812 shards"
-    assert words_of(Fetched(3, 2, 1812, 280 << 20, 2.0)) == "fetching 3 of 1,812 shards: 2 here, 280.0 MB, 140.0 MB/s"
+    assert download_message(Fetched(3, 0, 812, 0, 0.5)) == "fetching 3 of 812 shards"
+    assert (
+        download_message(Fetched(3, 2, 1812, 280 << 20, 2.0))
+        == "fetching 3 of 1,812 shards: 2 here, 280.0 MB, 140.0 MB/s"
+    )
