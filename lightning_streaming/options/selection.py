@@ -86,7 +86,7 @@ class SelectionConfig(OptionGroup):
     Args:
         where: A condition in SQL over columns, like "score >= 0.8 and lang in ('en', 'de')"; text is in single quotes.
             In Python also a function whose parameters are named like columns: ``lambda score, lang: score >= 0.8``.
-            Evaluated once; see docs/mixtures.md.
+            Evaluated once; see docs/selecting.md.
         fraction: A part drawn by hash, as a range in percent: "0%:98%" to train, and the rest "98%:100%" to validate.
             Parts that do not overlap have no sample in common, and stay the same when data is appended. ``where`` does
             not change in which part a sample is.

@@ -56,7 +56,7 @@ class SequenceStep(ABC):
     if the class, its ``version`` or a field has changed. Change ``version`` when the same fields mean another result.
     They are pickled for workers that are spawned.
 
-    For example every second sample::
+    For example every second sample:
 
         @dataclass(frozen=True)
         class EverySecond(SequenceStep):

@@ -172,7 +172,7 @@ def task_of(previews: Sequence[DatasetPreview]) -> Task:
                 f"no model of init takes all datasets: {each}. They have {shared} in common. Write a run for each",
                 hint="or start from the tutorial, whose transform converts two kinds of samples to the input of one "
                 f"model: {_DOCS}/tutorial.md. If samples of two datasets belong together, join their columns: "
-                f"{_DOCS}/mixtures.md",
+                f"{_DOCS}/joining.md",
                 option="DATASET",
             )
     if task is None:
