@@ -1,1 +1,1 @@
-"""Small programs to start from; each says at its top how to run it."""
+"""Programs to start from; README.md lists which one is for which need."""

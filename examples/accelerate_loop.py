@@ -1,10 +1,11 @@
-"""Accelerate with exact resume, on any number of processes: its own ``save_state`` keeps the place in the data.
+"""Exact resume with Accelerate: its own ``save_state`` and ``load_state`` include the position in the data.
 
-    python -m examples.accelerate_loop
-    torchrun --nproc_per_node 2 -m examples.accelerate_loop
+    python examples/accelerate_loop.py
+    torchrun --nproc_per_node 2 examples/accelerate_loop.py
 
-Trains in one go; then again, but stops in the middle of an epoch; then goes on from there in new objects. Ends with 1
-if samples or weights differ by a bit.
+Trains without a stop; then with a stop in mid-epoch and a resume in new objects. Prints a line per process: how many
+samples it read before and after the resume, and whether samples and weights are the same as without a stop. Takes 15
+seconds on two cores; exits with 1 if a sample or a bit of the weights differs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SAMPLES, BATCH_SIZE, EPOCHS = 240, 8, 2
 
 
 def write_samples(out: Path) -> None:
-    """Write points of a line as a dataset, unless it is there."""
+    """Write points of a line as a dataset, unless it exists."""
     if (out / "index.json").exists():
         return
     with MDSWriter(out=out, columns={"id": "int", "x": "float32", "y": "float32"}, size_limit="4kb") as writer:
@@ -32,7 +33,7 @@ def write_samples(out: Path) -> None:
 
 
 def train(data: Path, checkpoint: Path, stop_after: int | None = None, resume: bool = False) -> tuple[list[int], float]:
-    """Train to the end, or for so many steps; gives the samples that this process has seen, and the weight."""
+    """Train to the end or for ``stop_after`` steps; return the ids that this process has read, and the weight."""
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = torch.nn.Linear(1, 1)
@@ -41,12 +42,12 @@ def train(data: Path, checkpoint: Path, stop_after: int | None = None, resume: b
     loader = StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=1)  # batch_size is that of each process
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     if resume:
-        accelerator.load_state(str(checkpoint))  # the loader's place too: no skip_first_batches
+        accelerator.load_state(str(checkpoint))  # the loader's position too: no skip_first_batches
 
     seen: list[int] = []
     steps = 0
     for _ in range(dataset.next_epoch, EPOCHS):
-        for batch in loader:  # an epoch, or what is left of one
+        for batch in loader:  # an epoch, or the rest of it after a resume
             with accelerator.accumulate(model):
                 loss = (model(batch["x"].unsqueeze(1)).squeeze(1) - batch["y"]).square().mean()
                 accelerator.backward(loss)
@@ -77,7 +78,7 @@ def main() -> None:
     after, resumed_weight = train(data, checkpoint, resume=True)
     is_same = before + after == whole and resumed_weight == weight
     rank = f"process {accelerator.process_index} of {accelerator.num_processes}"
-    print(f"{rank}: {len(before)} + {len(after)} samples seen; as without a break: {is_same}.")
+    print(f"{rank}: {len(before)} + {len(after)} samples read; same as without a stop: {is_same}.")
     accelerator.end_training()
     sys.exit(0 if is_same else 1)
 

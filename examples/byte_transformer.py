@@ -1,4 +1,4 @@
-"""A small transformer that learns to predict the next byte; the model of the configurations in configs/."""
+"""A small transformer that predicts the next byte: the model of most configurations, not a program."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ BYTES = 256
 class ByteTransformer(LightningModule):
     """Next-byte prediction on batches {"tokens": uint8 of shape (batch, context + 1)}.
 
-    There is no dropout: everything random about a run is in its seed and its data, so two runs that see the same
-    samples in the same order have the same losses.
+    Without dropout, two runs of one seed that read the same samples in the same order have the same losses.
 
     Args:
-        context: Bytes that a prediction may look back on.
+        context: Bytes before the predicted one that the model sees.
         width: Size of a token's vector.
         depth: Number of layers.
         heads: Attention heads per layer.
@@ -43,7 +42,7 @@ class ByteTransformer(LightningModule):
         self.head = nn.Linear(width, BYTES)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of shape (batch, length, 256) for tokens of shape (batch, length)."""
+        """Return logits of shape (batch, length, 256) for tokens of shape (batch, length)."""
         length = tokens.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
         hidden = self.embedding(tokens) + self.position[:length]
@@ -51,17 +50,17 @@ class ByteTransformer(LightningModule):
         return logits
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Mean cross-entropy in nats per byte."""
+        """Return the mean cross-entropy in nats per byte."""
         loss = self._loss(batch)
         self.log("loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Log the same for data that the weights have not seen."""
+        """Log the same for validation data."""
         self.log("val_loss", self._loss(batch), prog_bar=True, batch_size=len(batch["tokens"]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam; a configuration may name another optimizer under ``optimizer:``."""
+        """Return Adam; a configuration may set another one under ``optimizer:``."""
         return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
 
     def _loss(self, batch: dict[str, Tensor]) -> Tensor:

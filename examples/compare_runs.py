@@ -1,10 +1,10 @@
-"""Compare what two runs were trained on: one that was killed and resumed, and one that was not.
+"""Compare the samples of two runs: one that was killed and resumed, and one that was not; examples/demo.py calls it.
 
-    python -m examples.compare_runs INTERRUPTED UNINTERRUPTED --plot losses.png
+    python examples/compare_runs.py INTERRUPTED UNINTERRUPTED --plot losses.png
 
-Both are directories with a steps.jsonl that examples/loss_log.py wrote. The interrupted run wrote to one file before
-the kill and after: where the step number jumps back it was resumed, and the steps after the checkpoint are in no
-weights any more. Ends with 1 if the samples in the weights of the two runs differ in any way.
+Both are directories with a steps.jsonl of examples/loss_log.py. Where the step number in it jumps back, the run was
+resumed, and the weights do not include the steps that were repeated. Takes a second; prints the differences as tables,
+and exits with 1 if the weights of the two runs include other samples, or in another order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 STREAMS = {"code": (range(1_000_000), 0.7), "docs": (range(1_000_000, 2_000_000), 0.3)}
-"""Ids that examples/write_dataset.py gives to each stream, and the share that configs/demo.yaml asks for."""
+"""Ids of each stream in examples/write_dataset.py, and its share in configs/demo.yaml."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +33,21 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What a log tells about a run."""
+    """The steps of a run, read from its log."""
 
     kept: list[Step]
-    """Steps that the final weights have seen, in order."""
+    """Steps that the final weights include, in order."""
     lost: list[Step]
-    """Steps that were trained, and lost with the process because no checkpoint came after them."""
+    """Steps that were trained and lost with the process, because no checkpoint followed."""
 
     @property
     def samples(self) -> list[tuple[int, int]]:
-        """(epoch, sample id) in the order of training."""
+        """Return (epoch, sample id) in the order of training."""
         return [(step.epoch, sample) for step in self.kept for sample in step.ids]
 
 
 def read_history(directory: Path) -> History:
-    """Read a run's log; a step that was done again takes the place of the one before, and of all after that."""
+    """Read a run's log; a repeated step replaces the earlier one and all steps after that."""
     kept: list[Step] = []
     lost: list[Step] = []
     for line in (directory / "steps.jsonl").read_text().splitlines():
@@ -60,7 +60,7 @@ def read_history(directory: Path) -> History:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How the samples of an interrupted run differ from those of a whole one; all zero and True if they do not."""
+    """Differences between the samples of an interrupted run and an uninterrupted one."""
 
     repeated: int
     skipped: int
@@ -69,19 +69,19 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the weights have seen the same samples in the same order."""
+        """Return whether the weights include the same samples in the same order."""
         return self.repeated == 0 and self.skipped == 0 and self.same_order
 
 
 def compare(interrupted: History, whole: History) -> Comparison:
-    """Compare two runs, sample by sample. An epoch counts apart from the others: each draws samples of its own."""
-    mine, theirs = Counter(interrupted.samples), Counter(whole.samples)
+    """Compare two runs by (epoch, sample)."""
+    counted, expected = Counter(interrupted.samples), Counter(whole.samples)
     pairs = zip(interrupted.kept, whole.kept, strict=False)
     return Comparison(
-        repeated=(mine - theirs).total(),
-        skipped=(theirs - mine).total(),
+        repeated=(counted - expected).total(),
+        skipped=(expected - counted).total(),
         same_order=interrupted.samples == whole.samples,
-        loss_difference=max((abs(one.loss - other.loss) for one, other in pairs), default=float("nan")),
+        loss_difference=max((abs(mine.loss - theirs.loss) for mine, theirs in pairs), default=float("nan")),
     )
 
 
@@ -92,16 +92,16 @@ def print_report(interrupted: History, whole: History, result: Comparison) -> No
         ["steps in the weights", "", *(len(run.kept) for run in runs)],
         ["samples in the weights", "", *(len(run.samples) for run in runs)],
     ]
-    for stream, (ids, asked) in STREAMS.items():
-        rows.append([f"... share of {stream}", f"{asked:.3f}", *(f"{share(run, ids):.3f}" for run in runs)])
+    for stream, (ids, configured) in STREAMS.items():
+        rows.append([f"... share of {stream}", f"{configured:.3f}", *(f"{share(run, ids):.3f}" for run in runs)])
     rows.append(["last loss", "", *(f"{run.kept[-1].loss:.6f}" for run in runs)])
-    print_table(["", "asked", "killed and resumed", "uninterrupted"], rows)
+    print_table(["", "configured", "killed and resumed", "uninterrupted"], rows)
     if interrupted.lost:
-        print("\nSteps that the kill threw away; the resumed run reads their samples again:\n")
+        print("\nSteps lost with the killed process; the resumed run repeats them:\n")
         again = {step.step: step for step in interrupted.kept}
         rows = [[step.step, first_ids(step), first_ids(again.get(step.step))] for step in interrupted.lost]
         print_table(["step", "ids before the kill", "ids after the resume"], rows)
-    print("\nThe resumed run against the uninterrupted one:\n")
+    print("\nThe resumed run compared with the uninterrupted one:\n")
     rows = [
         ["samples repeated", result.repeated],
         ["samples skipped", result.skipped],
@@ -112,17 +112,17 @@ def print_report(interrupted: History, whole: History, result: Comparison) -> No
 
 
 def share(history: History, ids: range) -> float:
-    """Share of the samples that are of one stream."""
+    """Return the share of samples from one stream."""
     return sum(sample in ids for _, sample in history.samples) / len(history.samples)
 
 
 def first_ids(step: Step | None) -> str:
-    """The first few ids of a step's batch."""
+    """Return the first ids of a step's batch."""
     return "none" if step is None else " ".join(str(sample) for sample in step.ids[:4]) + " ..."
 
 
 def print_table(head: list[str], rows: list[list[object]]) -> None:
-    """Print rows under a head, in aligned columns."""
+    """Print rows in aligned columns."""
     texts = [head, *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in texts]
@@ -133,7 +133,7 @@ def print_table(head: list[str], rows: list[list[object]]) -> None:
 
 
 def plot(interrupted: History, whole: History, path: Path) -> None:
-    """Draw the losses of both runs into a PNG: all steps, and larger those around the kill."""
+    """Draw the losses of both runs: all steps, and those around the kill enlarged."""
     import matplotlib as mpl
 
     mpl.use("Agg")  # draws without a screen
@@ -146,7 +146,7 @@ def plot(interrupted: History, whole: History, path: Path) -> None:
     axes[0].axvspan(around[0], around[-1], color="0.92", label="enlarged below")
     axes[0].set(xlabel="step", ylabel="loss (nats per byte)", title="Training loss, with and without an interruption")
     draw_losses(axes[1], within(interrupted, around), within(whole, around), with_steps=True)
-    meaning = "ring: uninterrupted, dot: killed and resumed, cross: thrown away by the kill"
+    meaning = "ring: uninterrupted, dot: killed and resumed, cross: lost with the process"
     axes[1].set(xlabel="step", ylabel="loss (nats per byte)", title=f"{len(around)} steps around the kill ({meaning})")
     axes[0].legend(ncols=2)
     figure.savefig(path, dpi=120)
@@ -154,26 +154,26 @@ def plot(interrupted: History, whole: History, path: Path) -> None:
 
 
 def draw_losses(axes: Any, interrupted: History, whole: History, *, with_steps: bool = False) -> None:
-    """Draw the steps of both runs, those that the kill threw away, and where it fell."""
+    """Draw the steps of both runs, the lost ones, and the kill."""
     ring, dot, cross = ("o", "o", "x") if with_steps else ("", "", "")
     hollow: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2}
     axes.plot(*curve(whole.kept), marker=ring, color="tab:blue", lw=4, alpha=0.35, label="uninterrupted", **hollow)
     axes.plot(*curve(interrupted.kept), marker=dot, color="tab:orange", lw=1, ms=5, label="killed and resumed")
     if interrupted.lost:
         lost = curve(interrupted.lost)
-        axes.plot(*lost, marker=cross, ls=":", color="black", lw=1, label="thrown away by the kill")
+        axes.plot(*lost, marker=cross, ls=":", color="black", lw=1, label="lost with the killed process")
         axes.axvline(interrupted.lost[-1].step + 0.5, color="tab:red", linestyle="--", label="SIGKILL")
         axes.axvline(interrupted.lost[0].step - 0.5, color="tab:green", linestyle="--", label="resumed from here")
 
 
 def within(history: History, steps: range) -> History:
-    """Only some steps of a run."""
-    kept, lost = ([one for one in part if one.step in steps] for part in (history.kept, history.lost))
+    """Return some steps of a run."""
+    kept, lost = ([step for step in part if step.step in steps] for part in (history.kept, history.lost))
     return History(kept=kept, lost=lost)
 
 
 def curve(steps: list[Step]) -> tuple[list[int], list[float]]:
-    """Step numbers and losses."""
+    """Return step numbers and losses."""
     return [step.step for step in steps], [step.loss for step in steps]
 
 

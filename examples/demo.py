@@ -1,11 +1,11 @@
-"""Train on two weighted streams, kill the training with SIGKILL in mid-epoch, resume it, and prove it exact.
+"""Train on two weighted streams, kill the training with SIGKILL in mid-epoch, resume it, and compare with a whole run.
 
-    python examples/demo.py                  # or `make demo`; about a minute, no network
-    python examples/demo.py --steps 60       # quicker
+    python examples/demo.py                  # or `make demo`; a minute on two cores, no network
+    python examples/demo.py --steps 60       # faster
 
-Every command that it runs is printed, and can be run by hand from the repository's root; what a training itself prints
-is in a log beside its checkpoints. It ends with 0 if the weights of the resumed run have seen the same samples in the
-same order as those of a run that nobody interrupted, else with 1.
+Prints each command that it runs, which you can repeat from the repository's root, and tables of repeated and skipped
+samples; the output of each training is in a log next to its checkpoints. Exits with 0 if the weights of the resumed run
+include the same samples in the same order as those of the uninterrupted run, else with 1.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-PYTHON = (sys.executable, "-m")
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = "configs/demo.yaml"
 STEPS, STEPS_PER_EPOCH, STEPS_PER_CHECKPOINT = 240, 90, 20
-"""What the configuration says; --steps scales all three."""
+"""Values of the configuration; --steps scales all three."""
 BATCH_SIZE = 16
 OUT = ROOT / "demo_output"
-"""Where the configuration expects the data; all examples write here if not told otherwise."""
+"""The directory that the configuration reads from."""
 WRITTEN = ("data", "cache", "interrupted", "uninterrupted", "losses.png")
-"""Everything that a demo writes into its directory."""
+"""All names that a demo writes in its directory."""
 MARK = ".lightning_streaming_demo"
-"""Marks another directory as a demo's, so that the next one may remove what is in WRITTEN."""
+"""Marks another directory as a demo's, so that the next demo may remove the names in WRITTEN."""
 CLEAR = "\r\x1b[K" if sys.stdout.isatty() else ""
-"""Takes back the line on a terminal; where output goes to a file, no line is shown twice."""
+"""Erases the line on a terminal; empty where the output is a file."""
 PATIENCE = 120.0
 """Seconds without any progress of the training after which the demo gives up; see :func:`progress`."""
 
@@ -56,9 +55,9 @@ def main() -> None:
 
 
 def clear(out: Path) -> None:
-    """Make the directory ready; only what an earlier demo wrote there is removed."""
+    """Create the directory, and remove the files of an earlier demo from it, no others."""
     if out != OUT and out.exists() and any(out.iterdir()) and not (out / MARK).exists():
-        sys.exit(f"{out} has files that no demo wrote; pass another directory as --out")
+        sys.exit(f"{out} has files that no demo wrote: pass another directory as --out")
     out.mkdir(parents=True, exist_ok=True)
     (out / MARK).touch()
     for name in WRITTEN:
@@ -69,11 +68,11 @@ def clear(out: Path) -> None:
 
 
 def demonstrate(out: Path, steps: int, samples: int) -> int:
-    """Go through the whole story; gives the exit status."""
+    """Run all five parts, and return the exit status."""
     interrupted, whole = out / "interrupted", out / "uninterrupted"
 
     say(1, "Write two datasets in MDS format: source code, and documents")
-    run([*PYTHON, "examples.write_dataset", "--out", shown(out / "data"), "--most", str(samples)])
+    run([sys.executable, "examples/write_dataset.py", "--out", shown(out / "data"), "--most", str(samples)])
 
     kill_after = steps // 2 + scaled(STEPS_PER_CHECKPOINT, steps) // 2
     say(2, f"Train {steps} steps on 70 % code and 30 % documents; SIGKILL after step {kill_after}, in mid-epoch")
@@ -90,9 +89,9 @@ def demonstrate(out: Path, steps: int, samples: int) -> int:
     say(4, "Train once more without an interruption, for comparison")
     train(fit_command(out, whole, steps), whole, "uninterrupted", steps)
 
-    say(5, "Compare what the two runs were trained on")
+    say(5, "Compare the samples of the two runs")
     picture = out / "losses.png"
-    compare = [*PYTHON, "examples.compare_runs", shown(interrupted), shown(whole), "--plot", shown(picture)]
+    compare = [sys.executable, "examples/compare_runs.py", shown(interrupted), shown(whole), "--plot", shown(picture)]
     status = run(compare, check=False)
     print(f"\nLoss curves: {picture}\nLogs:        {interrupted}/steps.jsonl\n             {whole}/steps.jsonl\n")
     print("Exact: 0 samples repeated, 0 skipped, in the same order." if status == 0 else "NOT EXACT: see the tables.")
@@ -100,16 +99,16 @@ def demonstrate(out: Path, steps: int, samples: int) -> int:
 
 
 def fit_command(out: Path, directory: Path, steps: int) -> list[str]:
-    """The training command; what the configuration says already is left out."""
+    """Return the training command, with options that differ from the configuration."""
     program = shutil.which("lightning-streaming", path=sysconfig.get_path("scripts"))
     if program is None:
-        sys.exit("lightning-streaming is not installed beside this Python; run `pip install --editable .`")
+        sys.exit("lightning-streaming is not installed in this Python environment: run `pip install --editable .`")
     command = [program, "fit", "--config", CONFIG, "--trainer.default_root_dir", shown(directory)]
     command += ["--trainer.enable_progress_bar", "false"]
     if steps != STEPS:
         epoch_size = BATCH_SIZE * scaled(STEPS_PER_EPOCH, steps)
         command += ["--trainer.max_steps", str(steps), "--data.train.epoch_size", str(epoch_size)]
-        # The last of the callbacks is meant, which saves the checkpoints.
+        # Sets the last callback, which saves the checkpoints.
         every = scaled(STEPS_PER_CHECKPOINT, steps)
         command += ["--trainer.callbacks.init_args.every_n_train_steps", str(every)]
     if out != OUT:
@@ -120,12 +119,12 @@ def fit_command(out: Path, directory: Path, steps: int) -> list[str]:
 
 
 def scaled(number: int, steps: int) -> int:
-    """A number of the configuration, scaled to a run of another length."""
+    """Return a number of the configuration, scaled to a run of another length."""
     return max(1, number * steps // STEPS)
 
 
 def run(command: list[str], *, check: bool = True) -> int:
-    """Run a command to its end; gives its exit status, or ends the demo with it if that is bad and to be checked."""
+    """Run a command and return its exit status; with ``check``, exit with it if it is not 0."""
     status = start(command).wait()
     if check and status != 0:
         sys.exit(status)
@@ -133,14 +132,14 @@ def run(command: list[str], *, check: bool = True) -> int:
 
 
 def train(command: list[str], directory: Path, name: str, steps: int, kill_after: int | None = None) -> Path:
-    """Run a training command with what it prints in a log, and show its steps; gives the log.
+    """Run a training command, show its steps, and return the log of its output.
 
     Args:
-        command: What to run.
-        directory: Where the run writes its steps.
-        name: Of the log.
-        steps: The step that is its last.
-        kill_after: The step after which to kill it, if at all.
+        command: Command to run.
+        directory: Directory in which the run logs its steps.
+        name: Name of the log.
+        steps: Last step.
+        kill_after: Step after which to kill it. None: let it end.
     """
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / f"{name}.log"
@@ -190,46 +189,46 @@ def processor_seconds(pid: int) -> str:
 
 
 def show_step(directory: Path, steps: int) -> None:
-    """On a terminal, say on one line how far a training has come."""
+    """On a terminal, show the step of a training on one line."""
     if CLEAR:
         step = last_step(directory)
         print(f"{CLEAR}step {step} of {steps}" if step else f"{CLEAR}starting ...", end="", flush=True)
 
 
 def start(command: list[str], output: TextIO | None = None) -> subprocess.Popen[bytes]:
-    """Print a command as one would type it, and start it in the repository's root."""
+    """Print a command, and start it in the repository's root."""
     print(f"$ {shlex.join([Path(command[0]).name, *command[1:]])}\n", flush=True)
-    # What Lightning and torch remark about each other would hide the lines that matter here.
+    # Warnings of Lightning and torch would hide the lines that matter here.
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output and subprocess.STDOUT)
 
 
 def steps_logged(directory: Path) -> int:
-    """How many steps the run in this directory has logged; those done again after a resume count again."""
+    """Return the number of steps that a run has logged; repeated ones count again."""
     log = directory / "steps.jsonl"
     return log.read_bytes().count(b"\n") if log.exists() else 0
 
 
 def last_step(directory: Path) -> int:
-    """The number of the step that the run in this directory has logged last; 0 if there is none."""
+    """Return the last step that a run has logged, or 0."""
     log = directory / "steps.jsonl"
     whole_lines = log.read_text().rpartition("\n")[0].splitlines() if log.exists() else []
     return int(json.loads(whole_lines[-1])["step"]) if whole_lines else 0
 
 
 def newest_checkpoint(directory: Path) -> Path:
-    """The checkpoint of the latest step; its name is like `step=200.ckpt`."""
+    """Return the checkpoint of the latest step; its name is like `step=200.ckpt`."""
     checkpoints = (directory / "checkpoints").glob("step=*.ckpt")
     return max(checkpoints, key=lambda path: int(path.stem.removeprefix("step=")))
 
 
 def shown(path: Path) -> str:
-    """A path as one would type it in the repository's root."""
+    """Return a path relative to the repository's root, if it is in it."""
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def say(number: int, what: str) -> None:
-    """Print what comes next."""
+    """Print the title of a part."""
     print(f"\n[{number}/5] {what}\n", flush=True)
 
 

@@ -1,8 +1,9 @@
-"""A sequence step: train on every n-th sample of the shuffled order, stop in the middle of an epoch, and resume.
+"""A custom sequence step: read every n-th sample of the shuffled order, stop in mid-epoch, and resume.
 
-    python -m examples.every_nth                    # a few seconds, on data that it writes into every_nth_output/
+    python examples/every_nth.py
 
-In a configuration the step is named by its class:
+Takes 5 seconds on two cores; prints how many samples were read before and after the resume. In a configuration, the
+step is named by its class:
 
     data:
       train:
@@ -47,9 +48,9 @@ class _EveryNth(SampleSequence):
 
 def main() -> None:
     """Read an epoch with the step, in two parts."""
-    parser = argparse.ArgumentParser(description="Read every n-th sample, and resume in the middle of an epoch.")
-    parser.add_argument("--out", type=Path, default=Path("every_nth_output"), help="data directory (%(default)s)")
-    parser.add_argument("--n", type=int, default=3, help="distance of the samples that are read (%(default)s)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("demo_output/every_nth"), help="default: %(default)s")
+    parser.add_argument("--n", type=int, default=3, help="read one of n samples (default: %(default)s)")
     options = parser.parse_args()
     if not (options.out / "index.json").exists():
         with MDSWriter(out=options.out, columns={"id": "int"}, size_limit=4096) as writer:
@@ -67,7 +68,7 @@ def main() -> None:
     resumed.load_state_dict(first.state_dict())
     after = [number for batch in resumed for number in batch["id"].tolist()]
     assert len({*before, *after}) == len(before) + len(after) == 1200 // options.n
-    print(f"{len(before)} samples, a resume, {len(after)} more: every {options.n}. of 1200, none twice")
+    print(f"{len(before)} samples before the resume, {len(after)} after: one of {options.n} of 1200, none twice")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Fabric with exact resume, on any number of processes: its ``save`` and ``load`` keep the place in the data.
+"""Exact resume with Lightning Fabric: its ``save`` and ``load`` include the position in the data.
 
-    python -m examples.fabric_loop
-    torchrun --nproc_per_node 2 -m examples.fabric_loop
+    python examples/fabric_loop.py
+    torchrun --nproc_per_node 2 examples/fabric_loop.py
 
-Trains in one go; then again, but stops in the middle of an epoch; then goes on from there in new objects. Ends with 1
-if samples or weights differ by a bit.
+Trains without a stop; then with a stop in mid-epoch and a resume in new objects. Prints a line per process: how many
+samples it read before and after the resume, and whether samples and weights are the same as without a stop. Takes 15
+seconds on two cores; exits with 1 if a sample or a bit of the weights differs.
 """
 
 from __future__ import annotations
@@ -18,12 +19,23 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 
-from examples.accelerate_loop import BATCH_SIZE, EPOCHS, write_samples
-from lightning_streaming import StreamingDataLoader, StreamingDataset
+from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+
+SAMPLES, BATCH_SIZE, EPOCHS = 240, 8, 2
+
+
+def write_samples(out: Path) -> None:
+    """Write points of a line as a dataset, unless it exists."""
+    if (out / "index.json").exists():
+        return
+    with MDSWriter(out=out, columns={"id": "int", "x": "float32", "y": "float32"}, size_limit="4kb") as writer:
+        for sample in range(SAMPLES):
+            x = sample / SAMPLES
+            writer.write({"id": sample, "x": x, "y": 2 * x - 1})
 
 
 def launched() -> Fabric:
-    """Fabric on all processes that torchrun has started; on this one alone without it."""
+    """Return Fabric on all processes that torchrun started, or on this one without it."""
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     nodes = int(os.environ.get("WORLD_SIZE", "1")) // devices
     strategy = "ddp" if devices * nodes > 1 else "auto"
@@ -33,7 +45,7 @@ def launched() -> Fabric:
 
 
 def train(data: Path, checkpoint: Path, stop_after: int | None = None, resume: bool = False) -> tuple[list[int], float]:
-    """Train to the end, or for so many steps; gives the samples that this process has seen, and the weight."""
+    """Train to the end or for ``stop_after`` steps; return the ids that this process has read, and the weight."""
     fabric = launched()
     torch.manual_seed(0)
     line = torch.nn.Linear(1, 1)
@@ -48,7 +60,7 @@ def train(data: Path, checkpoint: Path, stop_after: int | None = None, resume: b
     seen: list[int] = []
     steps = 0
     for _ in range(dataset.next_epoch, EPOCHS):
-        for batch in loader:  # an epoch, or what is left of one
+        for batch in loader:  # an epoch, or the rest of it after a resume
             loss = (model(batch["x"].unsqueeze(1)).squeeze(1) - batch["y"]).square().mean()
             fabric.backward(loss)
             optimizer.step()
@@ -77,7 +89,7 @@ def main() -> None:
     after, resumed_weight = train(data, checkpoint, resume=True)
     is_same = before + after == whole and resumed_weight == weight
     rank = f"process {fabric.global_rank} of {fabric.world_size}"
-    print(f"{rank}: {len(before)} + {len(after)} samples seen; as without a break: {is_same}.")
+    print(f"{rank}: {len(before)} + {len(after)} samples read; same as without a stop: {is_same}.")
     sys.exit(0 if is_same else 1)
 
 

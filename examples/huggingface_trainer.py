@@ -1,10 +1,11 @@
-"""The Trainer of transformers with exact resume, on any number of processes, at the sample and at once.
+"""Exact resume with the Trainer of transformers: at the same sample, and without reading the skipped part again.
 
-    python -m examples.huggingface_trainer
-    torchrun --nproc_per_node 2 -m examples.huggingface_trainer
+    python examples/huggingface_trainer.py
+    torchrun --nproc_per_node 2 examples/huggingface_trainer.py
 
-Trains in one go; then again, but stops in the middle of an epoch; then goes on from there in new objects. Ends with 1
-if samples or weights differ by a bit.
+Trains without a stop; then with a stop in mid-epoch and a resume in new objects. Prints a line per process: how many
+samples it read before and after the resume, and whether samples and weights are the same as without a stop. Takes 15
+seconds on two cores; exits with 1 if a sample or a bit of the weights differs.
 """
 
 from __future__ import annotations
@@ -17,28 +18,39 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from examples.accelerate_loop import EPOCHS, write_samples
-from lightning_streaming import StreamingDataLoader, StreamingDataset
+from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+
+SAMPLES, BATCH_SIZE, EPOCHS = 240, 8, 2
+
+
+def write_samples(out: Path) -> None:
+    """Write points of a line as a dataset, unless it exists."""
+    if (out / "index.json").exists():
+        return
+    with MDSWriter(out=out, columns={"id": "int", "x": "float32", "y": "float32"}, size_limit="4kb") as writer:
+        for sample in range(SAMPLES):
+            x = sample / SAMPLES
+            writer.write({"id": sample, "x": x, "y": 2 * x - 1})
 
 
 class StreamingPlace(TrainerCallback, ExportableState):
-    """Keeps the loader's place in the ``trainer_state.json`` of each checkpoint, and goes on from there."""
+    """Saves the loader's position in the ``trainer_state.json`` of each checkpoint, and resumes from it."""
 
     loader: StreamingDataLoader | None = None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint is to hold; it is the same on every process."""
+        """Return the state to save; it is the same on every process."""
         return {"args": {}, "attributes": {"place": self.loader and self.loader.state_dict()}}
 
     def on_train_begin(self, *event: Any, train_dataloader: Any = None, **_: Any) -> None:
-        """Put the loader at the place of the checkpoint that training goes on from."""
+        """Set the loader to the position of the checkpoint that training resumes from."""
         self.loader = train_dataloader
         if event[1].global_step:
             train_dataloader.load_state_dict(event[1].stateful_callbacks["StreamingPlace"]["attributes"]["place"])
 
 
 class StreamingTrainer(Trainer):
-    """Trains from a StreamingDataLoader. Resume with ``ignore_data_skip=True``: the loader is at its place already."""
+    """Trains from a StreamingDataLoader. Resume with ``ignore_data_skip=True``: the loader has its position already."""
 
     train_dataset: Any
 
@@ -46,12 +58,12 @@ class StreamingTrainer(Trainer):
         args = self.args
         loader = StreamingDataLoader(self.train_dataset, args.train_batch_size, num_workers=args.dataloader_num_workers)
         if len(loader) % args.gradient_accumulation_steps:
-            raise ValueError("a resumed epoch would lose its last accumulation, as it is not whole: set epoch_size")
+            raise ValueError("the last accumulation of an epoch is incomplete, a resume would lose it: set epoch_size")
         return self.accelerator.prepare(loader)
 
 
 class Line(torch.nn.Module):
-    """Learns a line, and notes which samples it has seen."""
+    """Learns a line, and keeps the ids of its samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,11 +75,11 @@ class Line(torch.nn.Module):
 
 
 def train(out: Path, stop_after: int | None = None, resume: bool = False) -> tuple[list[int], float]:
-    """Train to the end, or for so many steps; gives the samples that this process has seen, and the weight."""
+    """Train to the end or for ``stop_after`` steps; return the ids that this process has read, and the weight."""
     torch.manual_seed(0)
     args = TrainingArguments(
         output_dir=str(out / "run"), num_train_epochs=EPOCHS, max_steps=stop_after or -1, save_steps=stop_after or 1,
-        save_strategy="steps" if stop_after else "no", per_device_train_batch_size=8, dataloader_num_workers=1,
+        save_strategy="steps" if stop_after else "no", per_device_train_batch_size=BATCH_SIZE, dataloader_num_workers=1,
         ignore_data_skip=True, lr_scheduler_type="constant", use_cpu=True, report_to="none", disable_tqdm=True,
         learning_rate=0.01,
     )  # fmt: skip
@@ -84,15 +96,16 @@ def main() -> None:
     parser.add_argument("--stop-after", type=int, default=20, metavar="STEPS", help="default: %(default)s")
     arguments = parser.parse_args()
     out: Path = arguments.out
-    place = TrainingArguments(output_dir=str(out), use_cpu=True, report_to="none")
-    with place.main_process_first():
+    setup = TrainingArguments(output_dir=str(out), use_cpu=True, report_to="none")
+    with setup.main_process_first():
         write_samples(out / "data")
 
     whole, weight = train(out)
     before, _ = train(out, stop_after=arguments.stop_after)
     after, resumed_weight = train(out, resume=True)
     is_same = before + after == whole and resumed_weight == weight
-    print(f"{len(before)} + {len(after)} samples seen by process {place.process_index}; as without a break: {is_same}.")
+    rank = f"process {setup.process_index}"
+    print(f"{rank}: {len(before)} + {len(after)} samples read; same as without a stop: {is_same}.")
     raise SystemExit(not is_same)
 
 

@@ -1,10 +1,11 @@
-"""The usual recipe of ImageNet: a random part of each picture, brought to one size, flipped or not, normalised.
+"""Image augmentation as for ImageNet: random resized crop, horizontal flip, normalization on the device.
 
-    python -m examples.imagenet                                 # writes demo_output/pictures
+    python examples/imagenet.py                                 # writes demo_output/pictures, and reads it
     lightning-streaming fit --config configs/pictures.yaml
 
-Pictures are decoded after the part is drawn, at no larger a size than it needs, in threads. All randomness is the
-sample's own ``rng``, so a resumed run sees the same parts. Nothing but numpy and torch is needed.
+Images are decoded in threads, after the crop is drawn, and no larger than it needs. All randomness comes from the
+sample's ``rng``, so a resumed run sees the same crops. Takes 10 seconds on two cores, and prints shape, mean and
+deviation of each batch. Needs no torchvision.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from lightning_streaming import EncodedImage, MDSWriter, StreamingConfig, StreamingDataModule
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of the colours of ImageNet, from 0 to 1."""
+"""Mean and standard deviation of the colours of ImageNet, from 0 to 1."""
 
 
 def draw_box(
@@ -34,13 +35,13 @@ def draw_box(
     share: tuple[float, float] = (0.08, 1.0),
     shape: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> tuple[int, int, int, int]:
-    """A part of a picture: its left, upper, right and lower edge.
+    """Return a random crop of an image: its left, upper, right and lower edge.
 
     Args:
-        size: Width and height of the picture.
-        rng: Draws it.
-        share: Of the picture's area, from and to.
-        shape: Width to height, from and to; as likely narrow as wide.
+        size: Width and height of the image.
+        rng: Generator of the crop.
+        share: Smallest and largest part of the image's area.
+        shape: Smallest and largest ratio of width to height, uniform in its logarithm.
     """
     width, height = size
     for _ in range(10):
@@ -54,7 +55,7 @@ def draw_box(
 
 
 def middle_box(size: tuple[int, int], ratio: float = 1.0, share: float = 1.0) -> tuple[int, int, int, int]:
-    """The middle of a picture: as large a part of a ratio of width to height as there is, or a share of its sides."""
+    """Return the largest centered crop of a ratio of width to height, or a share of it."""
     width, height = size
     across = max(1, round(share * min(width, height * ratio)))
     down = max(1, round(share * min(height, width / ratio)))
@@ -62,14 +63,14 @@ def middle_box(size: tuple[int, int], ratio: float = 1.0, share: float = 1.0) ->
     return left, upper, left + across, upper + down
 
 
-def normalised(images: Tensor) -> Tensor:
-    """Pixels of any batch, uint8 of shape (..., 3, height, width), as float32 of mean 0 and deviation 1."""
-    mean, std = (255 * torch.tensor(one, device=images.device).view(3, 1, 1) for one in (MEAN, STD))
+def normalize(images: Tensor) -> Tensor:
+    """Return pixels, uint8 of shape (..., 3, height, width), as float32 of mean 0 and deviation 1."""
+    mean, std = (255 * torch.tensor(values, device=images.device).view(3, 1, 1) for values in (MEAN, STD))
     return (images.float() - mean) / std
 
 
 class ImageNet(StreamingDataModule):
-    """Streams samples {"image": a picture, "label": int} as {"image": float32 (batch, 3, pixels, pixels), "label"}.
+    """Streams samples {"image": JPEG or PNG, "label": int} as {"image": float32 (batch, 3, pixels, pixels), "label"}.
 
     Args:
         pixels: Width and height.
@@ -82,23 +83,23 @@ class ImageNet(StreamingDataModule):
         self.pixels = pixels
 
     def transform(self, sample: dict[str, Any], stage: str, rng: np.random.Generator) -> dict[str, Any]:
-        """A random part, flipped or not, in training; else the middle, seven eighths of the shorter side."""
-        picture: EncodedImage = sample["image"]
+        """Crop at random and flip half of the images in training; else crop the center, 7/8 of the shorter side."""
+        encoded: EncodedImage = sample["image"]
         if stage != "train":
-            return {**sample, "image": picture.crop(middle_box(picture.size, share=7 / 8), self.pixels)}
-        image = picture.crop(draw_box(picture.size, rng), self.pixels)
+            return {**sample, "image": encoded.crop(middle_box(encoded.size, share=7 / 8), self.pixels)}
+        image = encoded.crop(draw_box(encoded.size, rng), self.pixels)
         return {**sample, "image": image.flip(-1) if rng.random() < 0.5 else image}
 
     def on_after_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
-        """Normalise where the model is: bytes are a quarter of the way there."""
-        return {**batch, "image": normalised(batch["image"])}
+        """Normalize on the device: uint8 is a quarter of the bytes to transfer."""
+        return {**batch, "image": normalize(batch["image"])}
 
 
 class Classifier(LightningModule):
-    """A few convolutions, for batches {"image": float32 (batch, 3, height, width), "label": int64 (batch,)}.
+    """A small convolutional network for batches {"image": float32 (batch, 3, height, width), "label": int64 (batch,)}.
 
     Args:
-        classes: How many labels there are, from 0 on.
+        classes: Number of labels, from 0 on.
         width: Channels of the first layer; each of the next has twice as many.
     """
 
@@ -112,7 +113,7 @@ class Classifier(LightningModule):
         self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], classes))
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Cross-entropy of the labels."""
+        """Return the cross-entropy of the labels."""
         return nn.functional.cross_entropy(self.layers(batch["image"]), batch["label"])
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
@@ -121,12 +122,12 @@ class Classifier(LightningModule):
         self.log("val_accuracy", right.float().mean(), prog_bar=True, batch_size=len(right))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW."""
+        """Return AdamW."""
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
 def write_pictures(out: Path, count: int) -> None:
-    """Write JPEG files of random spots, 320 x 240 pixels."""
+    """Write JPEG images of random spots, 320 x 240 pixels."""
     rng = np.random.default_rng(0)
     with MDSWriter(out=out, columns={"image": "jpeg", "label": "int"}, size_limit="256kb", exist_ok=True) as writer:
         for number in range(count):

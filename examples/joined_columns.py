@@ -1,32 +1,36 @@
-"""Columns that were worked out later, as datasets of their own beside the first: nothing of that is written again.
+"""Add columns to a dataset without rewriting it: write them as datasets, and join these when reading.
 
-From the repository's root, after ``python -m examples.write_dataset --out demo_output/data``:
+From the repository's root:
 
-    python -m examples.joined_columns                            # writes the two below
+    python examples/write_dataset.py                             # writes demo_output/data/code
+    python examples/joined_columns.py                            # writes code_weights and code_notes next to it
     lightning-streaming fit --config configs/joined_columns.yaml
 
-DATA/code_weights has a weight for each block of DATA/code, in the same order, and DATA/code_notes what else is known of
-some, by id and in another order.
+DATA/code_weights has a weight per sample of DATA/code, in the same order; DATA/code_notes has a line count per id, in
+another order. Takes 10 seconds on two cores, and prints the two directories.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
-from examples.byte_transformer import ByteTransformer
 from lightning_streaming import MDSWriter, StreamingDataset
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the other examples, from any directory
+from examples.byte_transformer import ByteTransformer
 
 
 class WeightedByteTransformer(ByteTransformer):
-    """Learns more from blocks of a larger weight; batches have "weight" and "lines" of shape (batch,) too."""
+    """Weights the loss of each sample; batches also have "weight" and "lines" of shape (batch,)."""
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Weighted cross-entropy in nats per byte."""
+        """Return the weighted cross-entropy in nats per byte."""
         tokens, weight = batch["tokens"].long(), batch["weight"]
         logits = self(tokens[:, :-1]).transpose(1, 2)
         losses = functional.cross_entropy(logits, tokens[:, 1:], reduction="none").mean(dim=1)
@@ -37,7 +41,7 @@ class WeightedByteTransformer(ByteTransformer):
 
 
 def write_columns(data: Path) -> None:
-    """Write both datasets, in place of those that are there.
+    """Write both datasets, and replace existing ones.
 
     Args:
         data: The directory with the dataset ``code``.
@@ -50,8 +54,8 @@ def write_columns(data: Path) -> None:
             writer.write({"weight": np.float32(len(np.unique(tokens)) / len(tokens))})
     notes = {"id": "int", "lines": "int32"}
     with MDSWriter(out=data / "code_notes", columns=notes, hashes=["sha1"], exist_ok=True) as writer:
-        for place in np.random.default_rng(1).permutation(len(blocks)).tolist():
-            number, tokens = blocks[place]
+        for position in np.random.default_rng(1).permutation(len(blocks)).tolist():
+            number, tokens = blocks[position]
             writer.write({"id": number, "lines": np.int32((tokens == ord("\n")).sum())})
     print(f"{data}/code_weights and {data}/code_notes: {len(blocks)} samples each")
 

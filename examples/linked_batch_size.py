@@ -1,12 +1,16 @@
-"""The command line, with the model told the batch size of the data: it is written in one place, and cannot disagree.
+"""A command line that passes the data's batch size to the model, so that it is set once.
 
-    python -m examples.linked_batch_size fit --config configs/linked_batch_size.yaml
-    python -m examples.linked_batch_size fit --config configs/linked_batch_size.yaml --data.batch_size 64
+    python examples/linked_batch_size.py fit --config configs/linked_batch_size.yaml
+    python examples/linked_batch_size.py fit --config configs/linked_batch_size.yaml --data.batch_size 64
 
-A link is part of a command line's code, not of its YAML, so it takes these few lines.
+Links are set in code, not in YAML. Run `python examples/write_dataset.py` first. An epoch takes 10 seconds on two
+cores; the output is that of `lightning-streaming fit`.
 """
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -14,12 +18,13 @@ from lightning_streaming.trainer.cli import StreamingCLI
 
 
 class LinkedCLI(StreamingCLI):
-    """``lightning-streaming`` with a link; a model must have an argument ``batch_size``."""
+    """``lightning-streaming`` with a link; the model needs an argument ``batch_size``."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add links, or arguments of your own."""
+        """Add links, or further arguments."""
         parser.link_arguments("data.init_args.batch_size", "model.init_args.batch_size")
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))  # the model of the configuration, from any directory
     LinkedCLI()

@@ -1,4 +1,4 @@
-"""A callback that writes down what each step was trained on, and its loss."""
+"""A callback that logs ids and loss of each step; configs/demo.yaml and configs/resume.yaml use it, not a program."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 class LossLog(Callback):
     """Appends a line to ``steps.jsonl`` after every step: its number, epoch, sample ids and loss.
 
-    The file lies in the trainer's ``default_root_dir``. Each line is in the file before the next step begins, so the
-    log is true to the last step even if the process is killed. For one process: ranks would mix their lines.
+    The file is in the trainer's ``default_root_dir``. Each line is written before the next step starts, so the log is
+    complete to the last step even if the process is killed. For one process only: ranks would mix their lines.
     """
 
     def on_train_batch_end(

@@ -1,13 +1,12 @@
-"""Write text as MDS datasets: fixed blocks of bytes, each with an id.
+"""Write text as MDS datasets: samples of a fixed number of bytes, each with an id.
 
-From the repository's root:
+    python examples/write_dataset.py                                     # texts of the Python installation
+    python examples/write_dataset.py --texts my_texts --out my_dataset   # the *.txt files of a folder
+    python examples/write_dataset.py --append 2000                       # appends more samples of the same texts
 
-    python -m examples.write_dataset                                     # texts that every machine has
-    python -m examples.write_dataset --texts my_texts --out my_dataset   # a folder of your own
-    python -m examples.write_dataset --append 2000                       # more of the same, behind what is there
-
-The first makes two datasets: DIR/code from the source files of Python's standard library, and DIR/docs from the
-licences, readmes and other documents of the packages installed beside it. Ids are unique over both.
+The first writes demo_output/data/code from the source files of the standard library, and demo_output/data/docs from the
+licences and readmes of installed packages, with unique ids: the data of most files in configs/. Takes 5 seconds on two
+cores, and prints the samples of each dataset.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from numpy.typing import NDArray
 from lightning_streaming import MDSWriter
 
 BLOCK = 129
-"""Bytes in a sample: 128 to predict from, and one more because the targets are the inputs shifted by one."""
+"""Bytes in a sample: 128, and one more because the targets are the inputs shifted by one."""
 FIRST_ID = {"code": 0, "docs": 1_000_000}
 MOST_BLOCKS_PER_FILE = 64
-"""So that a few long files do not fill a small dataset."""
+"""Limit, so that a few long files do not fill a small dataset."""
 _DOCUMENT_SUFFIXES = {".md", ".rst", ".txt"}
 _DOCUMENT_NAMES = ("METADATA", "LICENSE", "LICENCE", "NOTICE", "COPYING", "AUTHORS")
 
 
 def code_files() -> Iterator[Path]:
-    """Source files of the standard library, always in the same order."""
+    """Yield the source files of the standard library, in a fixed order."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         if not {"site-packages", "dist-packages", "test", "tests"}.intersection(path.relative_to(root).parts):
@@ -42,8 +41,8 @@ def code_files() -> Iterator[Path]:
 
 
 def document_files() -> Iterator[Path]:
-    """Documents that installed packages bring along, always in the same order."""
-    for package in sorted(Path(sysconfig.get_path("purelib")).glob("*.dist-info")):
+    """Yield the documents of installed packages, in a fixed order."""
+    for package in [package for directory in sys.path for package in sorted(Path(directory).glob("*.dist-info"))]:
         for path in sorted(package.rglob("*")):
             is_document = path.suffix in _DOCUMENT_SUFFIXES or path.name.upper().startswith(_DOCUMENT_NAMES)
             if is_document and path.is_file():
@@ -51,33 +50,30 @@ def document_files() -> Iterator[Path]:
 
 
 def blocks_of(path: Path) -> Iterator[NDArray[np.uint8]]:
-    """A file as arrays of BLOCK bytes; what is left over at its end is dropped."""
+    """Yield a file as arrays of BLOCK bytes; an incomplete last one is dropped."""
     text = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     for start in range(0, len(text) - BLOCK + 1, BLOCK):
         yield text[start : start + BLOCK]
 
 
 def write_blocks(files: Iterable[Path], out: Path, *, most: int, first_id: int = 0, append: bool = False) -> int:
-    """Write the blocks of some files as one dataset.
+    """Write the blocks of some files as one dataset; return its number of samples.
 
     Args:
-        files: What to read, in this order.
-        out: Directory of the dataset; one that lies there is replaced.
-        most: Most samples to write.
-        first_id: Id of the first sample; the others count on from there.
-        append: Whether to go on where the dataset that lies there ends.
-
-    Returns:
-        How many samples the dataset has.
+        files: Files to read, in this order.
+        out: Directory of the dataset; an existing one is replaced.
+        most: Largest number of samples to write.
+        first_id: Id of the first sample; later ids count up.
+        append: Whether to append to the existing dataset.
     """
     blocks = (block for path in files for block in islice(blocks_of(path), MOST_BLOCKS_PER_FILE))
     with MDSWriter(
         out=out,
-        # A fixed dtype and shape in the encoding take no room in the samples.
+        # With dtype and shape in the encoding, samples store only the values.
         columns={"tokens": f"ndarray:uint8:{BLOCK}", "id": "int"},
         compression="zstd",
         hashes=["sha1"],
-        size_limit="64kb",  # tiny shards, for a tiny dataset; leave the default for a real one
+        size_limit="64kb",  # for a tiny dataset; keep the default for a real one
         exist_ok=not append,
         mode="append" if append else "create",
     ) as writer:
@@ -92,7 +88,7 @@ def write_blocks(files: Iterable[Path], out: Path, *, most: int, first_id: int =
 
 
 def show_progress(out: Path, written: int, end: str = "") -> None:
-    """Print how far writing has come: over the line before on a terminal, else only where it ends."""
+    """Print the progress: over the previous line on a terminal, else only at the end."""
     back = "\r" if sys.stdout.isatty() else ""
     if back or end:
         print(f"{back}  {out}: {written} samples of {BLOCK} bytes", end=end, flush=True)
@@ -107,7 +103,7 @@ def main() -> None:
     parser.add_argument(
         "--texts", type=Path, metavar="DIR", help="write the *.txt files of this folder, as one dataset"
     )
-    parser.add_argument("--append", type=int, metavar="N", help="write up to N samples more to each dataset")
+    parser.add_argument("--append", type=int, metavar="N", help="append up to N samples to each dataset")
     parser.add_argument("--most", type=int, default=4000, help="most samples per dataset (default: %(default)s)")
     arguments = parser.parse_args()
     how = {"most": arguments.append or arguments.most, "append": arguments.append is not None}

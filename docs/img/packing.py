@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from examples.packed_documents import PackedByteTransformer, one_a_row, write_documents
+from examples.packed_documents import PackedByteTransformer, pad_documents, write_documents
 from lightning_streaming import StreamingDataLoader, StreamingDataset
 
 CAPACITY, ROWS, STEPS, SMOOTH = 256, 8, 80, 10
@@ -38,7 +38,7 @@ def trained(documents: Path, *, is_packed: bool) -> Curve:
     """Train for some steps of as many rows each."""
     packing = {"column": "tokens", "capacity": CAPACITY, "longer": "truncate"} if is_packed else None
     dataset = StreamingDataset(remote=str(documents), shuffle=True, packing=packing)
-    collate_fn = None if is_packed else partial(one_a_row, capacity=CAPACITY)
+    collate_fn = None if is_packed else partial(pad_documents, capacity=CAPACITY)
     loader = StreamingDataLoader(dataset, batch_size=ROWS, collate_fn=collate_fn, drop_last=True)
     torch.manual_seed(1)
     model = PackedByteTransformer()

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.imagenet import MEAN, STD, ImageNet, draw_box, middle_box, normalised, write_pictures
+from examples.imagenet import MEAN, STD, ImageNet, draw_box, middle_box, normalize, write_pictures
 from lightning_streaming import StreamingConfig
 
 sides = st.integers(1, 2000)
@@ -41,10 +41,10 @@ def test_the_middle_is_in_the_middle() -> None:
     assert middle_box((256, 512), share=7 / 8) == (16, 144, 240, 368)
 
 
-def test_pixels_are_normalised() -> None:
+def test_pixels_are_normalize() -> None:
     pixels = torch.tensor([round(255 * one) for one in MEAN], dtype=torch.uint8).view(1, 3, 1, 1)
-    assert normalised(pixels).abs().max() < 0.01
-    white = normalised(torch.full((3, 2, 2), 255, dtype=torch.uint8))
+    assert normalize(pixels).abs().max() < 0.01
+    white = normalize(torch.full((3, 2, 2), 255, dtype=torch.uint8))
     assert torch.allclose(white[:, 0, 0], torch.tensor([(1 - mean) / std for mean, std in zip(MEAN, STD, strict=True)]))
 
 

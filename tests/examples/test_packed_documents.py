@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
-from examples.packed_documents import PackedByteTransformer, one_a_row, write_documents
+from examples.packed_documents import PackedByteTransformer, pad_documents, write_documents
 from lightning_streaming import StreamingDataLoader, StreamingDataset, StreamingStateCallback
 
 CAPACITY = 384
@@ -37,7 +37,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loader(documents: Path, *, is_packed: bool = True, fixed_epoch: bool = False) -> StreamingDataLoader:
     dataset = StreamingDataset(remote=str(documents), shuffle=True, packing=PACK if is_packed else None)
-    collate_fn = None if is_packed else partial(one_a_row, capacity=CAPACITY)
+    collate_fn = None if is_packed else partial(pad_documents, capacity=CAPACITY)
     return StreamingDataLoader(dataset, batch_size=4, collate_fn=collate_fn, fixed_epoch=fixed_epoch)
 
 
@@ -96,7 +96,7 @@ def test_a_document_has_the_loss_that_it_has_alone(batch: dict[str, Tensor], mod
         losses, follows = model.losses(batch)
         for pack, is_own in each_document(batch):
             document = {"tokens": batch["input_ids"][pack][is_own].numpy()}
-            alone, _ = model.losses(one_a_row([document], CAPACITY))
+            alone, _ = model.losses(pad_documents([document], CAPACITY))
             expected = alone[0][: int(is_own.sum()) - 1]
             torch.testing.assert_close(losses[pack][is_own[1:] & follows[pack]], expected, rtol=1e-5, atol=1e-6)
             assert alone.count_nonzero() == len(expected)
