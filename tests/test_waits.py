@@ -19,7 +19,7 @@ from lightning_streaming import StreamingDataset, waits
 from lightning_streaming.cache import generated_index
 from lightning_streaming.cache.config import RUNTIME_VARIABLE
 from lightning_streaming.formats.index import dump_index
-from lightning_streaming.resume import pack_plans
+from lightning_streaming.resume import order_files
 from lightning_streaming.sequence.packing import packs
 from lightning_streaming.sequence.packing.plan import plan_packs
 from lightning_streaming.waits import IN_LOG, ProgressDisplay, bar, progress, waiting
@@ -133,7 +133,7 @@ def test_the_log_is_told_while_packs_are_planned(
     tmp_path: Path, soon: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = packed_train(write_documents(tmp_path / "documents"))
-    monkeypatch.setattr(pack_plans, "_SMALL", 1)
+    monkeypatch.setattr(order_files, "_SMALL_PLAN", 1)
     monkeypatch.setattr(packs, "plan_packs", held_until_told(plan_packs, soon, "planning"))
     monkeypatch.setenv(RUNTIME_VARIABLE, str(tmp_path / "orders"))
     assert len(packed_loader(train, 3))

@@ -21,9 +21,7 @@ import numpy as np
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.escaping import Lines
 from lightning_streaming.resume.appended_data import Growth, growth_since
-from lightning_streaming.resume.differences import Difference, in_words
-from lightning_streaming.resume.fingerprint import refusal
-from lightning_streaming.resume.phase_refusal import ways_out_of_phases
+from lightning_streaming.resume.mismatch import Difference, format_differences, mismatch_message, phase_hints
 from lightning_streaming.resume.run_order import RunOrder, RunRequest, order_of, resolved_order
 from lightning_streaming.resume.saved_fingerprint import SavedStream
 from lightning_streaming.resume.state import Cursor, EpochStart, SavedPosition
@@ -441,7 +439,7 @@ class Resumed(NamedTuple):
     def notes(self) -> Iterator[str]:
         """Yield warnings for the user."""
         if self.differences:
-            changed = indent(in_words(self.differences), "  ")
+            changed = indent(format_differences(self.differences), "  ")
             yield Lines(f"{self.run.message_prefix}resuming although data or order have changed:\n{changed}")
 
 
@@ -528,8 +526,9 @@ def resume(
     )
     found = replace(run, order=then or order).differences(saved)
     if found and on_mismatch == "error":
-        of_phases = ways_out_of_phases(found, saved, asked.phases, checkpoint)
-        raise StateMismatchError(message=told + refusal(found, saved.fingerprint, of_phases))
+        are_together = saved.fingerprint is not None and saved.fingerprint.all_streams is not None
+        hints = phase_hints(found, saved.cursor, asked.phases, checkpoint)
+        raise StateMismatchError(message=told + mismatch_message(found, are_together=are_together, phase_hints=hints))
     run.check_phases(saved.cursor)
     return Resumed(run, found, notes)
 

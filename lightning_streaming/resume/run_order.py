@@ -18,8 +18,7 @@ from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.options.packing import Packing
 from lightning_streaming.resume.appended_data import NO_GROWTH, Growth
 from lightning_streaming.resume.fingerprint import Fingerprint
-from lightning_streaming.resume.order_files import shared_order
-from lightning_streaming.resume.pack_plans import EpochPacker
+from lightning_streaming.resume.order_files import EpochPacker, shared_order
 from lightning_streaming.resume.state import Cursor, SavedPosition
 from lightning_streaming.selection.catalog import Catalog, CatalogView
 from lightning_streaming.sequence.batching import Batched, batched

@@ -11,36 +11,44 @@ None and "loaders" is empty:
      "loaders": {"train": {...}},
      "samples_per_global_batch": {"train": 512}}
 
-docs/internals/state.md describes every key. Each class here reads itself from such a dict and writes it, under keys that
-are written out; ``state_upgrade.py`` alone knows those of earlier versions and of MosaicML Streaming. All loads with
-``torch.load(..., weights_only=True)``.
+docs/internals/state.md describes every key. Each class here reads itself from such a dict and writes it, with keys that
+do not depend on names of attributes. All of it loads with ``torch.load(..., weights_only=True)``.
+
+States of earlier versions, and of MosaicML Streaming, are first brought under the keys of the current version by
+:func:`upgraded`, the only function that knows the earlier keys. It passes values on unchanged, also invalid ones, which
+the parser of the current version reports. Version 1 describes streams with "place", "samples drawn" and "joins", many
+of them by one entry "all 12 streams"; it has "phases" with "until" and "cut", and "pack" within "order". MosaicML
+Streaming writes no version and four or five keys; it calls the time before the first epoch "epoch -1".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import lightning_streaming
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.resume.appended_data import NO_GROWTH, Growth
+from lightning_streaming.resume.mismatch import StreamList
 from lightning_streaming.resume.saved_fingerprint import SavedFingerprint
-from lightning_streaming.resume.state_upgrade import STATE_VERSION, upgraded, version_of
-from lightning_streaming.resume.stream_list import StreamList
-from lightning_streaming.saved_fields import Fields
+from lightning_streaming.saved_fields import DAMAGED, Fields
+from lightning_streaming.sequence.packing.settings import named_facts
 from lightning_streaming.sequence.partition import LARGEST_BATCH, BatchGeometry
 from lightning_streaming.sequence.settings import LARGEST_SEED, MOST_CANONICAL_NODES
 from lightning_streaming.sequence.skips import NOTHING_SKIPPED, SkippedPositions, SkippedRange, parse_batch_ranges
 from lightning_streaming.world import World
 
+STATE_VERSION = 2
+"""The version that this release writes."""
 MOST_EPOCHS = 2**31 - 1
-"""Far more than a run can have; beyond, a number was not written by one."""
+"""Far more epochs than a run can have: a larger number was not written by a run."""
 _MOST_NODES = 2**20
 """Far more nodes than there are machines in one place."""
 CALLBACK_KEY = "lightning_streaming.StreamingStateCallback"
-"""Under which key of "callbacks" a Lightning checkpoint holds the state of a run."""
+"""Key in "callbacks" of a Lightning checkpoint that holds the state of a run."""
 
 
 class Cursor(NamedTuple):
@@ -69,14 +77,14 @@ class EpochStart:
     batch_size: int
     """Samples per batch on each rank."""
     geometry: BatchGeometry
-    """What the epoch's batches were made for; not this world, where it changed in the middle of the epoch."""
+    """Geometry that the epoch's batches are composed for; another one than this world's after a resume in an epoch."""
     shuffle_seed: int
     num_canonical_nodes: int
     shuffle_block_size: int
     skipped: SkippedPositions = NOTHING_SKIPPED
-    """What the pass leaves out of its epoch."""
+    """Positions of the epoch that the pass leaves out."""
     growth: Growth = NO_GROWTH
-    """How much epochs read of streams that have grown."""
+    """Shards that epochs read of streams that have grown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +97,11 @@ class SavedPosition:
     initial_physical_nodes: int | None
     """Nodes of the run's first start; states of MosaicML Streaming 0.2 do not hold them."""
     geometry: BatchGeometry | None
-    """The machines that the epoch's batches are composed for, where they are composed."""
+    """The geometry that the epoch's batches are composed for, where they are composed."""
     fingerprint: SavedFingerprint | None
     """The data and the order that it belongs to; None if it was saved by MosaicML Streaming."""
     skipped: Mapping[str, SkippedRange] = field(default_factory=dict)
-    """The first and the last position of the samples of skipped ranges of batches, by the range as it is written."""
+    """The first and the last position of the samples of skipped ranges of batches, by the text of the range."""
     streams: StreamList | None = None
     """A few bytes for each stream, to report which has changed where the fingerprint alone would not."""
 
@@ -129,8 +137,8 @@ def read_state(state: object, of: str = "a saved position") -> SavedPosition:
         of: Its name in messages.
 
     Raises:
-        StateError: It is not a state, lacks a key, was written by a version that is not known here, or one of its
-            values cannot be; the message names the field.
+        StateError: It is not a state, lacks a key, was written by an unknown version, or has an invalid value; the
+            message names the field.
     """
     fields = upgraded(Fields(state, of))
     position = SavedPosition(
@@ -163,18 +171,18 @@ def _skipped(fields: Fields) -> dict[str, SkippedRange]:
     batches = 0
     for name in fields:
         try:
-            (asked,) = parse_batch_ranges([name], "skipped")
+            (batch_range,) = parse_batch_ranges([name], "skipped")
         except ConfigError as error:
             raise fields.contradicts(
-                f"a range of batches is written like '12-20', but one is {short_repr(name)}"
+                f"a range of batches is written like '12-20', but got {short_repr(name)}"
             ) from error
-        batches += len(asked)
+        batches += len(batch_range)
         first, start, last, stop = fields.whole_numbers(name, 4)
         read[name] = (first, start), (last, stop)
     for name, (begin, end) in read.items():
         # Each epoch that a range goes through has at least one batch, of this range or of another.
         if end < begin or end[0] - begin[0] > batches:
-            raise fields.wrong(name, f"a range of {batches} batches at most, from a place to a later one")
+            raise fields.wrong(name, f"a range of {batches} batches at most, from a position to a later one")
     return read
 
 
@@ -207,7 +215,7 @@ class SavedTrainer:
     batches: int
     """Batches of this epoch that are in the weights."""
     batches_in_epoch: int
-    """0 if that is not known."""
+    """0 if unknown."""
 
     @classmethod
     def read(cls, fields: Fields) -> SavedTrainer:
@@ -231,9 +239,9 @@ class SavedValidation:
     """Validations of an epoch under way."""
 
     is_due: bool = False
-    """Whether one is due, or was under way, before the trainer's next batch."""
+    """True if one is due, or was running, before the trainer's next batch."""
     done_after: int = 0
-    """Batches of the epoch after which the last finished one ran."""
+    """Batches of the epoch before the last validation that finished."""
 
     @classmethod
     def read(cls, fields: Fields) -> SavedValidation:
@@ -252,9 +260,9 @@ class SavedRun:
     trainer: SavedTrainer | None = None
     """None before the first batch."""
     loaders: Mapping[str, SavedPosition] = field(default_factory=dict)
-    """The place of each train loader, by name."""
+    """The position of each train loader, by name."""
     samples_per_global_batch: Mapping[str, int] = field(default_factory=dict)
-    """Of some of the loaders: samples of one batch over all ranks."""
+    """Samples of one batch over all ranks, for some of the loaders."""
     validation: SavedValidation = field(default_factory=SavedValidation)
 
     def as_state(self) -> dict[str, Any]:
@@ -272,8 +280,8 @@ def read_run(state: object) -> SavedRun:
     """Read the whole state of the callback.
 
     Raises:
-        StateError: It is no such state, was written by a version that is not known here, or one of its values cannot
-            be; the message names the field.
+        StateError: It is no such state, was written by an unknown version, or has an invalid value; the message names
+            the field.
     """
     fields = Fields(state, "the checkpoint's streaming state")
     version_of(fields)  # version 1 has the same keys around the positions, which have versions themselves
@@ -289,5 +297,100 @@ def read_run(state: object) -> SavedRun:
         names = sorted(run.loaders)
         raise fields.contradicts(f"'trainer' is None, as before the first batch, but there are {names}")
     if run.trainer is not None and not run.loaders:
-        raise fields.contradicts("'trainer' has a place, and 'loaders' none")
+        raise fields.contradicts("'trainer' has a position, and 'loaders' is empty")
     return run
+
+
+def version_of(fields: Fields) -> int:
+    """Return the version of a state, which this release can read.
+
+    Raises:
+        StateError: It is no version, or a newer one; the hint names the release that reads it.
+    """
+    version = fields.get("version")
+    if type(version) is not int or version < 1:
+        raise StateError(f"{fields.of} has version {short_repr(version)}, and versions are whole numbers", hint=DAMAGED)
+    if version > STATE_VERSION:
+        release = fields.get("library_version") if "library_version" in fields else None
+        known = isinstance(release, str) and len(release) < 20 and re.fullmatch(r"\d+(\.\w+)*", release)
+        raise StateError(
+            f"{fields.of} has version {short_repr(version)}, and this release reads versions up to {STATE_VERSION}",
+            hint=f"install lightning-streaming {release} or a newer release"
+            if known
+            else "resume with the release that wrote it, or a newer one",
+        )
+    return version
+
+
+def upgraded(fields: Fields) -> Fields:
+    """Return a saved position under the keys of the current version.
+
+    Args:
+        fields: Of any version up to the current one, or of MosaicML Streaming.
+
+    Raises:
+        StateError: Its version cannot be read.
+    """
+    if "version" in fields:
+        state = fields.values
+    else:  # of MosaicML Streaming; states of its release 0.2 have no nodes
+        for key in ("epoch", "sample_in_epoch"):
+            fields.get(key)  # before others are added: the error names the keys that the state has
+        state = {"initial_physical_nodes": None, "fingerprint": None, **fields.values, "version": 1}
+        epoch, sample = state["epoch"], state["sample_in_epoch"]
+        if type(epoch) is int and epoch == -1 and type(sample) is int and sample >= 0:
+            state |= {"epoch": 0, "sample_in_epoch": 0}
+    if version_of(Fields(state, fields.of)) == 1:
+        state = _renamed(state, {"streams": "stream_list"})
+        state = _with(state, "stream_list", lambda value: _renamed(value, {"named digests": "named_digests"}))
+        state = _with(state, "fingerprint", _fingerprint)
+    return Fields(state, fields.of)
+
+
+def _fingerprint(value: Any) -> Any:
+    def stream(value: Any) -> Any:
+        new = _renamed(value, {"place": "index", "samples drawn": "samples_drawn", "joins": "join"})
+        return _with(new, "join", lambda joins: _each(joins, lambda join: _renamed(join, {"on": "key"})))
+
+    def phase(value: Any) -> Any:
+        return _renamed(value, {"until": "end", "cut": "ended_at"})
+
+    new = _renamed(value, {"phases": "schedule"})
+    new = _with(new, "schedule", lambda phases: _each(phases, phase))
+    new = _with(new, "streams", lambda streams: _each(streams, stream))
+    streams = new.get("streams") if isinstance(new, Mapping) else None
+    if isinstance(streams, Mapping) and len(streams) == 1:
+        ((name, described),) = streams.items()
+        together = re.fullmatch(r"all (\d{1,9}) streams", name) if isinstance(name, str) else None
+        if together and isinstance(described, Mapping) and "index" not in described:
+            new = {key: of for key, of in new.items() if key != "streams"}
+            new["all_streams"] = {"count": int(together[1]), **described}
+    order = new.get("order") if isinstance(new, Mapping) else None
+    if isinstance(order, Mapping) and "pack" in order:
+        new = {**new, **_packing(order["pack"]), "order": {key: order[key] for key in order if key != "pack"}}
+    return new
+
+
+def _packing(value: Any) -> dict[str, Any]:
+    """Return the settings of version 1, a list that begins with the method, by their names."""
+    facts = value.get("method") if isinstance(value, Mapping) else None
+    if not isinstance(facts, list | tuple) or not facts or not isinstance(facts[0], str):
+        return {"packing": value}
+    settings = named_facts(facts)
+    is_budget = settings["method"] == "budget"
+    if is_budget:
+        del settings["method"]
+    others = {key: of for key, of in value.items() if key != "method"}
+    return {"token_budget" if is_budget else "packing": {**settings, **others}}
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    return {names.get(key, key): of for key, of in value.items()} if isinstance(value, Mapping) else value
+
+
+def _with(value: Any, key: str, change: Callable[[Any], Any]) -> Any:
+    return {**value, key: change(value[key])} if isinstance(value, Mapping) and key in value else value
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    return {key: change(of) for key, of in value.items()} if isinstance(value, Mapping) else value

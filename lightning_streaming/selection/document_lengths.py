@@ -215,7 +215,7 @@ class CatalogLengths:
                     filled += len(some)
                 self._gathered[stream] = gathered
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free the lengths that :meth:`gather` copied."""
         self._gathered = {}
 

@@ -148,7 +148,7 @@ def test_a_cut_may_lie_ahead_of_the_checkpoint(root: Path, steps: int) -> None:
 @pytest.mark.parametrize("place", [44, 76])
 def test_a_phase_is_not_cut_where_it_was_read_on(root: Path, place: int) -> None:
     _, state = stopped(root, 20)
-    words = f"schedule.ramp.ended_at={place} lies before sample 80, where the checkpoint stands; end it there or later"
+    words = f"schedule.ramp.ended_at={place} is before sample 80, the position of the checkpoint; end it there or later"
     with raises(StateMismatchError, f"schedule.ramp.ended_at: saved 'absent', now {place}", words, "state branch"):
         read(gone_on(root, state, phases=with_cut(PHASES, place, *futures(place)), names=OTHERS))
 

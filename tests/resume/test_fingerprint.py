@@ -12,8 +12,8 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.errors import StateMismatchError
-from lightning_streaming.resume.differences import Difference, differences, in_words
-from lightning_streaming.resume.fingerprint import refusal, told_mix
+from lightning_streaming.resume.fingerprint import format_mix
+from lightning_streaming.resume.mismatch import Difference, differences, format_differences, mismatch_message
 from tests.helpers import State, json_copy, make_loader, write_dataset
 from tests.sequence.builders import phase
 
@@ -128,9 +128,9 @@ def test_what_differs_by_hashes_alone_says_so(
         kind = "with" if alone else "written with"
         state = loader({f"s{number}": root / f"{kind} {then}" for number in range(names)}).state_dict()
         told = refused({f"s{number}": root / f"{kind} {now}" for number in range(names)}, state)
-        assert f"(hashes: {words})" in told
+        assert f"({words})" in told
         assert 'on_mismatch="warn"' in told
-        assert ("Only what the indexes tell" in told) == ("digest" not in told) == alone
+        assert ("Only hashes in the indexes differ" in told) == ("digest" not in told) == alone
 
 
 def test_other_values_of_a_hash_are_other_data(root: Path, tmp_path: Path) -> None:
@@ -192,12 +192,12 @@ def test_every_difference_is_found(
 
 
 def test_one_difference_is_a_phrase() -> None:
-    assert in_words([Difference("order.shuffle", "True", "False")]) == "order.shuffle: saved True, now False"
+    assert format_differences([Difference("order.shuffle", "True", "False")]) == "order.shuffle: saved True, now False"
 
 
 def test_several_differences_are_a_table() -> None:
     found = [Difference("order.shuffle_algo", "'py1e'", "'naive'"), Difference("streams.0.samples", "29", "30")]
-    assert in_words(found).splitlines() == [
+    assert format_differences(found).splitlines() == [
         "setting             saved   now",
         "order.shuffle_algo  'py1e'  'naive'",
         "streams.0.samples   29      30",
@@ -219,7 +219,7 @@ _LINE = "lightning-streaming fit: all is well"
 def test_names_and_values_of_a_state_add_no_lines_to_a_refusal(saved: dict[str, Any], several: bool) -> None:
     now: dict[str, Any] = {name: {} for name in saved}
     found = differences({**saved, "more": 1} if several else saved, now)
-    for text in (in_words(found), refusal(found)):
+    for text in (format_differences(found), mismatch_message(found)):
         assert f"\\n{_LINE}" in text
         assert f"\n{_LINE}" not in text
         assert "\x1b" not in text
@@ -227,24 +227,24 @@ def test_names_and_values_of_a_state_add_no_lines_to_a_refusal(saved: dict[str, 
 
 def test_names_of_hashes_and_sentences_on_phases_add_no_lines_to_a_refusal() -> None:
     found = [Difference("streams.a.hashes", f"sha1\n{_LINE}", "none")]
-    text = refusal(found, None, f" Run `state branch a\n{_LINE}`.")
+    text = mismatch_message(found, phase_hints=f" Run `state branch a\n{_LINE}`.")
     assert text.count(f"\\n{_LINE}") == 3
     assert f"\n{_LINE}" not in text
 
 
 def test_other_lengths_are_read_by_a_new_epoch_and_with_on_change() -> None:
-    text = refusal([Difference("streams.a.lengths", "'1'", "'2'")])
+    text = mismatch_message([Difference("streams.a.lengths", "'1'", "'2'")])
     assert '`lightning-streaming state set CKPT --epoch N --sample 0`, then resume with on_mismatch="warn"' in text
 
 
 def test_the_mix_of_a_phase_is_one_line() -> None:
-    assert told_mix(phase("level", 10, {"web": 1.0})) == "web 1.0"
-    assert told_mix(phase("ramp", 10, {"web": (1.0, 2.0), "code": 1.0})) == "code 1.0, web 1.0 to 2.0"
+    assert format_mix(phase("level", 10, {"web": 1.0})) == "web 1.0"
+    assert format_mix(phase("ramp", 10, {"web": (1.0, 2.0), "code": 1.0})) == "code 1.0, web 1.0 to 2.0"
 
 
 def test_mixes_of_many_streams_are_told_apart_in_short() -> None:
     many: dict[str, float | tuple[float, float]] = {f"stream{number}": 1.0 for number in range(100)}
-    told = [told_mix(phase("one", 10, {**many, "stream7": one})) for one in (1.0, 1.5, (1.0, 1.5))]
+    told = [format_mix(phase("one", 10, {**many, "stream7": one})) for one in (1.0, 1.5, (1.0, 1.5))]
     assert len(set(told)) == 3
     assert all(one.startswith("of 100 streams, ") and len(one) < 100 for one in told)
 
@@ -256,5 +256,5 @@ def test_values_that_cannot_be_compared_are_differences() -> None:
     for value, words in ((np.arange(3), "array([0, 1, 2])"), (nested, "[[[[[[[...]]]]]]]"), ("x" * 10**6, "'xxx")):
         (difference,) = differences({"order": {"new": value}}, {"order": {}})
         assert difference.saved.startswith(words)
-        assert len(in_words([difference] * 30)) < 30_000
+        assert len(format_differences([difference] * 30)) < 30_000
     assert differences({"order": np.arange(3)}, {"order": np.arange(3)})

@@ -342,7 +342,7 @@ def test_a_last_shard_that_was_written_anew_is_refused(tmp_path: Path) -> None:
     _, state = stopped(loader({"a": root}), 2)
     resumed = loader({"a": write_shards(tmp_path / "filled up" / "a", [5] * 8)})
     resumed.load_state_dict(state)
-    with raises(StateMismatchError, "streams.a.digest", "the shards before must stay as they are"):
+    with raises(StateMismatchError, "streams.a.digest", "the shards before must stay unchanged"):
         len(resumed)
 
 

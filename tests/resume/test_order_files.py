@@ -28,7 +28,7 @@ from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.files import hold_lock
 from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
 from lightning_streaming.resume import order_files
-from lightning_streaming.resume.order_files import OrderAhead, order_ahead_of_use, shared_order
+from lightning_streaming.resume.order_files import OrderAhead, shared_order
 from lightning_streaming.resume.run_order import RunRequest
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.draw import Shuffled, drawn_here
@@ -291,13 +291,13 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[int] = []
         self.begun, self.go_on = threading.Event(), threading.Event()
-        monkeypatch.setattr(order_files, "order_ahead_of_use", self._draw)
+        monkeypatch.setattr(order_files, "shared_order", self._draw)
 
-    def _draw(self, order: Shuffled) -> NDArray[np.integer[Any]] | None:
+    def _draw(self, order: Shuffled, timeout: float) -> NDArray[np.integer[Any]]:
         self.calls.append(order.epoch)
         self.begun.set()
         assert self.go_on.wait(20)
-        return order_ahead_of_use(order)
+        return shared_order(order, timeout)
 
 
 def test_an_order_is_there_when_it_is_asked_for(ahead: OrderAhead, orders: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_failure_is_logged_once_with_its_cause_and_met_by_the_reader(
         finish()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "epoch 1 was not made ahead of time" in record.getMessage()
+    assert "epoch 1 could not be drawn ahead of time" in record.getMessage()
     assert "ConfigError: shuffle_algo='py1br' needs blocks" in record.getMessage()
     assert made(orders) == set()
     with pytest.raises(ConfigError, match="needs blocks"):

@@ -259,17 +259,17 @@ def test_what_has_begun_may_not_change(root: Path, past: str, caplog: pytest.Log
 def test_whatever_differs_of_a_phase_the_way_out_is_told_with_the_file(root: Path, changed: str) -> None:
     other: dict[str, Any] = {"end": 124, "mix": {"web": [1, 0.5], "math": [0.1, 0.5]}, "steps": 5}
     loader = gone_on(root, stopped(root, 12)[1], phases=[BROAD, replace(RAMP, **{changed: other[changed]}), ANNEAL])
-    with raises(StateMismatchError, f"schedule.ramp.{changed}", "`lightning-streaming state branch CHECKPOINT` says"):
+    with raises(StateMismatchError, f"schedule.ramp.{changed}", "`lightning-streaming state branch CHECKPOINT` prints"):
         len(loader)
     run_state_of(loader.dataset).set_labels(checkpoint="run/last.ckpt")
-    with raises(StateMismatchError, "`lightning-streaming state branch run/last.ckpt` says"):
+    with raises(StateMismatchError, "`lightning-streaming state branch run/last.ckpt` prints"):
         len(loader)
 
 
 def test_a_border_written_in_percent_is_told_as_the_number_it_was(root: Path) -> None:
     phases = [replace(BROAD, end="25%"), RAMP, ANNEAL]
     _, state = stopped(root, 12, phases=phases)
-    told = "schedule.broad.end is written as 25% of epoch_size, which is 200 now; to keep it where it was, write 40."
+    told = "schedule.broad.end is written as 25% of epoch_size, which is 200 now; to keep the saved end, write 40."
     with raises(StateMismatchError, "schedule.ramp.end is written as 75%", "write 120.", told):
         len(gone_on(root, state, phases=phases, epoch_size=200))
     as_numbers = [BROAD, replace(RAMP, end=120), ANNEAL]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
 from lightning_streaming.reading.workers import SharedEpochStart
-from lightning_streaming.resume.differences import Difference
+from lightning_streaming.resume.mismatch import Difference
 from lightning_streaming.resume.run import Epoch, Machines, Run, new_run, order_of_pass, resume
 from lightning_streaming.resume.run_order import RunRequest
 from lightning_streaming.resume.run_state import drawn_sequence

@@ -22,8 +22,7 @@ import torch
 from lightning_streaming import Stream, StreamingDataLoader, World, __version__
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.reading.position import position_of
-from lightning_streaming.resume.state import SavedTrainer, SavedValidation, read_run, read_state
-from lightning_streaming.resume.state_upgrade import STATE_VERSION
+from lightning_streaming.resume.state import STATE_VERSION, SavedTrainer, SavedValidation, read_run, read_state
 from tests.dataset.mutated import mutations
 from tests.helpers import State, ids, json_copy, make_dataset, make_loader, read_epochs, write_dataset, write_shards
 from tests.reading.processes import wait_until
@@ -415,7 +414,7 @@ def test_what_is_refused_when_it_is_loaded_changes_nothing(data: Path, kind: str
             {"batch_geometry": {"num_nodes": 2**20, "ranks_per_node": 2**20, "batch_size": 1}},
             "'ranks_per_node' of 'batch_geometry' of a saved position",
         ),
-        ({"skipped": {"five": [0, 0, 0, 4]}}, "a range of batches is written like '12-20', but one is 'five'"),
+        ({"skipped": {"five": [0, 0, 0, 4]}}, "a range of batches is written like '12-20', but got 'five'"),
         ({"skipped": {"5": [0, 0, 4]}}, "'5' of 'skipped' of a saved position must be a list of 4 whole numbers"),
         ({"skipped": {"5": [0, 0, 9, 4]}}, "'5' of 'skipped'"),
         ({"skipped": {"5": [0, 8, 0, 4]}}, "'5' of 'skipped'"),

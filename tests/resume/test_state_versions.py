@@ -20,8 +20,15 @@ import pytest
 from lightning_streaming import Stream, StreamingDataset
 from lightning_streaming.errors import StateError, StateMismatchError
 from lightning_streaming.reading.passes import run_state_of
-from lightning_streaming.resume.state import Cursor, SavedRun, SavedTrainer, SavedValidation, read_run, read_state
-from lightning_streaming.resume.state_upgrade import STATE_VERSION
+from lightning_streaming.resume.state import (
+    STATE_VERSION,
+    Cursor,
+    SavedRun,
+    SavedTrainer,
+    SavedValidation,
+    read_run,
+    read_state,
+)
 from lightning_streaming.sequence.partition import BatchGeometry
 from lightning_streaming.sequence.settings import OrderSettings
 from tests.golden import golden_path

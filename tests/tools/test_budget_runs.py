@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_streaming import World
-from lightning_streaming.resume import pack_plans
+from lightning_streaming.resume import order_files
 from tests.packed_data import FIRST, LENGTHS, TOKENS, packed_loader, write_documents
 from tests.phased_data import write_config
 from tests.tools.running import run
@@ -66,12 +66,12 @@ def test_groups_of_the_first_epoch_are_told_as_they_are_read(train: dict[str, An
 def test_what_a_run_needs_is_counted_and_planned(
     train: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pack_plans, "_SMALL", 0)  # so that plans are kept in files
+    monkeypatch.setattr(order_files, "_SMALL_PLAN", 0)  # so that plans are kept in files
     monkeypatch.setenv("LIGHTNING_STREAMING_RUNTIME", str(tmp_path / "runtime"))
     done = run("lengths", "--config", write_config(tmp_path / "run.yaml", train, devices=1), "--json")
     assert (done.code, done.err) == (0, "")
     (planned,) = done.json["planned"]
-    monkeypatch.setattr(pack_plans, "plan_epoch", None)  # it is not planned again
+    monkeypatch.setattr(order_files, "plan_epoch", None)  # it is not planned again
     loader = packed_loader(train, 1)
     assert planned["packs"] == len(list(loader))
     assert planned["fill"] == TOKENS / loader.statistics().token_room

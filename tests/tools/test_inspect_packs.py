@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming.resume import pack_plans
+from lightning_streaming.resume import order_files
 from lightning_streaming.selection import scanning
 from tests.packed_data import CAPACITY, LENGTHS, TOKENS, packed_loader, packed_train, write_documents
 from tests.phased_data import write_config
@@ -57,7 +57,7 @@ def test_a_checkpoint_of_packs_goes_with_it(data: Path) -> None:
 
 @pytest.mark.nightly
 def test_what_a_run_needs_is_counted_and_planned(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_plans, "_SMALL", 0)  # so that plans are kept in files
+    monkeypatch.setattr(order_files, "_SMALL_PLAN", 0)  # so that plans are kept in files
     monkeypatch.setenv("LIGHTNING_STREAMING_RUNTIME", str(data / "runtime"))
     train = packed_train(data)
     val = {"remote": str(data / "web"), "packing": {"column": "tokens", "capacity": 32, "lengths": "size"}}
@@ -76,7 +76,7 @@ def test_what_a_run_needs_is_counted_and_planned(data: Path, monkeypatch: pytest
     assert (planned["of"], planned["documents"], planned["packs"]) == ("data.train", 130, packs)
     assert (of_val["of"], of_val["tokens"]) == ("data.val", sum(LENGTHS["web"]))
     monkeypatch.setattr(scanning, "read_columns", None)  # nothing is looked at again
-    monkeypatch.setattr(pack_plans, "plan_epoch", None)  # nor planned
+    monkeypatch.setattr(order_files, "plan_epoch", None)  # nor planned
     again = run("lengths", "--config", config)
     assert again.code == 0, again.err
     assert again.out.count("was kept") == 3

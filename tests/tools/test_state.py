@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
-from lightning_streaming.resume.state import CALLBACK_KEY
-from lightning_streaming.resume.state_upgrade import STATE_VERSION
+from lightning_streaming.resume.state import CALLBACK_KEY, STATE_VERSION
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
 from tests.helpers import write_dataset
 from tests.tools.running import edit_state as edit

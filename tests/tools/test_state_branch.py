@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming import MixturePhase
-from lightning_streaming.resume.fingerprint import told_mix
+from lightning_streaming.resume.fingerprint import format_mix
 from lightning_streaming.resume.saved_fingerprint import SavedPhase
 from lightning_streaming.tools.runs.positions import phase_line, read_mix
 from tests.helpers import make_loader, write_dataset
@@ -68,7 +68,7 @@ def test_nothing_is_cut_where_a_phase_begins(root: Path, tmp_path: Path, steps: 
 
 def test_a_mix_of_too_many_streams_is_left_open() -> None:
     mix = {f"stream {number}": 1 + number / 7 for number in range(30)}
-    told = told_mix(MixturePhase(mix=mix).resolved("wide", 10))
+    told = format_mix(MixturePhase(mix=mix).resolved("wide", 10))
     assert read_mix(told, mix) is None
     line = phase_line("wide", SavedPhase(end=10, mix=told, steps=1), mix)
     assert line == "wide: {end: 10, mix: ...}  # as it was: of too many streams"
@@ -88,7 +88,7 @@ RAMPS = st.tuples(st.floats(0, 9), st.floats(1e-9, 9)).filter(lambda ends: ends[
 )
 def test_a_mix_is_read_as_it_was_written_or_not_at_all(mix: dict[str, Any]) -> None:
     settled = MixturePhase(mix=mix | {"a": 1}).resolved("any", 10)
-    read = read_mix(told_mix(settled), mix | {"a": 1})
+    read = read_mix(format_mix(settled), mix | {"a": 1})
     assert read is None or MixturePhase(mix=read).resolved("any", 10) == settled
 
 
