@@ -1,4 +1,4 @@
-"""What was measured, as JSON and as the Markdown tables of docs/performance.md."""
+"""What was measured, as JSON and as the Markdown tables of docs/internals/benchmarks.md."""
 
 from __future__ import annotations
 
