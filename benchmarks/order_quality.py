@@ -26,11 +26,11 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from benchmarks.order_mixing import Mixing, largest_burst, mixing, needed_within, uniform_mixing
+from benchmarks.order_mixing import Mixing, largest_burst, lru_downloads, mixing, needed_within, uniform_mixing
 from lightning_streaming.sequence.batching import Batched, batched
 from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.partition import BatchGeometry, Partition
-from lightning_streaming.sequence.quality import lru_downloads, open_at_once, shard_visits
+from lightning_streaming.sequence.quality import open_at_once, shard_visits
 from lightning_streaming.sequence.settings import SHUFFLE_ALGOS, OrderSettings, ResolvedOrder, ShuffleAlgo
 from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.units import parse_bytes, parse_count

@@ -22,7 +22,8 @@ from lightning_streaming.resume.state import Cursor
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.partition import INTERLEAVED
 from lightning_streaming.sequence.settings import OrderSettings
-from lightning_streaming.tools.planning.node import NodeReads, ShardBytes
+from lightning_streaming.tools.planning.node import NodeReads
+from lightning_streaming.tools.stored.summary import ShardBytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -198,10 +198,7 @@ def _claim(
     trusted = existing_index in (None, index_text) and existing_claim == claim
     existing = set(out.at.walk())
     present = [file for file in files if file.info.basename in existing]
-    with (
-        ThreadPoolExecutor(args.workers) as pool,
-        progress(len(present), "check existing files", "files") as advance,
-    ):
+    with ThreadPoolExecutor(args.workers) as pool, progress(len(present), "check existing files", "files") as advance:
 
         def is_complete(file: _CopiedFile) -> bool:
             result = _has_file(file.info, out, trusted=trusted)

@@ -64,12 +64,7 @@ def run(args: Namespace) -> int:
     make_cache_directory(directory)
     with progress(None, "scan", "shards") as advance:
         text = generated_index(
-            source,
-            args.format,
-            args.block_length,
-            known=known,
-            journal=directory / _JOURNAL,
-            progress=advance,
+            source, args.format, args.block_length, known=known, journal=directory / _JOURNAL, progress=advance
         )
     _write(out / INDEX_BASENAME, text)
     report = _report(parse_index(text, str(out)), str(out / INDEX_BASENAME), time.monotonic() - began)

@@ -18,10 +18,7 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.formats.index import DatasetIndex
-from lightning_streaming.formats.shard import (
-    check_shard,
-    unsafe_columns,
-)
+from lightning_streaming.formats.shard import check_shard, unsafe_columns
 from lightning_streaming.tools.commands import (
     add_dataset,
     add_format,
@@ -34,12 +31,7 @@ from lightning_streaming.tools.commands import (
     of_run,
 )
 from lightning_streaming.tools.console import FINE, print_json, print_table, printable_name, render
-from lightning_streaming.tools.stored.stored_dataset import (
-    StoredDataset,
-    columns_of,
-    find_dataset,
-    samples_of,
-)
+from lightning_streaming.tools.stored.stored_dataset import StoredDataset, columns_of, find_dataset, samples_of
 from lightning_streaming.tools.stored.summary import facts_of, summarize
 from lightning_streaming.units import format_bytes
 

@@ -26,14 +26,7 @@ from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.escaping import shell_word
 from lightning_streaming.resume.saved_fingerprint import SavedFingerprint, SavedPhase
 from lightning_streaming.resume.state import Cursor, SavedPosition
-from lightning_streaming.tools.commands import (
-    add_action,
-    add_json,
-    add_loader,
-    add_storage_options,
-    amount,
-    position,
-)
+from lightning_streaming.tools.commands import add_action, add_json, add_loader, add_storage_options, amount, position
 from lightning_streaming.tools.console import (
     FINE,
     PROGRAM,
@@ -526,10 +519,7 @@ def _print_moves(written: Path, backup: Path | None, before: Places | None, afte
     cursors = {} if before is None else {name: loader.position.cursor for name, loader in before.loaders.items()}
     if as_json:
         loaders = {
-            name: {
-                "from": cursors[name]._asdict() if name in cursors else None,
-                "to": loader.position.cursor._asdict(),
-            }
+            name: {"from": cursors[name]._asdict() if name in cursors else None, "to": loader.position.cursor._asdict()}
             for name, loader in after.loaders.items()
         }
         trainer = _trainer_as_json(after)

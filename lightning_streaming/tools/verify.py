@@ -306,12 +306,7 @@ def _samples(shard: Mapping[str, Any]) -> str:
 
 
 def examine(
-    dataset: StoredDataset,
-    shard: ShardInfo,
-    *,
-    quick: bool,
-    allow_unsafe_types: bool,
-    cache: ShardCache | None = None,
+    dataset: StoredDataset, shard: ShardInfo, *, quick: bool, allow_unsafe_types: bool, cache: ShardCache | None = None
 ) -> list[_Problem]:
     """Check the files of a shard: presence, sizes, every recorded hash; then offsets and every sample.
 

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from benchmarks.order_mixing import Mixing, largest_burst, mixing, needed_within, uniform_mixing
+from benchmarks.order_mixing import Mixing, largest_burst, lru_downloads, mixing, needed_within, uniform_mixing
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.sequence.quality import (
     Visits,
     entropy_of_rows,
-    lru_downloads,
     open_at_once,
     shard_visits,
     shards_of,

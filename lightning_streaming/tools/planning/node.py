@@ -27,13 +27,13 @@ from lightning_streaming.cache.eviction import (
     reader_share,
 )
 from lightning_streaming.dataset.open_shards import OpenShards, ShardsAhead
-from lightning_streaming.formats.shard_table import PART, ShardTable
 from lightning_streaming.reading.batches import GATHERED_BYTES
 from lightning_streaming.reading.plan import Window, WorkerPartition, located, lookahead_of, shard_needs
 from lightning_streaming.reading.prefetch import Lookahead, batches_until
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.partition import Partition
+from lightning_streaming.tools.stored.summary import ShardBytes
 
 _NEVER = np.iinfo(np.int64).max
 _MOST_LAST_USES = 1 << 26
@@ -182,48 +182,6 @@ def first_requests(reads: NodeReads) -> FirstRequests:
                 break
     shards = np.flatnonzero(first <= reads.num_batches)
     return FirstRequests(first[shards], shards)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ShardBytes:
-    """Bytes of each shard, those of joined datasets included; arrays of shape (shards,)."""
-
-    fetched: NDArray[np.int64]
-    """Bytes downloaded; 0 if it is read in place."""
-    kept: NDArray[np.int64]
-    """Bytes in a cache directory; 0 if no file is written."""
-    making: NDArray[np.int64]
-    """Bytes there while it is decompressed, which takes room for both of its forms."""
-
-    @classmethod
-    def plain(cls, sizes: NDArray[np.int64]) -> ShardBytes:
-        """Return the bytes of shards that are stored uncompressed, and downloaded."""
-        return cls(fetched=sizes, kept=sizes, making=sizes)
-
-
-def stored_bytes(table: ShardTable, *, in_place: bool, keep_zip: bool) -> ShardBytes:
-    """Add up the sizes of files in an index.
-
-    Args:
-        table: The shards of one dataset.
-        in_place: Whether its own directory is read.
-        keep_zip: Whether compressed files are cached, too.
-    """
-    raw, compressed = np.zeros((2, len(table)), np.int64)
-    is_compressed = np.zeros(len(table), np.bool_)
-    for number, kind in enumerate(table.kinds):
-        here = np.flatnonzero(table.kind_of_shard == number)
-        is_compressed[here] = kind.example.compression is not None
-        for file, name in enumerate(kind.files):
-            sizes = compressed if name.startswith("zip") else raw
-            sizes[here] += table.sizes[table.first_file[here] + file]
-        if kind.example.compression == PART:  # of a file that holds several shards, what is made of its part
-            compressed[here] = 0
-    if in_place:
-        kept = np.where(is_compressed, raw, 0)
-        return ShardBytes(fetched=np.zeros_like(raw), kept=kept, making=kept)
-    fetched, both = np.where(compressed > 0, compressed, raw), raw + compressed
-    return ShardBytes(fetched=fetched, kept=both if keep_zip else raw, making=both)
 
 
 # Its cache directory
@@ -516,10 +474,7 @@ def _groups(windows: Iterator[Window], batch_bytes: int) -> Iterator[_Group]:
 
 
 def read_epoch(
-    reads: NodeReads,
-    cache: NodeCache,
-    goes_on: Callable[[int], bool] = lambda _: True,
-    last: LastBatches | None = None,
+    reads: NodeReads, cache: NodeCache, goes_on: Callable[[int], bool] = lambda _: True, last: LastBatches | None = None
 ) -> int:
     """Let all workers of a node read an epoch through its cache.
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.formats.shard_table import INDEX_BASENAME
-from lightning_streaming.reading.dataset import StreamingDataset
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.plan import shard_needs
 from lightning_streaming.tools.planning.node import (
@@ -20,13 +18,12 @@ from lightning_streaming.tools.planning.node import (
     LastBatches,
     NodeCache,
     NodeReads,
-    ShardBytes,
     first_requests,
     read_epoch,
-    stored_bytes,
 )
-from lightning_streaming.tools.runs.describe import RunDescription, cache_configs, is_in_place
+from lightning_streaming.tools.runs.describe import RunDescription
 from lightning_streaming.tools.runs.training_run import TracedRun
+from lightning_streaming.tools.stored.summary import ShardBytes
 
 MOST_SAMPLES = 4_000_000
 """Samples that are read in simulations under limits, of all together."""
@@ -41,22 +38,6 @@ _TOKEN_COLUMNS = ("input_ids", "tokens", "token_ids")
 """Columns that are taken for the tokens of a sample, if several could be."""
 _PREFETCH_FACTOR = 2
 """Batches that torch has each worker prepare by default."""
-
-
-def bytes_of_shards(run: RunDescription) -> tuple[ShardBytes, NDArray[np.int64]]:
-    """Return the bytes of each shard, those of joined datasets included, and its stream, counted in stream order."""
-    catalog, configs = run.catalog, list(cache_configs(run.dataset).values())
-    streams, sizes = [catalog.stream_of_shard], list[ShardBytes]()
-    for config, index in zip(configs, catalog.indexes, strict=True):
-        sizes.append(stored_bytes(index.shards, in_place=is_in_place(config), keep_zip=config.keep_zip))
-    for stream, joins in () if catalog.joins is None else catalog.joins.streams.items():
-        for join in joins.all:
-            shards, keep_zip = join.index.shards, configs[stream].keep_zip
-            sizes.append(stored_bytes(shards, in_place=join.cache.reads_in_place, keep_zip=keep_zip))
-            streams.append(np.full(len(shards), stream))
-    names = ("fetched", "kept", "making")
-    of_all = ShardBytes(**{name: np.concatenate([getattr(size, name) for size in sizes]) for name in names})
-    return of_all, np.concatenate(streams)
 
 
 # Downloads of a node under several limits
@@ -246,46 +227,23 @@ def _ticks(steps: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int
 # Time to the first batch
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
-    """The connection between a node and the store."""
-
-    bytes_per_second: float
-    latency: float
-    """Seconds before an answer."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FirstBatch:
-    """What the first batch of a node waits for: seconds, and bytes."""
-
-    index: float
-    """Downloading the indexes."""
-    order: float
-    """Computing the order of the first epoch, as measured on this machine."""
-    shards: float
-    """From then until the shards of the first batch are here, next to all that is prefetched meanwhile."""
-    index_bytes: int
-    shard_bytes: int
-    """Bytes of the shards that the first batch of every rank needs."""
-    ahead_bytes: int
-    """Bytes of all shards that are requested before it."""
-
-    @property
-    def seconds(self) -> float:
-        """The sum, without the start of processes."""
-        return self.index + self.order + self.shards
-
-
-def first_batch(reads: NodeReads, sizes: ShardBytes, link: Link, indexes: int, order_seconds: float) -> FirstBatch:
-    """Return how long a node with an empty cache waits for its first batch.
+def first_batch(
+    reads: NodeReads, sizes: ShardBytes, link: float, latency: float, indexes: int, order_seconds: float
+) -> dict[str, float]:
+    """Return how long a node with an empty cache waits for its first batch, as part of a plan's report.
 
     Args:
         reads: What it reads.
         sizes: Bytes of each shard.
-        link: The node's connection.
+        link: Bytes per second between the node and the store.
+        latency: Seconds before the store answers.
         indexes: Bytes of the indexes that are downloaded.
-        order_seconds: Seconds that computing the order takes.
+        order_seconds: Seconds that computing the order takes, as measured on this machine.
+
+    Returns:
+        Seconds of the indexes, of the order, of the shards from then on, next to all that is prefetched meanwhile, and
+        their sum, without the start of processes; bytes of the indexes, of the shards that the first batch of every
+        rank needs, and of all shards that are requested before it.
     """
     needed = [shard for shard in reads.first_shards(1).tolist() if sizes.fetched[shard]]
     queues = list[deque[int]]()
@@ -298,7 +256,7 @@ def first_batch(reads: NodeReads, sizes: ShardBytes, link: Link, indexes: int, o
                 queue[need.shard] = None
         queues.append(deque(queue))
     requested = {shard for queue in queues for shard in queue}
-    arrived = _arrivals(queues, sizes.fetched, link)
+    arrived = _arrivals(queues, sizes.fetched, link, latency, _AT_A_TIME)
     # Each reader fetches what it needs beyond its lookahead itself, one shard after another.
     beyond = list[deque[int]]()
     for rank in reads.ranks_here:
@@ -306,19 +264,24 @@ def first_batch(reads: NodeReads, sizes: ShardBytes, link: Link, indexes: int, o
         shards = uses.shards[uses.batches < 1].reshape(-1).tolist()
         beyond.append(deque(one for one in shards if one >= 0 and sizes.fetched[one] and one not in requested))
     begins = max((arrived[shard] for shard in needed if shard in arrived), default=0.0)
-    arrived |= {shard: begins + at for shard, at in _arrivals(beyond, sizes.fetched, link, 1).items()}
-    return FirstBatch(
-        index=2 * link.latency + indexes / link.bytes_per_second if indexes else 0.0,
-        order=order_seconds,
-        shards=max((arrived[shard] for shard in needed), default=0.0),
-        index_bytes=indexes,
-        shard_bytes=int(sizes.fetched[needed].sum()),
-        ahead_bytes=int(sizes.fetched[sorted(requested.union(arrived))].sum()),
-    )
+    arrived |= {shard: begins + at for shard, at in _arrivals(beyond, sizes.fetched, link, latency, 1).items()}
+    index_seconds = 2 * latency + indexes / link if indexes else 0.0
+    shard_seconds = max((arrived[shard] for shard in needed), default=0.0)
+    return {
+        "seconds": index_seconds + order_seconds + shard_seconds,
+        "index_seconds": index_seconds,
+        "order_seconds": order_seconds,
+        "shard_seconds": shard_seconds,
+        "index_bytes": indexes,
+        "shard_bytes": int(sizes.fetched[needed].sum()),
+        "ahead_bytes": int(sizes.fetched[sorted(requested.union(arrived))].sum()),
+        "link_bytes_per_second": link,
+        "latency": latency,
+    }
 
 
 def _arrivals(
-    queues: Sequence[deque[int]], sizes: NDArray[np.int64], link: Link, at_a_time: int = _AT_A_TIME
+    queues: Sequence[deque[int]], sizes: NDArray[np.int64], link: float, latency: float, at_a_time: int
 ) -> dict[int, float]:
     """Return when each shard has arrived.
 
@@ -336,14 +299,14 @@ def _arrivals(
             shard = queue.popleft()
             if shard not in requested:
                 requested.add(shard)
-                heapq.heappush(begins, (now + link.latency, shard, reader))
+                heapq.heappush(begins, (now + latency, shard, reader))
                 return
 
     for _ in range(at_a_time):
         for reader in range(len(queues)):
             request(reader)
     while begins or ends:
-        per_second = link.bytes_per_second / max(1, len(ends))
+        per_second = link / max(1, len(ends))
         next_end = now + (ends[0][0] - each) / per_second if ends else np.inf
         if begins and begins[0][0] <= next_end:
             at, shard, reader = heapq.heappop(begins)
@@ -356,13 +319,6 @@ def _arrivals(
             arrived[shard] = now
             request(reader)
     return arrived
-
-
-def index_bytes(dataset: StreamingDataset) -> int:
-    """Return the bytes of the indexes that a node downloads; 0 if all data is read in place."""
-    configs = [config for config in cache_configs(dataset).values() if not is_in_place(config)]
-    paths = (config.cache_directory() / INDEX_BASENAME for config in configs)
-    return sum(path.stat().st_size for path in paths if path.exists())
 
 
 # Memory, and tokens of samples

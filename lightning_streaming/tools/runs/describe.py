@@ -20,6 +20,7 @@ from torch.utils.data import default_collate
 from lightning_streaming.cache import CacheConfig
 from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.shard_table import INDEX_BASENAME
 from lightning_streaming.options.packing import PackingConfig
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.reading.loader import StreamingDataLoader
@@ -36,6 +37,7 @@ from lightning_streaming.sequence.partition import BatchGeometry, Partition
 from lightning_streaming.sequence.skips import NOTHING_SKIPPED, SkippedPositions, skipped_in_epoch
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import counted
+from lightning_streaming.tools.stored.summary import ShardBytes, stored_bytes
 from lightning_streaming.world import World
 
 _AT_ONCE = 1 << 20
@@ -380,6 +382,22 @@ class RunDescription:
         ends_before = steps is not None and 0 <= steps <= first_step + left
         return None if ends_before else str(mixture.read_again_error(cursor.epoch + 1))
 
+    @cached_property
+    def shard_bytes(self) -> tuple[ShardBytes, NDArray[np.int64]]:
+        """Bytes of each shard, those of joined datasets included, and its stream, counted in stream order."""
+        catalog, configs = self.catalog, list(cache_configs(self.dataset).values())
+        streams, sizes = [catalog.stream_of_shard], list[ShardBytes]()
+        for config, index in zip(configs, catalog.indexes, strict=True):
+            sizes.append(stored_bytes(index.shards, in_place=is_in_place(config), keep_zip=config.keep_zip))
+        for stream, joins in () if catalog.joins is None else catalog.joins.streams.items():
+            for join in joins.all:
+                shards, keep_zip = join.index.shards, configs[stream].keep_zip
+                sizes.append(stored_bytes(shards, in_place=join.cache.reads_in_place, keep_zip=keep_zip))
+                streams.append(np.full(len(shards), stream))
+        fields = ("fetched", "kept", "making")
+        of_all = ShardBytes(*(np.concatenate([getattr(size, field) for size in sizes]) for field in fields))
+        return of_all, np.concatenate(streams)
+
     def is_cached(self, shard: int) -> bool:
         """Return whether a shard is on this node."""
         return source_of(self.dataset).has(shard)
@@ -621,6 +639,13 @@ def strategy_ranks(trainer: Mapping[str, Any], nodes: int, ranks_per_node: int |
 def cache_configs(dataset: StreamingDataset) -> dict[str, CacheConfig]:
     """Return the location of each stream and of its cache directory, by stream name."""
     return {name: stream.cache_config() for name, stream in dataset.streams.items()}
+
+
+def index_bytes(dataset: StreamingDataset) -> int:
+    """Return the bytes of the indexes that a node downloads; 0 if all data is read in place."""
+    configs = [config for config in cache_configs(dataset).values() if not is_in_place(config)]
+    paths = (config.cache_directory() / INDEX_BASENAME for config in configs)
+    return sum(path.stat().st_size for path in paths if path.exists())
 
 
 def is_in_place(cache: CacheConfig) -> bool:

@@ -38,8 +38,7 @@ _WHEN = ("step", "epoch")
 
 def trace_run(args: Namespace) -> int:
     """Print the samples of a step, or the reads of a sample."""
-    changes = dict(args.set) | ({} if args.batch_size is None else {"batch_size": str(args.batch_size)})
-    traced = traced_run(args, changes)
+    traced = traced_run(args)
     try:
         if traced.assumed is not None:
             print_note("trace", traced.assumed)

@@ -93,18 +93,18 @@ class _Checkpoint:
     """The current epoch, as the trainer counts: without epochs that were skipped as a whole."""
 
 
-def traced_run(args: Namespace, changes: Mapping[str, Any]) -> TracedRun:
+def traced_run(args: Namespace) -> TracedRun:
     """Read configuration and checkpoint, and the indexes of the data.
 
     Args:
-        args: As for :func:`run_on`; and ``config``, the paths of the configuration's files.
-        changes: More settings of the data.
+        args: As for :func:`run_on`; and ``config``, ``set`` and ``batch_size`` as the command line has them.
 
     Raises:
         ConfigError: They do not describe a run that can be traced.
         StateError: The checkpoint has no saved position, or is of other data.
         StorageError: An index could not be fetched.
     """
+    changes = dict(args.set) | ({} if args.batch_size is None else {"batch_size": str(args.batch_size)})
     written = read_run_files(args.config, changes)
     return run_on(written.datamodule, written.trainer, args)
 
@@ -218,12 +218,7 @@ def _ranks_per_node(
 
 
 def _run_steps(
-    run: Run,
-    begins: Cursor,
-    accumulate: int,
-    progress: TrainProgress,
-    in_epoch: int,
-    saved: _Checkpoint | None,
+    run: Run, begins: Cursor, accumulate: int, progress: TrainProgress, in_epoch: int, saved: _Checkpoint | None
 ) -> RunSteps:
     """Return the steps of a run without the end that its trainer sets."""
     left, limit = run.batches_left(begins), progress.limited(in_epoch)

@@ -18,13 +18,7 @@ from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.formats.shard import unsafe_columns
 from lightning_streaming.tools.console import counted, is_image, printable_name
 from lightning_streaming.tools.report.media import image_type
-from lightning_streaming.tools.stored.stored_dataset import (
-    StoredDataset,
-    add_up,
-    columns_of,
-    open_cached,
-    samples_of,
-)
+from lightning_streaming.tools.stored.stored_dataset import StoredDataset, add_up, columns_of, open_cached, samples_of
 
 _SAMPLES_PER_SHARD = 8
 """Samples that are read from the first shard, the last, and one between."""

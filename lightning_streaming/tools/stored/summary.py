@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.shard_table import PART
+from lightning_streaming.formats.shard_table import PART, ShardTable
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.stored.stored_dataset import Column, add_up, columns_of
 from lightning_streaming.units import format_bytes
@@ -101,3 +103,45 @@ def _several(counts: Iterable[Iterable[Any]]) -> str:
 
 def _size(size: int) -> str:
     return format_bytes(size) if size < 1024 else f"{format_bytes(size)} ({size:,} bytes)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardBytes:
+    """Bytes of each shard, those of joined datasets included; arrays of shape (shards,)."""
+
+    fetched: NDArray[np.int64]
+    """Bytes downloaded; 0 if it is read in place."""
+    kept: NDArray[np.int64]
+    """Bytes in a cache directory; 0 if no file is written."""
+    making: NDArray[np.int64]
+    """Bytes there while it is decompressed, which takes room for both of its forms."""
+
+    @classmethod
+    def plain(cls, sizes: NDArray[np.int64]) -> ShardBytes:
+        """Return the bytes of shards that are stored uncompressed, and downloaded."""
+        return cls(sizes, sizes, sizes)
+
+
+def stored_bytes(table: ShardTable, *, in_place: bool, keep_zip: bool) -> ShardBytes:
+    """Add up the sizes of files in an index.
+
+    Args:
+        table: The shards of one dataset.
+        in_place: Whether its own directory is read.
+        keep_zip: Whether compressed files are cached, too.
+    """
+    raw, compressed = np.zeros((2, len(table)), np.int64)
+    is_compressed = np.zeros(len(table), np.bool_)
+    for number, kind in enumerate(table.kinds):
+        here = np.flatnonzero(table.kind_of_shard == number)
+        is_compressed[here] = kind.example.compression is not None
+        for file, name in enumerate(kind.files):
+            sizes = compressed if name.startswith("zip") else raw
+            sizes[here] += table.sizes[table.first_file[here] + file]
+        if kind.example.compression == PART:  # of a file that holds several shards, what is made of its part
+            compressed[here] = 0
+    if in_place:
+        kept = np.where(is_compressed, raw, 0)
+        return ShardBytes(np.zeros_like(raw), kept, kept)
+    fetched, both = np.where(compressed > 0, compressed, raw), raw + compressed
+    return ShardBytes(fetched, both if keep_zip else raw, both)

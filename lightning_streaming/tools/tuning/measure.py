@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import traceback
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -25,13 +26,12 @@ from lightning_streaming.formats.index import dump_index
 from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.groups import group_of
 from lightning_streaming.options.selection import SelectionConfig
-from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.measures import LoaderStatistics
 from lightning_streaming.reading.passes import run_state_of, source_of
 from lightning_streaming.reading.position import position_of
-from lightning_streaming.tools.commands import STAGES, count_ranks, read_run_files, usable_cpus
+from lightning_streaming.tools.commands import STAGES, count_ranks, read_run_files
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.runs.describe import cache_configs, is_in_place
 from lightning_streaming.world import World
@@ -45,72 +45,37 @@ WORTHWHILE = 1.1
 _TRACEBACK = "Traceback (most recent call last):\n"
 _CONTROL_GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _NO_OWN_STREAM = {"remote": None, "local": None, "storage": None}
-_READ_ALL = {
-    "split": None,
-    "validate_hash": None,
-    "epoch_size": None,
-    "batching_method": "random",
-    "cache_limit": None,
-}
+_READ_ALL = {"split": None, "validate_hash": None, "epoch_size": None, "batching_method": "random", "cache_limit": None}
 
 
 class TunedRun:
-    """A data module, and the stage of it that is tuned.
+    """A data module of a configuration that was read, and the stage of it that is tuned; no data is opened.
 
     Args:
-        module: A ``StreamingDataModule`` that is not set up.
-        stage: One of :data:`STAGES`.
-        world: The ranks that will read; loaders read as rank 0.
-        assumed: Assumption about a setting that is not configured, as text; None for none.
+        args: Arguments of ``tune``.
+
+    Raises:
+        ConfigError: The configuration does not describe a run that can be tuned.
     """
 
-    def __init__(self, module: Any, stage: str, world: World, assumed: str | None) -> None:
-        self.world, self.assumed = world, assumed
-        self.config = module.configs[STAGES[stage]]
+    def __init__(self, args: Namespace) -> None:
+        self._stage, self.data = args.stage, STAGES[args.stage]
+        batch_size = "batch_size" if args.stage == "fit" else "eval_batch_size"
+        changes = {} if args.batch_size is None else {batch_size: str(args.batch_size)}
+        written = read_run_files(args.config, changes, self.data)
+        configured, left_open = count_ranks(written.trainer)
+        ranks, self.assumed = args.ranks_per_node or configured, None if args.ranks_per_node else left_open
+        self.world = World(num_nodes=args.nodes or int(written.trainer.get("num_nodes", 1)), ranks_per_node=ranks)
+        """The ranks that will read; loaders read as rank 0."""
+        self._module = module = written.datamodule
+        self.config = module.configs[self.data]
         """Configuration of the stage's data, a ``StreamingConfig``."""
+        self.start_method: str | None = module.multiprocessing_context
         self._loader_settings = {"num_workers": module.num_workers, "prefetch_factor": module.prefetch_factor}
-        self._module, self._stage = module, stage
-
-    @classmethod
-    def read(
-        cls,
-        configs: Sequence[str],
-        changes: Mapping[str, str],
-        stage: str,
-        nodes: int | None,
-        ranks_per_node: int | None,
-    ) -> TunedRun:
-        """Read the configuration, without opening the data.
-
-        Args:
-            configs: Paths of its files.
-            changes: More settings of the data.
-            stage: One of :data:`STAGES`.
-            nodes: Number of nodes; None for the configured one.
-            ranks_per_node: Number of ranks on each node; None for the configured one.
-
-        Raises:
-            ConfigError: It does not describe a run that can be tuned.
-        """
-        written = read_run_files(configs, changes, STAGES[stage])
-        ranks, assumed = (ranks_per_node, None) if ranks_per_node else count_ranks(written.trainer)
-        world = World(num_nodes=nodes or int(written.trainer.get("num_nodes", 1)), ranks_per_node=ranks)
-        return cls(written.datamodule, stage, world, assumed)
-
-    @property
-    def data(self) -> str:
-        """Name of the stage's data in the configuration."""
-        return STAGES[self._stage]
 
     def setting(self, name: str) -> Any:
         """Return the configured value of a setting of the loader or the data."""
         return self._loader_settings[name] if name in self._loader_settings else getattr(self.config, name)
-
-    @property
-    def start_method(self) -> str | None:
-        """The configured start method of processes; None for the platform's default."""
-        method: str | None = self._module.multiprocessing_context
-        return method
 
     def use(self, config: Any) -> None:
         """Let further loaders read this data: a ``StreamingConfig``."""
@@ -157,56 +122,6 @@ class TunedRun:
 def batch_size_of(loader: StreamingDataLoader) -> int:
     """Return the number of samples, or packs, of a batch of one rank."""
     return position_of(loader).samples_per_global_batch // dataset_world(loader.dataset).num_ranks
-
-
-def batch_unit(dataset: StreamingDataset) -> str:
-    """Return the unit of batches: "samples", "packs" or "group" of documents."""
-    packing = run_state_of(dataset).request.pack
-    if packing is None:
-        return "samples"
-    return "group" if isinstance(packing, TokenBudget) else "packs"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Sizes:
-    """Bytes of each shard over all streams; arrays of shape (shards,)."""
-
-    fetched: NDArray[np.int64]
-    """Bytes that are downloaded; 0 for a shard that is read in place."""
-    cached: NDArray[np.int64]
-    """Bytes in a cache directory of this node; 0 if nothing is written."""
-    unpacking: NDArray[np.int64]
-    """The same while a shard is decompressed, when both of its forms are there."""
-    index: int
-    """Bytes of the cached indexes."""
-
-
-def sizes_of(dataset: StreamingDataset) -> Sizes:
-    """Return the sizes of all shards from the indexes, which are downloaded if necessary.
-
-    Raises:
-        StorageError: An index could not be downloaded.
-    """
-    fetched, cached, unpacking, index_bytes = [], [], [], 0
-    for cache, index in zip(cache_configs(dataset).values(), source_of(dataset).catalog.indexes, strict=True):
-        files = ([(raw.bytes, packed.bytes if packed else 0) for raw, packed in shard.files] for shard in index.shards)
-        raw, packed = np.array([np.sum(pairs, axis=0) for pairs in files], np.int64).reshape(-1, 2).T
-        if is_in_place(cache):
-            fetched.append(np.zeros_like(raw))
-            cached.append(np.where(packed, raw, 0))
-            unpacking.append(cached[-1])
-        else:
-            fetched.append(np.where(packed, packed, raw))
-            cached.append(raw + packed if cache.keep_zip else raw)
-            unpacking.append(raw + packed)
-            path = cache.cache_directory() / "index.json"
-            index_bytes += path.stat().st_size if path.exists() else 0
-    return Sizes(
-        fetched=np.concatenate(fetched),
-        cached=np.concatenate(cached),
-        unpacking=np.concatenate(unpacking),
-        index=index_bytes,
-    )
 
 
 def check_joins(dataset: StreamingDataset) -> None:
@@ -266,11 +181,6 @@ def without_side_effects(config: Any, directory: Path) -> Any:
     return replace(config, bad_samples={"action": "replace", "log": str(directory / "bad"), "max": "100%"})
 
 
-def by_single_rank(config: Any, directory: Path) -> Any:
-    """Return the same data for a single process, which shares no samples with others."""
-    return replace(without_side_effects(config, directory), replication=None)
-
-
 def cached_in(config: Any, dataset: StreamingDataset, directory: Path) -> Any:
     """Return the same data with other cache directories than those of the run, and without a limit.
 
@@ -287,18 +197,21 @@ def cached_in(config: Any, dataset: StreamingDataset, directory: Path) -> Any:
     return replace(without_side_effects(config, directory), streams=streams, **_NO_OWN_STREAM, cache_limit=None)
 
 
-def excerpt(config: Any, directory: Path, dataset: StreamingDataset, shards: Sequence[int]) -> Any:
-    """Return the downloaded part of the data, read in place; streams without any are omitted.
+def by_single_rank(config: Any, directory: Path, dataset: StreamingDataset, shards: Sequence[int] | None) -> Any:
+    """Return the same data for a single process; of downloaded data only what is there, read in place.
 
-    Streams have the shares of an epoch of all the data. Batches are not composed by stream, because streams may be too
-    short for that.
+    Streams without downloaded shards are omitted; the others have the shares of an epoch of all the data. Batches are
+    not composed by stream, because streams may be too short for that.
 
     Args:
         config: The ``StreamingConfig`` of the data.
         directory: As for :func:`without_side_effects`.
         dataset: Its dataset; the directories get an index of these shards alone.
-        shards: Numbers of the downloaded shards, over all streams.
+        shards: Numbers of the downloaded shards, over all streams; None if all data is read in place.
     """
+    config = replace(without_side_effects(config, directory), replication=None)
+    if shards is None:
+        return config
     shares = run_state_of(dataset).weights.choose
     streams: dict[str, Stream] = {}
     first, caches = 0, cache_configs(dataset)
@@ -312,8 +225,7 @@ def excerpt(config: Any, directory: Path, dataset: StreamingDataset, shards: Seq
         if source is not None and shares[number]:
             streams[name] = Stream(local=str(source), proportion=float(shares[number]))
     selection = SelectionConfig(where=group_of(config, SelectionConfig).where)
-    settings = {**_NO_OWN_STREAM, **_READ_ALL, "selection": selection}
-    return replace(by_single_rank(config, directory), streams=streams, **settings)
+    return replace(config, streams=streams, **_NO_OWN_STREAM, **_READ_ALL, selection=selection)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -557,10 +469,8 @@ def is_enough(speeds: Sequence[Speed], consumer: float) -> bool:
 def _reading_failed(workers: int, error: Exception) -> ConfigError:
     """Return an error whose first line is the cause, followed by the traceback.
 
-    Args:
-        workers: Number of workers.
-        error: The error of reading: one of ours, whose cause is that of a transform or collate function; or one of
-            torch's, whose message is the traceback of a worker process.
+    An error of ours has that of a transform or collate function as its cause; the message of one of torch's is the
+    traceback of a worker process.
     """
     raised = (error.__cause__ if isinstance(error, SampleError) else None) or error
     _, has_traceback, last = str(raised).rpartition(_TRACEBACK)
@@ -572,16 +482,11 @@ def _reading_failed(workers: int, error: Exception) -> ConfigError:
         first = traceback.format_exception_only(raised)[0].splitlines()[0]
         text = "".join(traceback.format_exception(error))
         text = text[max(0, text.find(_TRACEBACK)) :]
-    words = f"reading with {counted(workers, 'worker')} failed: {in_one_line(first)}\n{text.rstrip()}"
-    return ConfigError(message=words)
+    failed = f"reading with {counted(workers, 'worker')} failed"
+    return ConfigError(message=f"{failed}: {in_one_line(first)}\n{text.rstrip()}")
 
 
-def usable_cores() -> int:
-    """Return the processors of this process, limited by its control groups."""
-    return min([usable_cpus(), *quotas(_CONTROL_GROUPS, _MEMBERSHIP)])
-
-
-def quotas(groups: Path, membership: Path) -> Iterator[int]:
+def quotas(groups: Path = _CONTROL_GROUPS, membership: Path = _MEMBERSHIP) -> Iterator[int]:
     """Yield the processors that each limit of a process's control groups allows, rounded up.
 
     Args:

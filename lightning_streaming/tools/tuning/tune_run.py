@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from math import ceil, floor, log10
@@ -21,25 +21,18 @@ from lightning_streaming.escaping import in_lines
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.measures import WaitTimes
-from lightning_streaming.reading.passes import run_state_of, source_of
+from lightning_streaming.reading.passes import source_of
 from lightning_streaming.reading.position import run_of
 from lightning_streaming.reading.prefetch import default_lookahead
 from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor
-from lightning_streaming.sequence.quality import Visits, lru_downloads, open_at_once, shard_visits
+from lightning_streaming.sequence.quality import Visits, open_at_once, shard_visits
+from lightning_streaming.tools.commands import usable_cpus
 from lightning_streaming.tools.console import FINE, counted, print_json, print_line, print_note, print_table, progress
-from lightning_streaming.tools.runs.describe import cache_configs, is_in_place
+from lightning_streaming.tools.runs.describe import RunDescription, cache_configs, index_bytes, is_in_place
 from lightning_streaming.tools.stored.stored_dataset import default_caches_in
 from lightning_streaming.tools.tuning import measure
-from lightning_streaming.tools.tuning.measure import (
-    WORTHWHILE,
-    LinkSpeed,
-    Sizes,
-    Speed,
-    TunedRun,
-    batch_size_of,
-    batch_unit,
-)
+from lightning_streaming.tools.tuning.measure import WORTHWHILE, LinkSpeed, Speed, TunedRun, batch_size_of
 from lightning_streaming.units import bytes_as_written, format_bytes
 from lightning_streaming.world import World
 
@@ -59,8 +52,6 @@ _DISK_MARGIN = 0.9
 """Largest part of the free space that a cache should take."""
 _MAX_SAMPLES = 200_000_000
 """Longer epochs are not simulated: it would take minutes."""
-_MAX_REMEMBERED = 10_000_000
-"""Longer epochs are not simulated sample by sample, which takes up to 160 bytes for each ten samples."""
 _WINDOW = 1 << 18
 """Samples that are looked up at once."""
 _MIB = 2**20
@@ -71,9 +62,7 @@ _MIN_SHARE = 0.005
 
 def tune_run(args: Namespace) -> int:
     """Measure, and print what to set."""
-    batch_size = "eval_batch_size" if args.stage != "fit" else "batch_size"
-    changes = {} if args.batch_size is None else {batch_size: str(args.batch_size)}
-    run = TunedRun.read(args.config, changes, args.stage, args.nodes, args.ranks_per_node)
+    run = TunedRun(args)
     if run.assumed is not None:
         print_note("tune", run.assumed)
     report = _measure_and_recommend(run, args)
@@ -84,11 +73,6 @@ def tune_run(args: Namespace) -> int:
     else:
         _print_report(run, report, caveat=_NO_CONSUMER if args.consumer_ms is None else None)
     return FINE
-
-
-def doublings(most: int) -> list[int]:
-    """Return the numbers of workers to try: 0, 1, 2, 4, ... and ``most``."""
-    return sorted({0, most, *(2**power for power in range(most.bit_length()))})
 
 
 def _measure_and_recommend(run: TunedRun, args: Namespace) -> dict[str, Any]:
@@ -105,7 +89,9 @@ def _measure_and_recommend(run: TunedRun, args: Namespace) -> dict[str, Any]:
         StorageError: Its data could not be downloaded.
     """
     consumer = (args.consumer_ms or 0.0) / 1000
-    candidates = args.num_workers or doublings(max(1, measure.usable_cores() // run.world.ranks_per_node))
+    cores = min([usable_cpus(), *measure.quotas()])
+    most = max(1, cores // run.world.ranks_per_node)
+    candidates = args.num_workers or sorted({0, most, *(2**power for power in range(most.bit_length()))})
     with TemporaryDirectory(prefix="lightning-streaming-tune-") as name:
         directory = Path(name)
         run.use(measure.without_side_effects(run.config, directory))
@@ -118,20 +104,23 @@ def _measure_and_recommend(run: TunedRun, args: Namespace) -> dict[str, Any]:
                 run.use(measure.cached_in(run.config, own.dataset, directory))
                 with closing(run.loader(0, run.world)) as whole:
                     measure.check_directories(whole.dataset, directory)
-                    sizes = measure.sizes_of(whole.dataset)
-                    link = _measure_link(whole.dataset, run, args.fetch, sizes) if is_remote else None
-                    run.use(
-                        measure.excerpt(run.config, directory, whole.dataset, link.shards)
-                        if link
-                        else measure.by_single_rank(run.config, directory)
-                    )
+                    described, link = RunDescription(dataset=whole.dataset, run=run_of(whole)), None
+                    if is_remote:
+                        sizes, streams = described.shard_bytes
+                        shards = measure.shards_to_fetch(sizes.fetched, streams, args.fetch)
+                        with progress(len(shards), "fetch", "shard") as advance:
+                            arrivals = measure.fetch_shards(
+                                whole.dataset, shards, _FETCHING_SECONDS, run.start_method, advance
+                            )
+                        link = measure.link_of(arrivals, sizes.fetched)
+                    run.use(measure.by_single_rank(run.config, directory, whole.dataset, link.shards if link else None))
                     speeds = _measure_speeds(run, candidates, args.seconds, consumer)
-                    advice = _recommend(whole, sizes, link, speeds, consumer, room)
-        batch_size, unit = batch_size_of(whole), batch_unit(whole.dataset)
+                    advice = _recommend(described, whole, link, speeds, consumer, room)
+        batch_size, unit = batch_size_of(whole), described.unit
     return {
         "data": run.data,
         "batch_size": batch_size,
-        **({} if unit == "samples" else {"batches_of": unit}),
+        **({} if unit == "sample" else {"batches_of": "packs" if unit == "pack" else unit}),
         "ranks_per_node": run.world.ranks_per_node,
         "link": link
         and {
@@ -161,13 +150,6 @@ def _measure_and_recommend(run: TunedRun, args: Namespace) -> dict[str, Any]:
     }
 
 
-def _measure_link(dataset: StreamingDataset, run: TunedRun, max_bytes: int, sizes: Sizes) -> LinkSpeed:
-    shards = measure.shards_to_fetch(sizes.fetched, source_of(dataset).catalog.stream_of_shard, max_bytes)
-    with progress(len(shards), "fetch", "shard") as advance:
-        arrivals = measure.fetch_shards(dataset, shards, _FETCHING_SECONDS, run.start_method, advance)
-    return measure.link_of(arrivals, sizes.fetched)
-
-
 def _measure_speeds(run: TunedRun, candidates: Sequence[int], seconds: float, consumer: float) -> list[Speed]:
     with progress(len(candidates), "measure", "setting") as advance:
 
@@ -188,26 +170,19 @@ class Advice:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Disk:
-    """Space for a cache, and what the data needs, in bytes."""
-
-    room: int
-    """Free space, and what this cache takes already; or the space it should have."""
-    data: int
-    """Size of all shards in the cache."""
-    largest_shard: int
-    index: int
-
-
 def _recommend(
-    whole: StreamingDataLoader, sizes: Sizes, link: LinkSpeed | None, speeds: list[Speed], consumer: float, room: int
+    described: RunDescription,
+    loader: StreamingDataLoader,
+    link: LinkSpeed | None,
+    speeds: list[Speed],
+    consumer: float,
+    room: int,
 ) -> dict[str, Advice]:
     """Return the recommended settings.
 
     Args:
-        whole: Loader of all data, in the world that will read it.
-        sizes: Sizes of its shards.
+        described: The run.
+        loader: Its loader of all data, in the world that will read it.
         link: Download speed; None if all data is read in place.
         speeds: Speed of each number of workers.
         consumer: Seconds of a training step; 0 if unknown.
@@ -215,26 +190,37 @@ def _recommend(
     """
     advice = {"num_workers": advise_workers(speeds, consumer)}
     chosen = next(speed for speed in speeds if speed.workers == advice["num_workers"].value)
-    catalog, ranks = source_of(whole.dataset).catalog, dataset_world(whole.dataset).ranks_per_node
-    workers = max(1, chosen.workers)
-    samples_per_batch = batch_size_of(whole)
-    if batch_unit(whole.dataset) != "samples":
-        samples_per_batch = round(chosen.read.samples / chosen.read.batches)
+    (sizes, stream_of_shard), catalog = described.shard_bytes, described.catalog
+    workers, ranks = max(1, chosen.workers), dataset_world(loader.dataset).ranks_per_node
     if link is not None:
+        samples_per_batch = chosen.read.samples / chosen.read.batches
         # Bytes to download for a sample of an epoch, on average over the streams it is drawn from.
-        shares = np.asarray(run_state_of(whole.dataset).weights.choose)
-        stored = np.bincount(catalog.stream_of_shard, weights=sizes.fetched, minlength=len(shares))
+        shares = np.asarray(described.run.order.weights.choose)
+        stored = np.bincount(stream_of_shard, weights=sizes.fetched, minlength=len(shares))
         sample_bytes = float((stored / np.asarray(catalog.samples_per_stream) * shares).sum() / shares.sum())
-        samples_per_shard = catalog.num_samples / len(catalog.shards)
+        lookahead = default_lookahead(
+            batch_size_of(loader) if described.packing is None else round(samples_per_batch),
+            catalog.num_samples / len(catalog.shards),
+            workers * ranks,
+        )
         advice["predownload"] = advise_predownload(
-            samples_per_second=chosen.read.samples / chosen.read.batches / chosen.step_seconds(consumer),
+            samples_per_second=samples_per_batch / chosen.step_seconds(consumer),
             readers=workers,
             shard_seconds=link.each,
             link_samples_per_second=link.bytes_per_second / sample_bytes / ranks,
-            default=default_lookahead(samples_per_batch, samples_per_shard, workers * ranks).later,
+            default=lookahead.later,
         )
-    if sizes.cached.any():
-        advice["cache_limit"] = _advise_cache(whole, sizes, room, workers * ranks)
+    if sizes.kept.any():
+        disk = Disk(
+            room=room,
+            data=int(sizes.kept.sum()),
+            largest_shard=int(sizes.making.max()),
+            index=index_bytes(loader.dataset),
+        )
+        is_short = len(loader.dataset) * ranks <= _MAX_SAMPLES
+        advice["cache_limit"] = advise_limit(
+            disk, workers * ranks, lambda: max_open_bytes(loader, sizes.kept) if is_short else None
+        )
     return advice
 
 
@@ -299,76 +285,47 @@ def _cache_room(dataset: StreamingDataset) -> int:
     return sum(free.values()) + dataset.cache_usage
 
 
-def _advise_cache(loader: StreamingDataLoader, sizes: Sizes, room: int, readers: int) -> Advice:
-    """Recommend a limit of the cache, or none if all data fits.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disk:
+    """Space for a cache, and what the data needs, in bytes."""
 
-    Args:
-        loader: Loader of all data, in the world that will read it.
-        sizes: Sizes of its shards.
-        room: Bytes that the cache may take.
-        readers: Workers of all ranks of a node.
-    """
-    disk = Disk(room=room, data=int(sizes.cached.sum()), largest_shard=int(sizes.unpacking.max()), index=sizes.index)
-    if fits(disk):
-        return Advice(value=None, why=f"all {format_bytes(disk.data)} fit into the {format_bytes(disk.room)} there are")
-    dataset = loader.dataset
-    if len(dataset) * dataset_world(dataset).ranks_per_node > _MAX_SAMPLES:
-        return advise_limit(disk, open_bytes=None, least=disk.data + disk.index, fetched_again=None)
-    open_bytes = max_open_bytes(loader, sizes.cached)
-    least = least_good_limit(disk, open_bytes, readers)
-    possible = possible_limit(disk, least)
-    again = times_fetched(loader, sizes.cached, max(0, possible - disk.index)) if possible < least else None
-    return advise_limit(disk, open_bytes, least, again)
+    room: int
+    """Free space, and what this cache takes already; or the space it should have."""
+    data: int
+    """Size of all shards in the cache."""
+    largest_shard: int
+    index: int
 
 
-def fits(disk: Disk) -> bool:
-    """Return whether all data fits on the disk."""
-    return disk.data + disk.index <= disk.room * _DISK_MARGIN
-
-
-def least_good_limit(disk: Disk, open_bytes: int, readers: int) -> int:
-    """Return the smallest limit with which no shard should be downloaded twice.
+def advise_limit(disk: Disk, readers: int, open_bytes: Callable[[], int | None]) -> Advice:
+    """Recommend a limit of the cache: the smallest with which no shard should be downloaded twice, if there is room.
 
     After eviction there must be room for the open shards, for those that are prefetched by default, for one more of
     each reader, and a margin, because readers are not in step.
 
     Args:
         disk: The space and the sizes.
-        open_bytes: Most bytes of shards that are open at once.
         readers: Workers of all ranks of a node.
+        open_bytes: Returns the most bytes of shards that are open at once; None if that is unknown.
     """
-    good = disk.index + ceil((_OUT_OF_STEP * open_bytes + (_PREFETCHED + readers) * disk.largest_shard) / _SWEPT_TO)
-    return max(good, least_limit(disk.index, disk.largest_shard))
-
-
-def possible_limit(disk: Disk, least: int) -> int:
-    """Return the recommended limit: the smallest good one, or what the disk has room for."""
-    return min(least, floor(disk.room * _DISK_MARGIN))
-
-
-def advise_limit(disk: Disk, open_bytes: int | None, least: int, fetched_again: float | None) -> Advice:
-    """Recommend a limit for data that does not fit.
-
-    Args:
-        disk: The space and the sizes.
-        open_bytes: Most bytes of shards that are open at once; None if unknown.
-        least: See :func:`least_good_limit`.
-        fetched_again: Downloads of each shard in an epoch with the limit of :func:`possible_limit`; None if unknown.
-    """
+    usable = floor(disk.room * _DISK_MARGIN)
+    if disk.data + disk.index <= usable:
+        return Advice(value=None, why=f"all {format_bytes(disk.data)} fit into the {format_bytes(disk.room)} there are")
     size = f"{format_bytes(disk.data)} of shards, and room for {format_bytes(disk.room)}"
-    possible = possible_limit(disk, least)
-    if possible < least_limit(disk.index, disk.largest_shard):
+    smallest = least_limit(disk.index, disk.largest_shard)
+    if usable < smallest:
         return Advice(value=None, why=f"{size}: not even two of the largest shards fit, so no limit works")
-    if open_bytes is None:
-        return Advice(value=bytes_as_written(possible), why=f"{size}; the epoch is too long to simulate what it opens")
-    opened = f"an epoch has up to {format_bytes(open_bytes)} of them open at once"
-    if possible == least:
-        return Advice(value=bytes_as_written(possible), why=f"{size}; {opened}, so this should fetch none twice")
-    cost = "" if fetched_again is None else f": this fetches each {rate(fetched_again)} times an epoch"
+    opened = open_bytes()
+    if opened is None:
+        return Advice(value=bytes_as_written(usable), why=f"{size}; the epoch is too long to simulate what it opens")
+    good = disk.index + ceil((_OUT_OF_STEP * opened + (_PREFETCHED + readers) * disk.largest_shard) / _SWEPT_TO)
+    good, why = max(good, smallest), f"{size}; an epoch has up to {format_bytes(opened)} of them open at once"
+    if good <= usable:
+        return Advice(value=bytes_as_written(good), why=f"{why}, so this should fetch none twice")
     return Advice(
-        value=bytes_as_written(possible),
-        why=f"{size}; {opened}, which takes {format_bytes(least)}{cost}; a smaller shuffle_block_size opens fewer, "
-        "see docs/order.md",
+        value=bytes_as_written(usable),
+        why=f"{why}, which takes {format_bytes(good)}: `lightning-streaming plan` predicts how often each is fetched; "
+        "a smaller shuffle_block_size opens fewer, see docs/order.md",
     )
 
 
@@ -379,60 +336,25 @@ def max_open_bytes(loader: StreamingDataLoader, shard_bytes: NDArray[np.int64]) 
         loader: Loader of a rank of that node.
         shard_bytes: Bytes of each shard, of shape (shards,).
     """
+    dataset, run = loader.dataset, run_of(loader)
+    epoch, world = run.epoch(run.normalise(Cursor(0, 0))), dataset_world(dataset)
+    plan, partition, ranks = drawn_sequence(epoch), epoch.partition, range(world.ranks_per_node)
+    step = max(1, _WINDOW // (batch_size_of(loader) * len(ranks)))
     firsts = np.full(len(shard_bytes), -1, np.int64)
-    lasts = firsts.copy()
-    before = 0
-    for visits in _windows(loader):
+    lasts, num_batches = firsts.copy(), partition.num_batches()
+    for before in range(0, num_batches, step):
+        batches = np.arange(before, min(before + step, num_batches))
+        positions = np.hstack([partition.batches(batches, world.node, rank) for rank in ranks])
+        ids = np.where(positions < 0, -1, plan.ids(np.maximum(positions, 0)))
+        visits = shard_visits(ids, source_of(dataset).catalog.samples_per_shard)
         used = visits.used()
         lasts[used] = before + visits.last_batches()[used]
         new = used[firsts[used] < 0]
         firsts[new] = before + visits.first_batches()[new]
-        before += visits.num_batches
     used = np.flatnonzero(firsts >= 0)
     ends = np.unique(np.stack([np.concatenate([firsts[used], lasts[used]]), np.tile(used, 2)]), axis=1)
-    whole = Visits(batches=ends[0], shards=ends[1], num_batches=before, num_shards=len(shard_bytes))
+    whole = Visits(batches=ends[0], shards=ends[1], num_batches=num_batches, num_shards=len(shard_bytes))
     return int(open_at_once(whole, shard_bytes).max(initial=0))
-
-
-def times_fetched(loader: StreamingDataLoader, shard_bytes: NDArray[np.int64], limit: int) -> float | None:
-    """Return how often a node with a limited cache downloads a shard in an epoch, on average.
-
-    Args:
-        loader: Loader of a rank of that node.
-        shard_bytes: Bytes of each shard, of shape (shards,).
-        limit: Bytes of shards that the cache may hold.
-
-    Returns:
-        1 if none is downloaded twice; the number of batches that use a shard, if a batch needs more than the limit.
-        None if the epoch is too long to simulate.
-    """
-    if len(loader.dataset) * dataset_world(loader.dataset).ranks_per_node > _MAX_REMEMBERED:
-        return None
-    parts = list(_windows(loader))
-    starts = np.cumsum([0, *(part.num_batches for part in parts)])
-    visits = Visits(
-        batches=np.concatenate([part.batches + start for part, start in zip(parts, starts[:-1], strict=True)]),
-        shards=np.concatenate([part.shards for part in parts]),
-        num_batches=int(starts[-1]),
-        num_shards=len(shard_bytes),
-    )
-    batch_bytes = np.bincount(visits.batches, weights=shard_bytes[visits.shards])
-    fetched = len(visits.batches) if batch_bytes.max() > limit else lru_downloads(visits, shard_bytes, limit)
-    return fetched / len(visits.used())
-
-
-def _windows(loader: StreamingDataLoader) -> Iterator[Visits]:
-    """Yield the visits of the first node in the first epoch by windows of batches, numbered from 0 in each window."""
-    dataset, batch_size, run = loader.dataset, batch_size_of(loader), run_of(loader)
-    epoch = run.epoch(run.normalise(Cursor(0, 0)))
-    plan, partition, world = drawn_sequence(epoch), epoch.partition, dataset_world(dataset)
-    ranks = range(world.ranks_per_node)
-    step = max(1, _WINDOW // (batch_size * len(ranks)))
-    for first in range(0, partition.num_batches(), step):
-        batches = np.arange(first, min(first + step, partition.num_batches()))
-        positions = np.hstack([partition.batches(batches, world.node, rank) for rank in ranks])
-        ids = np.where(positions < 0, -1, plan.ids(np.maximum(positions, 0)))
-        yield shard_visits(ids, source_of(dataset).catalog.samples_per_shard)
 
 
 def round_up(number: float) -> int:

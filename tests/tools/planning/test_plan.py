@@ -17,9 +17,10 @@ from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.planning import planned_reads, resources
 from lightning_streaming.tools.planning.fail_if import NAMES, AtLeast, parse_condition
-from lightning_streaming.tools.planning.node import NodeReads, ShardBytes, first_requests
-from lightning_streaming.tools.planning.resources import Link, first_batch
+from lightning_streaming.tools.planning.node import NodeReads, first_requests
+from lightning_streaming.tools.planning.resources import first_batch
 from lightning_streaming.tools.planning.show_plan import facts_of
+from lightning_streaming.tools.stored.summary import ShardBytes
 from lightning_streaming.trainer.config import config_of
 from lightning_streaming.units import format_bytes
 from tests.helpers import raises
@@ -429,17 +430,14 @@ def node_reads(data: Path, *, batch_size: int = 2, num_workers: int = 1) -> tupl
 def test_the_first_batch_waits_for_its_shards_and_for_those_beside_them(data: Path) -> None:
     dataset, reads_of = node_reads(data)
     sizes = ShardBytes.plain(np.full(reads_of.num_shards, 1000))
-    slow, fast = (
-        first_batch(reads_of, sizes, Link(bytes_per_second=speed, latency=0.25), 500, order_seconds=2)
-        for speed in (1000, 1e12)
-    )
-    assert fast.order == slow.order == 2
-    assert fast.index == pytest.approx(0.5)
-    assert slow.index == pytest.approx(1)
-    assert fast.shards == pytest.approx(0.25)  # four at a time, of which the first batch needs two at most
-    assert slow.shards >= slow.shard_bytes / 1000
-    assert slow.shards <= 0.25 + slow.ahead_bytes / 1000
-    assert slow.seconds == slow.index + slow.order + slow.shards
+    slow, fast = (first_batch(reads_of, sizes, speed, 0.25, 500, order_seconds=2) for speed in (1000, 1e12))
+    assert fast["order_seconds"] == slow["order_seconds"] == 2
+    assert fast["index_seconds"] == pytest.approx(0.5)
+    assert slow["index_seconds"] == pytest.approx(1)
+    assert fast["shard_seconds"] == pytest.approx(0.25)  # four at a time, of which the first batch needs two at most
+    assert slow["shard_seconds"] >= slow["shard_bytes"] / 1000
+    assert slow["shard_seconds"] <= 0.25 + slow["ahead_bytes"] / 1000
+    assert slow["seconds"] == slow["index_seconds"] + slow["order_seconds"] + slow["shard_seconds"]
     dataset.close()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming.tools.planning.plan_run import _planned_from
+from lightning_streaming.tools.planning.plan_run import planned_from
 from tests.chromium import Browser, browser, needs_chromium
 from tests.helpers import write_dataset
 from tests.phased_data import write_config
@@ -97,7 +97,7 @@ def test_a_page_says_what_was_planned_and_when(page: Path) -> None:
     ],
 )
 def test_what_was_planned_is_told_without_values(args: dict[str, Any], told: str) -> None:
-    assert _planned_from(Namespace(**args)) == told
+    assert planned_from(Namespace(**args)) == told
 
 
 def test_charts_are_named_and_described(page: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_page_that_cannot_be_written_is_an_error_at_once(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    monkeypatch.setattr("lightning_streaming.tools.planning.plan_run.planned", None)  # nothing is worked out
+    monkeypatch.setattr("lightning_streaming.tools.planning.plan_run.RunPlan", None)  # nothing is worked out
     done = run("plan", "--config", page.parent / "run.yaml", "--html", tmp_path / where)
     assert (done.code, done.out) == (2, "")
     assert str(tmp_path / where) in done.err

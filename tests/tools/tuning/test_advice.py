@@ -16,15 +16,10 @@ from lightning_streaming.tools.tuning.tune_run import (
     advise_limit,
     advise_predownload,
     advise_workers,
-    doublings,
-    fits,
-    least_good_limit,
     max_open_bytes,
-    possible_limit,
     round_up,
-    times_fetched,
 )
-from lightning_streaming.units import bytes_as_written
+from lightning_streaming.units import bytes_as_written, parse_bytes
 
 MB = 2**20
 
@@ -77,10 +72,6 @@ def test_trying_ends_where_more_workers_gain_nothing(
     assert is_enough(speeds(*measured), consumer) is enough
 
 
-def test_candidates_are_powers_of_two_up_to_all_cores() -> None:
-    assert [doublings(most) for most in (1, 2, 6, 8)] == [[0, 1], [0, 1, 2], [0, 1, 2, 4, 6], [0, 1, 2, 4, 8]]
-
-
 @pytest.mark.parametrize(
     ("reads", "brings", "value", "words"),
     [
@@ -102,20 +93,18 @@ def test_a_worker_looks_ahead_as_far_as_it_reads_while_a_shard_comes(
 
 def test_a_limit_is_wanted_only_where_not_all_data_fits() -> None:
     disk = Disk(room=1000 * MB, data=850 * MB, largest_shard=10 * MB, index=MB)
-    assert fits(disk)
+    assert advise_limit(disk, 2, lambda: 200 * MB).value is None
     disk = Disk(room=1000 * MB, data=950 * MB, largest_shard=10 * MB, index=MB)
-    assert not fits(disk)
-    least = least_good_limit(disk, open_bytes=200 * MB, readers=2)
-    assert 290 * MB < least < 350 * MB
-    assert advise_limit(disk, 200 * MB, least, None).value == bytes_as_written(least)
-    too_much = least_good_limit(disk, open_bytes=900 * MB, readers=2)
-    assert possible_limit(disk, too_much) == 900 * MB
-    advice = advise_limit(disk, 900 * MB, too_much, 3.24)
+    least = advise_limit(disk, 2, lambda: 200 * MB)
+    assert 290 * MB < parse_bytes(str(least.value)) < 350 * MB
+    assert "this should fetch none twice" in least.why
+    advice = advise_limit(disk, 2, lambda: 900 * MB)
     assert advice.value == "900mb"
-    assert "this fetches each 3.24 times an epoch; a smaller shuffle_block_size opens fewer" in advice.why
-    assert "too long to simulate" in advise_limit(disk, None, too_much, None).why
+    assert "`lightning-streaming plan` predicts how often each is fetched; a smaller" in advice.why
+    unknown = advise_limit(disk, 2, lambda: None)
+    assert (unknown.value, "too long to simulate" in unknown.why) == ("900mb", True)
     small = Disk(room=20 * MB, data=950 * MB, largest_shard=10 * MB, index=MB)
-    assert advise_limit(small, 200 * MB, least, None).value is None
+    assert advise_limit(small, 2, lambda: 200 * MB).value is None
 
 
 def test_numbers_are_rounded_up() -> None:
@@ -201,9 +190,6 @@ def test_what_is_open_on_a_node_is_what_its_ranks_have_begun_and_not_finished(lo
     span = {shard: [number for number, shards in enumerate(of_batches) if shard in shards] for shard in used}
     at_once = [sum(shard + 1 for shard in used if span[shard][0] <= now <= span[shard][-1]) for now in range(6)]
     assert max_open_bytes(loader, weights) == max(at_once)
-    ones = np.ones_like(weights)
-    assert times_fetched(loader, ones, len(used)) == 1
-    assert times_fetched(loader, ones, 1) == pytest.approx(sum(map(len, of_batches)) / len(used))
 
 
 def _settings(dataset: StreamingDataset) -> dict[str, Any]:

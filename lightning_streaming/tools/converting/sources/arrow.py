@@ -37,12 +37,7 @@ _BATCH_ROWS = 256
 _TEXTS = ("string", "large_string", "string_view")
 _BINARIES = ("binary", "large_binary", "fixed_size_binary", "binary_view")
 _LISTS = ("list", "large_list", "fixed_size_list")
-_ENCODINGS = {
-    "str_decimal": ("decimal",),
-    "str": _TEXTS,
-    "bytes": _BINARIES,
-    "json": ("boolean", "nested"),
-}
+_ENCODINGS = {"str_decimal": ("decimal",), "str": _TEXTS, "bytes": _BINARIES, "json": ("boolean", "nested")}
 """Encodings of types that are neither numbers nor lists of them, by their names in ``pyarrow.types``."""
 
 

@@ -134,9 +134,7 @@ class TextFolder(RowSource):
         files = files_under(Path(location))
         if not files:
             raise ConfigError(
-                f"{location} must be a text file or a folder of them, but has no file",
-                option="SOURCE",
-                path=location,
+                f"{location} must be a text file or a folder of them, but has no file", option="SOURCE", path=location
             )
         return cls(tuple(map(str, files)), location)
 
