@@ -201,9 +201,9 @@ def lru_downloads(visits: Visits, shard_bytes: NDArray[np.int64], limit: int) ->
 class _LruCache:
     """A cache that is read batch by batch.
 
-    Instead of a list of shards by last use, which each visit would have to change, batches are gone through a second
-    time, far behind: whatever a batch was the last to use goes when its turn comes. So each visit is looked at twice,
-    in numpy, however many shards there are.
+    Instead of a list of shards by last use, which each visit would have to change, batches are passed a second time,
+    far behind: shards that a batch was the last to use are evicted when its turn comes. So each visit is read twice,
+    in numpy, for any number of shards.
     """
 
     def __init__(self, visits: Visits, shard_bytes: NDArray[np.int64], limit: int) -> None:

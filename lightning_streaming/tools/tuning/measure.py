@@ -198,7 +198,7 @@ def cached_in(config: Any, dataset: StreamingDataset, directory: Path) -> Any:
 
 
 def by_single_rank(config: Any, directory: Path, dataset: StreamingDataset, shards: Sequence[int] | None) -> Any:
-    """Return the same data for a single process; of downloaded data only what is there, read in place.
+    """Return the same data for a single process; of downloaded data only the downloaded shards, in place.
 
     Streams without downloaded shards are omitted; the others have the shares of an epoch of all the data. Batches are
     not composed by stream, because streams may be too short for that.
