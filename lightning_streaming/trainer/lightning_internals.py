@@ -23,7 +23,12 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import OnExceptionCheckpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    OnExceptionCheckpoint,
+    RichProgressBar,
+    TQDMProgressBar,
+)
 from lightning.pytorch.loops.evaluation_loop import RestartStage as EvaluationRestartStage
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import RestartStage
@@ -337,11 +342,21 @@ def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) 
         _settle_total(trainer, batches_then)
         _set_counters(epoch_loop.batch_progress.current, batches)
         epoch_loop.reset_restart_stage()
+        accumulates_by_default = trainer.accumulate_grad_batches
+        set_accumulation(trainer)
         if not epoch_loop._should_accumulate():
             epoch_loop._batches_that_stepped -= 1
+        trainer.accumulate_grad_batches = accumulates_by_default  # the scheduler checks it in its own on_train_start
     epoch_loop.batch_progress.is_last_batch = False
     fit_loop._restarting = epoch_loop._restarting = True
     _keep_loaders(trainer)
+
+
+def set_accumulation(trainer: Trainer) -> None:
+    """Accumulate as a GradientAccumulationScheduler says for this epoch; it does so itself only where epochs begin."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            callback.on_train_epoch_start(trainer)
 
 
 # Validations during training ----------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class StreamingStateCallback(Callback):
         self._restored: SavedRun | None = None
         self._put_back: dict[str, tuple[StreamingDataset, Cursor]] = {}
         self._first: dict[str, Cursor] = {}
-        self._is_placed = False
+        self._is_placed = self._resumes_mid_epoch = False
         self._begins_again = False
         self._batches_trained = 0
         self._ends: dict[str, Cursor] = {}
@@ -207,6 +207,9 @@ class StreamingStateCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         """Let the progress bar know the epoch that goes on."""
         self._show_place(trainer, pl_module)
+        if self._resumes_mid_epoch:
+            self._resumes_mid_epoch = False
+            lightning_internals.set_accumulation(trainer)
         if self._place is not None and self._place.validation.is_due:  # there was nothing to validate on
             lightning_internals.validate_when_due(trainer)
             self._place.validation = replace(self._place.validation, is_due=False)
@@ -352,6 +355,7 @@ class StreamingStateCallback(Callback):
         # An epoch that was begun with smaller batches may have as many left as it would have had in these.
         if batches or any(cursor.sample_in_epoch for cursor in place.cursors.values()):
             self._resume_epoch(trainer, place, batches)
+            self._resumes_mid_epoch = True
             if lightning_internals.combination_mode(trainer) == "max_size":
                 finished = [loaders[name] for name, cursor in place.cursors.items() if cursor.sample_in_epoch == 0]
         else:
