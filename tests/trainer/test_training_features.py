@@ -1,8 +1,9 @@
 """Training features of Lightning, each saved at several positions and resumed in the same and in another world.
 
-Every sample has a weight of its own in the model, which a training step that reads the sample changes by a known amount:
-the weights at the end say how often each sample was trained on, and are compared with those of an uninterrupted run, bit
-by bit. ``python -m tests.trainer.feature_table`` runs all cases and writes the table of docs/lightning.md.
+Every sample has a separate weight in the model, which a training step that reads the sample changes by a known
+amount: the weights at the end say how often each sample was trained on, and are compared with those of an
+uninterrupted run, bit by bit. ``python -m tests.trainer.feature_table`` runs all cases and writes the table of
+docs/lightning.md.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ EPOCHS = 3
 
 
 class PerSample(LightningModule):
-    """A weight for each sample: the loss is the sum of the weights of a batch, so that each gradient is 1."""
+    """A model with a weight for each sample: the loss is the sum of the weights of a batch, so that each gradient is 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class TwoOptimizers(PerSample):
             seldom.step()
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD([one], lr=1.0) for one in (self.table, self.second)]
+        return [torch.optim.SGD([table], lr=1.0) for table in (self.table, self.second)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +203,7 @@ def train(name: str, data: Path, checkpoint: Path, stop: Position | None, worker
         "logger": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "enable_checkpointing": any(isinstance(one, ModelCheckpoint) for one in callbacks),
+        "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
         "num_sanity_val_steps": 0,
         "default_root_dir": checkpoint.parent,
     }
@@ -247,7 +248,7 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     def on(ranks: int, *args: Any) -> Any:
         if ranks == 1:
             return train(feature, *args)
-        first, *others = on_ranks(train, feature, *args, meeting=tmp_path / "ranks", count=ranks)
+        weights, *others = on_ranks(train, feature, *args, meeting=tmp_path / "ranks", count=ranks)
         assert all(other == first for other in others)
         return first
 
