@@ -49,7 +49,7 @@ EPOCHS = 3
 
 
 class PerSample(LightningModule):
-    """A model with a weight for each sample: the loss is the sum of the weights of a batch, so that each gradient is 1."""
+    """A model with a weight for each sample; the loss of a batch is their sum, so that each gradient is 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,8 +249,8 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
         if ranks == 1:
             return train(feature, *args)
         weights, *others = on_ranks(train, feature, *args, meeting=tmp_path / "ranks", count=ranks)
-        assert all(other == first for other in others)
-        return first
+        assert all(other == weights for other in others)
+        return weights
 
     if feature not in whole_runs:
         whole_runs[feature] = on(1, per_sample, tmp_path / "none.ckpt", None, 0)
