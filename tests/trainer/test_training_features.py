@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
@@ -85,7 +86,7 @@ class TwoOptimizers(PerSample):
         self.second = torch.nn.Parameter(torch.zeros(sum(SAMPLES.values())))
 
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
-        often, seldom = self.optimizers()  # type: ignore[misc]
+        often, seldom = cast("list[LightningOptimizer]", self.optimizers())
         often.zero_grad()
         seldom.zero_grad()
         self.manual_backward((self.table[batch["id"]] + self.second[batch["id"]]).sum() * self.trainer.world_size)
