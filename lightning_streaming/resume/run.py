@@ -1,4 +1,4 @@
-"""A run as a value: the meaning of a position in the data, and all questions about it.
+"""A run as a value: it gives a position in the data its meaning.
 
 Run          an order on given machines, with the epochs under way: where an epoch ends, what follows, what is saved
 Epoch        one epoch of a run, from a cursor: its sequence, and which rank reads which part of it
@@ -45,9 +45,9 @@ from lightning_streaming.sequence.skips import (
 from lightning_streaming.world import World
 
 OnMismatch = Literal["error", "warn"]
-"""What to do about a saved position whose data or order settings have changed since: refuse it, or say so and go on."""
-_ALWAYS_FINE = 2**16
-"""Canonical nodes that an epoch may have however few its samples: this many take seconds at most."""
+"""How to handle a saved position whose data or order settings have changed since: refuse it, or warn and continue."""
+_ALWAYS_ALLOWED = 2**16
+"""Canonical nodes that an epoch may have for any number of samples: these take seconds at most."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,15 +55,15 @@ class Epoch:
     """One epoch of a run, from a cursor."""
 
     order: RunOrder
-    """Of the run; its own is ``order.of_epoch(cursor.epoch)``."""
+    """The order of the run; that of the epoch is ``order.of_epoch(cursor.epoch)``."""
     cursor: Cursor
-    """Where it goes on."""
+    """The position where it begins or continues."""
     composed: BatchGeometry
-    """What its batches are made for; not the machines at hand, where these changed in the middle of the epoch."""
+    """The geometry that its batches are composed for; another one than ``machines`` after a resume in the epoch."""
     machines: BatchGeometry
-    """Who reads it, in batches of which size."""
+    """The nodes and ranks that read it, and their batch size."""
     skipped: SkippedPositions = NOTHING_SKIPPED
-    """What it leaves out."""
+    """Positions that it leaves out."""
 
     @classmethod
     def of_pass(cls, order: RunOrder, start: EpochStart) -> Epoch:
@@ -75,7 +75,7 @@ class Epoch:
         return cls(order=order, cursor=start.cursor, composed=start.geometry, machines=machines, skipped=start.skipped)
 
     def pass_start(self, world: World) -> EpochStart:
-        """Return the facts that another process needs to read its share."""
+        """Return the facts that another process needs to read its part."""
         settings = self.order.settings
         return EpochStart(
             cursor=self.cursor,
@@ -121,9 +121,9 @@ class Machines:
     num_nodes: int
     ranks_per_node: int
     batch_size: int | None = None
-    """Samples per batch on each rank; None as long as nobody has said."""
+    """Samples per batch on each rank; None until it is known."""
     drop_last: bool = False
-    """Whether a last batch that is not full is left out."""
+    """True if a last batch that is not full is left out."""
 
     @property
     def num_ranks(self) -> int:
@@ -142,33 +142,31 @@ class Run:
     initial_nodes: int
     """Nodes of the run's first start."""
     resumed_from_nodes: int | None = None
-    """The same of a run that was resumed, which may go on with what these would read."""
+    """The saved number of these nodes in a resumed run, which may continue with the sequence for these nodes."""
     composed: Mapping[int, BatchGeometry] = field(default_factory=dict)
-    """What the batches of epochs under way are made for, by epoch: once one has begun, that stays what it was."""
+    """The geometry that the batches of each epoch under way are composed for; it does not change within the epoch."""
     placed: Mapping[BatchRange, SkippedRange] = field(default_factory=dict)
-    """Where the samples of some ranges to skip are, for good."""
+    """The positions of ranges to skip that no longer change."""
     located: Mapping[BatchRange, SkippedRange] | None = None
-    """The same of all ranges, for these machines and this count of batches."""
+    """The positions of all ranges, for these machines and this count of batches."""
     counted: TrainProgress | None = None
-    """Where a trainer counts batches from."""
+    """The position from which a trainer counts batches."""
     may_end_early: bool = False
-    """Whether the data may be smaller than it was, and a cursor beyond its end."""
+    """True if the data may have shrunk, so that a cursor may be beyond its end."""
     reader: str = ""
-    """What messages call whoever reads it, where there are several: like "train loader 'text'"."""
-    gone: Mapping[str, SavedStream] = field(default_factory=dict)
-    """Of phases: streams that they have read and that are not there now, as they were saved; they may come back."""
+    """Name of the reader in messages, where there are several, like "train loader 'text'"."""
+    missing: Mapping[str, SavedStream] = field(default_factory=dict)
+    """With a schedule: streams that were read and are missing now, as they were saved; they may be added again."""
 
     @property
     def settings(self) -> ResolvedOrder:
-        """Return how epochs are ordered."""
+        """The settings of the order."""
         return self.order.settings
 
     @property
     def message_prefix(self) -> str:
-        """Return the prefix of messages."""
+        """The prefix of messages."""
         return f"{self.reader}: " if self.reader else ""
-
-    # What follows from a cursor.
 
     def epoch(self, cursor: Cursor) -> Epoch:
         """Return the epoch of a cursor, from there."""
@@ -185,7 +183,7 @@ class Run:
         return len(self._sequence(Cursor(epoch, 0)))
 
     def unskipped(self, cursor: Cursor) -> Partition:
-        """Return how the whole epoch of a cursor is divided if nothing is skipped."""
+        """Return the division of the whole epoch of a cursor if nothing is skipped."""
         return Epoch(order=self.order, cursor=cursor, composed=self._composed(cursor), machines=self._geometry()).whole
 
     def batches_left(self, cursor: Cursor) -> int:
@@ -194,11 +192,11 @@ class Run:
 
     def batches_in_epoch(self, cursor: Cursor) -> int:
         """Return the batches of the whole epoch of a cursor, on each rank, without those that are skipped."""
-        # From the cursor on, and not anew: an epoch under way keeps the batches that it was composed of elsewhere.
+        # Of the cursor, and not of the epoch's start: an epoch under way keeps the batches composed on other machines.
         return self.epoch(cursor).whole.num_batches(self.machines.drop_last)
 
     def samples_before(self, cursor: Cursor) -> int:
-        """Return the samples of its epoch, over all ranks, that are read before a cursor."""
+        """Return the samples of its epoch that are read before a cursor, over all ranks."""
         return self._kept(cursor).entries_before(cursor.sample_in_epoch)
 
     def normalise(self, cursor: Cursor) -> Cursor:
@@ -234,37 +232,34 @@ class Run:
     def saved(self, cursor: Cursor) -> SavedPosition:
         """Return a cursor with all facts that its meaning depends on."""
         keeps_batches = self.order.is_composed and cursor.sample_in_epoch
-        fingerprint = self.order.of_epoch(cursor.epoch).fingerprint(self._phases_begun(cursor))
+        order = self.order.of_epoch(cursor.epoch)
+        fingerprint = order.fingerprint(order.phases_begun(cursor, self._composed(cursor)) if order.plan else 0)
         return SavedPosition(
             cursor=cursor,
             shuffle_seed=self.settings.shuffle_seed,
             num_canonical_nodes=self.settings.num_canonical_nodes,
             initial_physical_nodes=self.initial_nodes,
             geometry=self._composed(cursor) if keeps_batches else None,
-            fingerprint=fingerprint.saved_with(self.gone),
-            skipped={str(one): span for one, span in self.skipped_ranges.items()},
+            fingerprint=fingerprint.saved_with(self.missing),
+            skipped={str(batches): span for batches, span in self.skipped_ranges.items()},
             streams=fingerprint.stream_list,
         )
 
     def differences(self, saved: SavedPosition) -> list[Difference]:
-        """Return the changes of data and order since a saved position; of phases, those that had begun there."""
+        """Return the changes of data and order since a saved position; of phases, only those that had begun there."""
         if saved.fingerprint is None:
             return []
         order = self.order.of_epoch(saved.cursor.epoch)
         plan = order.plan
-        # As the state tells, not as its cursor does: the place may have been moved since, over borders of phases.
+        # By the saved schedule, not the cursor: the position may have been moved since, across borders of phases.
         known = list(saved.fingerprint.schedule or ())
         begun = 0 if plan is None else len(plan.phases) if saved.cursor.epoch else plan.num_begun(known)
-        found = order.fingerprint(begun).differences(saved.fingerprint, saved.streams)
+        changes = order.fingerprint(begun).differences(saved.fingerprint, saved.streams)
         if plan is not None and begun and not saved.cursor.epoch:
             last, stop = plan.phases[begun - 1], plan.planned_stops[begun - 1]
             if last.cut is not None and last.cut < saved.cursor.sample_in_epoch <= stop:
-                found.append(Difference(f"schedule.{last.name}.ended_at", "'absent'", repr(last.cut)))
-        return found
-
-    def _phases_begun(self, cursor: Cursor) -> int:
-        order = self.order.of_epoch(cursor.epoch)
-        return order.phases_begun(cursor, self._composed(cursor)) if order.plan else 0
+                changes.append(Difference(f"schedule.{last.name}.ended_at", "'absent'", repr(last.cut)))
+        return changes
 
     def growth_in_passes(self, cursor: Cursor) -> Growth:
         """Return the growth where, with a schedule, the next pass of each followed stream reads all shards."""
@@ -283,7 +278,10 @@ class Run:
     def phase(self, cursor: Cursor) -> str | None:
         """Return the name of the phase that is read at a cursor; None without a schedule."""
         order = self.order.of_epoch(cursor.epoch)
-        return order.phase(cursor, self._composed(cursor)) if order.plan else None
+        if order.plan is None:
+            return None
+        ended, phases = order.phases_ended(cursor, self._composed(cursor)), order.plan.phases
+        return phases[min(ended, len(phases) - 1)].name
 
     def check_phases(self, cursor: Cursor) -> None:
         """Check that phases can be read from a cursor.
@@ -295,14 +293,12 @@ class Run:
         plan = order.plan
         if plan is None:
             return
-        # To keep ranks even, the last of them may read again what lies that far before the end.
+        # To keep ranks even, the last ranks may repeat samples up to that far before the end.
         most = max(len(self._sequence(cursor)) - 2 * self.machines.num_ranks, 0)
         needed = Cursor(cursor.epoch, min(cursor.sample_in_epoch, most))
         cuts = [number for number, phase in enumerate(plan.phases) if phase.cut is not None]
         first = min([order.phases_ended(needed, self._composed(cursor)), *cuts])
         order.check_phases(first)
-
-    # The same run elsewhere, or later.
 
     def on(self, machines: Machines) -> Run:
         """Return the same run on other machines."""
@@ -310,22 +306,20 @@ class Run:
 
     def at(self, cursor: Cursor) -> Run:
         """Return the run whose epoch of ``cursor``, a normalised one, is under way."""
-        # Whoever consumes batches later than they are handed out may still stand in the epoch before.
+        # A caller that uses batches later than they are yielded may still be in the epoch before.
         before = {epoch: geometry for epoch, geometry in self.composed.items() if epoch == cursor.epoch - 1}
         composed = {**before, cursor.epoch: self._composed(cursor)}
         return replace(self, composed=composed, located=self.skipped_ranges)
 
     def counted_from(self, counted: TrainProgress) -> Run:
-        """Return the run with batches counted as a trainer does. Ranges located for a trainer that has begun stay."""
+        """Return the run with batches counted as a trainer does; once it has begun, positions of ranges stay."""
         has_begun = self.counted is not None and counted.steps
         return replace(self, counted=counted, placed=self.skipped_ranges if has_begun else self.placed, located=None)
 
     def without_data(self) -> dict[str, Any]:
-        """Return the run without its order, for another process, which restores that with :func:`run_again`."""
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "order"}
+        """Return the fields except the order, for another process, which restores that with :func:`run_again`."""
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "order"}
         return {**own, "growth": self.order.growth}
-
-    # What is skipped.
 
     @cached_property
     def skipped_ranges(self) -> Mapping[BatchRange, SkippedRange]:
@@ -334,7 +328,7 @@ class Run:
         A range is located with the global batch of the run that first had it in ``skip``. A saved position holds its
         location, so that a run with other ranks or batch sizes leaves out the same samples.
         """
-        new = [one for one in self.skip if one not in self.placed]
+        new = [batches for batches in self.skip if batches not in self.placed]
         if not new or self.machines.batch_size is None:
             return self.placed
         if self.located is not None:
@@ -347,18 +341,17 @@ class Run:
             drop_last=self.machines.drop_last,
             of_epoch=(lambda epoch: self.unskipped(Cursor(epoch, 0))) if self.order.differs_by_epoch else None,
         )
-        found = locate_batch_ranges(new, self.placed, counted, partitions)
-        return {one: self.placed.get(one) or found[one] for one in self.skip}
+        located = locate_batch_ranges(new, self.placed, counted, partitions)
+        return {batches: self.placed.get(batches) or located[batches] for batches in self.skip}
 
     def skipped(self, epoch: int) -> SkippedPositions:
         """Return the positions of an epoch that are skipped."""
         return skipped_in_epoch(self.skipped_ranges.values(), epoch) if self.skip else NOTHING_SKIPPED
 
     def skipped_too_late(self, cursor: Cursor) -> list[BatchRange]:
-        """Return new ranges that a run has read before it came to ``cursor``."""
-        return [one for one, (_, end) in self.skipped_ranges.items() if one not in self.placed and end <= cursor]
-
-    # What there is to say.
+        """Return new ranges that were read before the run was at ``cursor``."""
+        ranges = self.skipped_ranges.items()
+        return [batches for batches, (_, end) in ranges if batches not in self.placed and end <= cursor]
 
     def why_moved(self, cursor: Cursor) -> Iterator[str]:
         """Yield a sentence if the data has shrunk, so that a cursor is beyond its epoch's end."""
@@ -367,12 +360,12 @@ class Run:
             yield f"epoch {cursor.epoch} has ended: {read} of its samples were read, and it has {size} now"
 
     def why_uneven(self, cursor: Cursor) -> Iterator[str]:
-        """Yield a sentence if an epoch's global batches were composed for other machines, and are not read as such."""
+        """Yield a sentence if an epoch's global batches were composed for other machines, and are divided now."""
         composed, mine = self._composed(cursor), self._geometry().global_batch_size
         if self.order.is_composed and composed.global_batch_size != mine:
             yield (
-                f"{self.message_prefix}epoch {cursor.epoch} goes on with global batches of "
-                f"{composed.global_batch_size} samples, made for {composed.num_nodes} nodes of "
+                f"{self.message_prefix}epoch {cursor.epoch} continues with global batches of "
+                f"{composed.global_batch_size} samples, composed for {composed.num_nodes} nodes of "
                 f"{composed.ranks_per_node} ranks; read in steps of {mine}, these are not whole until the next epoch"
             )
 
@@ -395,9 +388,9 @@ class Run:
         except ConfigError as error:
             if geometry is not self.composed.get(cursor.epoch) or self.may_end_early:
                 raise
-            # The order is the saved one, and its batches were made for these machines when it was saved.
+            # The order is the saved one, and its batches were composed for these machines when it was saved.
             raise StateError(
-                f"{self.message_prefix}'batch_geometry' of the saved position is of no batches of this order: "
+                f"{self.message_prefix}'batch_geometry' of the saved position does not fit the batches of this order: "
                 f"{error.words}",
                 hint=DAMAGED,
             ) from error
@@ -417,7 +410,7 @@ class Run:
         if batch_size is None:
             if self.order.is_composed:
                 raise ConfigError(
-                    f"batching_method={self.settings.batching_method!r} makes batches of a known size",
+                    f"batching_method={self.settings.batching_method!r} composes batches of a known size",
                     hint="pass batch_size= to the dataset, or iterate through a StreamingDataLoader that has one",
                     option="batch_size",
                 )
@@ -432,9 +425,9 @@ class Resumed(NamedTuple):
 
     run: Run
     differences: Sequence[Difference]
-    """What has changed of data and order since."""
+    """Changes of data and order since."""
     growth: Sequence[str] = ()
-    """What to tell of data that was appended to."""
+    """Notes on appended data."""
 
     def notes(self) -> Iterator[str]:
         """Yield warnings for the user."""
@@ -444,30 +437,30 @@ class Resumed(NamedTuple):
 
 
 def new_run(
-    asked: RunRequest, catalog: Catalog, machines: Machines, initial_nodes: int | None = None, reader: str = ""
+    request: RunRequest, catalog: Catalog, machines: Machines, initial_nodes: int | None = None, reader: str = ""
 ) -> Run:
     """Return a run from its beginning.
 
     Args:
-        asked: What the user asked for.
+        request: The user's options.
         catalog: The data.
-        machines: Who reads it.
-        initial_nodes: Nodes of the first start, if that was before; they decide how many canonical nodes there are.
-        reader: What messages call it, where there are several.
+        machines: The machines that read it.
+        initial_nodes: Nodes of an earlier first start; they determine the number of canonical nodes.
+        reader: Name of the reader in messages, where there are several.
 
     Raises:
-        ConfigError: The weights, or the canonical nodes asked for, cannot be of this data.
+        ConfigError: The weights, or the canonical nodes, do not fit this data.
     """
     initial_nodes = initial_nodes or machines.num_nodes
-    order = resolved_order(asked, asked.settings.resolved(initial_nodes), catalog)
-    _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
+    order = resolved_order(request, request.settings.resolved(initial_nodes), catalog)
+    _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "set it lower")
     order.check_phases()
-    return Run(order=order, machines=machines, skip=asked.skip, initial_nodes=initial_nodes, reader=reader)
+    return Run(order=order, machines=machines, skip=request.skip, initial_nodes=initial_nodes, reader=reader)
 
 
 def resume(
     saved: SavedPosition,
-    asked: RunRequest,
+    request: RunRequest,
     catalog: Catalog,
     machines: Machines,
     on_mismatch: OnMismatch = "error",
@@ -477,27 +470,27 @@ def resume(
     """Return the run that continues from a saved position, with its seed and canonical nodes.
 
     Args:
-        saved: Where it goes on.
-        asked: What the user asks for now. Ranges to skip that were placed before stay there.
-        catalog: The data as it is now.
-        machines: Who reads it now.
-        on_mismatch: What to do if data or order have changed.
-        reader: What messages call it, where there are several.
-        checkpoint: Where the saved position was read from, as messages call it.
+        saved: The position to continue from.
+        request: The user's current options. Ranges to skip keep their saved positions.
+        catalog: The current data.
+        machines: The current machines.
+        on_mismatch: How to handle changes of data or order.
+        reader: Name of the reader in messages, where there are several.
+        checkpoint: Name of the file of the saved position in messages.
 
     Raises:
-        ConfigError: The weights cannot be of this data.
+        ConfigError: The weights do not fit this data.
         StateError: The saved position has more canonical nodes than this data can have.
         StateMismatchError: It belongs to other data or another order.
     """
-    told = f"{reader}: " if reader else ""
+    prefix = f"{reader}: " if reader else ""
     initial_nodes = saved.initial_physical_nodes or machines.num_nodes
-    growth, settings = growth_since(saved.fingerprint, saved.cursor, catalog, asked.followed), asked.resumed(saved)
-    notes = [f"{told}{note}" for note in growth.notes(catalog, has_phases=bool(asked.phases))]
+    growth, settings = growth_since(saved.fingerprint, saved.cursor, catalog, request.followed), request.resumed(saved)
+    notes = [f"{prefix}{note}" for note in growth.notes(catalog, has_phases=bool(request.phases))]
     composed = {} if saved.geometry is None else {saved.cursor.epoch: saved.geometry}
-    then = None  # as it was read, where the data has grown
+    then = None  # the order over the data that was read, where it has grown
     if growth.shards:
-        then = order_of(asked, settings.resolved(initial_nodes), catalog.head(dict(growth.shards)), growth)
+        then = order_of(request, settings.resolved(initial_nodes), catalog.head(dict(growth.shards)), growth)
         before = Run(
             order=then,
             machines=machines,
@@ -507,70 +500,68 @@ def resume(
             composed=composed,
         )
         growth = before.growth_in_passes(saved.cursor)
-    order = resolved_order(asked, settings.resolved(initial_nodes), catalog, growth)
-    if saved.num_canonical_nodes == asked.settings.num_canonical_nodes:
-        _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
-    what = f"{told}'num_canonical_nodes' of the saved position is"
-    _check_canonical_nodes(order, StateError, what, "it is of other data, or was edited: go on from another checkpoint")
+    order = resolved_order(request, settings.resolved(initial_nodes), catalog, growth)
+    if saved.num_canonical_nodes == request.settings.num_canonical_nodes:
+        _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "set it lower")
+    what = f"{prefix}'num_canonical_nodes' of the saved position is"
+    hint = "it is of other data, or was edited: resume from another checkpoint"
+    _check_canonical_nodes(order, StateError, what, hint)
+    read = {} if order.plan is None or saved.fingerprint is None else saved.fingerprint.streams
     run = Run(
         order=order,
         machines=machines,
-        skip=asked.skip,
+        skip=request.skip,
         initial_nodes=initial_nodes,
         resumed_from_nodes=saved.initial_physical_nodes,
         composed=composed,
-        placed={one: saved.skipped[str(one)] for one in asked.skip if str(one) in saved.skipped},
+        placed={batches: saved.skipped[str(batches)] for batches in request.skip if str(batches) in saved.skipped},
         may_end_early=on_mismatch == "warn",
         reader=reader,
-        gone=_gone(saved, order),
+        missing={
+            name: stream
+            for name, stream in read.items()
+            if order.plan is not None and name in order.plan.streams and name not in order.catalog.stream_names
+        },
     )
-    found = replace(run, order=then or order).differences(saved)
-    if found and on_mismatch == "error":
+    changes = replace(run, order=then or order).differences(saved)
+    if changes and on_mismatch == "error":
         are_together = saved.fingerprint is not None and saved.fingerprint.all_streams is not None
-        hints = phase_hints(found, saved.cursor, asked.phases, checkpoint)
-        raise StateMismatchError(message=told + mismatch_message(found, are_together=are_together, phase_hints=hints))
+        hints = phase_hints(changes, saved.cursor, request.phases, checkpoint)
+        raise StateMismatchError(
+            message=prefix + mismatch_message(changes, are_together=are_together, phase_hints=hints)
+        )
     run.check_phases(saved.cursor)
-    return Resumed(run, found, notes)
+    return Resumed(run, changes, notes)
 
 
-def _gone(saved: SavedPosition, order: RunOrder) -> dict[str, SavedStream]:
-    """Return the streams that its phases have read, and that are missing now."""
-    if order.plan is None or saved.fingerprint is None:
-        return {}
-    read = {name: one for name, one in saved.fingerprint.streams.items() if name in order.plan.streams}
-    return {name: one for name, one in read.items() if name not in order.catalog.stream_names}
-
-
-def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brought: Mapping[str, Any]) -> Run:
+def run_again(request: RunRequest, catalog: Catalog, settings: OrderSettings, brought: Mapping[str, Any]) -> Run:
     """Return a run that another process has begun.
 
     Args:
-        asked: What the user asked for there.
+        request: The user's options there.
         catalog: The data.
-        settings: Those of that run.
-        brought: What its :meth:`Run.without_data` gave.
+        settings: The settings of that run.
+        brought: The result of its :meth:`Run.without_data`.
     """
     assert isinstance(settings, ResolvedOrder), "as of every run"
-    of_run = dict(brought)
-    return Run(order=resolved_order(asked, settings, catalog, of_run.pop("growth")), **of_run)
+    own = dict(brought)
+    return Run(order=resolved_order(request, settings, catalog, own.pop("growth")), **own)
 
 
-def settings_of_pass(asked: RunRequest, start: EpochStart) -> ResolvedOrder:
+def settings_of_pass(request: RunRequest, start: EpochStart) -> ResolvedOrder:
     """Return the settings of a pass that another process has begun."""
-    seeded = replace(asked.settings, shuffle_seed=start.shuffle_seed)
+    seeded = replace(request.settings, shuffle_seed=start.shuffle_seed)
     return seeded.resolved_as(start.num_canonical_nodes, start.shuffle_block_size)
 
 
-def order_of_pass(asked: RunRequest, catalog: Catalog, start: EpochStart) -> RunOrder:
+def order_of_pass(request: RunRequest, catalog: Catalog, start: EpochStart) -> RunOrder:
     """Return the order of a pass that another process has begun."""
-    return resolved_order(asked, settings_of_pass(asked, start), catalog, start.growth)
+    return resolved_order(request, settings_of_pass(request, start), catalog, start.growth)
 
 
-def _check_canonical_nodes(
-    order: RunOrder, error: type[ConfigError] | type[StateError], what: str, way_out: str
-) -> None:
+def _check_canonical_nodes(order: RunOrder, error: type[ConfigError] | type[StateError], what: str, hint: str) -> None:
     """Check that there are not many more canonical nodes than samples."""
     nodes, size = order.settings.num_canonical_nodes, order.weights.epoch_size
-    most = max(_ALWAYS_FINE, size)
+    most = max(_ALWAYS_ALLOWED, size)
     if nodes > most:
-        raise error(f"{what} {nodes}, and an epoch of {size} samples has {most} at most; {way_out}")
+        raise error(f"{what} {nodes}, and an epoch of {size} samples has {most} at most; {hint}")

@@ -1,7 +1,4 @@
-"""The run of a dataset and its position, kept from pass to pass.
-
-RunState        the run that a dataset is read by, and where its passes begin and end; logs what its user must know
-"""
+"""The run of a dataset and its position, from pass to pass: RunState owns both, and logs what the user must know."""
 
 from __future__ import annotations
 
@@ -93,14 +90,14 @@ class RunState:
         self._read_by: tuple[int | None, bool] = request.batch_size, False
         self._run: Run | None = None  # as long as no pass has begun, only remembered for the next question
         self._brought: Mapping[str, Any] | None = None
-        """In a copy: what its original's run was, but for the data."""
+        """In a copy: the fields of its original's run, without the data."""
         self._has_begun = self._has_reported_changes = False
         self._ahead = OrderAhead()
         self._next = Cursor(0, 0)
         self._latest: EpochStart | None = None
         self._yielded: Cursor | None = None
         self.moves = 0
-        """How often the position was set, by a pass that begins too: what belongs to an earlier position is stale."""
+        """Number of times that the position was set, also by passes that began: state of earlier positions is stale."""
 
     @property
     def reader(self) -> str:
@@ -267,7 +264,7 @@ class RunState:
     def _begin_at(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool) -> EpochStart:
         """Begin a pass at ``cursor``, or where it leads to, and log what the user must know."""
         run = self.on(world, batch_size, drop_last)
-        # Not of the cursor: what is skipped has moved that, and was not read.
+        # Not the cursor: skipped positions have moved that, and were not read.
         read_up_to = None if self._has_begun or self._loaded is None else self._loaded[0].cursor
         late = [] if read_up_to is None else run.skipped_too_late(read_up_to)
         if late:
@@ -275,8 +272,7 @@ class RunState:
             _log.warning(words, run.message_prefix, ", ".join(map(str, late)))
         cursor = self.normalise(run, cursor)
         run.check_phases(cursor)
-        if run.order.mixture is not None:
-            run.order.mixture.check_epoch(cursor.epoch)  # here, before threads and workers ask for it
+        run.order.source.check_epoch(cursor.epoch)  # here, before threads and workers request it
         for why in run.why_uneven(cursor):
             _log.warning("%s", why)
         self._has_begun = True
@@ -315,7 +311,7 @@ class RunState:
         settings = settings_of_pass(self.request, start)
         self._settings = settings
         if self._run is None and self._brought is not None:
-            # Kept: phases that were cut take long to work out.
+            # Kept: phases that were cut take long to compute.
             self._run = run_again(self.request, self._data.catalog, settings, self._brought)
         known = None if self._run is None else self._run.order
         if known is None or known.settings != settings or known.growth != start.growth:
@@ -326,8 +322,8 @@ class RunState:
         """Start drawing the order of the epoch after a pass in the background."""
         epoch = start.cursor.epoch + 1
         order = self.epoch_of(start).order.of_epoch(epoch)
-        if order.can_draw_first():
-            self.prepare(order.first_draw(epoch))
+        if order.source.can_draw(1, 0):  # streams of its phases may have been removed
+            self.prepare(order.source.shuffled(epoch, 0))
 
     def prepare(self, draw: Shuffled) -> None:
         """Start drawing an order in the background."""

@@ -85,15 +85,15 @@ class SavedPacking:
     """How documents are packed."""
 
     option: str
-    """The option that says so: "packing" or "token_budget"."""
+    """The name of the option: "packing" or "token_budget"."""
     settings: Mapping[str, Any]
-    """Its fields that decide which documents share a pack, by name."""
+    """The fields that determine which documents share a pack, by name."""
     lengths: str
     """The source of the documents' lengths, in words."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], lengths: str) -> SavedPacking:
-        """Make it of the named settings of a packing, whose method determines the option."""
+        """Create it from the named settings of a packing, whose method determines the option."""
         is_budget = settings["method"] == "budget"
         of_option = {name: value for name, value in settings.items() if not is_budget or name != "method"}
         return cls(option=_PACKINGS[is_budget], settings=of_option, lengths=lengths)
@@ -116,16 +116,16 @@ class SavedPacking:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedStream:
-    """The data of a stream, and how much of it an epoch reads."""
+    """The data of a stream, and the number of samples that an epoch reads."""
 
     index: int
-    """Its place among the streams, from 0."""
+    """Its number among the streams, from 0."""
     samples: int
     shards: int
     samples_drawn: int
-    """Samples of it in an epoch; with a schedule, in the phases that have begun."""
+    """Its samples in an epoch; with a schedule, in the phases that have begun."""
     digest: str
-    """Of its shards: their names, sizes and hashes."""
+    """A digest of the names, sizes and hashes of its shards."""
     selection: str | None = None
     """A digest of the samples that are selected; None where all are."""
     join: Mapping[str, SavedJoin] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class SavedStream:
     lengths: str | None = None
     """A digest of the lengths of its documents, where documents are packed."""
     grown: tuple[tuple[int, int], ...] = ()
-    """With a schedule: where passes end that read fewer shards, in samples of the passes; and how many they read."""
+    """With a schedule: the samples of passes up to which they read fewer shards, and the number of these shards."""
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -195,7 +195,7 @@ _STREAM = ("index", "samples", "shards", "samples_drawn", "digest", "selection",
 
 
 def _read_grown(fields: Fields) -> tuple[tuple[int, int], ...]:
-    """Read where passes of a stream end that read fewer shards, and how many these read: both rise."""
+    """Read where passes of a stream end that read fewer shards, and how many these read; both must increase."""
     grown, before = fields.pairs("grown"), (0, 0)
     for pair in grown:
         if pair[0] <= before[0] or pair[1] <= before[1]:
@@ -213,7 +213,7 @@ class SavedStreams:
     count: int
     samples: int
     digest: str
-    """Of what :meth:`SavedStream.digested` returns for each."""
+    """A digest of :meth:`SavedStream.digested` of each."""
     lengths: str | None = None
     """A digest of the lengths of all documents, where documents are packed."""
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -260,12 +260,12 @@ class SavedPhase:
     """A phase of the schedule that has begun."""
 
     end: int
-    """The sample of the epoch at which it is planned to end."""
+    """The planned end, a sample of the epoch."""
     mix: str
     """The weights of its streams, in words."""
     steps: int
     ended_at: int | None = None
-    """The sample at which it was ended early."""
+    """The sample at which it ended, if that was earlier."""
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -317,7 +317,7 @@ class SavedFingerprint:
         """Read the mapping that :meth:`as_state` returns.
 
         Raises:
-            StateError: A value cannot be; the message names the field.
+            StateError: A value is invalid; the message names the field.
         """
         streams = None if "all_streams" in fields else fields.fields("streams")
         phases = fields.fields("schedule") if "schedule" in fields else None

@@ -249,9 +249,25 @@ class Mixture:
         self.plan = planned(phases, settings.num_canonical_nodes, longest_step or longest, self._cuts)
         """What each step takes of each stream."""
 
+    @property
+    def num_parts(self) -> int:
+        """Number of mixture steps of an epoch."""
+        return len(self.plan)
+
     def passes(self, stream: str) -> StreamPasses:
         """Return how the samples of a present stream are divided into passes."""
         return self._draws.passes(stream)
+
+    def batched(
+        self,
+        geometry: BatchGeometry,
+        epoch: int,
+        draw: Draw = drawn_here,
+        will_follow: Callable[[Shuffled], None] | None = None,
+        steps: Sequence[SequenceStep] = (),
+    ) -> Phased:
+        """Return an epoch in batches."""
+        return Phased(self, geometry, epoch, draw, will_follow, steps)
 
     def drawn_until(self, epoch: int, begun: int) -> dict[str, int]:
         """Return how far the passes of each stream have been drawn by the steps that have begun.

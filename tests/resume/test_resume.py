@@ -480,7 +480,7 @@ def test_the_next_epoch_has_batches_of_the_new_world(
     ranks = loaders(roots, method, 1, 2, batch_size=8, state=before[0].state_dict())
     with caplog.at_level("WARNING"):
         global_batches(ranks)
-    assert "epoch 0 goes on with global batches of 8 samples, made for 2 nodes of 2 ranks" in caplog.text
+    assert "epoch 0 continues with global batches of 8 samples, composed for 2 nodes of 2 ranks" in caplog.text
     fresh = loaders(roots, method, 1, 2, batch_size=8)
     for loader in fresh:
         loader.dataset.next_epoch = 1

@@ -475,7 +475,7 @@ def test_many_times_more_canonical_nodes_than_samples_are_refused_once_the_data_
     loader.load_state_dict({**OF_THE_REFERENCE, "num_canonical_nodes": nodes})
     with pytest.raises(StateError, match=f"'num_canonical_nodes' of the saved position is {nodes}, and an epoch of 29"):
         next(iter(loader))
-    with pytest.raises(ConfigError, match=f"num_canonical_nodes is {nodes}.*ask for fewer"):
+    with pytest.raises(ConfigError, match=f"num_canonical_nodes is {nodes}.*set it lower"):
         len(make_loader(data / "a", num_canonical_nodes=nodes))
 
 

@@ -413,7 +413,7 @@ class RunDescription:
             num_epochs: Epochs that are read.
         """
         order = self.run.order
-        first = order.first_draw(0)
+        first = order.source.shuffled(0, 0)
         if not first.is_drawn:
             return 0
         if order.plan is None:
