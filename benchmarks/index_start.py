@@ -32,8 +32,7 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming import StreamingDataset
-from lightning_streaming.reading.dataset import dataset_world
-from lightning_streaming.reading.passes import run_state_of
+from lightning_streaming.reading.dataset import dataset_world, run_state_of
 from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor
 from tests.servers import http_server

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming import StreamingDataset, World
-from lightning_streaming.reading.dataset import state_at
-from lightning_streaming.reading.passes import run_state_of
+from lightning_streaming.reading.dataset import run_state_of, state_at
 from lightning_streaming.resume.run import Epoch
 from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor

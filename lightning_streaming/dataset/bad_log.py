@@ -16,7 +16,7 @@ from lightning_streaming.dataset.sample_key import SampleKey
 from lightning_streaming.errors import FormatError, ObjectNotFoundError, StorageError, StreamingError
 
 _MOST_CHARACTERS = 500
-"""Of an error."""
+"""Length of an error."""
 _ANY_FILE = "bad-rank*-worker*.jsonl"
 
 
@@ -47,29 +47,32 @@ def bad_log_path(directory: str | os.PathLike[str], rank: int, worker: int) -> P
     return Path(directory) / f"bad-rank{rank}-worker{worker}.jsonl"
 
 
-def write_bad_sample(path: Path, key: SampleKey, attempt: int, told: StreamingError) -> None:
+def write_bad_sample(path: Path, key: SampleKey, attempt: int, error: StreamingError) -> None:
     """Add a line to a log.
 
     Args:
-        path: Of the log.
-        key: Which sample, and where.
+        path: The log.
+        key: Key of the sample.
         attempt: As :attr:`BadSample.attempt`.
-        told: What is told of it.
+        error: Why it could not be read.
 
     Raises:
-        StorageError: The disk does not take it.
+        StorageError: The log cannot be written.
     """
-    line = {"time": time.time(), "pid": os.getpid(), **key.as_dict(), "attempt": attempt, "error": _in_a_line(told)}
+    cause = error.__cause__ or error  # its message names the sample again where it is read
+    text = " ".join((str(cause) if isinstance(cause, FormatError) else f"{type(cause).__name__}: {cause}").split())
+    text = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+    line = {"time": time.time(), "pid": os.getpid(), **key.as_dict(), "attempt": attempt, "error": text}
     try:
-        with closing(LineLog(path)) as log:  # bad samples are few, so nobody keeps it open
+        with closing(LineLog(path)) as log:  # bad samples are few, so it is not kept open
             log.write(line)
-    except OSError as error:
+    except OSError as failure:
         raise StorageError(
-            f"bad_samples.log={str(path.parent)!r} takes no line on a sample that was bad: {error}",
+            f"bad_samples.log={str(path.parent)!r}: the log of a bad sample cannot be written: {failure}",
             hint="make room, or pass a directory that can be written to",
             option="bad_samples.log",
             path=str(path.parent),
-        ) from error
+        ) from failure
 
 
 def read_bad_samples(path: str | os.PathLike[str]) -> Iterator[BadSample]:
@@ -84,28 +87,21 @@ def read_bad_samples(path: str | os.PathLike[str]) -> Iterator[BadSample]:
         ObjectNotFoundError: There is no such file or directory.
         FormatError: A complete line is not one of such a log.
     """
-    found = Path(path)
-    if not found.exists():
+    path = Path(path)
+    if not path.exists():
         raise ObjectNotFoundError(
-            f"{found} is no log of bad samples: there is no such file or directory", path=str(found)
+            f"{path} is no log of bad samples: there is no such file or directory", path=str(path)
         )
-    for file in sorted(found.glob(_ANY_FILE)) if found.is_dir() else [found]:
+    for file in sorted(path.glob(_ANY_FILE)) if path.is_dir() else [path]:
         for line, where in whole_lines(file):
             yield _parsed(line, where)
-
-
-def _in_a_line(told: StreamingError) -> str:
-    cause = told.__cause__ or told  # which is named once more where it is read
-    text = str(cause) if isinstance(cause, FormatError) else f"{type(cause).__name__}: {cause}"
-    text = " ".join(text.split())
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 def _parsed(line: bytes, where: str) -> BadSample:
     try:
         values: dict[str, Any] = json.loads(line)
-        told = {name: values.pop(name) for name in ("time", "pid", "attempt", "error")}
-        return BadSample(**told, key=SampleKey.from_dict(values))
+        fields = {name: values.pop(name) for name in ("time", "pid", "attempt", "error")}
+        return BadSample(**fields, key=SampleKey.from_dict(values))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
             f"{where} is not one of a log of bad samples, but {line[:200]!r}", path=where.rpartition(", line ")[0]

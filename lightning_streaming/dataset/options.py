@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lightning_streaming.dataset.stream import Asked, Stream, StreamDefaults, joins_of, named_streams, weight_of
+from lightning_streaming.dataset.stream import Stream, StreamDefaults, StreamSpec, joins_of, named_streams, weight_of
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.bad_samples import BadSamplesConfig
@@ -76,7 +76,7 @@ class StreamOptions:
             docs/packing.md.
     """
 
-    streams: Asked | None = None
+    streams: StreamSpec | None = None
     remote: str | None = field(default=None, repr=False)
     local: str | None = None
     schedule: Schedule | None = None

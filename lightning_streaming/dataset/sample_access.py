@@ -14,7 +14,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.dataset.sample_key import SampleKey
 from lightning_streaming.dataset.samples import SampleSource
 from lightning_streaming.dataset.stream import Stream, StreamDefaults, cache_config_of
-from lightning_streaming.dataset.transform import Making, SampleTransform, global_generators_kept
+from lightning_streaming.dataset.transform import SampleFactory, SampleTransform, global_generators_kept
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.options.decode import DecodeConfig
@@ -253,12 +253,12 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
             return False
         return True
 
-    def _making(self, shuffle_seed: int, epoch: int) -> Making:
+    def _sample_factory(self, shuffle_seed: int, epoch: int) -> SampleFactory:
         """Return how samples of an epoch are made: by :meth:`__getitem__` if a subclass overrides it."""
         if self._is_overridden():
             make = self._transform.asked(self.__getitem__, shuffle_seed, epoch)
-            return Making(transform=None, make=make, name=f"dataset[i] of {type(self).__name__}")
-        return Making(transform=self._transform.keyed(shuffle_seed, epoch), make=None, name="transform")
+            return SampleFactory(transform=None, make=make, name=f"dataset[i] of {type(self).__name__}")
+        return SampleFactory(transform=self._transform.keyed(shuffle_seed, epoch), make=None, name="transform")
 
     def _is_overridden(self) -> bool:
         """Return whether a subclass changes how samples are made."""

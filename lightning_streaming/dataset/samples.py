@@ -18,7 +18,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.eviction import coldest_first, reader_share
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.quota import CacheQuota
-from lightning_streaming.cache.shard_cache import FetchStatus, Miss
+from lightning_streaming.cache.shard_cache import FetchStatus, Miss, Misses
 from lightning_streaming.cache.usage import CacheEntry
 from lightning_streaming.dataset.catalog_reader import RANDOM_READERS, CatalogReader
 from lightning_streaming.dataset.open_shards import CachePressure, OpenShards, ShardsAhead, raw_bytes
@@ -139,7 +139,7 @@ class SampleSource:
             self._share_room(RANDOM_READERS)
         return catalog
 
-    def index_anew(self, stream: str) -> IndexCache:
+    def current_index(self, stream: str) -> IndexCache:
         """Return the current index of a stream; see :meth:`ShardCache.index_anew`."""
         return self._catalogs.caches[stream].index_anew()
 
@@ -228,6 +228,11 @@ class SampleSource:
             cache.prepare()
         if self._room.limit is not None:
             self._open.close_all()
+
+    @property
+    def misses(self) -> Mapping[str, Misses]:
+        """Return the notes of each stream's cache on files that were missing, by stream name."""
+        return {name: cache.misses for name, cache in self._catalogs.caches.items()}
 
     def report_fetching(self, tell: Callable[[int, int], object] | None) -> None:
         """Set the callback for each shard that this process fetches; see :class:`Misses`."""
@@ -438,7 +443,7 @@ class SampleSource:
         cache, info = self._cache_of(shard)
         return cache.misses.take(info)
 
-    def let_go(self, shard: int) -> None:
+    def release(self, shard: int) -> None:
         """Release a shard that this reader no longer needs in this pass."""
         self._open.close(shard)
         self._ahead.end(shard)

@@ -213,7 +213,7 @@ def selection_of(stream: Stream, defaults: StreamDefaults) -> SelectionConfig:
 
 
 def named_streams(
-    streams: Asked | None,
+    streams: StreamSpec | None,
     only: Mapping[str, Any],
     stream_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Stream]:
@@ -540,7 +540,7 @@ class DatasetStreams(Mapping[str, DatasetStream]):
         return f"{{{', '.join(f'{name!r}: {stream.asked!r}' for name, stream in self._streams.items())}}}"
 
 
-Asked = (
+StreamSpec = (
     Sequence[Stream | DatasetStream | Mapping[str, Any]]
     | Mapping[str, Stream]
     | Mapping[str, DatasetStream]

@@ -194,15 +194,20 @@ def _kept() -> Callable[[], AbstractContextManager[None]]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Making:
-    """How samples are made in a pass. The user's code is in one of the two fields, or in neither."""
+class SampleFactory:
+    """How the samples of a pass are created. The user's code is in ``transform`` or ``make``, or in neither."""
 
     transform: _KeyedTransform | None
-    """Applied to the decoded sample, where nobody makes samples in a way of their own."""
+    """Applied to the decoded sample."""
     make: KeyedSample | None
-    """Makes a sample of its id and position, where a subclass of the dataset says how."""
+    """Creates a sample from its id and position, where a subclass of the dataset overrides that."""
     name: str
-    """Whose code that is, for errors."""
+    """Name of the user's code in errors."""
+
+    @property
+    def keeps_samples(self) -> bool:
+        """Return whether samples are yielded as they are decoded."""
+        return self.transform is None and self.make is None
 
 
 def failed_sample(error: Exception, name: str, key: SampleKey, sample: Any = None) -> StreamingError:

@@ -16,9 +16,9 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.dataset.options import DatasetOptions
 from lightning_streaming.dataset.samples import SampleSource
 from lightning_streaming.dataset.stream import (
-    Asked,
     DatasetStreams,
     Stream,
+    StreamSpec,
     cache_config_of,
     join_sources_of,
     options_of,
@@ -37,8 +37,8 @@ from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.options.storage import StorageConfig
 from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.reading.other_trainers import AcceleratedDataset
-from lightning_streaming.reading.passes import Passes, PassSettings, run_state_of
-from lightning_streaming.reading.plan import WorkerPass
+from lightning_streaming.reading.packs.assemblers import assembler_of
+from lightning_streaming.reading.plan import PassPlanner
 from lightning_streaming.reading.reference_names import ReferenceNames, readonly_property
 from lightning_streaming.reading.transport import PassCounter
 from lightning_streaming.reading.worker_samples import WorkerSamples
@@ -78,7 +78,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
     def __init__(
         self,
         *,
-        streams: Asked | None = None,
+        streams: StreamSpec | None = None,
         remote: str | None = None,
         local: str | None = None,
         split: str | None = None,
@@ -124,60 +124,63 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
     ) -> None:
         values = locals()
         options = DatasetOptions(**{option.name: values[option.name] for option in fields(DatasetOptions)})
-        self._given = {
-            name: one
-            for name, one in vars(options).items()
+        self._arguments = {
+            name: value
+            for name, value in vars(options).items()
             if isinstance(getattr(type(self), name, None), readonly_property)
         }
         named, defaults, settings = options.named_streams(), options.defaults(), options.order()
         if options.shuffle_algo == "py1b":
-            # Beyond the frame of the decorator.
+            # The caller is above the frame of the decorator.
             warnings.warn("shuffle_algo='py1b' is deprecated; use 'py1br'", DeprecationWarning, stacklevel=3)
         self.batch_size = options.batch_size
         self.predownload = options.predownload
         self.replication = options.replication
         self.world = options.world
-        caches = {name: ShardCache(cache_config_of(stream, name, defaults)) for name, stream in named.items()}
-        selections = selections_of(named, defaults)
-        joins = {name: join_sources_of(stream, name, defaults) for name, stream in named.items()}
-        unsafe, limit = options.allow_unsafe_types, options.cache_bytes()
-        pack = options.documents()
-        lengths = None if pack is None else pack.request()
-        decode, bad = group_of(options, DecodeConfig), group_of(options, BadSamplesConfig)
-        source = SampleSource(caches, unsafe, options.columns, limit, selections, joins, lengths, decode.columns)
+        documents = options.documents()
+        source = SampleSource(
+            {name: ShardCache(cache_config_of(stream, name, defaults)) for name, stream in named.items()},
+            options.allow_unsafe_types,
+            options.columns,
+            options.cache_bytes(),
+            selections_of(named, defaults),
+            {name: join_sources_of(stream, name, defaults) for name, stream in named.items()},
+            None if documents is None else documents.request(),
+            group_of(options, DecodeConfig).columns,
+        )
         on_demand = group_of(options, StorageConfig).on_demand
         super().__init__(source, on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)
-        misses = {name: cache.misses for name, cache in caches.items()}
-        asked = RunRequest(
+        request = RunRequest(
             settings=settings,
             weights=tuple(weight_of(stream) for stream in named.values()),
             epoch_size=options.samples_per_epoch(),
             skip=parse_batch_ranges(options.skip, "skip"),
             batch_size=options.batch_size,
             phases=options.resolved_phases(),
-            pack=pack,
+            pack=documents,
             steps=tuple(options.sequence),
             followed=frozenset(
-                place for place, one in enumerate(named.values()) if options_of(one, defaults).follow_appends
+                place for place, stream in enumerate(named.values()) if options_of(stream, defaults).follow_appends
             ),
         )
-        state = RunState(asked, source, PassCounter())
-        read = PassSettings(options.predownload, group_of(options, DebugConfig), bad, decode.threads)
-        self._passes = Passes(state, source, misses, read)
-        self.streams = DatasetStreams(named, defaults, state, source)
+        self._run_state = RunState(request, source, PassCounter())
+        self._planner = PassPlanner(self._run_state, source, options, assembler_of(documents))
+        self._direct_pass: tuple[int, WorkerSamples] | None = None
+        """The latest pass that is read here without a loader, and the moves of the run state at its beginning."""
+        self.streams = DatasetStreams(named, defaults, self._run_state, source)
         self._described = options.described(named)
 
     @readonly_property
     def epoch_size(self) -> int:
         """Number of samples that an epoch draws, after weighting."""
-        return self._passes.state.weights.epoch_size
+        return self._run_state.weights.epoch_size
 
     def __len__(self) -> int:
         """Return the samples, or packs, of an epoch on each rank: its size divided by the ranks, rounded up."""
         world = self._current_world()
-        request = self._passes.state.request
+        request = self._run_state.request
         is_changed = request.pack is not None or request.steps
-        size = self._passes.state.on(world).entries_of(0) if is_changed else self.epoch_size
+        size = self._run_state.on(world).entries_of(0) if is_changed else self.epoch_size
         return ceil(size / world.num_ranks)
 
     def __repr__(self) -> str:
@@ -187,7 +190,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             shown.append(f"and {len(self.streams) - _MOST_STREAMS} more streams")
         catalog = self._source.known_catalog
         size = "index not read" if catalog is None else f"{catalog.num_samples} samples"
-        cursor = self._passes.state.yielded() or self._passes.state.next_cursor()
+        cursor = self._run_state.yielded() or self._run_state.next_cursor()
         return f"<StreamingDataset: {', '.join(shown)}; {size}; at {cursor}>"
 
     def config(self) -> dict[str, Any]:
@@ -197,11 +200,11 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
     @property
     def next_epoch(self) -> int:
         """Epoch of the next pass. Setting it starts that epoch from its beginning."""
-        return self._passes.state.next_cursor().epoch
+        return self._run_state.next_cursor().epoch
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
-        self._passes.state.seek(Cursor(check_whole("next_epoch", epoch, 0), 0))
+        self._run_state.seek(Cursor(check_whole("next_epoch", epoch, 0), 0))
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = False) -> dict[str, Any]:
         """Return the position of the pass under way, or of the next one if there is none, as plain values.
@@ -213,12 +216,14 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         """
         if num_samples is None:
             self._check_is_counted_here()
-        passes, state, world = self._passes, self._passes.state, self._current_world()
+        state, world = self._run_state, self._current_world()
         yielded, began = state.yielded(), state.began()
         if num_samples is None and yielded is not None:
             return state_at(self, yielded)
         if num_samples is None:
-            num_samples, from_beginning = passes.samples_read() * world.num_ranks, False
+            samples = None if state.counts_in_workers() else self._direct_samples()
+            num_samples = 0 if samples is None else samples.samples_read * world.num_ranks
+            from_beginning = False
         began = Cursor(began.epoch, 0) if from_beginning else began
         return state_at(self, state.on(world).advance(began, num_samples))
 
@@ -235,52 +240,58 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             StateError: ``state`` is not a saved position.
         """
         saved = read_state(state)
-        self._passes.state.load(saved, on_mismatch)
+        self._run_state.load(saved, on_mismatch)
         self._loaded = saved.cursor
 
     def _next_cursor(self) -> Cursor:
-        return self._passes.state.next_cursor()
+        return self._run_state.next_cursor()
 
     def _current_world(self) -> World:
         return (self.world or World.detect()).replicated(self.replication)
 
     def __iter__(self) -> WorkerSamples:
         """Iterate over this worker's samples of the next pass, each as ``dataset[i]`` returns it."""
-        passes, info = self._passes, get_worker_info()
-        of_pass = passes.take_assigned()
+        state, planner, info = self._run_state, self._planner, get_worker_info()
+        plan = planner.take_assigned()
         if info is not None:
             prepare_worker_process()
-            return WorkerSamples(of_pass or self._next_pass_of_worker(info.id, info.num_workers))
-        if of_pass is not None:
-            return WorkerSamples(of_pass)
-        self._check_reader(passes.state.next_cursor())
-        start = passes.state.begin(self._reading_world(), self._own_batch_size())
-        passes.warn_unsuitable_settings(start)
-        return passes.read_here(passes.of_worker(self._making, start, 0, 1))
+            if plan is None:  # in a worker of a plain torch DataLoader
+                start = planner.begin_in_worker(info.id, self._reading_world(), self._own_batch_size())
+                self._check_reader_of_worker(start.cursor)
+                plan = planner.plan(self._sample_factory, start, info.id, info.num_workers)
+            return WorkerSamples(plan)
+        if plan is not None:
+            return WorkerSamples(plan)
+        self._check_reader(state.next_cursor())
+        start = state.begin(self._reading_world(), self._own_batch_size())
+        planner.warn_unsuitable_settings(start)
+        samples = WorkerSamples(planner.plan(self._sample_factory, start, 0, 1))
+        self._direct_pass = state.moves, samples
+        return samples
 
     def close(self) -> None:
         """Stop downloads and unmap every shard. The dataset can be used again; it reopens what it needs."""
-        self._passes.close()
+        samples = self._direct_samples()
+        if samples is not None:
+            samples.close()
+        self._run_state.close()
         self._source.close()
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_reader(None)  # a worker that is spawned knows nothing of its reader
-        return dict(self.__dict__)
+        return {**self.__dict__, "_direct_pass": None}
+
+    def _direct_samples(self) -> WorkerSamples | None:
+        """Return the pass under way that this process iterates over without a loader."""
+        return self._direct_pass[1] if self._direct_pass and self._direct_pass[0] == self._run_state.moves else None
 
     def _iterates_as_usual(self) -> bool:
-        """Whether a pass hands out what :meth:`__iter__` of this class gives, not that of a subclass."""
+        """Return whether a pass yields what :meth:`__iter__` of this class returns, not that of a subclass."""
         return type(self).__iter__ is StreamingDataset.__iter__
 
     def _are_as_stored(self) -> bool:
-        """Whether a pass hands out samples with the columns that they are stored with."""
-        making = self._making(0, 0)
-        return self._iterates_as_usual() and making.transform is None and making.make is None
-
-    def _next_pass_of_worker(self, worker: int, num_workers: int) -> WorkerPass:
-        """In a worker of a plain torch DataLoader."""
-        start = self._passes.begin_in_worker(worker, self._reading_world(), self._own_batch_size())
-        self._check_reader_of_worker(start.cursor)
-        return self._passes.of_worker(self._making, start, worker, num_workers)
+        """Return whether a pass yields samples with the columns that they are stored with."""
+        return self._iterates_as_usual() and self._sample_factory(0, 0).keeps_samples
 
     def _reading_world(self) -> World:
         world = self._current_world()
@@ -305,6 +316,21 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
 def _where(stream: Stream) -> str:
     place = stream.local if stream.remote is None else stream.remote
     return mask_url(str(place))
+
+
+def run_state_of(dataset: StreamingDataset) -> RunState:
+    """Return the run of a dataset and its position. Attributes of a subclass may have any other name."""
+    return dataset._run_state
+
+
+def source_of(dataset: StreamingDataset) -> SampleSource:
+    """Return the samples of a dataset."""
+    return dataset._source
+
+
+def planner_of(dataset: StreamingDataset) -> PassPlanner:
+    """Return the planner of passes over a dataset: for loaders and workers."""
+    return dataset._planner
 
 
 def dataset_world(dataset: StreamingDataset) -> World:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from lightning_streaming.dataset.bad_samples import BadTally
-from lightning_streaming.dataset.options import check_batch_of_budget
 from lightning_streaming.dataset.sample_key import (
     KeyedBatch,
     Replacement,
@@ -29,17 +28,18 @@ from lightning_streaming.dataset.sample_key import (
 )
 from lightning_streaming.errors import ConfigError, SampleError
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.options.packing import PackingConfig
-from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.reading import workers
-from lightning_streaming.reading.arrivals import ArrivalCounts, ArrivalWatch, DownloadCallback
-from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
-from lightning_streaming.reading.following import read_appended
-from lightning_streaming.reading.measures import BatchMeasures, LoaderStatistics, StatisticsCollector
+from lightning_streaming.reading.dataset import StreamingDataset, dataset_world, planner_of, run_state_of, source_of
+from lightning_streaming.reading.measures import (
+    BatchMeasures,
+    DownloadCallback,
+    DownloadReporter,
+    FetchCounts,
+    LoaderStatistics,
+    StatisticsCollector,
+)
 from lightning_streaming.reading.other_trainers import AcceleratedLoader, AcceleratedPass
-from lightning_streaming.reading.packs.types import alike_batches
-from lightning_streaming.reading.passes import passes_of, run_state_of, source_of
-from lightning_streaming.reading.position import position_of, run_of
+from lightning_streaming.reading.position import position_of, read_appended, run_of
 from lightning_streaming.reading.sample_log import last_sample
 from lightning_streaming.reading.transport import make_slots
 from lightning_streaming.replaced_names import suggests_names
@@ -164,9 +164,8 @@ class StreamingDataLoader(AcceleratedLoader):
         if batch_size is None:
             raise ConfigError("pass batch_size= to the dataset or to the loader", option="batch_size")
         batch_size = check_whole("batch_size", batch_size, 1)
-        packing = run_state_of(dataset).request.pack
-        if isinstance(packing, TokenBudget):
-            check_batch_of_budget(batch_size)
+        has_collate = collate_fn is not None and collate_fn is not default_collate
+        planner_of(dataset).assembler.check_loader(batch_size, has_collate=has_collate)
         if dataset.batch_size not in (None, batch_size):
             raise ConfigError(
                 f"the dataset was made with batch_size={dataset.batch_size} and the loader with {batch_size}",
@@ -219,12 +218,6 @@ class StreamingDataLoader(AcceleratedLoader):
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
         )
-        if isinstance(packing, TokenBudget) and packing.column is None and self.collate_fn is default_collate:
-            raise ConfigError(
-                "token_budget has no column=, so nothing says what of the documents to pad",
-                hint="name it, or pass the loader a collate_fn= (in a data module, override collate)",
-                option="token_budget.column",
-            )
         self._samples_per_batch = batch_size
         run_state_of(dataset).read_by(batch_size, self.drop_last)
         # By these names Lightning finds them when it makes the loader anew, as it does to predict.
@@ -303,13 +296,13 @@ class StreamingDataLoader(AcceleratedLoader):
         progress.latest = weakref.ref(begins)
         progress.passes_begun += 1
         progress.end = None
-        passes = passes_of(self.dataset)
+        state, planner = run_state_of(self.dataset), planner_of(self.dataset)
         if self.fixed_epoch:
-            passes.state.seek(Cursor(0, 0))
-        start = passes.state.begin(dataset_world(self.dataset), self._samples_per_batch, self.drop_last)
-        passes.warn_unsuitable_settings(start)
+            state.seek(Cursor(0, 0))
+        start = state.begin(dataset_world(self.dataset), self._samples_per_batch, self.drop_last)
+        planner.warn_unsuitable_settings(start)
         if self.collate_fn is default_collate and self.dataset._are_as_stored():
-            passes.warn_mixed_columns(start)
+            planner.warn_mixed_columns(start)
         self._tally.begin_pass(self.num_workers)
         if self.drop_last and (error := no_batch_error(self)):
             _log.warning(str(error))
@@ -317,22 +310,29 @@ class StreamingDataLoader(AcceleratedLoader):
 
     def _reading(self, start: EpochStart) -> _UnderWay:
         """Return a pass whose batches are made by workers, or in this process."""
-        progress = self._progress
+        progress, planner = self._progress, planner_of(self.dataset)
+        # torch's thread takes batches from the workers to pin them.
+        is_pinned = self.pin_memory and torch.accelerator.is_available()
         # Persistent workers keep their channel; those of an abandoned pass have another.
         channel = progress.channel if self._iterator is not None else None
         if channel is None or not channel.pass_start.has_room_for(start):
             self._end_workers(self._iterator)
-            channel = self._new_channel(start)
+            channel = workers.WorkerChannel(
+                workers.SharedEpochStart(len(run_state_of(self.dataset).request.skip), start.growth),
+                None if is_pinned else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1),
+                None if progress.download_callback is None else FetchCounts(max(self.num_workers, 1)),
+            )
         progress.channel = channel if self.persistent_workers else None
         channel.pass_start.assign(start)
-        groups = workers.start_iterator(self, self._worker_batches(channel))
+        worker_batches = workers.WorkerBatches(
+            self.dataset, channel, self.collate_fn, drop_last=self.drop_last, one_by_one=is_pinned
+        )
+        groups = workers.start_iterator(self, worker_batches)
         replaced = dict[int, Replacement]()
-        batches = workers.in_order(groups, channel, self.num_workers, replaced)
-        packing = run_state_of(self.dataset).request.pack
-        if packing is not None and self.collate_fn is default_collate:
-            batches = alike_batches(packing, self._batch_types, batches)
-        bad = passes_of(self.dataset).bad_tally(start)
-        return _UnderWay(start, groups, batches, replaced, bad, channel.arrivals)
+        batches = workers.ordered_map(groups, channel, self.num_workers, replaced)
+        if self.collate_fn is default_collate:
+            batches = planner.assembler.checked(batches, self._batch_types)
+        return _UnderWay(start, groups, batches, replaced, planner.bad_tally(start), channel.fetched)
 
     def _without_samples(self, start: EpochStart) -> _UnderWay:
         """Return a pass of a rank that reads no samples: as many batches as on the others, without workers."""
@@ -366,22 +366,6 @@ class StreamingDataLoader(AcceleratedLoader):
         self._progress.unclaimed.append(end)
         run_state_of(self.dataset).note_yielded(start, end)
 
-    def _new_channel(self, start: EpochStart) -> workers.WorkerChannel:
-        slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
-        most_skipped = len(run_state_of(self.dataset).request.skip)
-        arrivals = None if self._progress.download_callback is None else ArrivalCounts(max(self.num_workers, 1))
-        return workers.WorkerChannel(workers.SharedEpochStart(most_skipped, start.growth), slots, arrivals)
-
-    def _worker_batches(self, channel: workers.WorkerChannel) -> workers.WorkerBatches:
-        pinned = self._is_pinned()
-        return workers.WorkerBatches(
-            self.dataset, channel, self.collate_fn, drop_last=self.drop_last, one_by_one=pinned
-        )
-
-    def _is_pinned(self) -> bool:
-        """Return whether torch has a thread that takes batches from the workers and pins them."""
-        return self.pin_memory and torch.accelerator.is_available()
-
     def _forget_pass(self) -> None:
         progress = self._progress
         progress.passes_begun += 1
@@ -405,7 +389,7 @@ class LoaderPass(Iterator[Any]):
         self._ends: Iterator[Cursor] = iter(())
         self._return_valid_mask, self._return_keys = loader.return_valid_mask, loader.return_keys
         self._keys: Iterator[SampleKeys] | None = None
-        self._watch: ArrivalWatch | None = None
+        self._reporter: DownloadReporter | None = None
 
     def __next__(self) -> Any:
         if self._number == 0:
@@ -424,12 +408,14 @@ class LoaderPass(Iterator[Any]):
             if dead is not None:
                 if dead.read_lost_bytes and (changed := source_of(self._loader.dataset).find_changed()):
                     raise changed.with_context(str(dead)) from error
-                raise SampleError(f"{dead}; {self._last_sample(under_way.start, dead)}") from error
+                directory, rank = planner_of(self._loader.dataset).debug.sample_log, under_way.start.world.rank
+                sample = last_sample(directory, rank, dead.worker, dead.pid)
+                raise SampleError(f"{dead}; {sample}") from error
             raise
         finally:
-            if self._watch is not None:
-                self._watch.close()
-                self._watch = None
+            if self._reporter is not None:
+                self._reporter.close()
+                self._reporter = None
         waited = perf_counter_ns() - asked
         end = next(self._ends, None)
         if made is None or end is None:
@@ -447,16 +433,12 @@ class LoaderPass(Iterator[Any]):
         self._loader._end_workers(under_way and under_way.groups)
         self._keys = None  # which hold the order, maybe a mapped file
 
-    def _last_sample(self, start: EpochStart, dead: workers.DeadWorker) -> str:
-        directory = passes_of(self._loader.dataset).debug.sample_log
-        return last_sample(directory, start.world.rank, dead.worker, dead.pid)
-
     def _labelled(self, batch: Any, keys: SampleKeys) -> Any:
         collected = self._loader._progress.collected_keys
         if collected is not None:
             collected.append(keys)
-        of_packs = isinstance(run_state_of(self._loader.dataset).request.pack, PackingConfig)
-        batch = add_valid(batch, keys, of_packs=of_packs) if self._return_valid_mask else batch
+        if self._return_valid_mask:
+            batch = add_valid(batch, keys, of_packs=planner_of(self._loader.dataset).assembler.collates_packs)
         return KeyedBatch(batch, keys) if self._return_keys else batch
 
     def _begin(self) -> None:
@@ -472,8 +454,8 @@ class LoaderPass(Iterator[Any]):
                 else repeat(no_keys(start, catalog))
             )
         download_callback, loader._progress.download_callback = loader._progress.download_callback, None
-        if download_callback is not None and self._under_way.arrivals is not None:
-            self._watch = ArrivalWatch(download_callback, self._under_way.arrivals, len(catalog.shards))
+        if download_callback is not None and self._under_way.fetched is not None:
+            self._reporter = DownloadReporter(download_callback, self._under_way.fetched, len(catalog.shards))
 
 
 class _UnderWay(NamedTuple):
@@ -485,8 +467,8 @@ class _UnderWay(NamedTuple):
     """Samples that are in the places of others, by position."""
     bad: BadTally | None
     """Counts those; None where a bad sample is an error."""
-    arrivals: ArrivalCounts | None = None
-    """What is fetched; None where nobody looks on."""
+    fetched: FetchCounts | None = None
+    """Counts of fetched shards; None without a callback for them."""
 
 
 def _at_end(made: workers.Measured | None, end: Cursor | None) -> Exception:

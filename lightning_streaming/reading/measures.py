@@ -6,17 +6,20 @@ consumes them, and :class:`LoaderStatistics` is what users see.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from itertools import chain
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_streaming.cache.shard_cache import Miss, Misses
+from lightning_streaming.reading.transport import shared
 from lightning_streaming.selection.catalog import Catalog
 
 
@@ -41,6 +44,7 @@ class WaitTimes(NamedTuple):
 
 
 _NO_WAIT = WaitTimes()
+_SECONDS_BETWEEN_REPORTS = 0.2
 _Seconds = NDArray[np.float64]
 
 
@@ -354,3 +358,87 @@ class StatisticsCollector:
 
 def _seconds(nanoseconds: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(nanoseconds, np.float64) * 1e-9
+
+
+class Fetched(NamedTuple):
+    """The files fetched before the first batch."""
+
+    begun: int
+    """Shards that were requested, with those that have arrived."""
+    here: int
+    """Shards that have arrived."""
+    of: int
+    """Shards of the whole dataset."""
+    bytes: int
+    """Bytes of those that have arrived, as they are stored."""
+    seconds: float
+    """Seconds since the workers were started."""
+
+
+DownloadCallback = Callable[[Fetched | None], object]
+"""Callback for the first download: called in a separate thread with all that was fetched, and None at the end."""
+
+
+class FetchCounts:
+    """Shared memory in which each process that reads counts the shards that it fetches.
+
+    Args:
+        readers: Number of processes, at least 1.
+    """
+
+    def __init__(self, readers: int) -> None:
+        self._counts = shared(torch.zeros((readers, 3), dtype=torch.int64))
+
+    def counter(self, reader: int) -> Callable[[int, int], None]:
+        """Return the callback of one process for each shard it fetches; see :class:`Misses`."""
+        own, lock = self._counts[reader].numpy(), threading.Lock()
+
+        def count(begun: int, num_bytes: int) -> None:
+            with lock:
+                own[:] += (begun, 1 - begun, num_bytes)
+
+        return count
+
+    def sums(self) -> tuple[int, int, int]:
+        """Return the shards requested, the shards that have arrived, and their bytes, over all processes."""
+        begun, here, num_bytes = self._counts.sum(dim=0).tolist()
+        return begun, here, num_bytes
+
+
+class DownloadReporter:
+    """Reports the fetched shards to a callback when their counts have changed, until it is closed.
+
+    A thread reads the counts a few times a second: so no reader waits for the progress bar, and no worker inherits the
+    thread.
+
+    Args:
+        callback: Callback of the report.
+        counts: The fetched shards.
+        of: Shards of the whole dataset.
+    """
+
+    def __init__(self, callback: DownloadCallback, counts: FetchCounts, of: int) -> None:
+        self._callback, self._counts, self._of = callback, counts, of
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="lightning-streaming-arrivals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Report the last counts, and stop; the callback has returned when this returns."""
+        self._is_closed.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        began, seen, is_over = perf_counter(), (0, 0, 0), False
+        try:
+            while not is_over:
+                is_over = self._is_closed.wait(_SECONDS_BETWEEN_REPORTS)
+                sums = self._counts.sums()
+                if sums != seen:
+                    seen, (begun, here, num_bytes) = sums, sums
+                    # A shard that is tried again is counted twice.
+                    self._callback(
+                        Fetched(min(begun, self._of), min(here, self._of), self._of, num_bytes, perf_counter() - began)
+                    )
+        finally:
+            self._callback(None)

@@ -1,99 +1,297 @@
-"""The samples that a worker reads in a pass, with their shards: fetched ahead, opened and released.
+"""The share of a worker in a pass: its positions in the epoch, and how their samples become batches.
 
-WorkerPass      the configuration of one worker's pass: what it reads and how it makes samples
-Reading         a pass under way: shards fetched ahead, opened, released, measured
-WorkerPartition the positions of the epoch that the worker reads, and where their samples are
-
-Its samples are made one by one in :mod:`~lightning_streaming.reading.worker_samples`, and by whole batches in
-:mod:`~lightning_streaming.reading.batches`.
+PassPlanner     plans the passes over one dataset
+WorkerPlan      what one worker reads in a pass, and how
+WorkerPartition positions of the worker in the epoch
+Window          samples of some of its batches, with shard and index
+Assembler       how samples become batches
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from lightning_streaming.dataset.bad_samples import BadSamples
-from lightning_streaming.dataset.sample_key import Row, SampleKey
+from lightning_streaming.dataset.bad_samples import BadSamples, BadTally
+from lightning_streaming.dataset.collation import Collate
+from lightning_streaming.dataset.options import DatasetOptions
+from lightning_streaming.dataset.sample_key import Row, SampleKey, keys_of_rows
 from lightning_streaming.dataset.samples import SampleSource
-from lightning_streaming.dataset.transform import Making, failed_sample
-from lightning_streaming.errors import FormatError, StreamingError
-from lightning_streaming.formats.readers import ShardReader
-from lightning_streaming.options.packing import Packing
+from lightning_streaming.dataset.transform import SampleFactory, failed_sample
+from lightning_streaming.errors import ConfigError, StreamingError
+from lightning_streaming.escaping import package_logger
+from lightning_streaming.options.bad_samples import BadSamplesConfig
+from lightning_streaming.options.debug import DebugConfig
+from lightning_streaming.options.decode import DecodeConfig
+from lightning_streaming.options.groups import group_of
 from lightning_streaming.reading.measures import BatchMeter
-from lightning_streaming.reading.packs.types import ColumnTypes
-from lightning_streaming.reading.prefetch import (
-    BatchShards,
-    LastUses,
-    Lookahead,
-    NodePlan,
-    ShardNeed,
-    ShardPrefetcher,
-    default_lookahead,
-)
-from lightning_streaming.reading.sample_log import SampleWatch
+from lightning_streaming.reading.sample_log import SampleWatch, watch_of
+from lightning_streaming.resume.run_state import RunState, drawn_sequence
+from lightning_streaming.resume.state import EpochStart
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.batching import Batched, PackRows
 from lightning_streaming.sequence.partition import Partition
+from lightning_streaming.world import World
 
-_NEAR_END = 0.5
-"""Part of a partition after which what the next pass needs is made ready."""
+_log = package_logger(__name__)
+_MIX_STREAMS = ("random", "stratified")
+"""Batching methods by which one rank's batch has samples of several streams."""
 _WINDOW_SAMPLES = 8192
-"""Samples whose ids are worked out together: enough for numpy to be fast, few enough to start at once."""
+"""Samples whose ids are computed together: enough for numpy to be fast, few enough to start at once."""
+_Measures = TypeVar("_Measures")
+
+
+class PassPlanner:
+    """Plans the passes over one dataset, in one process after another.
+
+    Args:
+        state: The run, and its position.
+        source: The samples.
+        options: Options of the dataset.
+        assembler: How samples become batches.
+    """
+
+    def __init__(self, state: RunState, source: SampleSource, options: DatasetOptions, assembler: Assembler) -> None:
+        self.state = state
+        self.source = source
+        self.assembler = assembler
+        self.debug = group_of(options, DebugConfig)
+        self._predownload = options.predownload
+        self._bad = group_of(options, BadSamplesConfig)
+        self._threads = group_of(options, DecodeConfig).threads
+        self._assigned: tuple[int, WorkerPlan] | None = None
+        self._reported = set[str]()
+
+    def plan(
+        self,
+        sample_factory: Callable[[int, int], SampleFactory],
+        start: EpochStart,
+        worker: int,
+        num_workers: int,
+        *,
+        is_measured: bool = False,
+    ) -> WorkerPlan:
+        """Return the plan of one of a loader's workers, or of the only reader, for a pass that was begun.
+
+        Args:
+            sample_factory: Returns the factory of an epoch's samples, by shuffle seed and epoch.
+            start: The pass.
+            worker: Number of the worker.
+            num_workers: Number of workers, at least 1.
+            is_measured: Whether the consumer of the batches reads their measures.
+
+        Raises:
+            ConfigError: Threads cannot call the code that creates samples.
+        """
+        factory = sample_factory(start.shuffle_seed, start.cursor.epoch)
+        if self._threads and factory.make is not None:
+            raise ConfigError(
+                f"decode.threads={self._threads} has threads decode samples and apply transform, but {factory.name} "
+                "creates them one by one",
+                hint="leave decode.threads out, or give the dataset a transform=",
+                option="decode.threads",
+            )
+        meter, debug, bad = BatchMeter(self.source.misses, is_read=is_measured), self.debug, None
+        if self._bad.replaces:
+            bad = BadSamples(
+                self._bad,
+                self.source,
+                start,
+                worker,
+                in_packs=self.state.request.pack is not None,
+                on_bad=meter.found_bad,
+                tally=None if is_measured else self.bad_tally(start),
+            )
+        is_watched = debug.sample_log is not None or debug.watchdog_seconds is not None
+        return WorkerPlan(
+            state=self.state,
+            source=self.source,
+            assembler=self.assembler,
+            factory=factory,
+            start=start,
+            worker=worker,
+            num_workers=num_workers,
+            predownload=self._predownload,
+            meter=meter,
+            watch=watch_of(debug, self.source, start, worker) if is_watched else None,
+            bad=bad,
+            threads=self._threads,
+        )
+
+    def bad_tally(self, start: EpochStart) -> BadTally | None:
+        """Return a count of the bad samples of a pass for its consumer; None where they are errors."""
+        return BadTally(self._bad, start, self._reported) if self._bad.replaces else None
+
+    def assign(self, plan: WorkerPlan) -> None:
+        """Let the next ``iter`` of the dataset in this process read this plan."""
+        self._assigned = self.state.moves, plan
+
+    def take_assigned(self) -> WorkerPlan | None:
+        """Return the plan that was assigned and not taken yet."""
+        assigned, self._assigned = self._assigned, None
+        return assigned[1] if assigned is not None and assigned[0] == self.state.moves else None
+
+    def begin_in_worker(self, worker: int, world: World, batch_size: int) -> EpochStart:
+        """Begin the next pass in a worker of a plain torch DataLoader."""
+        start = self.state.begin_in_worker(worker, world, batch_size)
+        if self.state.is_first_in_workers(worker):
+            self.warn_unsuitable_settings(start)
+        return start
+
+    def warn_unsuitable_settings(self, start: EpochStart) -> None:
+        """Warn once, on one rank, about settings that do not suit the data or the machines."""
+        if start.world.rank or "settings" in self._reported:
+            return
+        self._reported.add("settings")
+        catalog = self.source.catalog
+        for warning in self._unsuitable_settings(start, catalog):
+            _log.warning("streams %s: %s", ", ".join(catalog.stream_names[:3]), warning)
+
+    def warn_mixed_columns(self, start: EpochStart) -> None:
+        """Warn once, on one rank, where torch's default collate will meet samples of different columns."""
+        if start.world.rank or "columns" in self._reported:
+            return
+        self._reported.add("columns")
+        warning = self.mixed_columns(self.state.weights.choose, self.state.settings.batching_method)
+        if warning and start.batch_size > 1:
+            _log.warning("%s", warning)
+
+    def mixed_columns(self, shares: Sequence[int], batching_method: str) -> str | None:
+        """Return a warning where torch's default collate would meet samples of different columns; else None.
+
+        Args:
+            shares: Samples that an epoch draws of each stream.
+            batching_method: Which samples share a batch.
+        """
+        if not self.source.has_all_columns():
+            return None
+        catalog, share_batches = self.source.catalog, batching_method in _MIX_STREAMS
+        read = zip(catalog.stream_names, catalog.columns_of_streams(), shares, strict=True)
+        kinds = [(name, columns) for name, of_stream, share in read if share for columns in of_stream]
+        firsts: dict[str, tuple[str, tuple[str, ...]]] = {}
+        for name, columns in kinds:
+            other, known = firsts.setdefault("" if share_batches else name, (name, columns))
+            if set(known) != set(columns):
+                common = [column for column in kinds[0][1] if all(column in those for _, those in kinds)]
+                hint = f"name those that all have with columns={common}, " if common else ""
+                return (
+                    f"samples have different columns: {list(known)} in stream {other!r}, {list(columns)} in {name!r}. "
+                    "Torch's default collate fails on a batch of both, or leaves out what the first of its samples "
+                    f"lacks; {hint}give all the same in transform= or with join, or pass the loader a collate_fn="
+                )
+        return None
+
+    def _unsuitable_settings(self, start: EpochStart, catalog: Catalog) -> Iterator[str]:
+        """Yield a warning for each setting that does not suit, with the fix."""
+        settings, epoch_size = self.state.settings, self.state.weights.epoch_size
+        if epoch_size < start.num_canonical_nodes:
+            yield (
+                f"an epoch has {epoch_size} samples, fewer than its {start.num_canonical_nodes} canonical nodes, so "
+                "that some are read more than once to give each node as many; pass num_canonical_nodes= of at most "
+                f"{epoch_size}"
+            )
+        ranks = start.world.num_ranks
+        if epoch_size < ranks:
+            yield (
+                f"an epoch has {epoch_size} samples, fewer than the {ranks} ranks that read it, so that some are read "
+                f"on several ranks at once; use at most {epoch_size} ranks, or a larger epoch_size="
+            )
+        largest = int(catalog.samples_per_shard.max())
+        if settings.shuffle and settings.shuffle_algo == "py1e" and start.shuffle_block_size < largest:
+            yield (
+                f"shuffle_block_size={start.shuffle_block_size} is below the {largest} samples of the largest shard, "
+                f"whose samples 'py1e' then mixes with few others; pass at least {largest}"
+            )
+        predownload = self._predownload
+        if predownload is not None and predownload < start.batch_size and self.source.is_remote:
+            yield (
+                f"predownload={predownload} is below batch_size={start.batch_size}, so that each batch waits for "
+                f"shards that could have been fetched ahead; pass at least {start.batch_size}, or leave it out for 8 "
+                "batches"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_assigned": None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerPass:
-    """The configuration of one worker's pass: what it reads, where from, and how it makes samples."""
+class WorkerPlan:
+    """What one worker reads in a pass, from where, and how it creates samples.
 
-    make_partition: Callable[[], WorkerPartition]
-    """Says what to read. Called with the first sample: torch reports an error of ``next``, but loses one of ``iter`` in
-    a worker that lives on from pass to pass."""
+    It refers to neither the dataset nor the planner, which may hold the reader of the pass: so a pass that is no longer
+    referenced ends at once.
+    """
+
+    state: RunState
     source: SampleSource
-    making: Making
-    key: Callable[[Row], SampleKey]
-    """Finds the key of a sample."""
+    assembler: Assembler
+    factory: SampleFactory
+    start: EpochStart
+    """Where the pass begins."""
+    worker: int
+    num_workers: int
     predownload: int | None
-    """Samples ahead of the reader for which shards are fetched; None for what :func:`default_lookahead` says."""
-    near_end: Callable[[], None]
-    """Called once, when most of it has been read."""
+    """Samples ahead of the reader for which shards are fetched; None for the default lookahead."""
     meter: BatchMeter
     watch: SampleWatch | None
     """Observes each sample; None for no log and no watchdog."""
-    pack: Packing | None = None
-    """How samples are brought together; None where they are not."""
-    types: ColumnTypes | None = None
-    """Of what is brought together."""
-    bad: BadSamples | None = None
+    bad: BadSamples | None
     """Replaces samples that cannot be read; None where they are errors."""
-    threads: int = 0
-    """In which samples are decoded and transformed, beside the one that reads; 0 for none."""
+    threads: int
+    """Threads that decode and transform samples, apart from the one that reads; 0 for none."""
 
-    def may_be_tables(self) -> bool:
-        """Return whether samples may be plain, and need not be made one by one."""
-        making = self.making
-        is_untouched = making.transform is None and making.make is None and self.watch is None
-        return is_untouched and self.source.may_be_plain()
+    def partition(self) -> WorkerPartition:
+        """Return the positions of the worker.
 
-    def may_be_joined(self) -> bool:
-        """Return whether documents may be packed by their bytes, as they need not be made one by one."""
-        making = self.making
-        is_untouched = making.transform is None and making.make is None and self.watch is None
-        return is_untouched and self.source.may_be_joined()
+        To be called with the first sample: torch reports an error of ``next``, but loses one of ``iter`` in a worker
+        that is kept from pass to pass.
+        """
+        epoch = self.state.epoch_of(self.start)
+        return WorkerPartition(
+            sequence=drawn_sequence(epoch, self.state.prepare),
+            epoch_partition=epoch.partition,
+            node=self.start.world.node,
+            rank_of_node=self.start.world.rank_of_node,
+            worker=self.worker,
+            num_workers=self.num_workers,
+        )
+
+    @property
+    def reads_as_stored(self) -> bool:
+        """Return whether no code of the user and no watch sees single samples."""
+        return self.factory.keeps_samples and self.watch is None
+
+    @property
+    def cuts_documents(self) -> bool:
+        """Return whether several packs may have pieces of one document."""
+        packing = self.state.request.pack
+        return packing is not None and packing.settings().longer == "split"
+
+    def key(self, row: Row) -> SampleKey:
+        """Return the key of a sample."""
+        return keys_of_rows(self.source.catalog, self.start)(row)
 
     def failed(self, row: Row, error: Exception, sample: Any = None) -> StreamingError:
         """Return the error to raise for a failure of the user's code on a sample."""
-        return failed_sample(error, self.making.name, self.key(row), sample)
+        return failed_sample(error, self.factory.name, self.key(row), sample)
 
-    def instead(self, row: Row, error: StreamingError, make: Callable[[Row], Any]) -> Any:
-        """Return the replacement of a sample that could not be made; see :meth:`BadSamples.instead`."""
+    def transformed(self, row: Row, sample: Any) -> Any:
+        """Return the transform of a sample; the sample itself without a transform."""
+        if self.factory.transform is None:
+            return sample
+        try:
+            return self.factory.transform(sample, row[0])
+        except Exception as error:
+            raise self.failed(row, error, sample) from error
+
+    def replacement(self, row: Row, error: StreamingError, make: Callable[[Row], Any]) -> Any:
+        """Return the replacement of a sample that could not be read; see :meth:`BadSamples.replacement`."""
         if self.bad is None:
             raise error
 
@@ -102,190 +300,83 @@ class WorkerPass:
                 self.watch.begun(other)
             return make(other)
 
-        return self.bad.instead(row, error, watched)
+        return self.bad.replacement(row, error, watched)
 
     def keys_of_batch(self, number: int) -> list[SampleKey]:
         """Return the keys of one of the worker's batches, counted from the first of the pass."""
-        partition, catalog = self.make_partition(), self.source.catalog
-        found = partition.sequence.rows(partition.batch(number))
-        places = (found.positions, *catalog.places(found.ids))
-        rows = zip(*(numbers.tolist() for numbers in places), strict=True)
-        return [self.key((position, shard, index, 0)) for position, shard, index in rows]
-
-    @contextmanager
-    def begun(self) -> Iterator[Reading]:
-        """Read. Shards are fetched ahead meanwhile, if they are not all here, and the last use of each is watched for,
-        where there is a limit on how many are kept."""
-        partition, source = self.make_partition(), self.source
-        self.meter.begin_pass(source.readers)
-        if self.bad is not None:
-            self.bad.begin()
-        with ExitStack() as stack:
-            source.begin_pass(partition.num_workers * partition.epoch_partition.geometry.ranks_per_node)
-            stack.callback(source.end_pass)
-            prefetcher = last_uses = None
-            if source.is_remote:
-                ahead = self.predownload
-                lookahead = Lookahead(ahead, ahead) if ahead else lookahead_of(partition, source.catalog)
-                needs, find = shard_needs(partition, source.catalog), source.find_joined()
-                ahead_of_reader = ShardPrefetcher(needs, source.fetch_ahead, lookahead, find=find)
-                prefetcher = stack.enter_context(closing(ahead_of_reader))
-            if source.cache_limit is not None:
-                last_uses = stack.enter_context(closing(LastUses(_node_plan(partition, source.catalog))))
-            reading = Reading(partition, self, prefetcher, last_uses)
-            with source.opened_by(reading.open):
-                yield reading
+        partition, catalog = self.partition(), self.source.catalog
+        batch = np.array([partition.worker + number * partition.num_workers])
+        positions = partition.epoch_partition.batches(batch, partition.node, partition.rank_of_node).reshape(-1)
+        rows = partition.sequence.rows(positions[positions >= 0])
+        columns = (rows.positions, *catalog.places(rows.ids))
+        places = zip(*(column.tolist() for column in columns), strict=True)
+        return [self.key((position, shard, index, 0)) for position, shard, index in places]
 
 
-class Reading:
-    """One worker's pass under way.
+class Batches(Protocol):
+    """Collated batches that follow each other."""
 
-    Args:
-        partition: What is read.
-        of_pass: How.
-        prefetcher: Fetches shards ahead; None where they are all here.
-        last_uses: Tells of shards' last uses; None where it does not matter.
-    """
+    def __len__(self) -> int:
+        """Return their number."""
 
-    def __init__(
-        self,
-        partition: WorkerPartition,
-        of_pass: WorkerPass,
-        prefetcher: ShardPrefetcher | None,
-        last_uses: LastUses | None,
-    ) -> None:
-        self.batch_size = partition.epoch_partition.geometry.batch_size
-        self._partition = partition
-        self._source = of_pass.source
-        self._meter = of_pass.meter
-        self._near_end = of_pass.near_end
-        self._bad = of_pass.bad
-        self._pack = of_pass.pack
-        self._prefetcher = prefetcher
-        self._last_uses = last_uses
-        self._batches_read = 0
-        self._window = _NO_WINDOW
-        self._joined: NDArray[np.int64] | None = None
-        """Shards of joined datasets that the samples of the window need, from the first that is not read yet."""
+    def __iter__(self) -> Iterator[Any]:
+        """Yield each batch."""
 
-    @property
-    def cuts_documents(self) -> bool:
-        """Return whether several packs may have pieces of one document."""
-        return self._pack is not None and self._pack.settings().longer == "split"
 
-    def windows(self) -> Iterator[Window]:
-        """Yield the worker's samples in order, some batches at a time."""
-        # A partition of one batch that is not full has all of its end in sight.
-        near_end_at = (self._partition.num_samples() - self.batch_size) * _NEAR_END
-        is_near_end, catalog = False, self._source.catalog
-        for window in located(self._partition, catalog):
-            self._meter.begin_window(catalog, window.shards, window.stops, self._tokens(window))
-            if not is_near_end and (window.batches_before + len(window.stops)) * self.batch_size > near_end_at:
-                is_near_end = True
-                self._near_end()
-            self._window, self._joined = window, window.joined
-            yield window
-        self._source.check_unchanged()
+class Assembler(ABC):
+    """How a worker's samples become batches. A dataset has one for the run, by its packing."""
 
-    def _tokens(self, window: Window) -> NDArray[np.int64] | None:
-        """Return the tokens in each batch of a window, and the room for them; None without packs."""
-        if window.pieces is None or self._pack is None:
-            return None
-        tokens, rooms = np.cumsum(window.pieces.lengths), np.cumsum(window.pieces.rooms(self._pack.settings()))
-        last = window.stops - 1
-        until = (tokens[last], rooms[window.pieces.packs[last]])
-        return np.stack([np.diff(one, prepend=0) for one in until], axis=1)
+    collates_packs: ClassVar[bool] = False
+    """Whether the items of a batch are packs, which have several samples."""
 
-    def last_uses(self, shards: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Return which of the next samples are this worker's last of their shards.
+    def check_loader(self, batch_size: int, *, has_collate: bool) -> None:  # noqa: B027  most have nothing to check
+        """Check the options of a loader.
 
         Args:
-            shards: The shard of each of these samples.
+            batch_size: Samples or packs of a batch.
+            has_collate: Whether the user has passed a collate function.
 
-        Returns:
-            None where it does not matter.
+        Raises:
+            ConfigError: They do not fit the packing.
         """
-        if self._last_uses is None:
-            return None
-        return self._last_uses.among(shards, self._window.rows_until(self._batches_read))
 
-    def reader(self, shard: int) -> ShardReader:
-        """Return the reader of the next sample's shard; fetch and open it if necessary."""
-        readers = self._source.readers
-        reader = readers.get(shard)
-        if reader is None:
-            return self.open(shard)
-        readers.move_to_end(shard)
-        return reader
+    def tokens(self, _window: Window) -> NDArray[np.int64] | None:
+        """Return the tokens in each batch of a window, and the room for them; None without packing."""
+        return None
 
-    def _let_go_of_joined(self, samples: int) -> None:
-        """Release the shards of joined datasets that some of the next samples needed last."""
-        assert self._joined is not None, "looked at by the caller"
-        read, self._joined = self._joined[:samples], self._joined[samples:]
-        for shards in read.T:
-            are_last = self.last_uses(shards)
-            for shard in () if are_last is None else np.unique(shards[are_last & (shards >= 0)]).tolist():
-                self.let_go(shard)
+    @abstractmethod
+    def items(self, plan: WorkerPlan, samples: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """Yield the items of batches: the samples, or packs of them."""
 
-    def open(self, shard: int) -> ShardReader:
-        """Open a shard that is not open, and measure it; fetch it if necessary."""
-        began = perf_counter_ns()
-        reader = self._source.open(shard)
-        self._meter.opened(began, self._source.take_misses(shard))
-        if self._prefetcher is not None:
-            self._prefetcher.moved_on()
-        return reader
+    @abstractmethod
+    def batches(self, plan: WorkerPlan, *, drop_last: bool, one_by_one: bool) -> Generator[Batches, None, None] | None:
+        """Return collated batches that are read without decoding single samples; None where that cannot be.
 
-    def let_go(self, shard: int) -> None:
-        """Release a shard after the worker's last sample of it."""
-        self._source.let_go(shard)
-        if self._prefetcher is not None:
-            self._prefetcher.moved_on()
+        Args:
+            plan: The worker's plan.
+            drop_last: Whether to leave out a last batch that is not full.
+            one_by_one: Whether to yield each batch by itself, and not some together.
+        """
 
-    def about_to_read(self, batches: int) -> None:
-        """Prefetch for batches that are about to be read all at once."""
-        if self._prefetcher is not None:
-            read, next_ = (self._window.rows_until(self._batches_read + more) for more in (0, max(0, batches)))
-            self._prefetcher.reader_at(read, next_)
+    @abstractmethod
+    def collate(self, collate: Collate, *, by_torch: bool) -> Collate:
+        """Return the function that collates :meth:`items`.
 
-    def have_read(self, batches: int) -> None:
-        """Note that more batches were read, which are not yielded yet."""
-        read = self._batches_read + batches
-        if self._joined is not None or self._bad is not None:
-            samples = self._window.rows_until(read) - self._window.rows_until(self._batches_read)
-            if self._joined is not None:
-                self._let_go_of_joined(samples)
-            if self._bad is not None:
-                self._bad.have_read(samples)
-        self._batches_read = read
-        self.about_to_read(0)
-        for finished in () if self._last_uses is None else self._last_uses.finished(self._batches_read):
-            self._source.finish(finished)
-        self._source.rest()
+        Args:
+            collate: The loader's collate function.
+            by_torch: Whether torch sends batches from the worker.
+        """
 
+    def checked(
+        self, batches: Iterator[tuple[Any, _Measures]], _types: MutableMapping[str, torch.dtype]
+    ) -> Iterator[tuple[Any, _Measures]]:
+        """Yield the batches of all workers, after a check that columns have one type in all.
 
-def lookahead_of(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
-    """Return how far a worker prefetches by default."""
-    geometry, per_entry = partition.epoch_partition.geometry, partition.sequence.rows_per_entry
-    readers = partition.num_workers * geometry.ranks_per_node
-    shard_samples = catalog.num_samples / len(catalog.shards)
-    return default_lookahead(round(geometry.batch_size * per_entry), shard_samples, readers, partition.node)
-
-
-def decoded(of_pass: WorkerPass, reading: Reading, row: Row) -> dict[str, Any]:
-    """Return a sample as it is stored.
-
-    Raises:
-        FormatError: It is damaged; names the stream and the shard.
-    """
-    _, shard, index, _ = row
-    reader = reading.reader(shard)
-    decode = of_pass.source.decoder()
-    try:
-        sample = reader[index]
-        return sample if decode is None else decode(sample, shard, index)
-    except FormatError as error:
-        raise of_pass.source.named(error, shard) from error
+        Args:
+            batches: Batches by torch's default collate, each with its measures.
+            _types: Types of columns in the batches before, by name; is added to.
+        """
+        return batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,12 +397,6 @@ class WorkerPartition:
             positions = self.epoch_partition.batches(window, self.node, self.rank_of_node).reshape(-1)
             # Only an epoch's last batch may be short of samples.
             yield positions if positions[-1] >= 0 else positions[positions >= 0]
-
-    def batch(self, number: int) -> NDArray[np.int64]:
-        """Return the positions of one of this worker's batches, counted from its first."""
-        batches = np.array([self.worker + number * self.num_workers])
-        positions = self.epoch_partition.batches(batches, self.node, self.rank_of_node).reshape(-1)
-        return positions[positions >= 0]
 
     def windows_of_node(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yield global batches, and positions of the samples that this node reads of each, of shape (batches, samples).
@@ -338,17 +423,19 @@ def _some_at_a_time(batches: range, samples_per_batch: int) -> Iterator[NDArray[
 
 
 class Window(NamedTuple):
-    """The samples of some consecutive batches of a worker. Arrays of one entry for each sample, but for ``stops``."""
+    """The samples of some consecutive batches of a worker. Arrays of one entry for each sample, except ``stops``."""
 
     positions: NDArray[np.int64]
     shards: NDArray[np.int64]
     indexes: NDArray[np.int64]
     joined: NDArray[np.int64] | None
-    """Shards of joined datasets, as :meth:`Catalog.joined_shards` tells them."""
+    """Shards of joined datasets, as :meth:`Catalog.joined_shards` returns them."""
     stops: NDArray[np.int64]
     """Samples up to the end of each batch, counted from the window's first."""
+    num_items: int
+    """Samples, or packs."""
     rows_before: int
-    """Samples of the worker's that come before."""
+    """Samples of the worker that come before."""
     batches_before: int
     pieces: PackRows | None
     """Of packs: which of the window's each sample is in, and which of its tokens."""
@@ -364,10 +451,6 @@ class Window(NamedTuple):
         return self.rows_before + (int(self.stops[here - 1]) if here > 0 else 0)
 
 
-_NO_ROWS = np.empty(0, np.int64)
-_NO_WINDOW = Window(_NO_ROWS, _NO_ROWS, _NO_ROWS, None, _NO_ROWS, 0, 0, None)
-
-
 def located(partition: WorkerPartition, catalog: Catalog) -> Iterator[Window]:
     """Yield the worker's samples in order, some batches at a time."""
     rows_before = batches_before = 0
@@ -376,43 +459,19 @@ def located(partition: WorkerPartition, catalog: Catalog) -> Iterator[Window]:
         rows = partition.sequence.rows(entries)
         shards, indexes = catalog.places(rows.ids)
         ends = np.minimum(np.arange(batch_size, len(entries) + batch_size, batch_size), len(entries))
-        stops = ends if rows.pieces is None else rows.stops(len(entries))[ends - 1]
-        joined = catalog.joined_shards(shards, indexes)
-        yield Window(rows.positions, shards, indexes, joined, stops, rows_before, batches_before, rows.pieces)
+        yield Window(
+            positions=rows.positions,
+            shards=shards,
+            indexes=indexes,
+            joined=catalog.joined_shards(shards, indexes),
+            stops=ends if rows.pieces is None else rows.stops(len(entries))[ends - 1],
+            num_items=len(entries),
+            rows_before=rows_before,
+            batches_before=batches_before,
+            pieces=rows.pieces,
+        )
         rows_before += len(rows.positions)
-        batches_before += len(stops)
-
-
-def shard_needs(partition: WorkerPartition, catalog: Catalog) -> Iterator[ShardNeed]:
-    """Yield shards in the order in which this worker first needs them, once per window of samples."""
-    for window in located(partition, catalog):
-        needed, before = window.needed(), window.rows_before
-        shards, first_uses = np.unique(needed, return_index=True)
-        needs = [
-            ShardNeed(before + int(first_uses[use]) // needed.shape[1], int(shards[use]))
-            for use in np.argsort(first_uses, kind="stable")
-            if shards[use] >= 0
-        ]
-        if catalog.joins is not None and catalog.joins.by_id:
-            by_id = _needs_by_id(window, np.isin(catalog.stream_of_shard, catalog.joins.by_id))
-            needs += [need._replace(sample=before + need.sample) for need in by_id]
-            needs.sort(key=lambda need: need.sample)
-        yield from needs
-
-
-def _needs_by_id(window: Window, is_joined: NDArray[np.bool_]) -> Iterator[ShardNeed]:
-    """Yield what the samples of each batch need by their ids, after all of their own shards.
-
-    Args:
-        window: Samples.
-        is_joined: Of each shard of a stream, whether something is joined with it by id.
-    """
-    for first, stop in pairwise([0, *window.stops.tolist()]):
-        shards, indexes = window.shards[first:stop], window.indexes[first:stop]
-        for places in by_shard(shards):
-            shard = int(shards[places[0]])
-            if is_joined[shard]:
-                yield ShardNeed(first + len(shards) - 1, shard, indexes[places])
+        batches_before += len(ends)
 
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -424,43 +483,9 @@ def by_shard(shards: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     if (shards == shards[0]).all():
         yield np.arange(len(shards))
         return
-    # Of numbers of 16 bits numpy makes a radix sort, in a tenth of the time.
+    # Numpy sorts 16-bit numbers by radix, in a tenth of the time.
     order = (shards.astype(np.uint16) if shards.max() < 1 << 16 else shards).argsort(kind="stable")
     in_order = shards[order]
     starts = [0, *(1 + (in_order[1:] != in_order[:-1]).nonzero()[0]).tolist()]
     for _, start, stop in sorted(zip(order[starts].tolist(), starts, [*starts[1:], len(shards)], strict=True)):
         yield order[start:stop]
-
-
-def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
-    """Return what the worker reads, and what all workers of its node read together."""
-
-    def of_node() -> Iterator[BatchShards]:
-        for batches, positions in partition.windows_of_node():
-            is_entry = positions >= 0
-            rows = partition.sequence.rows(positions[is_entry])
-            ids, of_samples = rows.ids, np.repeat(batches, is_entry.sum(axis=1))
-            if rows.pieces is not None:
-                of_samples = of_samples[rows.pieces.packs]
-            if catalog.joins is None:
-                yield BatchShards(of_samples, catalog.shard_of(ids))
-                continue
-            shards, indexes = catalog.places(ids)
-            yield BatchShards(of_samples, shards)
-            joined = catalog.joined_shards(shards, indexes)
-            for column in () if joined is None else joined.T:
-                yield BatchShards(of_samples[column >= 0], column[column >= 0])
-
-    return NodePlan(
-        worker=partition.worker,
-        num_workers=partition.num_workers,
-        num_shards=len(catalog.shards) if catalog.joins is None else catalog.joins.num_shards,
-        num_samples=round(
-            partition.epoch_partition.num_batches()
-            * partition.epoch_partition.geometry.batch_size
-            * partition.epoch_partition.geometry.ranks_per_node
-            * partition.sequence.rows_per_entry
-        ),
-        own=lambda: (window.needed() for window in located(partition, catalog)),
-        of_node=of_node,
-    )

@@ -10,13 +10,15 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.escaping import package_logger
+from lightning_streaming.reading.plan import Window, WorkerPartition, by_shard, located
+from lightning_streaming.selection.catalog import Catalog
 
 _logger = package_logger(__name__)
 _ROOM_SECONDS = 5.0
@@ -333,3 +335,77 @@ def batches_until(batches: NDArray[np.int64], worker: int, num_workers: int) -> 
     """
     passed: NDArray[np.int64] = 1 - (worker - batches) // num_workers
     return passed + _ROUNDS_BEHIND
+
+
+def lookahead_of(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
+    """Return how far a worker prefetches by default."""
+    geometry, per_entry = partition.epoch_partition.geometry, partition.sequence.rows_per_entry
+    readers = partition.num_workers * geometry.ranks_per_node
+    shard_samples = catalog.num_samples / len(catalog.shards)
+    return default_lookahead(round(geometry.batch_size * per_entry), shard_samples, readers, partition.node)
+
+
+def shard_needs(partition: WorkerPartition, catalog: Catalog) -> Iterator[ShardNeed]:
+    """Yield shards in the order in which this worker first needs them, once per window of samples."""
+    for window in located(partition, catalog):
+        needed, before = window.needed(), window.rows_before
+        shards, first_uses = np.unique(needed, return_index=True)
+        needs = [
+            ShardNeed(before + int(first_uses[use]) // needed.shape[1], int(shards[use]))
+            for use in np.argsort(first_uses, kind="stable")
+            if shards[use] >= 0
+        ]
+        if catalog.joins is not None and catalog.joins.by_id:
+            by_id = _needs_by_id(window, np.isin(catalog.stream_of_shard, catalog.joins.by_id))
+            needs += [need._replace(sample=before + need.sample) for need in by_id]
+            needs.sort(key=lambda need: need.sample)
+        yield from needs
+
+
+def _needs_by_id(window: Window, is_joined: NDArray[np.bool_]) -> Iterator[ShardNeed]:
+    """Yield what the samples of each batch need by their ids, after all of their own shards.
+
+    Args:
+        window: Samples.
+        is_joined: Of each shard of a stream, whether something is joined with it by id.
+    """
+    for first, stop in pairwise([0, *window.stops.tolist()]):
+        shards, indexes = window.shards[first:stop], window.indexes[first:stop]
+        for places in by_shard(shards):
+            shard = int(shards[places[0]])
+            if is_joined[shard]:
+                yield ShardNeed(first + len(shards) - 1, shard, indexes[places])
+
+
+def node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
+    """Return what the worker reads, and what all workers of its node read together."""
+
+    def of_node() -> Iterator[BatchShards]:
+        for batches, positions in partition.windows_of_node():
+            is_entry = positions >= 0
+            rows = partition.sequence.rows(positions[is_entry])
+            ids, of_samples = rows.ids, np.repeat(batches, is_entry.sum(axis=1))
+            if rows.pieces is not None:
+                of_samples = of_samples[rows.pieces.packs]
+            if catalog.joins is None:
+                yield BatchShards(of_samples, catalog.shard_of(ids))
+                continue
+            shards, indexes = catalog.places(ids)
+            yield BatchShards(of_samples, shards)
+            joined = catalog.joined_shards(shards, indexes)
+            for column in () if joined is None else joined.T:
+                yield BatchShards(of_samples[column >= 0], column[column >= 0])
+
+    return NodePlan(
+        worker=partition.worker,
+        num_workers=partition.num_workers,
+        num_shards=len(catalog.shards) if catalog.joins is None else catalog.joins.num_shards,
+        num_samples=round(
+            partition.epoch_partition.num_batches()
+            * partition.epoch_partition.geometry.batch_size
+            * partition.epoch_partition.geometry.ranks_per_node
+            * partition.sequence.rows_per_entry
+        ),
+        own=lambda: (window.needed() for window in located(partition, catalog)),
+        of_node=of_node,
+    )

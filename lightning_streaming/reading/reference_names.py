@@ -12,7 +12,7 @@ from lightning_streaming.cache.quota import largest_shard_bytes
 from lightning_streaming.dataset.sample_access import KeyedAccess
 from lightning_streaming.dataset.stream import DatasetStreams
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.reading.passes import Passes
+from lightning_streaming.resume.run_state import RunState
 from lightning_streaming.sequence.settings import (
     BatchingMethod,
     OrderSettings,
@@ -47,8 +47,8 @@ class readonly_property(Generic[_Value]):  # noqa: N801 a decorator, like proper
         if "_source" not in vars(instance):  # before the __init__ of the dataset, which sets it
             return
         name = self._read.__name__
-        given = vars(instance)["_given"]
-        if not ((name in given and _is_same(value, given[name])) or _is_same(value, self._read(instance))):
+        arguments = vars(instance)["_arguments"]
+        if not ((name in arguments and _is_same(value, arguments[name])) or _is_same(value, self._read(instance))):
             raise AttributeError(
                 f"{name} is an argument of the dataset and read-only, so it cannot be set to {value!r}; "
                 "pass it when you create the dataset"
@@ -66,8 +66,8 @@ class ReferenceNames(KeyedAccess):
     """
 
     streams: DatasetStreams
-    _passes: Passes
-    _given: Mapping[str, Any]
+    _run_state: RunState
+    _arguments: Mapping[str, Any]
     """Arguments of the constructor, as they were passed: "10gb" and None too."""
 
     if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ReferenceNames(KeyedAccess):
 
     @property
     def _order_settings(self) -> OrderSettings:
-        return self._passes.state.settings
+        return self._run_state.settings
 
     @readonly_property
     def shuffle(self) -> bool:
@@ -106,7 +106,7 @@ class ReferenceNames(KeyedAccess):
     @readonly_property
     def initial_physical_nodes(self) -> int | None:
         """Number of nodes of the first start of the run; None before a pass begins or a state is loaded."""
-        return self._passes.state.initial_nodes
+        return self._run_state.initial_nodes
 
     @readonly_property
     def sampling_method(self) -> SamplingMethod:

@@ -23,39 +23,31 @@ import torch
 
 from lightning_streaming.dataset.sample_key import Row
 from lightning_streaming.dataset.samples import DecodeSample
-from lightning_streaming.dataset.transform import KeyedSample
 from lightning_streaming.errors import FormatError, StreamingError
-from lightning_streaming.options.packing import Packing, PackingConfig
-from lightning_streaming.options.token_budget import TokenBudget
+from lightning_streaming.reading.assemble import Scheduler
 from lightning_streaming.reading.packs.documents import CutDocuments
-from lightning_streaming.reading.packs.groups import groups_of
-from lightning_streaming.reading.packs.values import packs_of
-from lightning_streaming.reading.plan import Reading, Window, WorkerPass, decoded, located
-from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.reading.plan import Window, WorkerPlan
 
 _LAST_USE, _BATCH_ENDS, _IS_PIECE = 1, 2, 4
 _MOST_TOGETHER = 8
-"""Samples that a thread is given at once: to give one takes as long as to decode a small picture's tenth."""
+"""Samples that a thread takes at once: handing one over takes as long as decoding a tenth of a small image."""
 
 
 class WorkerSamples(Iterator[Any]):
-    """Iterates over a worker's samples of a pass and counts them. It ends when it is no longer referenced.
+    """Iterates over a worker's samples of a pass, or packs of them, and counts. It ends when it is not referenced.
 
     Args:
-        of_pass: What to read.
+        plan: The worker's plan.
     """
 
-    def __init__(self, of_pass: WorkerPass) -> None:
+    def __init__(self, plan: WorkerPlan) -> None:
         self.samples_read = 0
-        """Samples handed out so far."""
-        make = of_pass.making.make
-        if make is not None:
-            samples = _make(of_pass, make)
-        else:
-            samples = _read_in_threads(of_pass) if of_pass.threads else _read(of_pass)
-        if of_pass.watch is not None:
-            samples = of_pass.watch.samples(samples)
-        self._samples = samples if of_pass.pack is None else _packed(of_pass, samples, of_pass.pack)
+        """Samples yielded so far."""
+        read = _read if plan.factory.make is None else _make
+        samples = _read_in_threads(plan) if plan.threads else read(plan)
+        if plan.watch is not None:
+            samples = plan.watch.samples(samples)
+        self._samples = plan.assembler.items(plan, samples)
 
     def __next__(self) -> Any:
         sample = next(self._samples)
@@ -67,40 +59,25 @@ class WorkerSamples(Iterator[Any]):
         self._samples.close()
 
 
-def _packed(of_pass: WorkerPass, samples: Generator[Any, None, None], pack: Packing) -> Generator[Any, None, None]:
-    """Yield packs or groups of samples."""
-    types = of_pass.types
-    assert types is not None, "as of packs"
-    with closing(samples):
-        if of_pass.making.transform is None and of_pass.making.make is None:
-            types.check_stored()
-        for window in located(of_pass.make_partition(), of_pass.source.catalog):
-            assert window.pieces is not None, "as of packs"
-            if isinstance(pack, PackingConfig):
-                yield from packs_of(samples, window.pieces, pack, types)
-            elif isinstance(pack, TokenBudget):
-                yield from groups_of(samples, window.pieces, pack, types)
-
-
-def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
-    source, transform, watch, bad = of_pass.source, of_pass.making.transform, of_pass.watch, of_pass.bad
-    cut = _cut_documents(of_pass)
-    with of_pass.begun() as reading:
+def _read(plan: WorkerPlan) -> Generator[Any, None, None]:
+    source, transform, watch, bad = plan.source, plan.factory.transform, plan.watch, plan.bad
+    cut = _cut_documents(plan) if plan.cuts_documents else None
+    with Scheduler.of(plan) as scheduler:
         readers, latest, decode = source.readers, -1, source.decoder()
-        for window in reading.windows():
-            rows = _rows(window, reading)
+        for window in scheduler.windows():
+            rows = _rows(window, plan, scheduler)
             for position, shard, index, events in rows if watch is None else watch.rows(rows):
-                # At every sample anew: what the caller does between two of them may close shards.
-                reader = readers.get(shard) if shard == latest else reading.reader(shard)
+                # Looked up for each sample: what the caller does between two of them may close shards.
+                reader = readers.get(shard) if shard == latest else scheduler.reader(shard)
                 if reader is None:
-                    reader = reading.reader(shard)
+                    reader = scheduler.reader(shard)
                 latest = shard
                 try:
                     if bad is not None and bad.known:
                         bad.refuse_known(position, shard, index)
-                    if events & _IS_PIECE:
+                    if cut is not None and events & _IS_PIECE:
                         row = position, shard, index, events
-                        sample = cut.made(row, partial(_one, of_pass, reading, row))
+                        sample = cut.made(row, partial(_whole, plan, scheduler, row))
                     else:
                         try:
                             sample = reader[index]
@@ -112,85 +89,81 @@ def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
                             try:
                                 sample = transform(sample, position)
                             except Exception as error:
-                                raise of_pass.failed((position, shard, index, events), error, sample) from error
+                                raise plan.failed((position, shard, index, events), error, sample) from error
                 except StreamingError as error:
                     if bad is None:
                         raise
-                    sample = of_pass.instead((position, shard, index, events), error, partial(_one, of_pass, reading))
+                    sample = plan.replacement((position, shard, index, events), error, partial(_whole, plan, scheduler))
                 if events:
-                    _note(events, shard, reading)
+                    _note(events, shard, scheduler)
                 yield sample
 
 
-def _one(of_pass: WorkerPass, reading: Reading, row: Row) -> Any:
-    """Return a sample that replaces another, made as in the loop above."""
-    sample = decoded(of_pass, reading, row)
-    if of_pass.making.transform is None:
-        return sample
-    try:
-        return of_pass.making.transform(sample, row[0])
-    except Exception as error:
-        raise of_pass.failed(row, error, sample) from error
+def _whole(plan: WorkerPlan, scheduler: Scheduler, row: Row) -> Any:
+    """Return a sample, decoded and transformed as in the loop above."""
+    return plan.transformed(row, scheduler.decoded(row))
 
 
-def _make(of_pass: WorkerPass, make: KeyedSample) -> Generator[Any, None, None]:
-    """Yield samples as a subclass of the dataset makes them, each while its shard is open."""
-    source, watch, bad, cut = of_pass.source, of_pass.watch, of_pass.bad, _cut_documents(of_pass)
-    with of_pass.begun() as reading:
+def _make(plan: WorkerPlan) -> Generator[Any, None, None]:
+    """Yield samples as a subclass of the dataset creates them, each while its shard is open."""
+    source, make, watch, bad = plan.source, plan.factory.make, plan.watch, plan.bad
+    assert make is not None, "checked by the caller"
+    cut = _cut_documents(plan) if plan.cuts_documents else None
+    with Scheduler.of(plan) as scheduler:
 
-        def one(row: Row, sample_id: int) -> Any:
-            position, shard, _, _ = row
-            reading.reader(shard)
+        def made(row: Row, sample_id: int | None = None) -> Any:
+            position, shard, index, _ = row
+            if sample_id is None:
+                sample_id = int(source.catalog.ids(np.array([shard]), np.array([index]))[0])
+            scheduler.reader(shard)
             source.is_in_pass = True
             try:
                 return make(sample_id, position)
             except Exception as error:
-                raise of_pass.failed(row, error) from error
+                raise plan.failed(row, error) from error
             finally:
                 source.is_in_pass = False
 
-        for window in reading.windows():
+        for window in scheduler.windows():
             ids = source.catalog.ids(window.shards, window.indexes).tolist()
-            rows = _rows(window, reading)
+            rows = _rows(window, plan, scheduler)
             for row, sample_id in zip(rows if watch is None else watch.rows(rows), ids, strict=True):
                 try:
                     if bad is not None and bad.known:
                         bad.refuse_known(*row[:3])
-                    sample = cut.made(row, partial(one, row, sample_id)) if row[3] & _IS_PIECE else one(row, sample_id)
+                    if cut is not None and row[3] & _IS_PIECE:
+                        sample = cut.made(row, partial(made, row, sample_id))
+                    else:
+                        sample = made(row, sample_id)
                 except StreamingError as error:
-                    sample = of_pass.instead(row, error, lambda other: one(other, _id_of(source.catalog, other)))
+                    sample = plan.replacement(row, error, made)
                 if row[3]:
-                    _note(row[3], row[1], reading)
+                    _note(row[3], row[1], scheduler)
                 yield sample
 
 
-def _cut_documents(of_pass: WorkerPass) -> CutDocuments:
-    """Return what keeps documents that are cut between packs, for one pass."""
-    columns = () if of_pass.pack is None else of_pass.pack.columns
-    is_made_by_user = of_pass.making.transform is not None or of_pass.making.make is not None
-    return CutDocuments(columns, of_pass.key if is_made_by_user and not of_pass.threads else None)
+def _cut_documents(plan: WorkerPlan) -> CutDocuments:
+    """Return a memory of documents that are cut between packs, for one pass."""
+    packing = plan.state.request.pack
+    is_seeded = not plan.factory.keeps_samples and not plan.threads
+    return CutDocuments(() if packing is None else packing.columns, plan.key if is_seeded else None)
 
 
-def _id_of(catalog: Catalog, row: Row) -> int:
-    _, shard, index, _ = row
-    return int(catalog.ids(np.array([shard]), np.array([index]))[0])
-
-
-def _note(events: int, shard: int, reading: Reading) -> None:
+def _note(events: int, shard: int, scheduler: Scheduler) -> None:
     if events & _LAST_USE:
-        reading.let_go(shard)
+        scheduler.release(shard)
     if events & _BATCH_ENDS:
-        reading.have_read(batches=1)
+        scheduler.have_read(batches=1)
 
 
-def _rows(window: Window, reading: Reading) -> Iterator[Row]:
-    """Yield position, shard, index in the shard, and what to do after it, for each sample."""
+def _rows(window: Window, plan: WorkerPlan, scheduler: Scheduler) -> Iterator[Row]:
+    """Yield position, shard, index in the shard, and events after it, for each sample."""
     events = np.zeros(len(window.positions), np.uint8)
     events[window.stops - 1] = _BATCH_ENDS
-    are_last = reading.last_uses(window.shards)
+    are_last = scheduler.last_uses(window.shards)
     if are_last is not None:
         events[are_last] |= _LAST_USE
-    if window.pieces is not None and reading.cuts_documents:
+    if window.pieces is not None and plan.cuts_documents:
         events[(window.pieces.starts > 0) | ~window.pieces.are_ends] |= _IS_PIECE
     columns = window.positions.tolist(), window.shards.tolist(), window.indexes.tolist(), events.tobytes()
     return zip(*columns, strict=True)
@@ -205,41 +178,42 @@ class _Half(NamedTuple):
     row: Row
     sample: Any
     error: BaseException | None = None
-    """Why there is none."""
+    """Why it could not be read."""
 
 
-def _read_in_threads(of_pass: WorkerPass) -> Generator[Any, None, None]:
+def _read_in_threads(plan: WorkerPlan) -> Generator[Any, None, None]:
     """Yield the same samples as :func:`_read`, finished in threads."""
-    threads = of_pass.threads
-    with of_pass.begun() as reading:
-        together = max(1, min(_MOST_TOGETHER, reading.batch_size // (2 * threads)))
-        ahead = max(2 * threads, reading.batch_size // together)
-        finish = partial(_finished, of_pass, of_pass.source.decoder(), _cut_documents(of_pass))
-        for window in reading.windows():
-            halves = _halves(of_pass, reading, window)
+    threads = plan.threads
+    with Scheduler.of(plan) as scheduler:
+        together = max(1, min(_MOST_TOGETHER, scheduler.batch_size // (2 * threads)))
+        ahead = max(2 * threads, scheduler.batch_size // together)
+        cut = _cut_documents(plan) if plan.cuts_documents else None
+        finish = partial(_finished, plan, plan.source.decoder(), cut)
+        for window in scheduler.windows():
+            halves = _halves(plan, scheduler, window)
             groups = iter(lambda halves=halves: list(islice(halves, together)), [])  # type: ignore[misc]
             with closing(_in_threads(finish, groups, threads, ahead)) as finished:
                 for group in finished:
                     for row, sample, error in group:
                         if isinstance(error, StreamingError):
-                            sample = of_pass.instead(row, error, partial(_one, of_pass, reading))
+                            sample = plan.replacement(row, error, partial(_whole, plan, scheduler))
                         elif error is not None:
                             raise error
                         if row[3]:
-                            _note(row[3], row[1], reading)
+                            _note(row[3], row[1], scheduler)
                         yield sample
 
 
-def _halves(of_pass: WorkerPass, reading: Reading, window: Window) -> Iterator[_Half]:
+def _halves(plan: WorkerPlan, scheduler: Scheduler, window: Window) -> Iterator[_Half]:
     """Yield the samples of a window as they are stored, up to one that cannot be replaced."""
-    source, watch, bad = of_pass.source, of_pass.watch, of_pass.bad
-    rows = _rows(window, reading)
+    source, watch, bad = plan.source, plan.watch, plan.bad
+    rows = _rows(window, plan, scheduler)
     for row in rows if watch is None else watch.rows(rows):
         position, shard, index, _ = row
         try:
             if bad is not None and bad.known:
                 bad.refuse_known(position, shard, index)
-            reader = reading.reader(shard)
+            reader = scheduler.reader(shard)
             try:
                 sample = reader[index]
             except FormatError as error:
@@ -252,30 +226,25 @@ def _halves(of_pass: WorkerPass, reading: Reading, window: Window) -> Iterator[_
             yield _Half(row, sample)
 
 
-def _finished(of_pass: WorkerPass, decode: DecodeSample | None, cut: CutDocuments, half: _Half) -> _Half:
+def _finished(plan: WorkerPlan, decode: DecodeSample | None, cut: CutDocuments | None, half: _Half) -> _Half:
     """Decode and transform a sample, in a thread."""
-    row, sample, failed = half
-    if failed is not None:
+    row, stored, failure = half
+    if failure is not None:
         return half
-    make = partial(_whole, of_pass, decode, row, sample)
+
+    def finish() -> Any:
+        sample = stored
+        if decode is not None:
+            try:
+                sample = decode(sample, row[1], row[2])
+            except FormatError as error:
+                raise plan.source.named(error, row[1]) from error
+        return plan.transformed(row, sample)
+
     try:
-        return _Half(row, cut.made(row, make) if row[3] & _IS_PIECE else make())
-    except BaseException as error:  # noqa: BLE001  raised again where it is waited for
+        return _Half(row, finish() if cut is None or not row[3] & _IS_PIECE else cut.made(row, finish))
+    except BaseException as error:  # noqa: BLE001  raised again in the thread that waits for it
         return _Half(row, None, error)
-
-
-def _whole(of_pass: WorkerPass, decode: DecodeSample | None, row: Row, sample: Any) -> Any:
-    if decode is not None:
-        try:
-            sample = decode(sample, row[1], row[2])
-        except FormatError as error:
-            raise of_pass.source.named(error, row[1]) from error
-    if of_pass.making.transform is None:
-        return sample
-    try:
-        return of_pass.making.transform(sample, row[0])
-    except Exception as error:
-        raise of_pass.failed(row, error, sample) from error
 
 
 def _in_threads(
@@ -290,19 +259,21 @@ def _in_threads(
         work: Raises nothing.
         groups: Samples.
         threads: Which call ``work``.
-        ahead: Groups that are taken before the first of them is given; at most.
+        ahead: Most groups that are taken before the first of them is yielded.
     """
-    # Ctrl-C cannot leave these queues locked, as it can what concurrent.futures waits with.
+    # Ctrl-C cannot leave these queues locked, unlike those of concurrent.futures.
     todo: SimpleQueue[tuple[list[_Half], SimpleQueue[list[_Half]]] | None] = SimpleQueue()
     waiting, running, started = deque[SimpleQueue[list[_Half]]](), list[Thread](), SimpleQueue[None]()
     is_closed = False
 
     def work_off() -> None:
-        _take_one_thread_of_torch(started)
-        while (asked := todo.get()) is not None:
-            group, answer = asked
-            answer.put([work(one) for one in group if not is_closed])
-        todo.put(None)  # for the next, which may not be among those that are known to run
+        torch.get_num_threads()  # the first call would overrule a setting made before it
+        torch.set_num_threads(1)
+        started.put(None)
+        while (task := todo.get()) is not None:
+            group, results = task
+            results.put([work(half) for half in group if not is_closed])
+        todo.put(None)  # for the next thread, which may not be in the list yet
 
     try:
         while True:
@@ -317,8 +288,8 @@ def _in_threads(
     finally:
         is_closed = True
         todo.put(None)
-        for one in running:
-            one.join()
+        for thread in running:
+            thread.join()
 
 
 def _started(work_off: Callable[[], None], started: SimpleQueue[None]) -> Thread:
@@ -326,17 +297,11 @@ def _started(work_off: Callable[[], None], started: SimpleQueue[None]) -> Thread
 
     Another thread that uses torch for the first time meanwhile keeps one, too: new threads use the last setting.
     """
-    of_torch = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     thread = Thread(target=work_off, name="make-samples", daemon=True)
     thread.start()
     try:
         started.get()
     finally:
-        torch.set_num_threads(of_torch)  # for threads that begin later: what a thread says is the default of those, too
+        torch.set_num_threads(num_threads)  # for threads that begin later: the latest setting is their default
     return thread
-
-
-def _take_one_thread_of_torch(started: SimpleQueue[None]) -> None:
-    torch.get_num_threads()  # what is asked first overrules what is set before
-    torch.set_num_threads(1)
-    started.put(None)

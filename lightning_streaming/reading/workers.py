@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -32,21 +32,13 @@ from numpy.typing import NDArray
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from lightning_streaming.dataset.bad_samples import MISSING
-from lightning_streaming.dataset.collation import Collate, CollateError, collated, stacked
-from lightning_streaming.dataset.sample_key import Replacement, SampleKey
+from lightning_streaming.dataset.collation import Collate, CollateError
+from lightning_streaming.dataset.sample_key import Replacement
 from lightning_streaming.dataset.transform import describe_keys, kind_of, rng_of_worker, seed_global_generators
-from lightning_streaming.errors import BadSamplesError, ConfigError, SampleError, StreamingError
+from lightning_streaming.errors import ConfigError, SampleError, StreamingError
 from lightning_streaming.escaping import in_one_line
-from lightning_streaming.options.packing import Packing, PackingConfig
-from lightning_streaming.options.token_budget import TokenBudget
-from lightning_streaming.reading.arrivals import ArrivalCounts
-from lightning_streaming.reading.batches import Batches, read_tables
-from lightning_streaming.reading.packs.batches import read_group_tables, read_pack_tables
-from lightning_streaming.reading.packs.groups import padded
-from lightning_streaming.reading.packs.values import collate_packs
-from lightning_streaming.reading.passes import passes_of
-from lightning_streaming.reading.plan import WorkerPass
+from lightning_streaming.reading.measures import FetchCounts
+from lightning_streaming.reading.plan import Batches, WorkerPlan
 from lightning_streaming.reading.transport import BatchMessage, BatchSender, BatchSlots, shared
 from lightning_streaming.resume.appended_data import NO_GROWTH, Growth
 from lightning_streaming.resume.state import EpochStart
@@ -116,8 +108,8 @@ class WorkerChannel:
     """Where the pass begins."""
     slots: BatchSlots | None
     """The batches themselves; None where torch is left to send them."""
-    arrivals: ArrivalCounts | None = None
-    """What workers fetch; None where nobody looks on."""
+    fetched: FetchCounts | None = None
+    """Counts of the shards that workers fetch; None without a callback for them."""
 
     def sender(self) -> BatchSender | None:
         """Return the sender of a worker, which puts batches where :meth:`opened` reads them."""
@@ -174,7 +166,7 @@ def _start_worker(
         users_init(worker)
 
 
-def in_order(
+def ordered_map(
     groups: Iterator[BatchGroup], channel: WorkerChannel, num_workers: int, replaced: dict[int, Replacement]
 ) -> Iterator[Measured]:
     """Yield the batches of all workers in order: the first of each, the second of each, and so on.
@@ -223,7 +215,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         self.dataset = dataset
         self.pass_start = channel.pass_start
         self._sender = channel.sender()
-        self._arrivals = channel.arrivals
+        self._fetched = channel.fetched
         self._collate = collate
         self._drop_last = drop_last
         self._one_by_one = one_by_one
@@ -241,116 +233,67 @@ class WorkerBatches(IterableDataset[BatchGroup]):
     def _groups(self, worker: int, num_workers: int) -> Generator[BatchGroup, None, None]:
         if self._sender is not None:
             self._sender.begin_pass()
-        start, passes = self.pass_start.assigned(), passes_of(self.dataset)
-        of_pass = passes.of_worker(self.dataset._making, start, worker, num_workers, is_measured=True)
-        made = self._made(of_pass, start.batch_size)
-        made_before = 0
-        with closing(made), self._counted(of_pass, worker):
+        start, dataset = self.pass_start.assigned(), self.dataset
+        plan = dataset._planner.plan(dataset._sample_factory, start, worker, num_workers, is_measured=True)
+        groups, batches_before = self._batches(plan), 0
+        if self._fetched is not None:
+            plan.source.report_fetching(self._fetched.counter(worker))
+        with closing(groups):
             try:
-                for batches in made:
-                    measures = of_pass.meter.end_batches(len(batches))
+                for batches in groups:
+                    measures = plan.meter.end_batches(len(batches))
                     sent = batches if self._sender is None else self._sender.send(batches)
-                    replaced = () if of_pass.bad is None else of_pass.bad.take_replacements()
+                    replaced = () if plan.bad is None else plan.bad.take_replacements()
                     yield BatchGroup(worker, sent, measures, replaced)
-                    of_pass.meter.begin_batch()
-                    made_before += len(batches)
+                    plan.meter.begin_batch()
+                    batches_before += len(batches)
             except GeneratorExit:
                 raise  # maybe as the interpreter ends, when the next name is gone
             except CollateError as error:
-                words = in_one_line(str(error)) + self._described_keys(of_pass, made_before, error.places)
+                words = in_one_line(str(error)) + self._described_keys(plan, batches_before, error.places)
                 raise SampleError(message=words) from error.__cause__
+            finally:
+                if self._fetched is not None:
+                    plan.source.report_fetching(None)
 
-    @contextmanager
-    def _counted(self, of_pass: WorkerPass, worker: int) -> Iterator[None]:
-        """Count what is fetched in this block, for the progress of the first download."""
-        if self._arrivals is not None:
-            of_pass.source.report_fetching(self._arrivals.teller(worker))
-        try:
-            yield
-        finally:
-            of_pass.source.report_fetching(None)
+    def _batches(self, plan: WorkerPlan) -> Generator[Batches, None, None]:
+        """Return the batches of a pass: read many at a time, or collated of single samples."""
+        # A collate function or an __iter__ of the user sees single samples.
+        if self._collate is default_collate and self.dataset._iterates_as_usual():
+            batches = plan.assembler.batches(plan, drop_last=self._drop_last, one_by_one=self._one_by_one)
+            if batches is not None:
+                return batches
+        return self._collated(plan)
 
-    def _made(self, of_pass: WorkerPass, batch_size: int) -> Generator[Batches, None, None]:
-        if of_pass.pack is not None and self._is_collated_here() and of_pass.may_be_joined():
-            if isinstance(of_pass.pack, PackingConfig):
-                return read_pack_tables(of_pass, of_pass.pack, drop_last=self._drop_last)
-            if isinstance(of_pass.pack, TokenBudget):
-                return read_group_tables(of_pass, of_pass.pack)
-        if of_pass.pack is None and self._is_collated_here() and of_pass.may_be_tables():
-            return self._cut_out(of_pass)
-        return self._collated(of_pass, batch_size)
-
-    def _described_keys(self, of_pass: WorkerPass, batch: int, places: Sequence[int]) -> str:
-        """Return how an error names samples of a batch; empty where a subclass iterates differently."""
-        if not places or not self.dataset._iterates_as_usual():
-            return ""
-        keys = of_pass.keys_of_batch(batch)
-        if isinstance(of_pass.pack, PackingConfig):  # whose places are those of packs
-            return describe_keys(keys)
-        replaced = {} if of_pass.bad is None else {one.position: one for one in of_pass.bad.take_replacements()}
-        return describe_keys([_delivered(keys[place], replaced) for place in places])
-
-    def _is_collated_here(self) -> bool:
-        """Return whether samples are collated by torch's default, and no subclass sees them before."""
-        return self._collate is default_collate and self.dataset._iterates_as_usual()
-
-    def _cut_out(self, of_pass: WorkerPass) -> Generator[Batches, None, None]:
-        with closing(read_tables(of_pass, drop_last=self._drop_last, one_by_one=self._one_by_one)) as tables:
-            for table in tables:
-                yield list(table) if self._one_by_one else table
-
-    def _collated(self, of_pass: WorkerPass, batch_size: int) -> Generator[Batches, None, None]:
-        passes = passes_of(self.dataset)
-        passes.assign(of_pass)
-        samples = iter(self.dataset)
-        make = self._batch_of(of_pass.pack)
-        while batch := list(islice(samples, batch_size)):
-            if passes.take_assigned() is not None:
+    def _collated(self, plan: WorkerPlan) -> Generator[Batches, None, None]:
+        planner, batch_size = self.dataset._planner, plan.start.batch_size
+        planner.assign(plan)
+        items = iter(self.dataset)
+        by_torch = self._sender is None and get_worker_info() is not None
+        collate = plan.assembler.collate(self._collate, by_torch=by_torch)
+        while batch := list(islice(items, batch_size)):
+            if planner.take_assigned() is not None:
                 raise ConfigError(
-                    f"{type(self.dataset).__name__}.__iter__ hands out samples without going through "
-                    "super().__iter__(), so their order and their place are not known and could not be saved",
+                    f"{type(self.dataset).__name__}.__iter__ yields samples without going through "
+                    "super().__iter__(), so their order and position are unknown and could not be saved",
                     hint="take samples from there, override __getitem__ instead, or use torch's DataLoader",
                 )
             if self._drop_last and len(batch) < batch_size:
                 return
-            yield [make(batch)]
+            yield [collate(batch)]
 
-    def _batch_of(self, pack: Packing | None) -> Collate:
-        """Return the function that makes a batch of what the dataset yields: samples, packs, or a group."""
-        collate, is_default = self._collate, self._collate is default_collate
-        if isinstance(pack, TokenBudget):
-            budget = pack
-            return lambda groups: padded(budget, groups[0]) if is_default else _collated_group(collate, groups[0])
-        if is_default and pack is not None:
-            return lambda packs: collated(collate_packs, packs)
-        goes_by_torch = self._sender is None and get_worker_info() is not None
-        chosen = stacked if is_default and not goes_by_torch else collate
-        return partial(collated, chosen)
-
-
-def _delivered(key: SampleKey, replaced: Mapping[int, Replacement]) -> SampleKey:
-    """Return the key of the sample that was read where another was planned."""
-    other = replaced.get(key.position)
-    return key if other is None else replace(key, shard=other.shard, sample_index=other.sample)
-
-
-def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
-    """Return the batch that a user's function makes of a group, without documents that could not be made.
-
-    Raises:
-        BadSamplesError: None could.
-        CollateError: The function failed.
-    """
-    there = [place for place, document in enumerate(group) if document is not MISSING]
-    if not there:
-        raise BadSamplesError(
-            f"all {len(group)} documents of a group are bad, so there is nothing for collate_fn to make a batch of",
-            hint="mend the data or the transform, or leave such documents out with `lightning-streaming select --not`",
-        )
-    try:
-        return collated(collate, [group[place] for place in there])
-    except CollateError as error:
-        raise CollateError(str(error), [there[place] for place in error.places]) from error.__cause__
+    def _described_keys(self, plan: WorkerPlan, batch: int, places: Sequence[int]) -> str:
+        """Return how an error names samples of a batch; empty where a subclass iterates differently."""
+        if not places or not self.dataset._iterates_as_usual():
+            return ""
+        keys = plan.keys_of_batch(batch)
+        if not plan.assembler.collates_packs:  # whose places are those of packs
+            replaced = {} if plan.bad is None else {other.position: other for other in plan.bad.take_replacements()}
+            keys = [keys[place] for place in places]
+            for place, key in enumerate(keys):
+                if other := replaced.get(key.position):
+                    keys[place] = replace(key, shard=other.shard, sample_index=other.sample)
+        return describe_keys(keys)
 
 
 class _WorkerError(Exception):

@@ -40,8 +40,8 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zer
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import PARTIAL_SUFFIX
+from lightning_streaming.reading.dataset import run_state_of
 from lightning_streaming.reading.loader import StreamingDataLoader
-from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.reading.position import position_of
 from lightning_streaming.sequence.skips import TrainProgress
 

@@ -11,10 +11,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_streaming.reading.dataset import dataset_world
+from lightning_streaming.reading.dataset import dataset_world, run_state_of
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.measures import LoaderStatistics, WaitTimes
-from lightning_streaming.reading.passes import run_state_of
 from lightning_streaming.reading.position import position_of, run_of
 from lightning_streaming.trainer import lightning_internals
 

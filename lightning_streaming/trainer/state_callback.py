@@ -21,12 +21,10 @@ from torch.utils.data import IterableDataset
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.escaping import short_repr
-from lightning_streaming.reading.dataset import StreamingDataset, saved_at
-from lightning_streaming.reading.following import check_same_data
+from lightning_streaming.reading.dataset import StreamingDataset, run_state_of, saved_at
 from lightning_streaming.reading.loader import StreamingDataLoader, keep_length_of_first_epoch, no_batch_error
 from lightning_streaming.reading.other_trainers import datasets_within
-from lightning_streaming.reading.passes import run_state_of
-from lightning_streaming.reading.position import position_of, run_of
+from lightning_streaming.reading.position import check_same_data, position_of, run_of
 from lightning_streaming.reading.ranks import can_ask_others
 from lightning_streaming.resume.run import OnMismatch
 from lightning_streaming.resume.state import (

@@ -245,7 +245,7 @@ def test_a_shard_without_another_sample_is_an_error(tmp_path: Path, workers: int
     root = write_broken_json(tmp_path / "data", [3, 1, 3], [3])
     with (
         closing(replacing_loader(root, tmp_path / "log", workers=workers)) as loader,
-        raises(BadSamplesError, "no other sample of its shard can take its place", "sample 0 of shard 1", "--not"),
+        raises(BadSamplesError, "no other sample of its shard can replace it", "sample 0 of shard 1", "--not"),
     ):
         list(loader)
     root = write_broken_json(tmp_path / "more", [3, 20], range(3, 23))

@@ -19,7 +19,7 @@ from lightning_streaming.errors import ConfigError, IntegrityError
 from lightning_streaming.formats.arrays import row_files
 from lightning_streaming.formats.arrays.row_files import RowsReader
 from lightning_streaming.formats.columns import flat_column
-from lightning_streaming.reading.packs import batches as packed_batches
+from lightning_streaming.reading.packs import assemblers
 from lightning_streaming.storage import Location
 from tests.formats.test_megatron import write as write_megatron
 from tests.helpers import make_loader, raises, read_epochs, write_shards
@@ -273,7 +273,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(info.format)
         return flat_column(reader, info, name, dtype)
 
-    monkeypatch.setattr(packed_batches, "flat_column", noted)
+    monkeypatch.setattr(assemblers, "flat_column", noted)
     return names
 
 

@@ -29,8 +29,7 @@ from lightning_streaming.errors import ConfigError, DownloadError, SampleIndexEr
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, parse_index
 from lightning_streaming.formats.mds.shard import map_file
 from lightning_streaming.formats.shard import open_shard
-from lightning_streaming.reading.dataset import dataset_world
-from lightning_streaming.reading.passes import run_state_of
+from lightning_streaming.reading.dataset import dataset_world, run_state_of
 from lightning_streaming.selection import catalog as catalog_module
 from lightning_streaming.selection.catalog import Catalog, SamplePlace
 from tests.cache.helpers import disk_of
@@ -314,7 +313,7 @@ def test_what_was_opened_or_let_go_counts_no_more_as_fetched_ahead(tmp_path: Pat
     assert source._ahead.spare_since(1) is not None
     source.open(0)
     assert source.fetch_ahead(0)
-    source.let_go(1)
+    source.release(1)
     assert source._ahead.spare_since(1) is None
     source.end_pass()
 

@@ -27,8 +27,7 @@ from torch.utils.data import default_collate
 from lightning_streaming import MDSWriter, SampleKey, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError, SampleError
 from lightning_streaming.formats.mds.shard import MDSReader
-from lightning_streaming.reading.dataset import dataset_world
-from lightning_streaming.reading.passes import run_state_of, source_of
+from lightning_streaming.reading.dataset import dataset_world, run_state_of, source_of
 from lightning_streaming.reading.plan import by_shard
 from lightning_streaming.reading.workers import SharedEpochStart, WorkerBatches, WorkerChannel
 from tests.helpers import ids, make_loader, write_dataset

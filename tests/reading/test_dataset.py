@@ -446,7 +446,7 @@ def test_a_loader_that_leaves_out_its_only_batch_says_so(
     assert no_batch_error(make_loader(root_of_words, batch_size=30)) is None
 
 
-LOGGER = "lightning_streaming.reading.passes"
+LOGGER = "lightning_streaming.reading.plan"
 
 
 UNSUITED: dict[str, tuple[dict[str, Any], list[str]]] = {

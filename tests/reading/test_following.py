@@ -9,8 +9,7 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.reading.following import check_same_data
-from lightning_streaming.reading.position import position_of
+from lightning_streaming.reading.position import check_same_data, position_of
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.world import World
 from tests.forked_ranks import on_ranks

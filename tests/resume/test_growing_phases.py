@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.errors import StateError, StateMismatchError
-from lightning_streaming.reading.dataset import dataset_world
-from lightning_streaming.reading.passes import run_state_of
+from lightning_streaming.reading.dataset import dataset_world, run_state_of
 from tests.helpers import State, json_copy, make_loader, raises, read_together, worlds, write_shards
 from tests.resume.phased import check_passes
 from tests.schedules import Phase, schedule

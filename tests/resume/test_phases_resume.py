@@ -15,8 +15,7 @@ import pytest
 
 from lightning_streaming import World
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
-from lightning_streaming.reading.dataset import state_at
-from lightning_streaming.reading.passes import run_state_of
+from lightning_streaming.reading.dataset import run_state_of, state_at
 from lightning_streaming.resume.state import Cursor
 from tests.dataset.mutated import mutations
 from tests.helpers import State, assert_resumes_at_every_step, json_copy, raises

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.reading.dataset import dataset_world
-from lightning_streaming.reading.passes import run_state_of
+from lightning_streaming.reading.dataset import dataset_world, run_state_of
 from lightning_streaming.reading.position import position_of
 from lightning_streaming.reading.workers import SharedEpochStart
 from lightning_streaming.resume.state import Cursor

@@ -19,7 +19,7 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataset
 from lightning_streaming.errors import StateError, StateMismatchError
-from lightning_streaming.reading.passes import run_state_of
+from lightning_streaming.reading.dataset import run_state_of
 from lightning_streaming.resume.state import (
     STATE_VERSION,
     Cursor,

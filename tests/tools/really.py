@@ -18,7 +18,7 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
-from lightning_streaming.reading.passes import run_state_of
+from lightning_streaming.reading.dataset import run_state_of
 from lightning_streaming.reading.position import position_of, run_of
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.sequence.skips import TrainProgress

@@ -21,7 +21,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 
 from lightning_streaming import StreamingConfig, StreamingDataModule, StreamingDataset, waits
-from lightning_streaming.reading.arrivals import Fetched
+from lightning_streaming.reading.measures import Fetched
 from lightning_streaming.trainer.datamodule import download_message, first_download_callback, progress_display
 from tests.helpers import write_dataset
 from tests.servers import http_server

@@ -9,7 +9,7 @@ cu_seqlens      0 5 8 10 12
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice, pairwise, repeat
 from operator import getitem
@@ -187,28 +187,6 @@ def part_of(rows: PackRows, some: slice, first_pack: int) -> PackRows:
     return PackRows(**{**columns, "packs": columns["packs"] - first_pack})
 
 
-def packs_of(
-    samples: Iterator[Any], pieces: PackRows, pack: PackingConfig, types: ColumnTypes
-) -> Generator[PackBatch, None, None]:
-    """Packs of documents that were made one by one, each as a batch of its own.
-
-    Args:
-        samples: The documents, one for each row; more may follow.
-        pieces: What is in the packs.
-        pack: How documents are brought together.
-        types: Of the columns.
-
-    Raises:
-        SampleError: A document is not as it was said to be, or a type does not hold a value of it.
-    """
-    for rows, documents in documents_of(samples, pieces):
-        missing = missing_of(documents)
-        spans = PackSpans.of(rows, 1, pack.capacity).without(missing)
-        columns = {name: _filled(pack, name, documents, rows, types) for name in pack.columns}
-        made = batch_of(pack, columns, spans, types)
-        yield BarePack(made) if len(missing) == len(documents) else made
-
-
 def documents_of(samples: Iterator[Any], pieces: PackRows) -> Iterator[tuple[PackRows, list[Any]]]:
     """Of each pack its rows, as of the only pack, and their documents; see :func:`packs_of`."""
     num_packs = int(pieces.packs[-1]) + 1 if len(pieces.packs) else 0
@@ -217,7 +195,7 @@ def documents_of(samples: Iterator[Any], pieces: PackRows) -> Iterator[tuple[Pac
         yield part_of(pieces, slice(start, stop), number), list(islice(samples, stop - start))
 
 
-def _filled(
+def filled_pack(
     pack: PackingConfig, name: str, documents: Sequence[Any], rows: PackRows, types: ColumnTypes
 ) -> NDArray[Any]:
     """The values of a column in one pack, of shape (1, capacity)."""

@@ -27,9 +27,9 @@ from lightning_streaming.cache.eviction import (
     reader_share,
 )
 from lightning_streaming.dataset.open_shards import OpenShards, ShardsAhead
-from lightning_streaming.reading.batches import GATHERED_BYTES
-from lightning_streaming.reading.plan import Window, WorkerPartition, located, lookahead_of, shard_needs
-from lightning_streaming.reading.prefetch import Lookahead, batches_until
+from lightning_streaming.reading.assemble import GATHERED_BYTES
+from lightning_streaming.reading.plan import Window, WorkerPartition, located
+from lightning_streaming.reading.prefetch import Lookahead, batches_until, lookahead_of, shard_needs
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.partition import Partition

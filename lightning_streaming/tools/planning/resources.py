@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.reading.loader import StreamingDataLoader
-from lightning_streaming.reading.plan import shard_needs
+from lightning_streaming.reading.prefetch import shard_needs
 from lightning_streaming.tools.planning.node import (
     FirstRequests,
     LastBatches,

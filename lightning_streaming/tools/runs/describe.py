@@ -22,10 +22,9 @@ from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.shard_table import INDEX_BASENAME
 from lightning_streaming.options.packing import PackingConfig
-from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
+from lightning_streaming.reading.dataset import StreamingDataset, dataset_world, planner_of, run_state_of, source_of
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.packs.types import ColumnTypes, stored_types
-from lightning_streaming.reading.passes import passes_of, run_state_of, source_of
 from lightning_streaming.resume.run import Epoch, Run
 from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor, SavedPosition
@@ -359,7 +358,7 @@ class RunDescription:
         if not self.dataset._are_as_stored():
             return None
         shares, method = self.run.order.weights.choose, self.run.settings.batching_method
-        return passes_of(self.dataset).mixed_columns(shares, method)
+        return planner_of(self.dataset).mixed_columns(shares, method)
 
     def read_again(self, trainer: Mapping[str, Any], first_step: int, batch_size: int) -> str | None:
         """Return why training is refused at its start because it would read a phase again that was ended early.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.reading.passes import source_of
+from lightning_streaming.reading.dataset import source_of
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.selection.evaluate import MissingIds
 from lightning_streaming.tools.commands import read_run_files

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache.eviction import least_limit
 from lightning_streaming.escaping import in_lines
-from lightning_streaming.reading.dataset import StreamingDataset, dataset_world
+from lightning_streaming.reading.dataset import StreamingDataset, dataset_world, source_of
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.measures import WaitTimes
-from lightning_streaming.reading.passes import source_of
 from lightning_streaming.reading.position import run_of
 from lightning_streaming.reading.prefetch import default_lookahead
 from lightning_streaming.resume.run_state import drawn_sequence

@@ -409,7 +409,7 @@ def test_help_names_all_conditions() -> None:
 
 
 def node_reads(data: Path, *, batch_size: int = 2, num_workers: int = 1) -> tuple[StreamingDataset, NodeReads]:
-    from lightning_streaming.reading.passes import run_state_of, source_of
+    from lightning_streaming.reading.dataset import run_state_of, source_of
     from lightning_streaming.resume.run_state import drawn_sequence
     from lightning_streaming.resume.state import Cursor
 

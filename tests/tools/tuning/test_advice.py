@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
+from lightning_streaming.reading.dataset import source_of
 from lightning_streaming.reading.measures import LoaderStatistics
-from lightning_streaming.reading.passes import source_of
 from lightning_streaming.tools.tuning.measure import Arrival, Speed, is_enough, link_of, quotas, shards_to_fetch
 from lightning_streaming.tools.tuning.tune_run import (
     Disk,

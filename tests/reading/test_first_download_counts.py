@@ -13,8 +13,8 @@ import pytest
 
 from lightning_streaming import StreamingDataLoader
 from lightning_streaming.errors import StreamingError
-from lightning_streaming.reading.arrivals import ArrivalCounts, ArrivalWatch, Fetched
 from lightning_streaming.reading.loader import watch_first_download
+from lightning_streaming.reading.measures import DownloadReporter, FetchCounts, Fetched
 from tests.helpers import ids, make_dataset, make_loader, write_dataset
 
 Process = multiprocessing.get_context("fork").Process
@@ -64,19 +64,19 @@ def test_the_end_is_told_where_the_first_batch_fails(tmp_path: Path) -> None:
 
 
 def test_workers_that_live_on_fetch_as_many_shards_as_they_like(tmp_path: Path) -> None:
-    counts, looks, heard = ArrivalCounts(2), threading.Event(), list[Fetched | None]()
+    counts, looks, heard = FetchCounts(2), threading.Event(), list[Fetched | None]()
 
     def look(fetched: Fetched | None) -> None:
         heard.append(fetched)
         looks.wait(20)
 
     def fetch() -> None:
-        tell = counts.teller(1)
+        tell = counts.counter(1)
         for _ in range(20_000):
             tell(1, 0)
             tell(0, 100)
 
-    watch = ArrivalWatch(look, counts, 100_000)
+    watch = DownloadReporter(look, counts, 100_000)
     first, second = (Process(target=fetch) for _ in range(2))
     first.start()
     first.join(20)
@@ -92,8 +92,8 @@ def test_workers_that_live_on_fetch_as_many_shards_as_they_like(tmp_path: Path) 
 
 
 def test_threads_of_a_process_count_together() -> None:
-    counts = ArrivalCounts(1)
-    tell = counts.teller(0)
+    counts = FetchCounts(1)
+    tell = counts.counter(0)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: tell(1, 3), range(8000)))
     assert counts.sums() == (8000, 0, 24_000)

@@ -1,0 +1,403 @@
+"""Batches of packs and of groups under a token budget.
+
+Documents that no code of the user sees are joined many at a time: one call joins the bytes of all documents of some
+packs, so there is no step of Python for each. Others are created one by one, and packed as they come.
+
+The batch of a group is padded to its longest document:
+
+documents     A A A A A   B B B   C C C C
+input_ids     A A A A A | B B B 0 0 | C C C C 0
+lengths       5 3 4
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Generator, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise, repeat
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+
+from lightning_streaming.dataset.bad_samples import MISSING
+from lightning_streaming.dataset.collation import Collate, CollateError, collated
+from lightning_streaming.dataset.options import check_batch_of_budget
+from lightning_streaming.errors import BadSamplesError, ConfigError, FormatError, SampleError
+from lightning_streaming.formats.columns import flat_column
+from lightning_streaming.formats.readers import FlatColumn, ShardReader
+from lightning_streaming.options.packing import Packing, PackingConfig
+from lightning_streaming.options.token_budget import TokenBudget
+from lightning_streaming.reading.assemble import ReadSome, SampleAssembler, Scheduler, read_batches
+from lightning_streaming.reading.packs.types import BarePack, ColumnTypes, alike_batches, converted, stored_types
+from lightning_streaming.reading.packs.values import (
+    PackBatch,
+    PackSpans,
+    batch_of,
+    bytes_of,
+    collate_packs,
+    cut,
+    documents_of,
+    expected,
+    filled_pack,
+    filling,
+    missing_of,
+    part_of,
+    taken_of,
+    typed_columns,
+    values_of,
+)
+from lightning_streaming.reading.plan import Assembler, Batches, Window, WorkerPlan, by_shard, located
+from lightning_streaming.sequence.batching import PackRows
+
+_Measures = TypeVar("_Measures")
+
+
+def assembler_of(packing: Packing | None) -> Assembler:
+    """Return the assembler of a dataset with these options of packing, or without packing."""
+    if isinstance(packing, PackingConfig):
+        return PackAssembler(packing)
+    return GroupAssembler(packing) if isinstance(packing, TokenBudget) else SampleAssembler()
+
+
+class _DocumentAssembler(Assembler):
+    """Batches of packed documents.
+
+    Args:
+        packing: Options.
+    """
+
+    def __init__(self, packing: Packing) -> None:
+        self._packing = packing
+        self._settled = dict[str, np.dtype[Any]]()
+        """Types of packed columns, by name, which all passes share."""
+
+    def tokens(self, window: Window) -> NDArray[np.int64] | None:
+        """Return the tokens in each batch of a window, and the room for them, of shape (batches, 2)."""
+        assert window.pieces is not None, "packs are read"
+        tokens = np.cumsum(window.pieces.lengths)
+        rooms = np.cumsum(window.pieces.rooms(self._packing.settings()))
+        last = window.stops - 1
+        sums = (tokens[last], rooms[window.pieces.packs[last]])
+        return np.stack([np.diff(counts, prepend=0) for counts in sums], axis=1)
+
+    def items(self, plan: WorkerPlan, samples: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """Yield packs or groups of documents that are created one by one."""
+        types = self._types(plan)
+        with closing(samples):
+            if plan.factory.keeps_samples:
+                types.check_stored()
+            for window in located(plan.partition(), plan.source.catalog):
+                assert window.pieces is not None, "packs are read"
+                for rows, documents in documents_of(samples, window.pieces):
+                    yield self._item(rows, documents, types)
+
+    def batches(self, plan: WorkerPlan, *, drop_last: bool, one_by_one: bool) -> Generator[Batches, None, None] | None:
+        """Return batches of joined documents; None where documents must be created one by one.
+
+        Raises:
+            ConfigError: A column is stored in types of which no type holds all values.
+            SampleError: A type does not hold a value, or a document has another length than expected.
+            FormatError: A shard or a document of the next batch is damaged; names the stream and the shard.
+            StorageError: A shard of the next batch could not be fetched.
+        """
+        if not (plan.reads_as_stored and plan.source.may_be_joined()):
+            return None
+        return read_batches(plan, partial(self._reader, plan), drop_last=drop_last, one_by_one=one_by_one)
+
+    def checked(
+        self, batches: Iterator[tuple[Any, _Measures]], types: MutableMapping[str, torch.dtype]
+    ) -> Iterator[tuple[Any, _Measures]]:
+        """Yield the batches of all workers; see :func:`alike_batches`."""
+        return alike_batches(self._packing, types, batches)
+
+    def _types(self, plan: WorkerPlan) -> ColumnTypes:
+        packing, source = self._packing, plan.source  # not the plan, which the types may outlive
+        return ColumnTypes(packing, lambda: stored_types(packing, source.catalog), self._settled)
+
+    def _reader(self, plan: WorkerPlan, scheduler: Scheduler) -> ReadSome:
+        join = _Join(plan, scheduler, self._packing, self._types(plan))
+        return partial(self._joined, join, scheduler.batch_size)
+
+    @abstractmethod
+    def _item(self, rows: PackRows, documents: list[Any], types: ColumnTypes) -> Any:
+        """Return the item of a batch that consists of these documents."""
+
+    @abstractmethod
+    def _joined(
+        self, join: _Join, batch_size: int, window: Window, rows: slice, first: int, stop: int
+    ) -> tuple[list[PackBatch], int]:
+        """Read some batches of a window; see :data:`ReadSome`."""
+
+
+class PackAssembler(_DocumentAssembler):
+    """Batches of packs of one capacity."""
+
+    collates_packs: ClassVar[bool] = True
+    _packing: PackingConfig
+
+    def collate(self, collate: Collate, *, by_torch: bool) -> Collate:  # noqa: ARG002
+        """Return a function that collates packs."""
+        return partial(collated, collate_packs if collate is default_collate else collate)
+
+    def _item(self, rows: PackRows, documents: list[Any], types: ColumnTypes) -> PackBatch:
+        packing, missing = self._packing, missing_of(documents)
+        spans = PackSpans.of(rows, 1, packing.capacity).without(missing)
+        columns = {name: filled_pack(packing, name, documents, rows, types) for name in packing.columns}
+        batch = batch_of(packing, columns, spans, types)
+        return BarePack(batch) if len(missing) == len(documents) else batch
+
+    def _joined(
+        self, join: _Join, batch_size: int, window: Window, rows: slice, first: int, stop: int
+    ) -> tuple[list[PackBatch], int]:
+        assert window.pieces is not None, "packs are read"
+        packing, first_pack = self._packing, first * batch_size
+        num_packs = min(stop * batch_size, window.num_items) - first_pack
+        spans = PackSpans.of(part_of(window.pieces, rows, first_pack), num_packs, packing.capacity)
+        columns = {name: join.packed(name, window, rows, spans) for name in packing.columns}
+        batches = [
+            batch_of(
+                packing, {name: of[begin:end] for name, of in columns.items()}, spans.between(begin, end), join.types
+            )
+            for begin, end in pairwise([*range(0, num_packs, batch_size), num_packs])
+        ]
+        return batches, sum(of.nbytes for of in columns.values())
+
+
+class Group(list[Any]):
+    """The documents of a group; those that could not be created are missing.
+
+    Args:
+        documents: One for each row.
+        rows: The part of each in the group.
+        types: Types of the columns.
+    """
+
+    def __init__(self, documents: list[Any], rows: PackRows, types: ColumnTypes) -> None:
+        super().__init__(documents)
+        self.rows, self.types = rows, types
+
+
+class GroupAssembler(_DocumentAssembler):
+    """Batches of groups under a token budget: each group is a batch."""
+
+    _packing: TokenBudget
+
+    def check_loader(self, batch_size: int, *, has_collate: bool) -> None:
+        """Check that a batch is one group, and that the budget or the user says how documents are collated."""
+        check_batch_of_budget(batch_size)
+        if self._packing.column is None and not has_collate:
+            raise ConfigError(
+                "token_budget has no column=, so nothing says what of the documents to pad",
+                hint="name it, or pass the loader a collate_fn= (in a data module, override collate)",
+                option="token_budget.column",
+            )
+
+    def batches(self, plan: WorkerPlan, *, drop_last: bool, one_by_one: bool) -> Generator[Batches, None, None] | None:  # noqa: ARG002
+        """Return batches of joined documents one by one, as their shapes differ."""
+        return super().batches(plan, drop_last=drop_last, one_by_one=True)
+
+    def collate(self, collate: Collate, *, by_torch: bool) -> Collate:  # noqa: ARG002
+        """Return a function that collates the only group of a batch."""
+        if collate is not default_collate:
+            return lambda groups: _collated_group(collate, groups[0])
+        return lambda groups: self._padded(groups[0])
+
+    def _item(self, rows: PackRows, documents: list[Any], types: ColumnTypes) -> Group:
+        budget = self._packing
+        for place in {*np.flatnonzero(~rows.are_ends).tolist()} - {*missing_of(documents)}:
+            document, length = documents[place], int(rows.lengths[place])
+            values = {name: values_of(budget, name, document)[:length] for name in budget.columns}
+            documents[place] = {**document, **values} if isinstance(document, Mapping) else values
+        return Group(documents, rows, types)
+
+    def _joined(
+        self, join: _Join, _batch_size: int, window: Window, rows: slice, first: int, _stop: int
+    ) -> tuple[list[PackBatch], int]:
+        assert window.pieces is not None, "groups are read"
+        spans = _spans_of_group(part_of(window.pieces, rows, first))
+        columns = {name: join.packed(name, window, rows, spans) for name in self._packing.columns}
+        return [self._batch(columns, spans, join.types)], 0
+
+    def _padded(self, group: Group) -> PackBatch:
+        """Return the batch of a group of documents.
+
+        Raises:
+            SampleError: A document is not as expected, or a type does not hold a value of it.
+        """
+        missing = missing_of(group)
+        spans = _spans_of_group(group.rows).without(missing)
+        are_there = np.repeat(~np.isin(np.arange(len(group)), missing), spans.rows.lengths)
+        columns = {}
+        for name in self._packing.columns:
+            values = np.concatenate(taken_of(self._packing, name, group, spans.rows, group.types))
+            filled = filling(self._packing, name, spans.num_packs * spans.capacity, values.dtype, group.types)
+            filled[~spans.are_padding().reshape(-1)] = values[are_there]
+            columns[name] = filled.reshape(spans.num_packs, spans.capacity)
+        batch = self._batch(columns, spans, group.types)
+        return BarePack(batch) if len(missing) == len(group) else batch
+
+    def _batch(self, columns: Mapping[str, NDArray[Any]], spans: PackSpans, types: ColumnTypes) -> PackBatch:
+        """Return the batch of columns of shape (documents, longest), in memory that is not used otherwise."""
+        are_there = spans.sources >= 0
+        lengths = np.bincount(spans.packs[are_there], spans.lengths[are_there], spans.num_packs).astype(np.int64)
+        return {**typed_columns(self._packing, columns, spans, types), "lengths": torch.from_numpy(lengths)}
+
+
+def _spans_of_group(rows: PackRows) -> PackSpans:
+    """Return the spans of a group: each document is filled up like a pack that holds the longest."""
+    apart = replace(rows, packs=np.arange(len(rows.packs)))
+    return PackSpans.of(apart, len(rows.packs), int(rows.lengths.max()))
+
+
+def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
+    """Return the batch that a user's function makes of a group, without documents that could not be created.
+
+    Raises:
+        BadSamplesError: None could.
+        CollateError: The function failed.
+    """
+    there = [place for place, document in enumerate(group) if document is not MISSING]
+    if not there:
+        raise BadSamplesError(
+            f"all {len(group)} documents of a group are bad, so collate_fn has nothing to collate",
+            hint="fix the data or the transform, or leave such documents out with `lightning-streaming select --not`",
+        )
+    try:
+        return collated(collate, [group[place] for place in there])
+    except CollateError as error:
+        raise CollateError(str(error), [there[place] for place in error.places]) from error.__cause__
+
+
+class _Join:
+    """Joins the values of documents from their shards."""
+
+    def __init__(self, plan: WorkerPlan, scheduler: Scheduler, packing: Packing, types: ColumnTypes) -> None:
+        self._source, self._scheduler, self._pack, self.types = plan.source, scheduler, packing, types
+        self.types.check_stored()
+        self._mixed = set[str]()
+        """Columns of which shards have values of several types: these are converted before they are joined."""
+        self._columns: dict[tuple[int, str], tuple[ShardReader, FlatColumn]] = {}
+
+    def packed(self, name: str, window: Window, rows: slice, spans: PackSpans) -> NDArray[Any]:
+        """The values of a column in some packs, of shape (packs, capacity)."""
+        shards, indexes = window.shards[rows], window.indexes[rows]
+        begins, counts = spans.rows.starts, spans.rows.lengths
+        parts, sources, places = list[memoryview](), np.empty(len(shards), np.int64), np.empty(len(shards), np.int64)
+        groups, common = list(by_shard(shards)), None
+        stay_open = all(int(shards[ours[0]]) in self._source.readers for ours in groups)
+        for ours in groups:
+            shard = int(shards[ours[0]])
+            column = self._column(shard, name)
+            stops, are_ends = begins[ours] + counts[ours], spans.rows.are_ends[ours]
+            self._check(shard, name, column, indexes[ours], stops, are_ends)
+            size = column.dtype.itemsize
+            starts, sizes = column.starts[indexes[ours]] + begins[ours] * size, counts[ours] * size
+            if common is None:
+                common = self.types.unseen(name) if name in self._mixed else column.dtype
+            if column.dtype != common and name not in self._mixed:
+                self._mixed.add(name)
+                return self.packed(name, window, rows, spans)
+            data = column.data
+            if column.dtype != common or not stay_open:  # the next shard may take this one's room
+                data = memoryview(b"".join(_slices(data, starts, starts + sizes)))
+                if column.dtype != common:
+                    documents = indexes[ours], counts[ours]
+                    data = self._as_type(shard, name, np.frombuffer(data, column.dtype), common, documents)
+                starts = (np.cumsum(counts[ours]) - counts[ours]) * common.itemsize
+            parts.append(data)
+            sources[ours], places[ours] = len(parts) - 1, starts
+        assert common is not None, "there is a document"
+        return self._joined(name, parts, (sources, places), spans, common)
+
+    def _as_type(
+        self,
+        shard: int,
+        name: str,
+        values: NDArray[Any],
+        dtype: np.dtype[Any],
+        documents: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ) -> memoryview:
+        """Return the bytes of a shard's values in another type; ``documents`` has index and length of each."""
+        indexes, counts = documents
+
+        def sample_of(place: int) -> str:
+            return f"{int(indexes[np.searchsorted(np.cumsum(counts), place, side='right')])} of shard {shard}"
+
+        try:
+            return bytes_of(converted(self._pack, name, values, dtype, sample_of))
+        except SampleError as error:
+            raise self._source.named(error, shard) from None
+
+    def _joined(
+        self,
+        name: str,
+        parts: list[memoryview],
+        found: tuple[NDArray[np.int64], NDArray[np.int64]],
+        spans: PackSpans,
+        dtype: np.dtype[Any],
+    ) -> NDArray[Any]:
+        """Documents in the order of packs, with what fills these up; ``found`` has the part and first byte of each."""
+        sources, places = found
+        longest = int(spans.lengths[spans.sources < 0].max(initial=0))
+        parts = [*parts, bytes_of(filling(self._pack, name, longest, dtype, self.types))]
+        is_document = spans.sources >= 0
+        of = np.where(is_document, sources[spans.sources], len(parts) - 1)
+        starts = np.where(is_document, places[spans.sources], 0)
+        pieces = map(cut, map(parts.__getitem__, of.tolist()), _bounds(starts, starts + spans.lengths * dtype.itemsize))
+        return np.frombuffer(bytearray().join(pieces), dtype).reshape(spans.num_packs, spans.capacity)
+
+    def _column(self, shard: int, name: str) -> FlatColumn:
+        reader = self._scheduler.reader(shard)
+        known = self._columns.get((shard, name))
+        if known is None or known[0] is not reader:
+            try:
+                found = flat_column(reader, self._source.info_of(shard), name, self._pack.dtype_of(name))
+                self.types.of(name, found.dtype)
+            except (ConfigError, FormatError, SampleError) as error:
+                raise self._source.named(error, shard) from error
+            # As long as a shard is open: an epoch has many, and a document takes 16 bytes of each column.
+            held, readers = self._columns, self._source.readers
+            self._columns = {of: one for of, one in held.items() if readers.get(of[0]) is one[0]}
+            known = self._columns[shard, name] = reader, found
+        return known[1]
+
+    def _check(
+        self,
+        shard: int,
+        name: str,
+        column: FlatColumn,
+        indexes: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        are_ends: NDArray[np.bool_],
+    ) -> None:
+        """Refuse documents that are shorter, or longer, than they were said to be."""
+        counts = column.counts[indexes]
+        is_wrong = (counts < stops) | (are_ends & (counts > stops))
+        if is_wrong.any():
+            place = int(is_wrong.argmax())
+            index, said = int(indexes[place]), expected(int(stops[place]), bool(are_ends[place]))
+            raise self._source.named(
+                SampleError(
+                    f"sample {index} of shard {shard} has {int(column.counts[index])} values in column {name!r}, and "
+                    f"was said to have {said}",
+                    hint=f"give {self._pack.option}.lengths= what tells the length of {self._pack.column!r}, and name "
+                    "along it only columns that are as long",
+                    option=f"{self._pack.option}.lengths",
+                    sample=index,
+                ),
+                shard,
+            )
+
+
+def _slices(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Iterator[memoryview]:
+    return map(cut, repeat(data), _bounds(starts, stops))
+
+
+def _bounds(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Iterator[slice]:
+    return map(slice, starts.tolist(), stops.tolist())
