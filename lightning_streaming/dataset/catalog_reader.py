@@ -26,7 +26,7 @@ from lightning_streaming.selection.scanning import ProgressFactory
 from lightning_streaming.waits import ProgressDisplay, progress
 
 RANDOM_READERS = 8
-"""Readers by sample number keep open what one of so many readers in order may: they rest for nobody knows how long."""
+"""A reader by sample number may keep as much open as one of this many readers in order: it may rest for long."""
 
 
 class CatalogReader:
@@ -36,12 +36,12 @@ class CatalogReader:
     lengths are not computed again.
 
     Args:
-        caches: Where each stream's files are, by stream name.
+        caches: The cache of each stream, by stream name.
         allow_unsafe_types: Whether columns may be unpickled.
         columns: Names of the columns to decode; None for all.
-        selections: Which samples of a stream are read; all, of streams that are not there.
+        selections: Which samples of a stream are read; all, of streams without one.
         joins: The datasets that are joined with a stream, by its name and theirs.
-        lengths: What tells how many tokens samples have, where they are packed.
+        lengths: How to count the tokens of samples, where they are packed.
 
     Raises:
         ConfigError: ``columns`` is not a list of names.
@@ -60,13 +60,13 @@ class CatalogReader:
         self.columns = check_selection(columns)
         self.allow_unsafe_types = allow_unsafe_types
         self.most_together = 0
-        """Bytes of the largest shard with those that are joined with it, as the last catalog had them."""
-        # Each with its key, once it is known: other processes read what was selected here.
+        """Bytes of the largest shard with those that are joined with it, in the latest catalog."""
+        # Each with its key, once it is known: other processes read the selections of this one.
         self._selections: dict[str, tuple[SelectionConfig, str | None]] = {
-            name: (one, None) for name, one in selections.items() if not one.is_all
+            name: (selection, None) for name, selection in selections.items() if not selection.is_all
         }
         self._joins = {name: dict(joined) for name, joined in joins.items() if joined}
-        # With the key of each stream's, once it is known: other processes read what was counted here.
+        # With the key of each stream's, once it is known: other processes read the lengths of this one.
         self._lengths: tuple[LengthsRequest, dict[str, str]] | None = None if lengths is None else (lengths, {})
 
     def all_caches(self) -> Iterator[ShardCache]:
@@ -81,18 +81,18 @@ class CatalogReader:
 
     def set_label(self, place: str) -> None:
         """Set where the streams are configured, like ``data.val``, for errors."""
-        for name, cache in self.caches.items():  # a stream without a name is the only one there
+        for name, cache in self.caches.items():  # an unnamed stream is the only one
             cache.label = place if list(self.caches) == ["0"] else f"stream {name!r} of {place}"
             for join, source in self._joins.get(name, {}).items():
                 source.cache.label = joined_label(cache.label, join)
 
-    def read(self, room: CacheQuota, shown: ProgressDisplay, watched: ProgressFactory) -> Catalog:
-        """Read the indexes, and select, join and count what is not yet selected, joined and counted.
+    def read(self, quota: CacheQuota, shown: ProgressDisplay, progress_of: ProgressFactory) -> Catalog:
+        """Read the indexes, then select, join and count samples, unless that is cached.
 
         Args:
-            room: The directories of all caches.
-            shown: How to show what readers of the catalog wait for later.
-            watched: Looks on while selections, ids and lengths are read.
+            quota: The directories of all caches.
+            shown: Display of waits of readers of the catalog.
+            progress_of: Reports the progress of reading selections, ids and lengths.
 
         Raises:
             ConfigError: As for :attr:`SampleSource.catalog`.
@@ -100,20 +100,32 @@ class CatalogReader:
         indexes = self._read_indexes()
         catalog = Catalog(indexes, joins=self._read_joins(indexes))
         self._check_columns(catalog)
-        self._check_limit(catalog, room)
+        self._check_limit(catalog, quota)
         if self._selections or self._joins:
-            catalog = self._selected_of(catalog, room, watched)
-            self._index_ids(catalog, room, watched)
-            room.forget_fixed_bytes()
-            self._check_limit(catalog, room)  # again: what was made just now takes room too
+            catalog = self._select(catalog, quota, progress_of)
+            for joined in catalog.joins or ():
+                if joined.config.key is not None and joined.names:
+                    label, words = joined.cache.label, joined.config.in_words()
+                    with (
+                        fields_of(f"join.{joined.name}"),
+                        progress_of(label, words, joined.index.num_samples) as report,
+                    ):
+                        joined.ids = index_ids(joined.config.key, joined.index, joined.cache, quota, report)
+            quota.forget_fixed_bytes()
+            self._check_limit(catalog, quota)  # again: selections and indexes of ids take room too
         if self._lengths is not None:
-            counted = self._count_tokens(catalog, *self._lengths, room, watched)
+            request, keys = self._lengths
+            counted = dict[str, StreamLengths]()
+            for name, index in zip(catalog.stream_names, catalog.indexes, strict=True):
+                cache, key = self.caches[name], keys.get(name)
+                counted[name] = document_lengths(request, index, cache, quota, watched=progress_of, key=key)
+                keys[name] = counted[name].key
             catalog.lengths = CatalogLengths(catalog, counted, shown)
-            room.forget_fixed_bytes()
-            self._check_limit(catalog, room)
+            quota.forget_fixed_bytes()
+            self._check_limit(catalog, quota)
         return catalog
 
-    def go_on_with(self, newer: Mapping[str, IndexCache], num_shards: Mapping[str, int]) -> None:
+    def read_more(self, newer: Mapping[str, IndexCache], num_shards: Mapping[str, int]) -> None:
         """Read more shards of some streams into the next catalog; see :meth:`SampleSource.read_more`."""
         for stream, index in newer.items():
             self.caches[stream].go_on_with(index, num_shards[stream])
@@ -122,26 +134,26 @@ class CatalogReader:
             if self._lengths is not None:
                 self._lengths[1].pop(stream, None)
 
-    def missing_ids(self, catalog: Catalog, room: CacheQuota, watched: ProgressFactory) -> Iterator[MissingIds]:
+    def missing_ids(self, catalog: Catalog, quota: CacheQuota, progress_of: ProgressFactory) -> Iterator[MissingIds]:
         """Yield, for each dataset that is joined by id, the ids of its stream's samples that it lacks, if any."""
-        joins = {} if catalog.joins is None else catalog.joins.streams
-        for stream, of_stream in joins.items():
+        streams = {} if catalog.joins is None else catalog.joins.streams
+        for stream, joins in streams.items():
             cache, index = self.caches[catalog.stream_names[stream]], catalog.indexes[stream]
-            for one in of_stream.read:
-                if one.config.key is None:
+            for joined in joins.read:
+                if joined.config.key is None:
                     continue
-                with watched(cache.label, one.config.in_words(), index.num_samples) as tell:
-                    found = find_missing_ids(index, cache, one, catalog.selections[stream], room, tell)
-                if found is not None:
-                    yield found
+                with progress_of(cache.label, joined.config.in_words(), index.num_samples) as report:
+                    missing = find_missing_ids(index, cache, joined, catalog.selections[stream], quota, report)
+                if missing is not None:
+                    yield missing
 
     def _read_indexes(self) -> dict[str, DatasetIndex]:
         """Read the indexes of streams, and those of joined datasets at the same time."""
         caches = list(self.all_caches())
-        with progress(len(caches), "datasets", "reading indexes", by_all=True) as tell:
+        with progress(len(caches), "datasets", "reading indexes", by_all=True) as report:
             for cache in caches:
                 cache.read_index()
-                tell(1)
+                report(1)
         return {name: cache.read_index() for name, cache in self.caches.items()}
 
     def _read_joins(self, indexes: Mapping[str, DatasetIndex]) -> Joins | None:
@@ -149,56 +161,37 @@ class CatalogReader:
         if not self._joins:
             return None
         own_shards = sum(len(index.shards) for index in indexes.values())
-        streams, first, following = {}, 0, own_shards
+        streams, first, next_shard = {}, 0, own_shards
         for place, (name, index) in enumerate(indexes.items()):
-            joined = []
+            joined = list[JoinedDataset]()
             for join, source in self._joins.get(name, {}).items():
-                one = JoinedDataset(join, source, source.cache.read_index(), following, self.columns)
-                joined.append(one)
-                following += len(one.index.shards)
+                joined.append(JoinedDataset(join, source, source.cache.read_index(), next_shard, self.columns))
+                next_shard += len(joined[-1].index.shards)
             if joined:
                 streams[place] = StreamJoins(self.caches[name].label, index, first, joined, self.columns)
             first += len(index.shards)
         return Joins(own_shards, streams)
 
-    def _selected_of(self, catalog: Catalog, room: CacheQuota, watched: ProgressFactory) -> Catalog:
+    def _select(self, catalog: Catalog, quota: CacheQuota, progress_of: ProgressFactory) -> Catalog:
         """Return the catalog with the selected samples only."""
         indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
         joins = {} if catalog.joins is None else catalog.joins.streams
-        joined = {catalog.stream_names[stream]: one.final_names() for stream, one in joins.items()}
+        joined = {catalog.stream_names[stream]: joins_of.final_names() for stream, joins_of in joins.items()}
         selections = {}
-        for name, (asked, key) in self._selections.items():
-            cache = self.caches[name]
-            with watched(cache.label, asked.in_words(), indexes[name].num_samples) as tell:
-                selected = select_samples(asked, indexes[name], cache, room, tell, key, joined.get(name, ()))
-            selections[name] = selected
+        for name, (config, key) in self._selections.items():
+            cache, index = self.caches[name], indexes[name]
+            with progress_of(cache.label, config.in_words(), index.num_samples) as report:
+                selected = select_samples(config, index, cache, quota, report, key, joined.get(name, ()))
             if not len(selected):
                 raise ConfigError(
-                    f"{cache.label} has {indexes[name].num_samples} samples, of which {asked.in_words()} selects none",
-                    hint="mend the condition, or leave the stream out",
+                    f"{cache.label} has {index.num_samples} samples, of which {config.in_words()} selects none",
+                    hint="fix the condition, or leave the stream out",
                     option="selection.where",
                     stream=name,
                 )
-        self._selections = {name: (asked, selections[name].key) for name, (asked, _) in self._selections.items()}
+            selections[name] = selected
+        self._selections = {name: (config, selections[name].key) for name, (config, _) in self._selections.items()}
         return Catalog(indexes, selections, catalog.joins)
-
-    def _index_ids(self, catalog: Catalog, room: CacheQuota, watched: ProgressFactory) -> None:
-        for one in catalog.joins or ():
-            if one.config.key is not None and one.names:
-                described = one.config.in_words()
-                with fields_of(f"join.{one.name}"), watched(one.cache.label, described, one.index.num_samples) as tell:
-                    one.ids = index_ids(one.config.key, one.index, one.cache, room, tell)
-
-    def _count_tokens(
-        self, catalog: Catalog, asked: LengthsRequest, keys: dict[str, str], room: CacheQuota, watched: ProgressFactory
-    ) -> dict[str, StreamLengths]:
-        """Return how many tokens the samples of each stream have."""
-        streams = {}
-        for name, index in zip(catalog.stream_names, catalog.indexes, strict=True):
-            cache = self.caches[name]
-            streams[name] = document_lengths(asked, index, cache, room, watched=watched, key=keys.get(name))
-            keys[name] = streams[name].key
-        return streams
 
     def _check_columns(self, catalog: Catalog) -> None:
         """Check the columns of every shard now, and not in the step that first needs a shard."""
@@ -208,9 +201,9 @@ class CatalogReader:
             cache = self.caches[catalog.stream_names[stream]]
             columns, more = (self.columns, "") if joins is None else (joins.own_columns, joins.in_words())
             self._check_wanted(cache, info, columns, more)
-        for one in catalog.joins or ():
-            for _, info in one.index.shards.examples() if one.names else ():
-                self._check_wanted(one.cache, info, one.columns, join=one.name)
+        for joined in catalog.joins or ():
+            for _, info in joined.index.shards.examples() if joined.names else ():
+                self._check_wanted(joined.cache, info, joined.columns, join=joined.name)
 
     def _check_wanted(
         self, cache: ShardCache, info: ShardInfo, columns: Sequence[str] | None, more: str = "", join: str | None = None
@@ -223,8 +216,8 @@ class CatalogReader:
                 known["option"] = f"join.{join}.columns"
             raise ConfigError(f"{cache.label}: {error.args[0]}{more}", **known) from None
 
-    def _check_limit(self, catalog: Catalog, room: CacheQuota) -> None:
-        # Whoever reads a sample needs its shard and those that are joined with it.
+    def _check_limit(self, catalog: Catalog, quota: CacheQuota) -> None:
+        # A reader of a sample needs its shard and those that are joined with it.
         self.most_together = max(
             sum(
                 largest_shard_bytes(index.shards, columns)
@@ -233,14 +226,17 @@ class CatalogReader:
             )
             for together in self._read_together(catalog)
         )
-        check_limit(room.limit, room.fixed_bytes(), self.most_together, room.limit_name)
-        if room.limit is not None:
-            room.expect(RANDOM_READERS, self.most_together)
+        check_limit(quota.limit, quota.fixed_bytes(), self.most_together, quota.limit_name)
+        if quota.limit is not None:
+            quota.expect(RANDOM_READERS, self.most_together)
 
     def _read_together(self, catalog: Catalog) -> Iterator[list[tuple[ShardCache, DatasetIndex, Sequence[str] | None]]]:
         """Yield each stream's dataset and those that are joined with it, with the columns that are read."""
         joins = {} if catalog.joins is None else catalog.joins.streams
         for place, (cache, index) in enumerate(zip(self.caches.values(), catalog.indexes, strict=True)):
-            found = joins.get(place)
-            joined = [] if found is None else [(one.cache, one.index, one.columns) for one in found.read]
-            yield [(cache, index, self.columns if found is None else found.own_columns), *joined]
+            of_stream = joins.get(place)
+            if of_stream is None:
+                yield [(cache, index, self.columns)]
+            else:
+                joined = [(dataset.cache, dataset.index, dataset.columns) for dataset in of_stream.read]
+                yield [(cache, index, of_stream.own_columns), *joined]

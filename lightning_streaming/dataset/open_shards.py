@@ -1,8 +1,8 @@
-"""The shards that one reader has open and prefetched, and the room for them.
+"""The shards that one reader has open and prefetched, and whether the cache has room for more.
 
 OpenShards      readers of mapped shards; the least recently used is closed first
 ShardsAhead     shards that were prefetched and are not opened yet
-CachePressure       whether room is scarce
+CachePressure   checks whether the cache has little room left
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from lightning_streaming.formats.readers import ShardReader
 
 _MOST_FILES = 256
 """Shard files mapped at a time; each holds a file descriptor, of which a process often may have 1024."""
-_SECONDS_BETWEEN_LOOKS = 0.005
-"""For each directory: small batches come faster than it pays to look."""
+_SECONDS_BETWEEN_CHECKS = 0.005
+"""For each directory: small batches come faster than a check pays off."""
 _SHARDS_LEFT = 2
-"""A disk with room for fewer of the largest is as good as full. Whoever maps a shard looks before it rests, so all who
-rest leave as much to a reader who goes on, however many they are."""
+"""A disk with room for fewer of the largest shard counts as full. A process that has mapped a shard checks it before it
+rests, so any number of resting processes leave this much to a reader that continues."""
 
 
 class OpenShards:
@@ -40,18 +40,18 @@ class OpenShards:
     def __init__(self, on_close: Callable[[int], object], most_bytes: int | None = None) -> None:
         self.most_bytes = most_bytes
         self.readers: OrderedDict[int, ShardReader] = OrderedDict()
-        """The reader of each open shard, the one used longest ago first. To be looked into before each sample: whoever
-        reads other samples meanwhile may close any. Whoever uses one moves it to the end."""
+        """The reader of each open shard, the least recently used first. Look a reader up before each sample, as reading
+        others may close it, and move it to the end."""
         self.opens: Callable[[int], ShardReader] | None = None
-        """How the pass under way opens what samples need beside their own shard; None outside of one."""
+        """Opens the shards of a pass under way that samples need in addition to their own; None outside of one."""
         self.is_in_pass = False
-        """Whether what is read is read for a pass, which says itself when it rests."""
+        """Whether reads belong to a pass, which calls :meth:`SampleSource.rest` itself."""
         self._on_close = on_close
         self._sizes: dict[int, tuple[int, int]] = {}
         self._num_files = 0
         self._num_bytes = 0
         self._process = os.getpid()
-        # Else a worker that never reads would hold what its parent had open, and its locks, for as long as it lives.
+        # Else a worker that never reads would hold its parent's shards and their locks until it ends.
         register_after_fork(self, OpenShards.forget_inherited)
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -149,7 +149,7 @@ class ShardsAhead:
             self._drop(shard)
 
     def clear(self) -> None:
-        """Note that nothing of what was fetched will be read."""
+        """Note that the prefetched shards will not be read."""
         with self._lock:
             self._fetched.clear()
             self._num_bytes = 0
@@ -160,36 +160,36 @@ class ShardsAhead:
 
 
 class CachePressure:
-    """The room in the cache, as one reader knows it.
+    """Whether the cache has little room left, as one reader knows it.
 
     Args:
-        room: The directories that shards are fetched into.
+        quota: The directories that shards are fetched into.
     """
 
-    def __init__(self, room: CacheQuota) -> None:
-        self._room = room
-        self._looks_at = 0.0
+    def __init__(self, quota: CacheQuota) -> None:
+        self._quota = quota
+        self._checks_at = 0.0
         self._is_scarce = False
         self.shards_limit = 0
-        """Bytes that all shards may have together; without a limit, of no meaning."""
+        """Bytes that all shards may have together, if there is a limit."""
         self.largest_shard = 0
-        """Bytes of the largest shard, raw and compressed; 0 where none is fetched, and there is nothing to look at."""
+        """Bytes of the largest shard, raw and compressed; 0 where none is fetched, so there is nothing to check."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_looks_at": 0.0}
+        return {**self.__dict__, "_checks_at": 0.0}
 
-    def look_next_time(self) -> None:
+    def check_next_time(self) -> None:
         """Note that one more shard is mapped, so that the last check is stale."""
-        self._looks_at = 0.0
+        self._checks_at = 0.0
 
-    def is_felt(self) -> bool:
-        """Return whether a process waits for room, or would have to if all resting processes kept their shards."""
+    def is_scarce(self) -> bool:
+        """Return whether a process waits for room, or would if all resting processes kept their shards."""
         if not self.largest_shard:
             return False
         now = time.monotonic()
-        if now >= self._looks_at:
-            self._looks_at = now + _SECONDS_BETWEEN_LOOKS * self._room.num_directories
-            self._is_scarce = self._room.is_scarce(_SHARDS_LEFT * self.largest_shard)
+        if now >= self._checks_at:
+            self._checks_at = now + _SECONDS_BETWEEN_CHECKS * self._quota.num_directories
+            self._is_scarce = self._quota.is_scarce(_SHARDS_LEFT * self.largest_shard)
         return self._is_scarce
 
 

@@ -52,7 +52,7 @@ class ShardAccess:
     @property
     def cache_usage(self) -> int:
         """Bytes of these streams in the cache of this node, including downloads under way."""
-        return self._source.cache_usage()
+        return self._source.quota.usage()
 
     def get_item(self, sample_id: int, retry: int = 1) -> Any:
         """Return a decoded sample: a dict of column name to value. Override it to read samples differently.

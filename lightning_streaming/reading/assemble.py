@@ -81,7 +81,7 @@ class Scheduler:
     def of(plan: WorkerPlan) -> Iterator[Scheduler]:
         """Begin a pass, which ends with the block: shards that are not on this node are fetched ahead meanwhile."""
         partition, source = plan.partition(), plan.source
-        plan.meter.begin_pass(source.readers)
+        plan.meter.begin_pass(source.open_shards.readers)
         if plan.bad is not None:
             plan.bad.begin()
         with ExitStack() as stack:
@@ -94,11 +94,11 @@ class Scheduler:
                 needs, find = shard_needs(partition, source.catalog), source.find_joined()
                 ahead_of_reader = ShardPrefetcher(needs, source.fetch_ahead, lookahead, find=find)
                 prefetcher = stack.enter_context(closing(ahead_of_reader))
-            if source.cache_limit is not None:
+            if source.quota.limit is not None:
                 last_uses = stack.enter_context(closing(LastUses(node_plan(partition, source.catalog))))
             scheduler = Scheduler(plan, partition, prefetcher, last_uses)
-            with source.opened_by(scheduler.open):
-                yield scheduler
+            source.open_shards.opens = scheduler.open
+            yield scheduler
 
     def windows(self) -> Iterator[Window]:
         """Yield the worker's samples in order, some batches at a time."""
@@ -129,7 +129,7 @@ class Scheduler:
 
     def reader(self, shard: int) -> ShardReader:
         """Return the reader of the next sample's shard; fetch and open it if necessary."""
-        readers = self._source.readers
+        readers = self._source.open_shards.readers
         reader = readers.get(shard)
         if reader is None:
             return self.open(shard)
@@ -194,7 +194,7 @@ class Scheduler:
         self._batches_read = read
         self.about_to_read(0)
         for finished in () if self._last_uses is None else self._last_uses.finished(read):
-            self._source.finish(finished)
+            self._source.note_use(finished, finished=True)
         self._source.rest()
 
     def _release_last(self, shards: NDArray[np.int64], are_last: NDArray[np.bool_] | None) -> None:

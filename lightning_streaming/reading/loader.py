@@ -26,7 +26,7 @@ from lightning_streaming.dataset.sample_key import (
     keys_of_batches,
     no_keys,
 )
-from lightning_streaming.errors import ConfigError, SampleError
+from lightning_streaming.errors import ConfigError, SampleError, StreamingError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.reading import workers
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world, planner_of, run_state_of, source_of
@@ -406,8 +406,12 @@ class LoaderPass(Iterator[Any]):
             dead = workers.dead_worker(under_way.groups) if type(error) is RuntimeError else None  # torch's own
             self._loader._end_workers(under_way.groups)
             if dead is not None:
-                if dead.read_lost_bytes and (changed := source_of(self._loader.dataset).find_changed()):
-                    raise changed.with_context(str(dead)) from error
+                if dead.read_lost_bytes:
+                    source = source_of(self._loader.dataset)
+                    try:
+                        source.check_unchanged(range(len(source.catalog.shards)))
+                    except StreamingError as changed:
+                        raise changed.with_context(str(dead)) from error
                 directory, rank = planner_of(self._loader.dataset).debug.sample_log, under_way.start.world.rank
                 sample = last_sample(directory, rank, dead.worker, dead.pid)
                 raise SampleError(f"{dead}; {sample}") from error

@@ -97,7 +97,8 @@ class PassPlanner:
                 hint="leave decode.threads out, or give the dataset a transform=",
                 option="decode.threads",
             )
-        meter, debug, bad = BatchMeter(self.source.misses, is_read=is_measured), self.debug, None
+        misses = {name: cache.misses for name, cache in self.source.catalogs.caches.items()}
+        meter, debug, bad = BatchMeter(misses, is_read=is_measured), self.debug, None
         if self._bad.replaces:
             bad = BadSamples(
                 self._bad,
@@ -169,7 +170,7 @@ class PassPlanner:
             shares: Samples that an epoch draws of each stream.
             batching_method: Which samples share a batch.
         """
-        if not self.source.has_all_columns():
+        if self.source.catalogs.columns is not None:
             return None
         catalog, share_batches = self.source.catalog, batching_method in _MIX_STREAMS
         read = zip(catalog.stream_names, catalog.columns_of_streams(), shares, strict=True)

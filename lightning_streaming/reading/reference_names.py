@@ -137,12 +137,12 @@ class ReferenceNames(KeyedAccess):
     @readonly_property
     def cache_limit(self) -> int | None:
         """Limit of the bytes in the cache directories of this node."""
-        return self._source.cache_limit
+        return self._source.quota.limit
 
     @readonly_property
     def allow_unsafe_types(self) -> bool:
         """Whether columns may be unpickled."""
-        return self._source.allow_unsafe_types
+        return self._source.catalogs.allow_unsafe_types
 
     @readonly_property
     def num_samples(self) -> int:

@@ -63,7 +63,7 @@ def _read(plan: WorkerPlan) -> Generator[Any, None, None]:
     source, transform, watch, bad = plan.source, plan.factory.transform, plan.watch, plan.bad
     cut = _cut_documents(plan) if plan.cuts_documents else None
     with Scheduler.of(plan) as scheduler:
-        readers, latest, decode = source.readers, -1, source.decoder()
+        readers, latest, decode = source.open_shards.readers, -1, source.decoder()
         for window in scheduler.windows():
             rows = _rows(window, plan, scheduler)
             for position, shard, index, events in rows if watch is None else watch.rows(rows):
@@ -116,13 +116,13 @@ def _make(plan: WorkerPlan) -> Generator[Any, None, None]:
             if sample_id is None:
                 sample_id = int(source.catalog.ids(np.array([shard]), np.array([index]))[0])
             scheduler.reader(shard)
-            source.is_in_pass = True
+            source.open_shards.is_in_pass = True
             try:
                 return make(sample_id, position)
             except Exception as error:
                 raise plan.failed(row, error) from error
             finally:
-                source.is_in_pass = False
+                source.open_shards.is_in_pass = False
 
         for window in scheduler.windows():
             ids = source.catalog.ids(window.shards, window.indexes).tolist()

@@ -20,6 +20,7 @@ from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.groups import group_of
 from lightning_streaming.reading.dataset import StreamingDataset, source_of
 from lightning_streaming.reading.loader import StreamingDataLoader, watch_first_download
+from lightning_streaming.reading.measures import DownloadCallback, Fetched
 from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.signatures import accepts_keyword, check_accepts, explains_options_of
 from lightning_streaming.trainer import lightning_internals

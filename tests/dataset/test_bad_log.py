@@ -131,7 +131,7 @@ def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     broken = write_broken_json(tmp_path / "data")
     with raises(ConfigError, "bad_samples.log must be a directory", "is a file"):
         ids(replacing_loader(broken, tmp_path / "file"))
-    with raises(StorageError, "bad_samples.log", "takes no line"):
+    with raises(StorageError, "bad_samples.log", "cannot be written"):
         ids(replacing_loader(broken, tmp_path / "file" / "log"))
 
 

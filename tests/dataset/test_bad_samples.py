@@ -249,7 +249,7 @@ def test_a_shard_without_another_sample_is_an_error(tmp_path: Path, workers: int
     ):
         list(loader)
     root = write_broken_json(tmp_path / "more", [3, 20], range(3, 23))
-    with raises(BadSamplesError, "none of the 8 others of its shard that were tried can take its place"):
+    with raises(BadSamplesError, "none of the 8 others of its shard that were tried can replace it"):
         list(replacing_loader(root, tmp_path / "log2"))
     assert [one.attempt for one in read_bad_samples(tmp_path / "log2")] == list(range(9))
 

@@ -384,7 +384,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     ):
         with assert_error(ConfigError, option=option):
             StreamingDataset(**written, **asked)
-    with pytest.raises(ConfigError, match=r"no stream has; there are id, image"):
+    with pytest.raises(ConfigError, match=r"no stream has; the columns are id, image"):
         next(iter(make_loader(**written, decode={"columns": {"picture": "array"}})))
     with pytest.raises(ConfigError, match=r"'id': 'array'.*has no images"):
         next(iter(make_loader(**written, decode={"columns": {"id": "array"}})))
@@ -399,7 +399,7 @@ def test_a_subclass_is_given_pixels_and_has_no_threads(tmp_path: Path) -> None:
     written = write_mds(tmp_path / "data")
     dataset = Doubled(**written, decode={"columns": {"image": "array"}}, batch_size=4)
     assert (next(iter(dataset)) <= 127).all()
-    with pytest.raises(ConfigError, match="makes them one by one"):
+    with pytest.raises(ConfigError, match="creates them one by one"):
         next(iter(Doubled(**written, decode={"columns": {"image": "array"}, "threads": 1}, batch_size=4)))
 
 

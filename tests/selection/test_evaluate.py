@@ -703,7 +703,7 @@ def test_a_function_may_say_none_of_samples_that_are_not_wanted(data: Path, func
         ({"selection": {"where": "lang = getenv('HOME')"}}, "where="),
         (
             {"selection": {"where": "score > 2"}},
-            r"has 300 samples, of which where='score > 2' selects none; mend the condition",
+            r"has 300 samples, of which where='score > 2' selects none; fix the condition",
         ),
         ({"selection": {"where": lambda score: 1 / 0}}, "failed on sample 0: ZeroDivisionError"),
         ({"selection": {"where": lambda: True}}, "named like the columns"),

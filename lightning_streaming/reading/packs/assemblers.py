@@ -290,7 +290,7 @@ class _Join:
         begins, counts = spans.rows.starts, spans.rows.lengths
         parts, sources, places = list[memoryview](), np.empty(len(shards), np.int64), np.empty(len(shards), np.int64)
         groups, common = list(by_shard(shards)), None
-        stay_open = all(int(shards[ours[0]]) in self._source.readers for ours in groups)
+        stay_open = all(int(shards[ours[0]]) in self._source.open_shards.readers for ours in groups)
         for ours in groups:
             shard = int(shards[ours[0]])
             column = self._column(shard, name)
@@ -357,12 +357,12 @@ class _Join:
         known = self._columns.get((shard, name))
         if known is None or known[0] is not reader:
             try:
-                found = flat_column(reader, self._source.info_of(shard), name, self._pack.dtype_of(name))
+                found = flat_column(reader, self._source.catalog.shards[shard], name, self._pack.dtype_of(name))
                 self.types.of(name, found.dtype)
             except (ConfigError, FormatError, SampleError) as error:
                 raise self._source.named(error, shard) from error
             # As long as a shard is open: an epoch has many, and a document takes 16 bytes of each column.
-            held, readers = self._columns, self._source.readers
+            held, readers = self._columns, self._source.open_shards.readers
             self._columns = {of: one for of, one in held.items() if readers.get(of[0]) is one[0]}
             known = self._columns[shard, name] = reader, found
         return known[1]

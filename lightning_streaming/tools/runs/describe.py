@@ -403,7 +403,7 @@ class RunDescription:
 
     def fixed_bytes(self) -> int:
         """Return the bytes of indexes and selections in its cache directories, which are never evicted."""
-        return source_of(self.dataset).fixed_bytes()
+        return source_of(self.dataset).quota.fixed_bytes()
 
     def order_bytes(self, num_epochs: int) -> int:
         """Return the bytes of the orders that a node has drawn at a time: of the part being read, and of the next.

@@ -262,14 +262,14 @@ def compute_ahead(stage: str, dataset: Any) -> tuple[list[dict[str, Any]], list[
 
     source = source_of(dataset)
     source.set_label(f"data.{stage}")
-    source.make_ahead(watched)
+    source.read_catalog(watched)
     catalog = source.catalog
     paths = [selection.cached_at for selection in catalog.selections if selection is not None]
     paths += [join.ids.cached_at for join in catalog.joins or () if join.ids is not None]
     paths += [] if catalog.lengths is None else [lengths.cached_at for lengths in catalog.lengths.streams]
     for report, path in zip(reports, paths, strict=True):
         report["kept_at"] = None if path is None else str(path)
-    return list(reports), list(source.missing_ids(watched))
+    return list(reports), list(source.catalogs.missing_ids(source.catalog, source.quota, watched))
 
 
 def _print_made(reports: Sequence[Mapping[str, Any]]) -> None:
