@@ -528,7 +528,7 @@ class SampleSource:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "_decode_images"}
-        fresh = {"known_catalog": None, "_checks_at": 0.0, "_offsets": OrderedDict()}
+        fresh: dict[str, Any] = {"known_catalog": None, "_checks_at": 0.0, "_offsets": OrderedDict()}
         return {**state, **fresh, "encodings": registered_encodings()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
