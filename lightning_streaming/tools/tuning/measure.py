@@ -26,7 +26,7 @@ from lightning_streaming.formats.index import dump_index
 from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.groups import group_of
 from lightning_streaming.options.selection import SelectionConfig
-from lightning_streaming.reading.dataset import StreamingDataset, dataset_world, source_of
+from lightning_streaming.reading.dataset import StreamingDataset, dataset_world, run_state_of, source_of
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.measures import LoaderStatistics
 from lightning_streaming.reading.position import position_of
