@@ -217,7 +217,7 @@ def read_batches(
         plan: The worker's plan.
         begin: Returns the function that reads some batches of a window.
         drop_last: Whether to leave out a last batch that is not full.
-        one_by_one: Whether to yield each batch by itself.
+        one_by_one: Whether to yield each batch alone.
     """
     with Scheduler.of(plan) as scheduler:
         read, together = begin(scheduler), 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from time import perf_counter, perf_counter_ns
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -87,7 +87,9 @@ class LoaderStatistics:
 
     def _combined(self, other: LoaderStatistics, sign: int, shards_open: int) -> LoaderStatistics:
         names = dict.fromkeys((*self.samples_per_stream, *other.samples_per_stream))
-        counts = {one.name: getattr(self, one.name) + sign * getattr(other, one.name) for one in _counts()}
+        apart = ("samples_per_stream", "wait", "shards_open")
+        counted = (item.name for item in fields(LoaderStatistics) if item.name not in apart)
+        counts = {name: getattr(self, name) + sign * getattr(other, name) for name in counted}
         return LoaderStatistics(
             **counts,
             samples_per_stream={
@@ -97,11 +99,6 @@ class LoaderStatistics:
             wait=WaitTimes(*(mine + sign * its for mine, its in zip(self.wait, other.wait, strict=True))),
             shards_open=shards_open,
         )
-
-
-def _counts() -> list[Any]:
-    apart = ("samples_per_stream", "wait", "shards_open")
-    return [one for one in fields(LoaderStatistics) if one.name not in apart]
 
 
 def split_wait(
@@ -207,7 +204,7 @@ class BatchMeter:
             tokens: Of packs, tokens in each batch and room for them, of shape (batches, 2).
         """
         if self._is_read:
-            # Whoever iterates over the samples for the loader may look further ahead than the batch under way.
+            # The iterator over samples may be further ahead than the batch under way.
             self._counts = chain(self._counts, _count_batches(catalog, shards, stops, tokens))
 
     def begin_batch(self) -> None:

@@ -356,7 +356,7 @@ class Assembler(ABC):
         Args:
             plan: The worker's plan.
             drop_last: Whether to leave out a last batch that is not full.
-            one_by_one: Whether to yield each batch by itself, and not some together.
+            one_by_one: Whether to yield each batch alone, and not some together.
         """
 
     @abstractmethod

@@ -285,7 +285,7 @@ class _Join:
         self._columns: dict[tuple[int, str], tuple[ShardReader, FlatColumn]] = {}
 
     def packed(self, name: str, window: Window, rows: slice, spans: PackSpans) -> NDArray[Any]:
-        """The values of a column in some packs, of shape (packs, capacity)."""
+        """Return the values of a column in some packs, of shape (packs, capacity)."""
         shards, indexes = window.shards[rows], window.indexes[rows]
         begins, counts = spans.rows.starts, spans.rows.lengths
         parts, sources, places = list[memoryview](), np.empty(len(shards), np.int64), np.empty(len(shards), np.int64)
@@ -304,8 +304,8 @@ class _Join:
                 self._mixed.add(name)
                 return self.packed(name, window, rows, spans)
             data = column.data
-            if column.dtype != common or not stay_open:  # the next shard may take this one's room
-                data = memoryview(b"".join(_slices(data, starts, starts + sizes)))
+            if column.dtype != common or not stay_open:  # the next shard may replace this one
+                data = memoryview(b"".join(map(cut, repeat(data), _bounds(starts, starts + sizes))))
                 if column.dtype != common:
                     documents = indexes[ours], counts[ours]
                     data = self._as_type(shard, name, np.frombuffer(data, column.dtype), common, documents)
@@ -313,7 +313,16 @@ class _Join:
             parts.append(data)
             sources[ours], places[ours] = len(parts) - 1, starts
         assert common is not None, "there is a document"
-        return self._joined(name, parts, (sources, places), spans, common)
+        # Documents in the order of packs, with the padding between them.
+        longest = int(spans.lengths[spans.sources < 0].max(initial=0))
+        parts.append(bytes_of(filling(self._pack, name, longest, common, self.types)))
+        is_document = spans.sources >= 0
+        of = np.where(is_document, sources[spans.sources], len(parts) - 1)
+        starts = np.where(is_document, places[spans.sources], 0)
+        pieces = map(
+            cut, map(parts.__getitem__, of.tolist()), _bounds(starts, starts + spans.lengths * common.itemsize)
+        )
+        return np.frombuffer(bytearray().join(pieces), common).reshape(spans.num_packs, spans.capacity)
 
     def _as_type(
         self,
@@ -334,37 +343,19 @@ class _Join:
         except SampleError as error:
             raise self._source.named(error, shard) from None
 
-    def _joined(
-        self,
-        name: str,
-        parts: list[memoryview],
-        found: tuple[NDArray[np.int64], NDArray[np.int64]],
-        spans: PackSpans,
-        dtype: np.dtype[Any],
-    ) -> NDArray[Any]:
-        """Documents in the order of packs, with what fills these up; ``found`` has the part and first byte of each."""
-        sources, places = found
-        longest = int(spans.lengths[spans.sources < 0].max(initial=0))
-        parts = [*parts, bytes_of(filling(self._pack, name, longest, dtype, self.types))]
-        is_document = spans.sources >= 0
-        of = np.where(is_document, sources[spans.sources], len(parts) - 1)
-        starts = np.where(is_document, places[spans.sources], 0)
-        pieces = map(cut, map(parts.__getitem__, of.tolist()), _bounds(starts, starts + spans.lengths * dtype.itemsize))
-        return np.frombuffer(bytearray().join(pieces), dtype).reshape(spans.num_packs, spans.capacity)
-
     def _column(self, shard: int, name: str) -> FlatColumn:
         reader = self._scheduler.reader(shard)
         known = self._columns.get((shard, name))
         if known is None or known[0] is not reader:
             try:
-                found = flat_column(reader, self._source.catalog.shards[shard], name, self._pack.dtype_of(name))
-                self.types.of(name, found.dtype)
+                column = flat_column(reader, self._source.catalog.shards[shard], name, self._pack.dtype_of(name))
+                self.types.of(name, column.dtype)
             except (ConfigError, FormatError, SampleError) as error:
                 raise self._source.named(error, shard) from error
-            # As long as a shard is open: an epoch has many, and a document takes 16 bytes of each column.
-            held, readers = self._columns, self._source.open_shards.readers
-            self._columns = {of: one for of, one in held.items() if readers.get(of[0]) is one[0]}
-            known = self._columns[shard, name] = reader, found
+            # Only while a shard is open: an epoch has many, and a document takes 16 bytes of each column.
+            cached, readers = self._columns, self._source.open_shards.readers
+            self._columns = {key: entry for key, entry in cached.items() if readers.get(key[0]) is entry[0]}
+            known = self._columns[shard, name] = reader, column
         return known[1]
 
     def _check(
@@ -376,27 +367,23 @@ class _Join:
         stops: NDArray[np.int64],
         are_ends: NDArray[np.bool_],
     ) -> None:
-        """Refuse documents that are shorter, or longer, than they were said to be."""
+        """Raise an error for documents that are shorter, or longer, than expected."""
         counts = column.counts[indexes]
         is_wrong = (counts < stops) | (are_ends & (counts > stops))
         if is_wrong.any():
             place = int(is_wrong.argmax())
-            index, said = int(indexes[place]), expected(int(stops[place]), bool(are_ends[place]))
+            index, length = int(indexes[place]), expected(int(stops[place]), bool(are_ends[place]))
             raise self._source.named(
                 SampleError(
                     f"sample {index} of shard {shard} has {int(column.counts[index])} values in column {name!r}, and "
-                    f"was said to have {said}",
-                    hint=f"give {self._pack.option}.lengths= what tells the length of {self._pack.column!r}, and name "
-                    "along it only columns that are as long",
+                    f"was said to have {length}",
+                    hint=f"give {self._pack.option}.lengths= the length of {self._pack.column!r}, and name along it "
+                    "only columns that are as long",
                     option=f"{self._pack.option}.lengths",
                     sample=index,
                 ),
                 shard,
             )
-
-
-def _slices(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Iterator[memoryview]:
-    return map(cut, repeat(data), _bounds(starts, stops))
 
 
 def _bounds(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Iterator[slice]:
