@@ -44,7 +44,7 @@ class FunctionOption:
     instead: str
     """Alternative to a function, for hints."""
     returned: str
-    """What the function must return, for hints."""
+    """The values that the function must return, for hints."""
 
     @property
     def unknown_column_hint(self) -> str:

@@ -64,7 +64,7 @@ class RunRequest:
     phases: tuple[ResolvedPhase, ...] = ()
     """The schedule: the samples that each part of an epoch takes of each stream, instead of weights and size."""
     pack: Packing | None = None
-    """How documents are packed, if they are."""
+    """The packing of documents, if they are packed."""
     steps: tuple[SequenceStep, ...] = ()
     """The user's steps, which change what an epoch reads after its shuffle."""
     followed: frozenset[int] = frozenset()

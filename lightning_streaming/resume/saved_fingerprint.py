@@ -82,7 +82,7 @@ _ORDER = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedPacking:
-    """How documents are packed."""
+    """The packing of documents."""
 
     option: str
     """The name of the option: "packing" or "token_budget"."""

@@ -257,7 +257,7 @@ class Catalog(CatalogView):
                 hint=f"the dataset has {self.num_samples} samples",
                 sample=sample_id,
             )
-        shard, index = self._runs.find_one(positive_id)
+        shard, index = self._runs.find_single(positive_id)
         if self._selected is not None:
             index = int(self._selected.stored(np.array([shard]), np.array([index]))[0])
         return shard, index

@@ -175,7 +175,7 @@ class JoinedDataset:
             StorageError: The index of ids is damaged.
         """
         on = self.config.key
-        shard, index = self._runs.find_one(number if on is None else self._place_of(sample[on], number))
+        shard, index = self._runs.find_single(number if on is None else self._place_of(sample[on], number))
         partner = read(self.first_shard + shard, index)
         if on is not None and partner[on] != sample[on]:
             self.check_index_of_ids()
@@ -366,7 +366,7 @@ class Joins:
 
     def find(self, shard: int) -> tuple[JoinedDataset, ShardInfo]:
         """Return the joined dataset that has a shard, and the shard's entry in its index."""
-        place, index = self._runs.find_one(shard - self._own_shards)
+        place, index = self._runs.find_single(shard - self._own_shards)
         return self._datasets[place], self._datasets[place].index.shards[index]
 
     def shards_at(

@@ -3,7 +3,7 @@
 An epoch's order is a chain of small steps. Each is built on the one before and has the same methods (``base``): its
 length, the sample ids of any entries, and a digest of all it depends on.
 
-    weights        DatasetShape   the samples there are, shard by shard, and how many of each stream an epoch draws
+    weights        DatasetShape   all samples, shard by shard, and the number of each stream that an epoch draws
     draw           Shuffled       the samples that one epoch draws, shuffled; drawn when ids are first requested
     batching       Batched        the order in which these are read, and so which share a batch; saved states count it
     skips          Skipped        without the positions that skipped batches have
@@ -11,11 +11,11 @@ length, the sample ids of any entries, and a digest of all it depends on.
 
     settings       the options of the order, and the names of its algorithms
     shuffles       the shuffle algorithms: permutations, drawn
-    blockwise      the same without drawing: a permutation worked out place by place
+    blockwise      the same without drawing: a permutation that is computed place by place
     phases         MixtureSchedule: how many samples each step of each phase takes of each stream
-    stream_slices  which samples these are: the next ones of the stream's passes
-    phased         Phased         the steps one after another, each shuffled and batched by itself, as one Batched
-    quality        what an order costs a node
+    stream_slices  the samples that these are: the next ones of the stream's passes
+    phased         Phased         the steps one after another, each shuffled and batched separately, as one Batched
+    quality        the cost of an order for a node
     packing        how documents become packs:
       settings     the settings, and a name of all that packs depend on
       fill         the pack of its window that each document goes into

@@ -262,8 +262,8 @@ class Stratified(BatchedDraw):
     """Global batches with a fixed share of every stream; the shortest stream ends the epoch.
 
     Args:
-        inner: What the epoch draws, each stream shuffled by itself.
-        geometry: What batches are composed for.
+        inner: The samples that the epoch draws, each stream shuffled separately.
+        geometry: The geometry that batches are composed for.
 
     Raises:
         ConfigError: A stream's share of a global batch is less than one sample, or it cannot fill it once.
@@ -336,8 +336,8 @@ class PerStream(BatchedDraw):
     """Global batches of one stream each, in random order; each stream fills as many whole ones as it can.
 
     Args:
-        inner: What the epoch draws, each stream shuffled by itself.
-        geometry: What batches are composed for.
+        inner: The samples that the epoch draws, each stream shuffled separately.
+        geometry: The geometry that batches are composed for.
 
     Raises:
         ConfigError: A stream fills no global batch.
@@ -374,8 +374,8 @@ class DevicePerStream(BatchedDraw):
     the reference gives it to some of the ranks.
 
     Args:
-        inner: What the epoch draws, each stream shuffled by itself.
-        geometry: What batches are composed for.
+        inner: The samples that the epoch draws, each stream shuffled separately.
+        geometry: The geometry that batches are composed for.
 
     Raises:
         ConfigError: A stream fills no batch on a node.
@@ -551,7 +551,7 @@ def draw_row_streams(rows_per_stream: Sequence[int], generator: np.random.Genera
 
     For example with 2 rows of stream 0 and 1 of stream 1: streams 0 1 0, ordinals 0 0 1.
     """
-    # What is shuffled does not change how.
+    # The shuffle does not depend on the shuffled values.
     streams = np.repeat(
         np.arange(len(rows_per_stream), dtype=np.min_scalar_type(len(rows_per_stream))), rows_per_stream
     )

@@ -1,4 +1,4 @@
-"""The shuffle ``blockwise``: an order of any size, in which any place is worked out by itself and nothing is drawn.
+"""The shuffle ``blockwise``: an order of any size, at random access, without drawing it.
 
     _DrawnUnits   the units to shuffle: shards repeated whole, and parts of shards
     _Pieces       place among a canonical node's shards, one after another  ->  sample id
@@ -6,9 +6,9 @@
 
 Memory and set-up grow with shards and canonical nodes; a sample id costs the same at any place of any epoch.
 
-Blocks are a canonical node's places cut into runs that are mixed each by itself. Its first block is shorter than its
-others, by more from one canonical node to the next, so that they do not come to the ends of their blocks together and
-ask for new shards all at once.
+Blocks are runs of a canonical node's places that are mixed separately. The first block is shorter than the others, by
+more from one canonical node to the next, so that they do not reach the ends of their blocks at the same time and need
+many new shards.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lightning_streaming.sequence.weights import StreamGroup
 
 _LISTED = -2
 _CHUNK = 16_384
-"""Places worked on at once: few enough that all about them stays in the processor's cache."""
+"""Places that are computed at once, so that temporary arrays stay in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,16 +39,16 @@ class BlockwiseOrder:
     """An epoch's samples: canonical nodes one after another, each its shards in random order, mixed within blocks."""
 
     blocks: Blocks
-    """How places are mixed."""
+    """The blocks within which places are mixed."""
     pieces: _Pieces
-    """The shards behind the places."""
+    """The shards at the places."""
 
     def __len__(self) -> int:
-        """Places: the samples that the epoch draws."""
+        """Return the number of places: the samples that the epoch draws."""
         return len(self.pieces)
 
     def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample ids at these places, of the same shape.
+        """Return the sample ids at places, of the same shape.
 
         Raises:
             SampleIndexError: A place lies outside ``[0, len(self))``.
@@ -62,18 +62,16 @@ class BlockwiseOrder:
         return ids.reshape(places.shape)
 
     def units(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of which unit of its group the sample at each place is, in one dimension; of a step of a phase."""
+        """Return the unit in its group of the sample at each place, in one dimension; for a mixture step."""
         return self.pieces.units_at(self.blocks.mixed(places))
 
 
 def blockwise_order(groups: Iterable[StreamGroup], settings: ResolvedOrder, epoch: int) -> BlockwiseOrder:
-    """The order of one group of streams after another.
-
-    Takes time and memory for each shard and canonical node, none for a sample.
+    """Return the order of one group of streams after another; its cost depends on shards and canonical nodes alone.
 
     Args:
-        groups: At least one. Their block size is about how many samples are mixed with each other; below 1 as 1.
-        settings: Which shuffle it names does not matter here.
+        groups: At least one. Their block size is about the number of samples that are mixed; below 1 it counts as 1.
+        settings: Settings; the name of the shuffle does not matter.
         epoch: Counts from 0.
     """
     orders: list[BlockwiseOrder] = []
@@ -98,16 +96,16 @@ def blockwise_order(groups: Iterable[StreamGroup], settings: ResolvedOrder, epoc
 
 
 def _joined(several: Sequence[Any]) -> Any:
-    """Dataclasses of arrays as one of their kind, each array one after another."""
+    """Concatenate dataclasses of arrays, array by array."""
     kind = type(several[0])
     if kind is np.ndarray:
         return np.concatenate(several)
-    return kind(*(_joined([getattr(one, field.name) for one in several]) for field in fields(kind)))
+    return kind(*(_joined([getattr(item, field.name) for item in several]) for field in fields(kind)))
 
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Blocks in rows: the blocks of a row follow each other, are of one size, and share a key.
+    """Blocks in rows: the blocks of a row are consecutive, have the same size, and share a key.
 
     A canonical node has three rows: its first block, the blocks that are one place larger than the others, and the
     others. Any of them may be empty.
@@ -116,11 +114,11 @@ class Blocks:
     starts: NDArray[np.int64]
     """Place at which each row begins."""
     stops: NDArray[np.int64]
-    """Place at which each row ends (exclusive), rising."""
+    """Place at which each row ends (exclusive), ascending."""
     sizes: NDArray[np.int64]
     """Places in each block of the row."""
     keys: NDArray[np.uint64]
-    """One for each row, to make those of its blocks from."""
+    """A key for each row, from which those of its blocks are derived."""
 
     @cached_property
     def _rows(self) -> RunLookup:
@@ -131,14 +129,14 @@ class Blocks:
         return Permutations(self.sizes)
 
     def mixed(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where each place of the order reads: a place in the same block.
+        """Return the place that is read at each place of the order: one of the same block.
 
         Args:
-            places: In one dimension, each below the end of the last row.
+            places: Places below the end of the last row, in one dimension.
         """
         rows = self._rows.find(places)
         offsets = places - self.starts.take(rows)
-        # Unsigned division is the faster one.
+        # Unsigned division is faster.
         sizes = self.sizes.take(rows).view(np.uint64)
         blocks = (offsets.view(np.uint64) // sizes).view(np.int64)
         indexes = offsets - blocks * sizes.view(np.int64)
@@ -152,11 +150,11 @@ def cut_blocks(
     """Cut each canonical node ``c``, which owns places ``[n * c // C, n * (c + 1) // C)``, into blocks.
 
     Args:
-        num_samples: Places in all, n.
+        num_samples: Number of places, n.
         num_canonical_nodes: Canonical nodes, C.
-        block_size: Places in a block, about.
-        generator: Draws the keys, this epoch's.
-        first_place: From which places are counted.
+        block_size: About the number of places in a block.
+        generator: Generator of this epoch, which draws the keys.
+        first_place: The first place.
     """
     borders = first_place + num_samples * np.arange(num_canonical_nodes + 1) // num_canonical_nodes
     totals = np.diff(borders)
@@ -169,7 +167,7 @@ def cut_blocks(
 
 
 def staggered_blocks(totals: NDArray[np.int64], block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Size of each canonical node's first block, and how many blocks share the rest.
+    """Return the size of each canonical node's first block, and the number of blocks that share the rest.
 
     The number of blocks is rounded, so that a block is of ``block_size`` on average, and at most 5 / 3 of it. The first
     block of canonical node ``c`` of ``C`` is to the others as ``1 - c / (2 * C)`` to 1: 100 places in blocks of 30 are
@@ -177,7 +175,7 @@ def staggered_blocks(totals: NDArray[np.int64], block_size: int) -> tuple[NDArra
 
     Args:
         totals: Places of each canonical node.
-        block_size: Places in a block, about; at least 1 and at most all places.
+        block_size: About the number of places in a block; at least 1 and at most all places.
     """
     unit = 2 * len(totals)
     first_share = unit - np.arange(len(totals))
@@ -188,23 +186,23 @@ def staggered_blocks(totals: NDArray[np.int64], block_size: int) -> tuple[NDArra
 
 @dataclass(frozen=True, eq=False)
 class _Pieces:
-    """Units, or what a border between canonical nodes left of them, in the order in which they are laid out."""
+    """Units, or parts of them at borders between canonical nodes, in the order in which they are laid out."""
 
     stops: NDArray[np.int64]
-    """Place at which each piece ends (exclusive), rising; the first begins at 0."""
+    """Place at which each piece ends (exclusive), ascending; the first begins at 0."""
     id_minus_place: NDArray[np.int64]
-    """From a place in the piece to a sample id; for a part of a shard, to an index in the shard's permutation."""
+    """Sample id minus place in the piece; for a part of a shard, index in the shard's permutation minus place."""
     parts: NDArray[np.int64]
-    """Which of ``part_table`` each piece is of; -1 for whole shards, -2 for pieces of ``listed``."""
+    """Entry of ``part_table`` of each piece; -1 for whole shards, -2 for pieces of ``listed``."""
     part_table: _PartialShards
     """The shards that give a part of their samples."""
     listed: NDArray[np.int64]
-    """Sample ids that no rule gives: what a cut phase left unread."""
+    """Sample ids without a rule: those that a cut phase left unread."""
     units: NDArray[np.int64]
-    """Which unit each piece is of; in a step of a phase."""
+    """The unit of each piece, in a mixture step."""
 
     def __len__(self) -> int:
-        """Places in all pieces."""
+        """Return the number of places in all pieces."""
         return len(self._lookup)
 
     @cached_property
@@ -216,25 +214,23 @@ class _Pieces:
         return Permutations(self.part_table.shard_sizes)
 
     def units_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The unit at each place."""
+        """Return the unit at each place."""
         return self.units.take(self._lookup.find(places))
 
     def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample ids at these places, in one dimension."""
+        """Return the sample ids at places, in one dimension."""
         pieces = self._lookup.find(places)
         ids = places + self.id_minus_place.take(pieces)
         if len(self.part_table.keys):
             parts = self.parts.take(pieces)
             partial = np.flatnonzero(parts >= 0)
-            ids[partial] = self._partial_ids(parts[partial], ids[partial])
+            parts = parts[partial]
+            samples = self._permutations.permuted(parts, ids[partial], self.part_table.keys.take(parts))
+            ids[partial] = self.part_table.first_ids.take(parts) + samples
         if len(self.listed):
             of_list = np.flatnonzero(self.parts.take(pieces) == _LISTED)
             ids[of_list] = self.listed[ids[of_list]]
         return ids
-
-    def _partial_ids(self, parts: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
-        samples = self._permutations.permuted(parts, indexes, self.part_table.keys.take(parts))
-        return self.part_table.first_ids.take(parts) + samples
 
 
 def _pieces_of(drawn: _DrawnUnits, spans: Spans, first_place: int, first_part: int) -> _Pieces:
@@ -243,8 +239,8 @@ def _pieces_of(drawn: _DrawnUnits, spans: Spans, first_place: int, first_part: i
     Args:
         drawn: The units.
         spans: Runs of places in the units, counted through all units in their order; none reaches across units.
-        first_place: Where the first is laid.
-        first_part: How many parts of shards there are before.
+        first_place: Place of the first span.
+        first_part: Number of parts of shards before.
     """
     unit_stops = np.cumsum(drawn.sizes)
     units = RunLookup(unit_stops).find(spans.firsts)
@@ -259,7 +255,7 @@ def _pieces_of(drawn: _DrawnUnits, spans: Spans, first_place: int, first_part: i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PartialShards:
-    """Parts of shards: of each, the first so many samples of the shard's permutation."""
+    """Parts of shards: the first samples of each shard's permutation."""
 
     first_ids: NDArray[np.int64]
     """Sample id at which the shard starts."""
@@ -271,22 +267,22 @@ class _PartialShards:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DrawnUnits:
-    """Units in the order of their shards: each full repeat of a shard, and each part of one."""
+    """Units in the order of their shards: each full repeat of a shard, and each part of a shard."""
 
     sizes: NDArray[np.int64]
     """Samples in each unit, at least one."""
     first_ids: NDArray[np.int64]
     """Sample id at which the unit's shard starts."""
     offsets: NDArray[np.int64]
-    """Where in its shard's permutation the part begins, or in ``listed`` the run; 0 for whole shards."""
+    """Beginning of the part in its shard's permutation, or of the run in ``listed``; 0 for whole shards."""
     parts: NDArray[np.int64]
-    """Which of ``part_table`` each unit is; -1 for whole shards, -2 for a run of ``listed``."""
+    """Entry of ``part_table`` of each unit; -1 for whole shards, -2 for a run of ``listed``."""
     part_table: _PartialShards
     """The shards that give a part of their samples."""
     listed: NDArray[np.int64]
-    """Sample ids that no rule gives."""
+    """Sample ids without a rule."""
     of_phase: bool = False
-    """Whether these are the units of a step of a phase."""
+    """True for the units of a mixture step."""
 
 
 def _draw_units(group: StreamGroup, settings: ResolvedOrder, epoch: int) -> _DrawnUnits:
@@ -310,7 +306,7 @@ def _draw_units(group: StreamGroup, settings: ResolvedOrder, epoch: int) -> _Dra
     partial = np.flatnonzero(rest)
     part_epoch = epoch if settings.sampling_method == "balanced" else 0
     generator = _generator_for(_RandomPurpose.PARTS, seed, part_epoch, first_id)
-    # A key for every shard, so that which samples it gives does not hang on which other shards give a part.
+    # A key for every shard, so that its samples do not depend on which other shards give a part.
     keys = drawn_keys(generator, len(sizes) if partial.size else 0)
     unit_sizes, unit_first_ids, parts = _units(sizes, first_ids, repeats, rest)
     return _DrawnUnits(
@@ -324,7 +320,7 @@ def _draw_units(group: StreamGroup, settings: ResolvedOrder, epoch: int) -> _Dra
 
 
 def _taken_units(group: StreamGroup, settings: ResolvedOrder) -> _DrawnUnits:
-    """What a step of a phase takes of each stream."""
+    """Return the units that a mixture step takes of each stream."""
     units = group.slice_units(settings.shuffle_seed, is_shuffled=True)
     partial = np.flatnonzero(units.are_parts)
     parts = np.where(units.are_listed, _LISTED, -1)
@@ -343,7 +339,7 @@ def _taken_units(group: StreamGroup, settings: ResolvedOrder) -> _DrawnUnits:
 def _units(
     sizes: NDArray[np.int64], first_ids: NDArray[np.int64], repeats: NDArray[np.int64], rest: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Size, first id and part of each unit; of a shard its full repeats come first."""
+    """Return size, first id and part of each unit; full repeats of a shard come first."""
     partial = rest > 0
     copies = repeats + partial
     unit_sizes = np.repeat(sizes, copies)
@@ -359,18 +355,18 @@ def shard_counts(
 ) -> NDArray[np.int64]:
     """Divide the ``choose`` samples to draw from a stream among its shards.
 
-    Each shard gives all its samples as often as the whole stream is wanted. Of what is left, each gives a part near
-    its share, in picks of ``granularity`` samples; so a granularity as large as the shards picks whole shards.
+    All samples of a shard are drawn as often as the whole stream is repeated. Of the remainder, each shard gives a part
+    near its share, in picks of ``granularity`` samples; so a granularity as large as the shards picks whole shards.
 
     Args:
         sizes: Samples in each shard; at least one in all.
         choose: Samples to draw.
-        granularity: Samples per pick; a shard's last pick has what is left of it.
-        generator: Used only where the stream is not repeated whole.
+        granularity: Samples per pick; the last pick of a shard may be shorter.
+        generator: Generator, used only if the stream is not repeated as a whole.
 
     Returns:
-        Samples to draw from each shard; sums to ``choose``. No shard gives one of its samples more than once oftener
-        than another.
+        Samples to draw from each shard; sums to ``choose``. The samples of a shard differ by at most one in how often
+        they are drawn.
     """
     repeats, rest = divmod(choose, int(sizes.sum()))
     counts = sizes * repeats
@@ -387,56 +383,45 @@ def _partial_counts(
     sizes = sizes[order]
     granularity = min(granularity, int(sizes.max()))
     picks = -(-sizes // granularity)
-    taken = _systematic(picks, rest / int(sizes.sum()), generator.random())
-    # As likely as any other pick of its shard, the short one is among those taken.
+    # Systematic sampling: of all picks in one line, each is taken at which ``start + share * (picks so far)`` passes a
+    # whole number. So each shard's share of picks is rounded up or down, and the shards together have the share.
+    share, start = rest / int(sizes.sum()), generator.random()
+    passed = np.floor(np.cumsum(picks) * share + start).astype(np.int64)
+    taken = np.minimum(np.diff(passed, prepend=0), picks)
+    # The short pick of a shard is taken as likely as any other pick.
     with_short = generator.random(len(sizes)) * picks < taken
     drawn = taken * granularity - with_short * (picks * granularity - sizes)
 
+    # The first shards are filled up, or reduced, until the parts sum to ``rest``.
+    missing = rest - int(drawn.sum())
+    room = sizes - drawn if missing > 0 else drawn
+    room_before = np.cumsum(room) - room
     parts = np.empty_like(sizes)
-    parts[order] = _corrected(drawn, sizes, rest)
+    parts[order] = drawn + np.sign(missing) * np.clip(abs(missing) - room_before, 0, room)
     return parts
 
 
-def _systematic(picks: NDArray[np.int64], share: float, start: float) -> NDArray[np.int64]:
-    """Take a share of each shard's picks, rounded up or down so that the shards together keep to the share.
-
-    All picks stand in one line; one is taken wherever ``start + share * (picks so far)`` passes a whole number.
-    """
-    passed = np.floor(np.cumsum(picks) * share + start).astype(np.int64)
-    taken: NDArray[np.int64] = np.minimum(np.diff(passed, prepend=0), picks)
-    return taken
-
-
-def _corrected(parts: NDArray[np.int64], sizes: NDArray[np.int64], rest: int) -> NDArray[np.int64]:
-    """Fill up the first shards, or take from them, until the parts sum to ``rest``."""
-    missing = rest - int(parts.sum())
-    room = sizes - parts if missing > 0 else parts
-    room_before = np.cumsum(room) - room
-    correction: NDArray[np.int64] = np.sign(missing) * np.clip(abs(missing) - room_before, 0, room)
-    return parts + correction
-
-
 class _RandomPurpose(IntEnum):
-    """What a generator is for; the numbers are part of every run in progress."""
+    """Purpose of a generator; the numbers are part of every run in progress."""
 
     COUNTS = 0
-    """How many samples each shard of one stream gives."""
+    """The number of samples of each shard of one stream."""
     PARTS = 1
-    """Which samples a shard gives that gives a part of them."""
+    """The samples of a shard that gives a part of them."""
     MIXING = 2
-    """In which order shards and samples are read."""
+    """The order in which shards and samples are read."""
 
 
 def _generator_for(
     purpose: _RandomPurpose, seed: int, epoch: int, first_id: int, stream: int = 0
 ) -> np.random.Generator:
-    """A fresh generator that no other purpose, epoch, group or stream has.
+    """Return a new generator, separate for each purpose, epoch, group and stream.
 
     Args:
-        purpose: What it is for.
-        seed: The run's.
-        epoch: 0 for what stays the same in all epochs.
-        first_id: Tells groups of streams that are drawn together from other groups.
-        stream: Tells streams of a group from each other.
+        purpose: Its purpose.
+        seed: The seed of the run.
+        epoch: The epoch; 0 for draws that are the same in all epochs.
+        first_id: The first id of the group of streams that are drawn together.
+        stream: The stream in its group.
     """
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose, epoch, first_id, stream)))

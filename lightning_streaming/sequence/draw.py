@@ -1,4 +1,4 @@
-"""Order of an epoch: the samples that it draws from each stream, shuffled; all that grows with the samples."""
+"""Order of an epoch: the samples that it draws from each stream, shuffled."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ class EpochPart(SampleSequence):
     """
 
     settings: ResolvedOrder
-    """How it is ordered and batched."""
+    """Settings of its order and batches."""
     epoch: int
     """Counts from 0."""
     step: int
     """The mixture step, from 0; 0 without a schedule."""
     turn: int
-    """A number of its own for every epoch, and for every step of every epoch: what its shuffle is drawn with."""
+    """The number with which its shuffle is drawn, unique for every epoch and every step of every epoch."""
     is_on_demand: bool
-    """Whether ids are computed when they are requested, so that nothing is drawn beforehand."""
+    """True if ids are computed when they are requested, so that nothing is drawn before."""
     choose: tuple[int, ...]
     """Samples of each stream, in stream order; one stream after another where batches are composed."""
     proportion: tuple[float, ...]
@@ -85,7 +85,7 @@ class Shuffled(EpochPart):
         shape: Shape of the data.
         epoch: Number of the epoch, from 0.
         draw: Draws the order, if single ids cannot be computed.
-        stream_slices: Of a mixture step, where each stream continues. The shape is then that of the step.
+        stream_slices: For a mixture step, where each stream continues. The shape is then that of the step.
         step: The step's number in its epoch.
 
     Raises:
@@ -231,7 +231,7 @@ class Shuffled(EpochPart):
                 block_size=int(block_size * share),
                 stream_slices=self.stream_slices[stream : stream + 1],
             )
-            # What a step takes of a stream stays as it is when the stream grows.
+            # The samples that a step takes of a stream do not change when the stream grows.
             first_id += weights.choose[stream] if self.stream_slices else int(sizes.sum())
 
 

@@ -456,8 +456,8 @@ _BLOCK_METHODS = frozenset({"device_per_stream", "stratified"})
 def epoch_geometry(settings: ResolvedOrder, current: BatchGeometry, initial_num_nodes: int | None) -> BatchGeometry:
     """Return the geometry for an epoch that begins now.
 
-    It is that of the current machines, if the canonical nodes fit them. If not, ``relaxed`` lets a run that began on
-    other nodes continue with the sequence of these.
+    This is the geometry of the current machines, if the canonical nodes fit them. If not, ``relaxed`` lets a run that
+    began on other nodes continue with the sequence of these.
 
     Args:
         settings: Settings of the order.

@@ -1,10 +1,10 @@
-"""Keyed permutations of any size, one index at a time, and the keys that say which permutation is meant.
+"""Keyed permutations of any size, at random access, and the keys that identify a permutation.
 
 A Feistel network over two halves ``Z_a x Z_b``: an index is split into a left half below ``a`` and a right half below
-``b``, and in each round one half is turned by a hash of the other. That can be undone, so the network permutes
-``[0, a * b)`` whatever the hash. Sizes ``a`` and ``b`` near the square root leave less than ``a`` indexes outside the
-size asked for; what lands there is sent through again until it lands inside (cycle walking), which makes a permutation
-of exactly that size. The method is from Black and Rogaway, "Ciphers with arbitrary finite domains" (CT-RSA 2002); here
+``b``, and in each round one half is rotated by a hash of the other. That can be undone, so the network permutes
+``[0, a * b)`` for any hash. Sizes ``a`` and ``b`` near the square root leave less than ``a`` indexes outside the
+requested size; these pass through the network again until they are inside (cycle walking), which gives a permutation of
+exactly that size. The method is from Black and Rogaway, "Ciphers with arbitrary finite domains" (CT-RSA 2002); here
 it serves to mix, not to hide.
 """
 
@@ -21,7 +21,7 @@ LARGEST_SIZE = 2**60
 _ROUNDS = 6
 _SMALL_SIZE = 1024
 _SMALL_ROUNDS = 32
-"""Rounds for sizes below ``_SMALL_SIZE``: the smaller a half, the less a hash of it tells two indexes apart."""
+"""Rounds for sizes below ``_SMALL_SIZE``: the smaller a half, the less a hash of it distinguishes two indexes."""
 
 _HALF_BITS = np.uint64(32)
 _SPREAD = np.uint32(0x9E3779B1)
@@ -44,12 +44,12 @@ class Permutations:
     def permuted(
         self, entries: NDArray[np.int64], indexes: NDArray[np.int64], keys: NDArray[np.uint64]
     ) -> NDArray[np.int64]:
-        """Where each index goes in the permutation that its size and key mean.
+        """Return the image of each index in the permutation of its size and key.
 
         Args:
-            entries: In one dimension; which size of the table is meant.
-            indexes: Of the same shape, each in ``[0, size)``.
-            keys: Of the same shape.
+            entries: The size of each index, as an entry of the table, in one dimension.
+            indexes: Indexes in ``[0, size)``, of the same shape.
+            keys: The key of each index, of the same shape.
 
         Returns:
             Indexes of the same shape, each in ``[0, size)``.
@@ -66,7 +66,7 @@ class Permutations:
     def _walked(
         self, entries: NDArray[np.int64], indexes: NDArray[np.int64], keys: NDArray[np.uint64], rounds: int
     ) -> NDArray[np.int64]:
-        """Send indexes through the network until all are inside their sizes."""
+        """Pass indexes through the network until all are inside their sizes."""
         out = _network(indexes, self._lefts.take(entries), self._rights.take(entries), keys, rounds)
         outside = np.flatnonzero(out >= self._sizes.take(entries))
         if outside.size:
@@ -75,18 +75,18 @@ class Permutations:
 
 
 class Permutation:
-    """One of :class:`Permutations`, with what its halves are turned by in a table: the quicker way for many indexes.
+    """A single permutation, with the rotations of its halves in a table: faster for many indexes.
 
     Args:
         size: From 1 to :data:`LARGEST_SIZE`.
-        key: Which one of that size.
+        key: The key of the permutation.
     """
 
     def __init__(self, size: int, key: np.uint64) -> None:
         self._size = size
         lefts, rights = _halves(np.asarray([size]))
         (self._left,), (self._right,) = lefts.astype(np.uint32), rights.astype(np.uint32)
-        # 4 bytes wherever they hold all that a network gives: half of the time.
+        # 4 bytes if they hold all results of the network, which takes half of the time.
         self._wide = np.dtype(np.uint32 if int(lefts[0] * rights[0]) < 1 << 32 else np.uint64)
         tweak, step = (of.astype(np.uint32) for of in (np.asarray([key]), np.asarray([key]) >> _HALF_BITS))
         rounds = np.arange(_SMALL_ROUNDS if size < _SMALL_SIZE else _ROUNDS, dtype=np.uint32)
@@ -98,7 +98,7 @@ class Permutation:
         self._right_turns = _scaled(_hashed(every_left, tweaks[1::2]), rights)
 
     def permuted(self, indexes: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
-        """Where each index goes: see :meth:`Permutations.permuted`."""
+        """Return the image of each index: see :meth:`Permutations.permuted`."""
         out = self._once(indexes.astype(self._wide))
         outside = np.flatnonzero(out >= self._size)
         while outside.size:
@@ -120,9 +120,9 @@ class Permutation:
 
 
 def _halves(sizes: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Two factors near the square root, whose product reaches the size and exceeds it by less than the first.
+    """Return two factors near the square root, whose product reaches the size and exceeds it by less than the first.
 
-    The first is even: turning by an odd number of an odd count is always an even permutation, so that with two odd
+    The first is even: a rotation of an odd number of elements is always an even permutation, so that with two odd
     factors half of all permutations would never occur.
     """
     lefts = np.maximum(np.ceil(np.sqrt(sizes) / 2).astype(np.int64) * 2, 2)
@@ -137,7 +137,7 @@ def _network(
     keys: NDArray[np.uint64],
     rounds: int,
 ) -> NDArray[np.int64]:
-    """Send each index once through the network over ``Z_lefts x Z_rights``."""
+    """Pass each index once through the network over ``Z_lefts x Z_rights``."""
     quotients, remainders = np.divmod(indexes.astype(np.uint64), rights)
     left, right = quotients.astype(np.uint32), remainders.astype(np.uint32)
     lefts_short, rights_short = lefts.astype(np.uint32), rights.astype(np.uint32)
@@ -156,9 +156,9 @@ def _network(
 
 
 def _hashed(half: NDArray[np.uint32], tweak: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """32 bits whose high ones depend on all of a half and its tweak.
+    """Return 32 bits, the high ones of which depend on all of a half and its tweak.
 
-    The finaliser of MurmurHash3 (Appleby, public domain) without its last step, which only mends the low bits.
+    This is the finaliser of MurmurHash3 (Appleby, public domain) without its last step, which only improves low bits.
     """
     mixed: NDArray[np.uint32] = half * _SPREAD
     mixed += tweak
@@ -178,13 +178,13 @@ def _turned(
     """Add a hash, scaled to the modulus, to a half below the modulus; all modulo the modulus."""
     turned = _scaled(hashed, wide_modulus)
     turned += half
-    # Below the modulus the difference wraps round to a large number.
+    # For a sum below the modulus the difference wraps around to a large number.
     wrapped: NDArray[np.uint32] = np.minimum(turned, turned - modulus)
     return wrapped
 
 
 def _scaled(hashed: NDArray[np.uint32], wide_modulus: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Hashes as numbers below a modulus."""
+    """Return hashes as numbers below a modulus."""
     scaled = hashed.astype(np.uint64)
     scaled *= wide_modulus
     scaled >>= _HALF_BITS
@@ -202,14 +202,14 @@ def drawn_keys(generator: np.random.Generator, count: int) -> NDArray[np.uint64]
 
 
 def numbered_keys(keys: NDArray[np.uint64], numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A key of its own for every number, from one key for all of them; nothing is stored.
+    """Return a separate key for every number, derived from one key; nothing is stored.
 
     This is the generator SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014),
-    started at the key and asked for the output of that number.
+    started at the key: its output of that number.
 
     Args:
-        keys: In one dimension; neighbours share them or not.
-        numbers: From 0 on, of the same shape.
+        keys: Keys in one dimension, equal or not.
+        numbers: Numbers from 0 on, of the same shape.
     """
     state: NDArray[np.uint64] = numbers.astype(np.uint64) + np.uint64(1)
     state *= _STEP

@@ -34,7 +34,7 @@ from lightning_streaming.sequence.stream_slices import (
 from lightning_streaming.sequence.weights import DatasetShape, ResolvedWeights
 
 _STEPS_KEPT = 2
-"""Steps whose order is kept: batches that straddle a border need two."""
+"""Steps whose order is cached: batches that cross a border need two."""
 
 
 class StepDraws:
@@ -102,9 +102,9 @@ class StepDraws:
         Args:
             plan: All steps of an epoch, at least up to this one.
             step: One of them.
-            requeued: What cuts before it have left, by stream.
+            requeued: Samples that earlier cuts have left, by stream.
             epoch: Counts from 0.
-            draw: Draws it, when ids are first asked for.
+            draw: Draws it when ids are first requested.
         """
         names = plan.names_of(step)
         before = epoch * plan.drawn[-1][step.streams] + step.starts
@@ -152,8 +152,8 @@ class Cuts:
     """The samples of each stream that phases which were ended early have left; the ``StepCutter`` of a plan.
 
     Args:
-        draws: Makes the steps that are cut.
-        draw: Draws each of them, at once.
+        draws: Draws the steps that are cut.
+        draw: Draws the order of each of them, at once.
     """
 
     def __init__(self, draws: StepDraws, draw: Draw = drawn_here) -> None:
@@ -162,10 +162,10 @@ class Cuts:
 
     def requeued_before(self, step: int) -> Mapping[str, RequeuedSamples]:
         """Return the samples that cuts have left before a step, by stream."""
-        return next((found for first, found in reversed(self._requeued) if first <= step), {})
+        return next((requeued for first, requeued in reversed(self._requeued) if first <= step), {})
 
     def cut_last_step(self, plan: MixtureSchedule, read: int) -> NDArray[np.int64]:
-        """How much is read of each stream in the last step of a plan, if it is cut after so many of its samples.
+        """Return the samples read of each stream in the last step of a plan, if it is cut after ``read`` samples.
 
         The rest of the step is kept for later steps.
 
@@ -175,8 +175,8 @@ class Cuts:
         step = plan.step(len(plan) - 1)
         self._draws.check(plan, step)
         before = self.requeued_before(step.number)
-        one_node = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
-        drawn = batched(self._draws.shuffled(plan, step, before, epoch=0, draw=self._draw), one_node)
+        geometry = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
+        drawn = batched(self._draws.shuffled(plan, step, before, epoch=0, draw=self._draw), geometry)
         left_of = self._draws.by_stream(drawn.ids_between(read, len(drawn)), plan.names_of(step))
         counts, requeued = np.zeros(len(plan.streams), np.int64), dict(before)
         for stream, name, start, count in zip(
@@ -215,7 +215,7 @@ class Mixture:
         first_ids: Sample id at which each of these begins.
         longest_step: Samples that are drawn together at most. None: as many as are mixed with each other.
         shorter: Of streams that have grown, by name, the passes that read less.
-        draw: Draws steps that are cut, at once: what a cut leaves is known by what was read.
+        draw: Draws steps that are cut, at once: the samples that a cut leaves follow from those that were read.
 
     Raises:
         ConfigError: The phases cannot be read so.
@@ -247,7 +247,7 @@ class Mixture:
         self._draws = StepDraws(settings, shard_sizes, first_ids, shorter)
         self._cuts = Cuts(self._draws, draw)
         self.plan = planned(phases, settings.num_canonical_nodes, longest_step or longest, self._cuts)
-        """What each step takes of each stream."""
+        """The samples that each step takes of each stream."""
 
     @property
     def num_parts(self) -> int:
@@ -312,12 +312,12 @@ class Mixture:
         """Return the shuffled draw of a step.
 
         Args:
-            epoch: Counts from 0; streams go on in it where they stood at the end of the one before.
+            epoch: Counts from 0; streams continue where the epoch before ended.
             step: Counts from 0.
-            draw: Draws it, when ids are first asked for.
+            draw: Draws it when ids are first requested.
 
         Raises:
-            ConfigError: It is of a stream that is not here any more, or of phases that cannot be read again.
+            ConfigError: Its stream was removed, or its phases cannot be read again.
         """
         taken = self.plan.step(step)
         self._draws.check(self.plan, taken)
@@ -339,8 +339,8 @@ class Phased(Batched):
     Composed batches end at each border: samples that fill no whole batch there are left out.
 
     Args:
-        mixture: What is read.
-        geometry: What global batches are made for.
+        mixture: The streams of the run.
+        geometry: The geometry of global batches.
         epoch: Counts from 0.
         draw: Draws a step when its ids are first requested.
         will_follow: Called with the next step when ids of a step are first requested.
@@ -363,7 +363,7 @@ class Phased(Batched):
         self._mixture, self._epoch, self._draw, self._will_follow = mixture, epoch, draw, will_follow
         self._is_composed = mixture.settings.batching_method != "random"
         if not self._is_composed:
-            # Steps are of whole canonical nodes, so none needs more entries for nodes that share one.
+            # Steps have whole canonical nodes, so none needs more entries for nodes that share one.
             nodes = min(geometry.num_nodes, mixture.settings.num_canonical_nodes)
             geometry = BatchGeometry(
                 num_nodes=nodes, ranks_per_node=geometry.ranks_per_node, batch_size=geometry.batch_size
@@ -382,7 +382,7 @@ class Phased(Batched):
 
     @cached_property
     def _stops(self) -> NDArray[np.int64]:
-        """Position at which each step ends."""
+        """The position at which each step ends."""
         plan = self._mixture.plan
         if self._is_composed or self._steps:
             return np.cumsum([len(self._step(step)) for step in range(len(plan))])
@@ -390,7 +390,7 @@ class Phased(Batched):
 
     @cached_property
     def _sample_stops(self) -> NDArray[np.int64]:
-        """Samples of each mixture step and those before it."""
+        """The number of samples up to the end of each mixture step."""
         plan = self._mixture.plan
         if self._steps:
             return np.cumsum([self._step(step).num_samples for step in range(len(plan))])
@@ -408,10 +408,10 @@ class Phased(Batched):
         )
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample ids at positions in ``[0, len(self))``, of any shape.
+        """Return the sample ids at positions in ``[0, len(self))``, of any shape.
 
         Raises:
-            ConfigError: They are of a stream that is not here any more.
+            ConfigError: Their stream was removed.
             SampleIndexError: A position lies outside the epoch.
         """
         return self._by_step(positions, lambda step, at: self._drawn(step).ids(at))
@@ -428,12 +428,12 @@ class Phased(Batched):
     ) -> NDArray[np.int64]:
         check_entries(positions, len(self))
         steps = np.searchsorted(self._stops, positions, side="right")
-        found = np.empty_like(positions)
+        answers = np.empty_like(positions)
         for step in np.unique(steps).tolist():
             here = steps == step
             first = int(self._stops[step - 1]) if step else 0
-            found[here] = answer(step, positions[here] - first)
-        return found
+            answers[here] = answer(step, positions[here] - first)
+        return answers
 
     def _step(self, number: int) -> Batched:
         """Return a step, to count with."""
@@ -453,7 +453,7 @@ class Phased(Batched):
         if known is None:
             order = with_steps(self._mixture.shuffled(self._epoch, number, self._draw), self._steps)
             known = batched(order, self._geometry)
-            # Anew, rather than changed: several threads may ask.
+            # Replaced, rather than changed: several threads may read.
             kept = list(self._kept.items())[1 - _STEPS_KEPT :]
             self._kept = {**dict(kept), number: known}
             if self._will_follow is not None and self._mixture.can_draw(self._epoch, number + 1):

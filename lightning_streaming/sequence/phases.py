@@ -42,19 +42,19 @@ class ResolvedPhase:
 
     name: str
     planned_stop: int
-    """Where it was asked to end, counted in samples from the epoch's beginning."""
+    """The requested end, in samples from the epoch's beginning."""
     begin: Mix
-    """The weights at its beginning; all above 0, but for those of streams that a ramp ends with."""
+    """The weights at its beginning; all above 0, except those of streams that a ramp only ends with."""
     end: Mix
-    """Those at its end, of the same streams; the same as ``begin`` where there is no ramp."""
+    """The weights at its end, of the same streams; equal to ``begin`` without a ramp."""
     steps: int = 1
-    """Steps of one mixture each, at least."""
+    """The least number of mixture steps."""
     max_repeats: Mix = ()
-    """How often streams may have been read by its end, at most."""
+    """The most times that streams may have been read by its end."""
     cut: int | None = None
-    """Where it was cut, in samples: it had begun as one that goes on to its planned stop."""
+    """The sample at which it was ended early: it had begun as a phase up to its planned stop."""
     written: str | None = field(default=None, compare=False)
-    """How the planned stop is written where that is as a part of the epoch's size: like "90%"."""
+    """The text of a planned stop that is a part of the epoch's size, like "90%"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,15 +62,15 @@ class Step:
     """A mixture step, which is drawn as a whole: the samples it takes of each stream."""
 
     number: int
-    """Among all steps of the epoch."""
+    """Its number among all steps of the epoch."""
     phase: int
-    """Of which phase it is."""
+    """The number of its phase."""
     streams: NDArray[np.int64]
-    """The streams, by their place in :attr:`MixtureSchedule.streams`."""
+    """The streams, as indexes into :attr:`MixtureSchedule.streams`."""
     starts: NDArray[np.int64]
-    """How many samples of each were drawn before, in this epoch."""
+    """Samples of each stream that were drawn before, in this epoch."""
     counts: NDArray[np.int64]
-    """How many samples are drawn of each, none 0; those that a cut leaves unread included."""
+    """Samples that are drawn of each stream, none 0, including those that a cut leaves unread."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,24 +79,24 @@ class MixtureSchedule:
 
     phases: tuple[ResolvedPhase, ...]
     streams: tuple[str, ...]
-    """Names of all streams that are read, in order of the alphabet."""
+    """Names of all streams that are read, in alphabetical order."""
     phase_of_step: NDArray[np.int64]
     stops: NDArray[np.int64]
-    """Where each step ends, in samples."""
+    """The end of each step, in samples."""
     drawn: NDArray[np.int64]
-    """Of shape (steps + 1, streams): samples read of each stream before each step, and before the epoch's end."""
+    """Samples read of each stream before each step, and before the epoch's end, of shape (steps + 1, streams)."""
     uncut: Mapping[int, NDArray[np.int64]]
-    """Of steps that are cut: what would have been read of each stream without."""
+    """For steps that are cut: the samples of each stream without the cut."""
     planned_stops: tuple[int, ...]
-    """Where each phase ends as planned, in whole canonical nodes; those that are cut end earlier."""
+    """The planned end of each phase, in whole canonical nodes; phases that are cut end earlier."""
 
     def __len__(self) -> int:
-        """Steps."""
+        """Return the number of steps."""
         return len(self.stops)
 
     @property
     def epoch_size(self) -> int:
-        """Samples of the epoch."""
+        """Number of samples of the epoch."""
         return int(self.stops[-1])
 
     def step(self, number: int) -> Step:
@@ -114,20 +114,23 @@ class MixtureSchedule:
 
     @cached_property
     def phase_stops(self) -> NDArray[np.int64]:
-        """Return where each phase ends, in samples."""
+        """The end of each phase, in samples."""
         return self.stops[self.last_steps]
 
     @property
     def last_steps(self) -> NDArray[np.int64]:
-        """Return the last step of each phase."""
+        """The last step of each phase."""
         return np.searchsorted(self.phase_of_step, np.arange(len(self.phases)), side="right") - 1
 
     def num_begun(self, names: Collection[str]) -> int:
-        """How many of these phases a saved state is to be compared with, which names those that had begun.
+        """Return how many of these phases a saved state is compared with.
 
-        Of phases "web", "ramp" and "end", a state with "web" and "ramp" is compared with the first two, and so is one
-        with "ramp" alone: that "web" has come since is then told. One of which no name is here has had all of its
-        phases renamed, so it is compared with as many.
+        For example with phases "web", "ramp" and "end", a state with "web" and "ramp" is compared with the first two,
+        and so is a state with "ramp" alone, which reports that "web" was added. If no saved name exists, all phases
+        were renamed, and as many are compared as were saved.
+
+        Args:
+            names: Names of the saved phases, which had begun.
         """
         last = max((number for number, phase in enumerate(self.phases, 1) if phase.name in names), default=0)
         return last or min(len(names), len(self.phases))
@@ -145,8 +148,8 @@ class MixtureSchedule:
         """Check that phases read existing streams only.
 
         Args:
-            names: The streams that there are.
-            from_phase: The first phase to look at: those before have been read, of streams that may have gone.
+            names: The existing streams.
+            from_phase: The first phase to check: earlier ones have been read, of streams that may have been removed.
 
         Raises:
             ConfigError: A stream is missing; the message names it and its phase.
@@ -166,11 +169,11 @@ class MixtureSchedule:
         """Check that no phase reads a stream more often than ``max_repeats`` allows.
 
         Args:
-            passes: Of each stream.
-            from_phase: The first phase to look at.
+            passes: Returns the passes of a stream.
+            from_phase: The first phase to check.
 
         Raises:
-            ConfigError: One would.
+            ConfigError: A phase would.
         """
         for number, phase in enumerate(self.phases[from_phase:], from_phase):
             drawn = self.drawn_by(number) if phase.max_repeats else {}
@@ -190,7 +193,7 @@ class MixtureSchedule:
 
         Args:
             names: The streams, in stream order.
-            passes: Of each stream.
+            passes: Returns the passes of a stream.
         """
         drawn = dict(zip(self.streams, self.drawn[-1].tolist(), strict=True))
         choose = np.asarray([drawn.get(name, 0) for name in names])
@@ -203,14 +206,14 @@ class MixtureSchedule:
 
 
 PassesOf = Callable[[str], StreamPasses]
-"""Says how the samples of a stream are counted off in passes."""
+"""Returns the division of a stream's samples into passes."""
 
 
 class StepCutter(Protocol):
     """Ends the last step of a plan early, and keeps the rest."""
 
     def cut_last_step(self, plan: MixtureSchedule, read: int) -> NDArray[np.int64]:
-        """How much is read of each stream in the last step of a plan, if it is cut after so many of its samples."""
+        """Return the samples read of each stream in the last step of a plan, if it is cut after ``read`` samples."""
 
 
 def planned(
@@ -222,17 +225,17 @@ def planned(
     """Return the samples that each step of some phases takes of each stream.
 
     Borders between phases are rounded up to a multiple of the canonical nodes, and those between steps to the nearest
-    one, so that each canonical node has as many samples of a step as the others. Counts are those of the largest
-    remainder: what is owed to a stream, by a step and by those before it, rounded down, and one sample more where most
-    is left over. So a stream has at any border what its weights ask for, to within about a sample; only where each
-    phase reads the streams that were given least before, n of them can come to be owed 1/2 + 1/3 + ... + 1/n of one, as
-    under any rule that does not know what follows.
+    one, so that each canonical node has as many samples of a step as the others. Counts follow from largest remainders:
+    the samples owed to a stream, by a step and by those before it, rounded down, and one more where the remainder is
+    largest. So at any border a stream has the samples of its weights, to within about one. Only if each phase reads the
+    streams with the fewest samples so far, n of them can be owed up to 1/2 + 1/3 + ... + 1/n of a sample, as under any
+    rule that does not know the next phases.
 
     Args:
-        phases: One after another; where they end rises.
-        num_canonical_nodes: Of the epoch's order.
-        longest_step: Samples.
-        cutter: Needed where a phase is cut within a step.
+        phases: Phases, one after another, with ascending ends.
+        num_canonical_nodes: Canonical nodes of the epoch's order.
+        longest_step: Most samples of a step.
+        cutter: Ends steps; needed where a phase is cut within a step.
 
     Raises:
         ConfigError: A phase is shorter than a step can be, a cut lies outside its phase, or there are too many steps.
@@ -269,7 +272,7 @@ class _Planner:
         )
 
     def add(self, number: int, phase: ResolvedPhase, cutter: StepCutter | None) -> None:
-        """Add the steps of a phase, up to where it was ended."""
+        """Add the steps of a phase, up to its end or cut."""
         borders = _step_borders(phase, self._stops[-1], self._nodes, min(self._longest_step, _MOST_COUNTED))
         self._planned_stops.append(borders[-1])
         cut = phase.cut
@@ -284,13 +287,13 @@ class _Planner:
         count = len(borders) - 1
         if len(self._of_phase) + count > MOST_STEPS:
             raise ConfigError(
-                f"schedule.{phase.name}.steps: {count} are needed besides {len(self._of_phase)} of earlier phases, and "
+                f"schedule.{phase.name}.steps: {count} are needed after {len(self._of_phase)} of earlier phases, and "
                 f"an epoch can have {MOST_STEPS}",
-                hint="ask for fewer",
+                hint="set it lower",
                 option=f"schedule.{phase.name}.steps",
             )
         for place, (start, stop) in enumerate(pairwise(borders)):
-            # The middle of the step stands for all of it.
+            # The weights at the middle of the step.
             part = (2 * place + 1) / (2 * count)
             before = self._owed.copy()
             shares = begin * (1 - part) + end * part
@@ -298,31 +301,27 @@ class _Planner:
             self._stops.append(stop)
             self._of_phase.append(number)
             if cut is not None and cut <= stop:
-                if cut < stop:
-                    self._cut_last(cut - start, before + _parts(shares, cut - start), cutter)
+                if cut < stop:  # end the step after some of its samples
+                    assert cutter is not None, "as a phase is cut within a step"
+                    counts = cutter.cut_last_step(self.plan(), cut - start)
+                    self._uncut[len(self._of_phase) - 1] = self._drawn[-1] - self._drawn[-2]
+                    self._drawn[-1] = self._drawn[-2] + counts
+                    self._stops[-1] = cut
+                    self._owed = before + _parts(shares, cut - start) - counts * _GRID
                 return
-
-    def _cut_last(self, read: int, owed: NDArray[np.int64], cutter: StepCutter | None) -> None:
-        """End the last step after a number of its samples."""
-        assert cutter is not None, "where a phase is cut, somebody knows what was read"
-        counts = cutter.cut_last_step(self.plan(), read)
-        self._uncut[len(self._of_phase) - 1] = self._drawn[-1] - self._drawn[-2]
-        self._drawn[-1] = self._drawn[-2] + counts
-        self._stops[-1] = self._stops[-2] + read
-        self._owed = owed - counts * _GRID
 
 
 def _shares(mix: Mix, place_of: dict[str, int]) -> NDArray[np.float64]:
     shares = np.zeros(len(place_of))
     for name, weight in mix:
         shares[place_of[name]] = weight
-    # One after another, as every machine adds them up.
+    # Added one after another: the sum is the same on every machine.
     of_all: NDArray[np.float64] = shares / sum(shares.tolist())
     return of_all
 
 
 def _step_borders(phase: ResolvedPhase, start: int, nodes: int, longest_step: int) -> list[int]:
-    """Return where the steps of a phase begin, and where the last one ends."""
+    """Return the beginnings of the steps of a phase, and the end of the last one."""
     stop = start - (start - phase.planned_stop) // nodes * nodes
     if stop <= start:
         raise ConfigError(
@@ -336,11 +335,11 @@ def _step_borders(phase: ResolvedPhase, start: int, nodes: int, longest_step: in
     if count > MOST_STEPS:
         raise ConfigError(
             f"schedule.{phase.name}.steps: {count} are needed, and an epoch can have {MOST_STEPS}",
-            hint="ask for fewer, or end the phase earlier",
+            hint="set it lower, or end the phase earlier",
             option=f"schedule.{phase.name}.steps",
         )
     inner = [(2 * ((stop - start) * place // count) + nodes) // (2 * nodes) * nodes for place in range(1, count)]
-    return [start, *(start + one for one in inner), stop]
+    return [start, *(start + size for size in inner), stop]
 
 
 def _parts(shares: NDArray[np.float64], size: int) -> NDArray[np.int64]:
@@ -352,9 +351,9 @@ def _counts(shares: NDArray[np.float64], size: int, owed: NDArray[np.int64]) -> 
     """Return how many samples a step takes of each stream.
 
     Args:
-        shares: Of each stream; those of 0 get none.
+        shares: Share of each stream; streams with 0 get no sample.
         size: Samples of the step.
-        owed: What was given too little to each stream before, in parts of a sample; changed in place.
+        owed: Samples that each stream is owed from before, in fractions of a sample; changed in place.
     """
     mixed = np.flatnonzero(shares)
     owed += _parts(shares, size)
@@ -366,11 +365,11 @@ def _counts(shares: NDArray[np.float64], size: int, owed: NDArray[np.int64]) -> 
         more, once_more = divmod(missing, len(mixed))
         counts += more
         counts[by_rest[:once_more]] += 1
-    while missing < 0:  # others were given too much before, and get nothing now
+    while missing < 0:  # other streams had too many samples before, and get none now
         least = by_rest[counts[by_rest] > 0][missing:]
         counts[least] -= 1
         missing += len(least)
     owed[mixed] -= counts * _GRID
-    found = np.zeros_like(owed)
-    found[mixed] = counts
-    return found
+    of_all = np.zeros_like(owed)
+    of_all[mixed] = counts
+    return of_all

@@ -1,4 +1,4 @@
-"""What an order costs a node, and how it mixes: the shards of each batch. From sample ids and shard sizes alone.
+"""Cost and mixing of an order: the shards of each batch of a node, from sample ids and shard sizes alone.
 
 A shard is *open* from the first batch in which a node uses it to the last one: in between, it must be kept or fetched
 again. All ranks and workers of a node count as one reader that goes through the node's part of each global batch, as
@@ -30,17 +30,17 @@ class Visits:
     """Shards of the data, also those that the node never uses."""
 
     def used(self) -> NDArray[np.int64]:
-        """Shards that the node uses at all, in ascending order."""
+        """Return the shards that the node uses, in ascending order."""
         return np.flatnonzero(self.last_batches() >= 0)
 
     def first_batches(self) -> NDArray[np.int64]:
-        """The batch that first uses each shard, of shape (num_shards,); -1 where none does."""
+        """Return the batch that first uses each shard, of shape (num_shards,); -1 where none does."""
         firsts = np.full(self.num_shards, -1, np.int64)
         firsts[self.shards[::-1]] = self.batches[::-1]  # of equal indexes the last one counts
         return firsts
 
     def last_batches(self) -> NDArray[np.int64]:
-        """The batch that last uses each shard, of shape (num_shards,); -1 where none does."""
+        """Return the batch that last uses each shard, of shape (num_shards,); -1 where none does."""
         lasts = np.full(self.num_shards, -1, np.int64)
         lasts[self.shards] = self.batches
         return lasts
@@ -69,11 +69,11 @@ def shard_visits(ids: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> Visi
 
 
 def open_at_once(visits: Visits, weights: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How much is open during each batch.
+    """Return the sum over open shards during each batch.
 
     Args:
-        visits: Of one node and epoch.
-        weights: What each shard counts, of shape (num_shards,): its bytes, or ones to count shards.
+        visits: Visits of one node and epoch.
+        weights: Weight of each shard, of shape (num_shards,): its bytes, or ones to count shards.
 
     Returns:
         The sum over open shards, of shape (num_batches,).
@@ -87,7 +87,7 @@ def open_at_once(visits: Visits, weights: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def shards_of(ids: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which shard each sample lies in.
+    """Return the shard of each sample.
 
     Args:
         ids: Sample ids of any shape; a negative one stands for no sample.
@@ -108,12 +108,12 @@ def shards_of(ids: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> NDArray
 
 
 def entropy_of_rows(labels: NDArray[np.int64]) -> float:
-    """The entropy of the labels in a row, averaged over rows.
+    """Return the entropy of the labels in a row, averaged over rows.
 
     For example rows ``0 0 1 1`` and ``5 5 5 5`` have ln 2 and 0, so (ln 2) / 2 on average.
 
     Args:
-        labels: Of shape (rows, labels in a row).
+        labels: Labels, of shape (rows, labels in a row).
 
     Returns:
         Nats, in ``[0, ln(labels in a row)]``; 0 where there are no labels.
@@ -125,11 +125,6 @@ def entropy_of_rows(labels: NDArray[np.int64]) -> float:
     np.not_equal(ordered[:, 1:], ordered[:, :-1], out=begins[:, 1:])
     counts = np.diff(np.flatnonzero(begins), append=labels.size)
     # A row of n labels, each seen count times, has ln n - sum(count ln count) / n; and all rows have the same n.
-    together = np.bincount(counts) @ _times_log(int(counts.max()))
+    k = np.arange(counts.max() + 1, dtype=np.float64)
+    together = np.bincount(counts) @ (k * np.log(np.maximum(k, 1)))
     return max(0.0, math.log(labels.shape[1]) - float(together) / labels.size)
-
-
-def _times_log(most: int) -> NDArray[np.float64]:
-    """``k ln k`` for k in ``[0, most]``."""
-    k = np.arange(most + 1, dtype=np.float64)
-    return k * np.log(np.maximum(k, 1))

@@ -1,4 +1,4 @@
-"""What a user writes about order, its checks, and the defaults that only the number of nodes can fill in."""
+"""Options of the order, their checks, and the defaults that depend on the number of nodes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ BatchingMethod = Literal["device_per_stream", "per_stream", "random", "stratifie
 
 
 def require_known(setting: str, name: str, known: Iterable[str]) -> None:
-    """Refuse a name that is not known.
+    """Check that a name is known.
 
     Args:
-        setting: The setting that got the name, as the user spells it.
-        name: What the user wrote.
-        known: Names that work.
+        setting: The option that has the name.
+        name: The user's name.
+        known: The known names.
 
     Raises:
-        ConfigError: ``name`` is none of them.
+        ConfigError: ``name`` is unknown.
     """
     known = sorted(known)
     if not isinstance(name, str) or name not in known:
@@ -40,24 +40,25 @@ BATCHING_METHODS: tuple[BatchingMethod, ...] = get_args(BatchingMethod)
 SHUFFLE_ALGOS: tuple[ShuffleAlgo, ...] = get_args(ShuffleAlgo)
 
 _CANONICAL_NODES_PER_NODE = {"blockwise": 16, "py1s": 64, "py2s": 64}
-"""Where a shuffle mixes by having many canonical nodes, or meets fewer block borders at a time with them; others: 1."""
+"""Defaults of shuffles that mix by many canonical nodes, or stagger block borders with them; others have 1."""
 _BLOCK_BUDGET = 4_000_000
 _SMALLEST_BLOCK = 262_144
 LARGEST_SEED = 2**63 - 1
-"""The largest number that fits the integers that numpy and torch pass around."""
+"""The largest integer of numpy and torch."""
 MOST_CANONICAL_NODES = 2**20
-"""64 for each of 16,384 nodes. Every epoch has an entry for each canonical node at least, however few its samples."""
+"""64 for each of 16,384 nodes. Every epoch has at least an entry for each canonical node, for any number of samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderSettings:
-    """How an epoch's samples are drawn, shuffled and batched.
+    """Options that determine how an epoch's samples are drawn, shuffled and batched.
 
     Args:
-        sampling_method: "balanced" draws anew each epoch what a weight below or above 1 leaves open; "fixed" always
+        sampling_method: "balanced" draws other samples each epoch where a weight is below or above 1; "fixed" always
             draws the same.
         sampling_granularity: Samples drawn from a shard at a time.
-        partition_algo: "relaxed" lets a run go on on any number of nodes; "orig" on those that the canonical nodes fit.
+        partition_algo: "relaxed" lets a run continue on any number of nodes; "orig" on numbers that the canonical nodes
+            fit.
         num_canonical_nodes: Slices of the sample space that make the order independent of the machine count. None:
             one per node of the first run (64 for "py1s" and "py2s", 16 for "blockwise"), kept in every saved position.
         shuffle: Whether to shuffle.
@@ -69,7 +70,7 @@ class OrderSettings:
             share), "per_stream" (each is of one stream) or "device_per_stream" (each batch of one rank is).
 
     Raises:
-        ConfigError: A setting cannot work.
+        ConfigError: A setting is invalid.
     """
 
     sampling_method: SamplingMethod = "balanced"
@@ -94,14 +95,14 @@ class OrderSettings:
 
     @property
     def redraws_shards(self) -> bool:
-        """Whether each epoch chooses anew how many samples each shard gives."""
+        """True if the number of samples of each shard is drawn again for each epoch."""
         return self.shuffle and self.sampling_method == "balanced"
 
     def resolved(self, num_nodes: int) -> ResolvedOrder:
-        """The same settings with ``num_canonical_nodes`` and ``shuffle_block_size`` filled in.
+        """Return the settings with ``num_canonical_nodes`` and ``shuffle_block_size`` filled in.
 
-        Settle once, where a run first starts, and keep the result: the defaults depend on the number of nodes, and an
-        order made with other values is another order.
+        Call it once, at the first start of a run, and keep the result: the defaults depend on the number of nodes, and
+        other values give another order.
 
         Args:
             num_nodes: Nodes of the run, replication divided out.
@@ -114,14 +115,14 @@ class OrderSettings:
         return self.resolved_as(canonical, block)
 
     def resolved_as(self, num_canonical_nodes: int, shuffle_block_size: int) -> ResolvedOrder:
-        """The same settings with what :meth:`resolved` once filled in."""
+        """Return the settings with the values that :meth:`resolved` once filled in."""
         known = {"num_canonical_nodes": num_canonical_nodes, "shuffle_block_size": shuffle_block_size}
         return ResolvedOrder(**{**vars(self), **known})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedOrder(OrderSettings):
-    """Settings with every default filled in: what an order is made of. :meth:`OrderSettings.resolved` makes them."""
+    """Settings with every default filled in, by :meth:`OrderSettings.resolved`: the input of an order."""
 
     num_canonical_nodes: int = field()
     shuffle_block_size: int = field()

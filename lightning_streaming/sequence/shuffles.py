@@ -33,7 +33,7 @@ class ShuffleTask:
     units: NDArray[np.int64]
     """Sizes of the runs to keep together."""
     num_canonical_nodes: int
-    """Slices to shuffle each by itself."""
+    """Slices that are shuffled separately."""
     seed: int
     """The same for all epochs."""
     epoch: int
@@ -194,11 +194,11 @@ def shuffle_into(algo: str, task: ShuffleTask, out: NDArray[np.integer[Any]]) ->
 
 
 def _block_bounds(algo: str, block_size: int, least: int) -> tuple[int, int]:
-    """Between which lengths an algorithm draws its blocks: a quarter below and above ``block_size``.
+    """Return the range of block lengths that an algorithm draws: a quarter below and above ``block_size``.
 
     Args:
-        algo: Who asks, for the error.
-        block_size: What the user or the stream's share of it says.
+        algo: The algorithm, for the error.
+        block_size: The user's block size, or the stream's share of it.
         least: The smallest block size that the algorithm can work with.
 
     Returns:
@@ -224,13 +224,13 @@ _WINDOW = 1 << 18
 def _arrivals_in_windows(
     sizes: NDArray[np.int64], block: tuple[int, int], generator: np.random.Generator
 ) -> Iterator[NDArray[np.float64]]:
-    """Where the samples of a canonical node arrive, window after window.
+    """Yield where the samples of a canonical node arrive, window after window.
 
     Args:
-        sizes: Of its spans, in reading order.
-        block: Between which lengths each span draws a block; its samples move by up to half of what that is longer.
-        generator: Gives each span's block, followed at once by its samples' moves. That these are drawn in pieces
-            changes none of them.
+        sizes: Sizes of its spans, in reading order.
+        block: Range of lengths from which each span draws a block; its samples move by up to half of the difference.
+        generator: Draws each span's block, followed by its samples' moves. Drawing these in pieces changes none of
+            them.
 
     Yields:
         Arrivals, in ``[0, sizes.sum())``.
@@ -297,7 +297,7 @@ class _Buckets:
     """
 
     def __init__(self, widest: float) -> None:
-        width = max(_SMALLEST_BUCKET, widest / 250)  # so that a byte tells apart the buckets of one window
+        width = max(_SMALLEST_BUCKET, widest / 250)  # so that a byte can number the buckets of one window
         self._width = 1 << (int(width) - 1).bit_length()  # a power of two, by which floats divide without rounding
         self._pieces: defaultdict[int, list[_Piece]] = defaultdict(list)
         self._next = 0
@@ -340,9 +340,9 @@ class Spans:
     """Runs ``[first, first + size)``, in reading order."""
 
     firsts: NDArray[np.int64]
-    """Where each run begins."""
+    """First sample of each run."""
     sizes: NDArray[np.int64]
-    """How long each run is."""
+    """Length of each run."""
 
     @property
     def num_samples(self) -> int:
@@ -382,7 +382,7 @@ def spans_per_canonical_node(task: ShuffleTask, generator: np.random.Generator) 
 
     Args:
         task: What to shuffle.
-        generator: This epoch's; what it gives next goes on from here.
+        generator: Generator of this epoch, which is used further.
 
     Returns:
         One per canonical node; empty where there are more of them than samples.
@@ -443,9 +443,9 @@ the cache decides, which holds more of small ones."""
 
 
 def shuffle_items(items: NDArray[np.integer[Any]], generator: np.random.Generator) -> None:
-    """``generator.shuffle(items)``, in one dimension, about a third faster for 4-byte ids.
+    """Shuffle like ``generator.shuffle(items)``, in one dimension, about a third faster for 4-byte ids.
 
-    numpy has a faster way for 8-byte items, and uses the same random numbers whatever the item size.
+    numpy is faster with 8-byte items, and uses the same random numbers for any item size.
     """
     if items.itemsize == 8 or not _SMALLEST_BUFFER <= len(items) <= _LARGEST_BUFFER:
         generator.shuffle(items)

@@ -1,10 +1,10 @@
-"""Skipped batches: the step of an epoch's order that leaves positions out, and which these are.
+"""Skipped batches: the step of an epoch's order that leaves positions out, and where these positions are.
 
-Positions are those of the whole epoch. What is kept is numbered for itself: with positions 2 and 3 skipped, entry 3 is
-position 5. So a saved position means the same with and without skipped positions.
+Positions are those of the whole epoch. The remaining entries are numbered separately: with positions 2 and 3 skipped,
+entry 3 is position 5. So a saved position means the same with and without skipped positions.
 
 Users name ranges of a run's global batches. These are counted over the whole run, from 0, and keep their numbers when
-others are skipped. So the number of a batch is the step at which it is trained, without accumulation, and the batches
+others are skipped. So the number of a batch is the step at which it is trained, without accumulation, plus the batches
 skipped before it.
 """
 
@@ -28,12 +28,12 @@ from lightning_streaming.sequence.partition import Partition
 EpochPosition = tuple[int, int]
 """Epoch, and position in its sequence."""
 SkippedRange = tuple[EpochPosition, EpochPosition]
-"""From a position up to, and without, a later one; maybe of another epoch."""
+"""From a position up to a later one, exclusive, possibly of another epoch."""
 
 _ENDLESS = 2**62
 """Beyond every sequence."""
 _MOST_COUNTED = 256
-"""Epochs that are counted one by one where they differ; beyond them all are taken to be as long as the next."""
+"""Epochs that are counted individually where they differ; all later ones are assumed to be as long as the next."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class SkippedPositions:
     runs: tuple[tuple[int, int], ...] = ()
 
     def kept_before(self, position: int) -> int:
-        """Positions before this one that are kept."""
+        """Return how many positions before this one are kept."""
         return position - sum(min(position, stop) - start for start, stop in self.runs if start < position)
 
     def positions(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions of kept entries, of the same shape. Those of entries that no sequence has are not told."""
+        """Return the positions of kept entries, of the same shape; undefined for entries beyond the sequence."""
         if not self.runs:
             return entries
         closed, skipped = self._shifts
@@ -60,12 +60,12 @@ class SkippedPositions:
         return shifted
 
     def position_after(self, entries: int) -> int:
-        """Where a reader stands who has read so many entries: right after the last, before a skipped run."""
+        """Return the position after so many entries: right after the last, before a skipped run."""
         return int(self.positions(np.asarray([entries - 1]))[0]) + 1 if entries else 0
 
     @cached_property
     def _shifts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Entries at which each run was closed, and how many positions were left out before: one more of these."""
+        """The entry after each run, and the positions skipped before and between them: one more of these."""
         starts, stops = np.asarray(self.runs, np.int64).T
         skipped = np.cumsum(stops - starts)
         return starts - np.r_[0, skipped[:-1]], np.r_[0, skipped]
@@ -76,22 +76,22 @@ NOTHING_SKIPPED = SkippedPositions()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skipped(SampleSequence):
-    """A sequence without some of its positions, as if it did not have them.
+    """A sequence without some of its positions.
 
     Args:
-        inner: One whose entries are positions, as those of the batching step are.
-        skipped: Those that are left out.
+        inner: A sequence whose entries are positions, as those of the batching step are.
+        skipped: The positions that are left out.
     """
 
     inner: SampleSequence
     skipped: SkippedPositions
 
     def __len__(self) -> int:
-        """Positions that are kept."""
+        """Return how many positions are kept."""
         return self.skipped.kept_before(len(self.inner))
 
     def ids(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample ids of the kept positions."""
+        """Return the sample ids of kept positions."""
         return self.inner.ids(self.skipped.positions(entries))
 
     @property
@@ -100,34 +100,34 @@ class Skipped(SampleSequence):
         return digest_of(self.skipped.runs, self.inner.digest) if self.skipped.runs else self.inner.digest
 
     def positions(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions of kept entries."""
+        """Return the positions of kept entries."""
         return self.skipped.positions(entries)
 
     def entries_before(self, position: int) -> int:
-        """Positions before this one that are kept."""
+        """Return how many positions before this one are kept."""
         return self.skipped.kept_before(position)
 
     @property
     def end(self) -> int:
-        """The position after all, skipped ones included."""
+        """The position after all positions, skipped ones included."""
         return len(self.inner)
 
 
 def joined_ranges(ranges: Iterable[SkippedRange]) -> list[SkippedRange]:
-    """The same ranges in order, those that overlap or touch made one, empty ones left out."""
-    found: list[SkippedRange] = []
+    """Return the ranges in order, with those that overlap or touch merged, and without empty ones."""
+    joined: list[SkippedRange] = []
     for start, stop in sorted(ranges):
         if start >= stop:
             continue
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
         else:
-            found.append((start, stop))
-    return found
+            joined.append((start, stop))
+    return joined
 
 
 def skipped_in_epoch(ranges: Iterable[SkippedRange], epoch: int) -> SkippedPositions:
-    """What some ranges skip of one epoch."""
+    """Return the positions of one epoch that ranges skip."""
     runs = [
         (start if first == epoch else 0, stop if last == epoch else _ENDLESS)
         for (first, start), (last, stop) in joined_ranges(ranges)
@@ -137,14 +137,14 @@ def skipped_in_epoch(ranges: Iterable[SkippedRange], epoch: int) -> SkippedPosit
 
 
 def first_epoch_not_skipped(ranges: Iterable[SkippedRange], epoch: int) -> int:
-    """The first epoch from this one on of which not everything is skipped."""
+    """Return the first epoch, from this one on, that is not skipped as a whole."""
     for start, (last, _) in joined_ranges(ranges):
         if start <= (epoch, 0) and epoch < last:
             epoch = last
     return epoch
 
 
-_FORM = re.compile(r"\s*(\d{1,15})\s*(?:-\s*(\d{1,15})\s*)?", re.ASCII)
+_RANGE = re.compile(r"\s*(\d{1,15})\s*(?:-\s*(\d{1,15})\s*)?", re.ASCII)
 
 
 class BatchRange(NamedTuple):
@@ -160,78 +160,78 @@ class BatchRange(NamedTuple):
         return f"{self.first}-{self.last}" if self.last > self.first else str(self.first)
 
 
-def parse_batch_ranges(asked: Iterable[int | str], field: str) -> tuple[BatchRange, ...]:
+def parse_batch_ranges(items: Iterable[int | str], field: str) -> tuple[BatchRange, ...]:
     """Read ranges like "12000-12100", and batches like "12000" or 12000.
 
     Args:
-        asked: What the user wrote.
-        field: What messages call it.
+        items: The user's ranges and batches.
+        field: Name of the option in messages.
 
     Returns:
         The ranges in order.
 
     Raises:
-        ConfigError: One is not written so, ends before it begins, or overlaps another.
+        ConfigError: A range has another form, ends before it begins, or overlaps another.
     """
-    if isinstance(asked, str | bytes | bytearray | Mapping) or not isinstance(asked, Iterable):
+    if isinstance(items, str | bytes | bytearray | Mapping) or not isinstance(items, Iterable):
         raise ConfigError(
-            f'{field} must be a list of global batches like ["12000-12100", "15000"], but got {short_repr(asked)}',
+            f'{field} must be a list of global batches like ["12000-12100", "15000"], but got {short_repr(items)}',
             option=field,
         )
-    ranges = sorted(_parse(one, field) for one in asked)
+    ranges = sorted(_parse(item, field) for item in items)
     for before, after in pairwise(ranges):
         if after.first <= before.last:
-            raise ConfigError(
-                f"{field} has ranges that overlap, {before} and {after}", hint="make one of them", option=field
-            )
+            raise ConfigError(f"{field} has ranges that overlap, {before} and {after}", hint="merge them", option=field)
     return tuple(ranges)
 
 
-def _parse(one: int | str, field: str) -> BatchRange:
-    form = _FORM.fullmatch(str(one)) if isinstance(one, int | str) and not isinstance(one, bool) else None
-    if form is None:
+def _parse(item: int | str, field: str) -> BatchRange:
+    match = _RANGE.fullmatch(str(item)) if isinstance(item, int | str) and not isinstance(item, bool) else None
+    if match is None:
         raise ConfigError(
-            f'{field} has ranges of global batches like "12000-12100" or "15000", but got {short_repr(one)}',
+            f'{field} has ranges of global batches like "12000-12100" or "15000", but got {short_repr(item)}',
             option=field,
         )
-    found = BatchRange(int(form[1]), int(form[2] or form[1]))
-    if found.last < found.first:
+    batches = BatchRange(int(match[1]), int(match[2] or match[1]))
+    if batches.last < batches.first:
         raise ConfigError(
-            f"{field} has {one!r}, which ends before it begins", hint=f"write {found.last}-{found.first}", option=field
+            f"{field} has {item!r}, which ends before it begins",
+            hint=f"write {batches.last}-{batches.first}",
+            option=field,
         )
-    return found
+    return batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainProgress:
-    """How far training is: what batches are counted from, and how many of them an epoch has."""
+    """The progress of training, from which batches are counted."""
 
     steps: int = 0
     """Global batches that were trained before ``place``."""
     place: EpochPosition = (0, 0)
-    """Where training is."""
+    """The position of training."""
     steps_in_epoch: int = 0
-    """Those of them that were trained in the epoch of ``place``."""
+    """Global batches that were trained in the epoch of ``place``."""
     limit: int | float = 1.0
-    """The most batches of an epoch that are trained: so many, or this part of them."""
+    """The most batches of an epoch that are trained: a number, or a fraction of them."""
 
     def limited(self, batches: int) -> int:
-        """How many of an epoch's batches are trained: at least one, if it has any."""
+        """Return how many of an epoch's batches are trained: at least one, if it has any."""
         limit = self.limit if isinstance(self.limit, int) else int(batches * self.limit)
         return min(batches, max(limit, 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochPartitions:
-    """How the epochs of a run are divided, from their first position and with nothing skipped."""
+    """Division of the epochs of a run, from their first position and with nothing skipped."""
 
     now: Partition
-    """The one under way where batches are counted from."""
+    """The epoch from which batches are counted."""
     later: Partition
-    """All after it."""
+    """All later epochs."""
     drop_last: bool
     of_epoch: Callable[[int], Partition] | None = None
-    """Each of those after it, where they are not all alike."""
+    """Each later epoch, where they differ."""
 
 
 def locate_batch_ranges(
@@ -240,20 +240,20 @@ def locate_batch_ranges(
     progress: TrainProgress,
     partitions: EpochPartitions,
 ) -> dict[BatchRange, SkippedRange]:
-    """Where the samples of some ranges are.
+    """Return the positions of the samples of ranges.
 
     Args:
-        ranges: To be placed; none overlaps another, or a known one.
-        known: Ranges that were placed before; batches are read without their samples.
-        progress: What batches are counted from. What lies before is an empty range at that position.
-        partitions: How epochs are divided.
+        ranges: Ranges to locate; none overlaps another, or a known one.
+        known: Ranges that were located before; batches are read without their samples.
+        progress: The progress from which batches are counted. Earlier batches become an empty range at its position.
+        partitions: Division of the epochs.
     """
     locator = _BatchLocator(known, progress, partitions)
-    return {one: (locator.begin(one.first), locator.end(one.last)) for one in ranges}
+    return {batches: (locator.begin(batches.first), locator.end(batches.last)) for batches in ranges}
 
 
 class _BatchLocator:
-    """Goes from where batches are counted to the batch of a number, over what is known to be skipped."""
+    """Finds the position of a batch by its number, counting from the progress of training without skipped ranges."""
 
     def __init__(
         self, known: Mapping[BatchRange, SkippedRange], progress: TrainProgress, partitions: EpochPartitions
@@ -264,12 +264,12 @@ class _BatchLocator:
             last_skipped if partitions.of_epoch is None else max(last_skipped, progress.place[0] + _MOST_COUNTED)
         )
         self._counts: dict[int, int] = {}
-        passed = sum(len(one) for one, (_, stop) in known.items() if stop <= progress.place)
-        self._ahead = [one for one, (_, stop) in known.items() if stop > progress.place]
+        passed = sum(len(batches) for batches, (_, stop) in known.items() if stop <= progress.place)
+        self._ahead = [batches for batches, (_, stop) in known.items() if stop > progress.place]
         self._number = progress.steps + passed
 
     def begin(self, number: int) -> EpochPosition:
-        """Where a batch begins."""
+        """Return the position at which a batch begins."""
         if number < self._number:
             return self._progress.place
         epoch, entry = self._locate(number)
@@ -277,7 +277,7 @@ class _BatchLocator:
         return (epoch, int(sequence.positions(np.asarray(entry)))) if entry < len(sequence) else (epoch + 1, 0)
 
     def end(self, number: int) -> EpochPosition:
-        """Where a batch ends; the last of an epoch, at the beginning of the next."""
+        """Return the position at which a batch ends; that of an epoch's last batch is the beginning of the next."""
         if number < self._number:
             return self._progress.place
         epoch, entry = self._locate(number)
@@ -285,8 +285,8 @@ class _BatchLocator:
         return (epoch, int(sequence.positions_after(np.asarray(after)))) if after < len(sequence) else (epoch + 1, 0)
 
     def _locate(self, number: int) -> EpochPosition:
-        """The epoch of a batch, and its first entry among those that are kept there."""
-        steps = number - self._number - sum(len(one) for one in self._ahead if one.last < number)
+        """Return the epoch of a batch, and its first entry among those that are kept there."""
+        steps = number - self._number - sum(len(batches) for batches in self._ahead if batches.last < number)
         epoch, position = self._progress.place
         left = self._left()
         if steps < left:
@@ -300,7 +300,7 @@ class _BatchLocator:
         return epoch + epochs, batch * self._batch_size
 
     def _left(self) -> int:
-        """Batches that are trained from the place to the end of its epoch."""
+        """Return the batches that are trained from the current position to the end of its epoch."""
         epoch, position = self._progress.place
         whole = self._partition(epoch)
         rest = replace(whole, start=min(position, whole.sequence.end))

@@ -1,20 +1,20 @@
-"""What a step of a phase takes of a stream: a slice of its passes, as units of whole shards and parts of shards.
+"""The slice that a mixture step takes of a stream's passes, as units of whole shards and parts of shards.
 
-A stream's passes follow each other without end; each reads all of its samples, shard by shard in an order of its own,
-and each shard in an order of its own. Slices that follow each other share no sample of a pass and leave none out.
+A stream's passes follow each other without end. Each reads all samples, shard by shard; the order of the shards, and
+the order within each shard, differ from pass to pass. Consecutive slices share no sample of a pass and leave none out.
 For example two passes over shards of 4 and 2 samples, and three slices of 5, 4 and 3:
 
     pass           0               1
     shards         B B | A A A A | A A A A | B B
     slices         1 1   1 1 1 2   2 2 2 3   3 3
 
-Where data is appended to a stream, the pass under way keeps its shards, and those after it read all.
+When data is appended to a stream, the pass under way keeps its shards, and later passes read all.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -28,80 +28,80 @@ MOST_STEPS = 1 << 20
 """More than an epoch can have, so that the steps of all epochs can be numbered."""
 _NO_IDS = np.empty(0, np.int64)
 _PURPOSE = 3
-"""Tells these generators from those of other purposes, which ``blockwise`` counts from 0."""
+"""Distinguishes these generators from those of other purposes, which ``blockwise`` counts from 0."""
 _CHUNK = 1 << 16
-"""Ids that are worked out at once: as many as a processor's cache holds, which takes half of the time of many more."""
+"""Ids that are computed at once: as many as a processor's cache holds, which takes half the time of many more."""
 _JOINED = 1 << 10
 """Samples of tiny passes that are shuffled as one run."""
 _LONG_PART = 1 << 11
-"""Samples of a part of a shard that are worth a call, and a table, of their own."""
+"""Samples from which a part of a shard has a separate call, and table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequeuedSamples:
-    """Samples of a stream that were drawn and, because a phase was cut, not read: they are read before all others."""
+    """Samples of a stream that were drawn and, because a phase was cut, not read; they are read before all others."""
 
     ids: NDArray[np.int64]
     """Sample ids, those of a shard one after another."""
     stop: int
-    """Up to where the stream's passes were drawn: these samples count as those before it."""
+    """Samples of the stream's passes that were drawn: these samples count as the last of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TruncatedEpochs:
-    """Passes that read only a stream's first shards: those that were there when they began."""
+    """Passes that read only a stream's first shards: those that existed when they began."""
 
     shards: int
-    """How many."""
+    """Number of these shards."""
     stop: int
-    """Where the last of these passes ends: samples of all passes before."""
+    """End of the last of these passes: samples of all passes up to there."""
 
 
 class StreamPasses:
-    """How the samples of a stream are counted off in passes.
+    """The division of a stream's samples into passes.
 
     Args:
-        sizes: Samples in each of its shards.
-        shorter: The passes that do not read all of them, in their order.
+        sizes: Samples in each shard of the stream.
+        shorter: Passes that do not read all shards, in order.
     """
 
     def __init__(self, sizes: NDArray[np.int64], shorter: Sequence[TruncatedEpochs] = ()) -> None:
-        self._sizes = [*(sizes[: one.shards] for one in shorter), sizes]
-        self._stops = np.asarray([one.stop for one in shorter], np.int64)
+        self._sizes = [*(sizes[: truncated.shards] for truncated in shorter), sizes]
+        self._stops = np.asarray([truncated.stop for truncated in shorter], np.int64)
         self._starts = np.concatenate([[0], self._stops])
-        self._totals = np.asarray([int(one.sum()) for one in self._sizes])
+        self._totals = np.asarray([int(of.sum()) for of in self._sizes])
         self._first_passes = np.concatenate([[0], np.cumsum(np.diff(self._starts) // self._totals[:-1])])
 
     @property
     def size(self) -> int:
-        """Samples of a pass that reads all shards."""
+        """Number of samples of a pass that reads all shards."""
         return int(self._totals[-1])
 
     @property
     def are_whole(self) -> bool:
-        """Whether no shorter passes end within one."""
+        """True if shorter passes end where a pass ends."""
         spans = np.diff(self._starts)
         return bool((spans > 0).all() and not (spans % self._totals[:-1]).any())
 
     def numbers(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The pass of each sample, by how many samples come before it."""
+        """Return the pass of each sample, given by the number of samples before it."""
         at = np.searchsorted(self._stops, samples, side="right")
-        found: NDArray[np.int64] = self._first_passes[at] + (samples - self._starts[at]) // self._totals[at]
-        return found
+        passes: NDArray[np.int64] = self._first_passes[at] + (samples - self._starts[at]) // self._totals[at]
+        return passes
 
     def count(self, samples: int) -> float:
-        """How many passes so many samples are."""
+        """Return the number of passes that so many samples are."""
         at = int(np.searchsorted(self._stops, samples, side="right"))
         return float(self._first_passes[at] + (samples - self._starts[at]) / self._totals[at])
 
     def next_beginning(self, samples: int) -> int:
-        """Where a pass begins next, for who has read so many samples."""
+        """Return the beginning of the next pass after so many samples."""
         at = int(np.searchsorted(self._stops, samples, side="right"))
         start, total = int(self._starts[at]), int(self._totals[at])
         return start - (start - samples) // total * total
 
     def equal(self, start: int, stop: int) -> Iterator[EqualPasses]:
-        """A slice of the passes, in parts of passes that are equally long."""
+        """Yield the slice ``[start, stop)`` in parts whose passes are equally long."""
         stops = [*self._stops.tolist(), stop]
         for at, (sizes, first) in enumerate(zip(self._sizes, self._starts.tolist(), strict=True)):
             begin, end = max(start, first), min(stop, stops[at])
@@ -115,32 +115,37 @@ class EqualPasses(NamedTuple):
     sizes: NDArray[np.int64]
     """Samples of each shard."""
     start: int
-    """Where it begins, counted from the first of these passes."""
+    """Its beginning, counted from the first of these passes."""
     stop: int
-    """Where it ends, too."""
+    """Its end, counted likewise."""
     first_pass: int
-    """The number of that pass."""
+    """The number of the first of these passes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSlice:
-    """Where in a stream's passes a step begins to read it."""
+    """The position in a stream's passes at which a mixture step begins to read it."""
 
     stream: str
-    """Its name, by which its passes differ from those of other streams."""
+    """The stream's name, by which its passes differ from those of other streams."""
     first_id: int
-    """Sample id at which it begins."""
+    """Sample id at which the stream begins."""
     start: int
-    """Samples of its passes before, over all epochs."""
+    """Samples of its passes before the slice, over all epochs."""
     shorter: tuple[TruncatedEpochs, ...] = ()
-    """Passes that do not read all of its shards."""
+    """Passes that do not read all shards."""
     requeued: RequeuedSamples | None = None
-    """What comes first, as a cut has left it."""
+    """Samples that an earlier cut has left, which are read first."""
 
     @property
     def facts(self) -> tuple[object, ...]:
         """All that its samples depend on, for a digest."""
-        own = self.stream, self.first_id, self.start, *((one.shards, one.stop) for one in self.shorter)
+        own = (
+            self.stream,
+            self.first_id,
+            self.start,
+            *((truncated.shards, truncated.stop) for truncated in self.shorter),
+        )
         if self.requeued is None:
             return own
         ids = hashlib.blake2b(self.requeued.ids.astype("<i8").tobytes()).hexdigest()
@@ -156,27 +161,27 @@ class SliceUnits:
     shard_sizes: NDArray[np.int64]
     """Samples of that shard."""
     offsets: NDArray[np.int64]
-    """Samples of the shard that the pass has read before, in the order of the unit's key."""
+    """Samples of the shard that the pass read before, in the order of the unit's key."""
     sizes: NDArray[np.int64]
     """Samples of the unit, at least one."""
     keys: NDArray[np.uint64]
-    """Of the order in which the pass reads the shard; of no meaning where the unit is the whole shard, or in order."""
+    """Keys of the orders in which passes read shards; undefined for whole shards, and without shuffling."""
     are_parts: NDArray[np.bool_]
-    """Whether the unit is a part of its shard, which is read in the order of its key."""
+    """True where the unit is a part of its shard, which is read in the order of its key."""
     are_listed: NDArray[np.bool_]
-    """Whether the ids of the unit are those of ``listed`` from its offset on."""
+    """True where the ids of the unit are those of ``listed`` from its offset on."""
     passes: NDArray[np.int64]
-    """Of which pass of its stream the unit is."""
+    """The pass of the stream that the unit belongs to."""
     streams: NDArray[np.int64]
-    """Of which stream it is, by its place among those given."""
+    """The stream that the unit belongs to, by its number among the given ones."""
     listed: NDArray[np.int64]
     """Sample ids of some units."""
 
     def shuffled_runs(self) -> NDArray[np.int64]:
-        """Sizes of what a shuffle keeps together: units, and of streams whose passes are tiny, those of some passes.
+        """Return the sizes of the runs that a shuffle keeps together: units, or the units of several tiny passes.
 
-        Else a stream of one sample, read a million times, would be a million runs. As passes are put in order after
-        the shuffle, it plays no part in which run they were.
+        Without the latter a stream of one sample, read a million times, would be a million runs. As passes are put in
+        order after the shuffle, their runs do not matter.
         """
         firsts = np.flatnonzero(np.diff(self.streams, prepend=-1))
         lasts = np.append(firsts[1:], len(self.streams)) - 1
@@ -208,7 +213,7 @@ class SliceUnits:
     def _write_short_parts(
         self, parts: NDArray[np.int64], places: NDArray[np.int64], out: NDArray[np.integer[Any]]
     ) -> None:
-        """Those of which each alone is not worth a table."""
+        """Write the ids of parts that are too short for a separate table."""
         lookup, permutations = RunLookup(np.cumsum(self.sizes[parts])), Permutations(self.shard_sizes)
         skipped = places[parts] - (lookup.stops - self.sizes[parts])
         for start in range(0, len(lookup), _CHUNK):
@@ -229,106 +234,95 @@ def slice_units(
     *,
     is_shuffled: bool,
 ) -> SliceUnits:
-    """The units of some streams' slices, stream by stream.
+    """Return the units of streams' slices, stream by stream.
 
     Args:
         shard_sizes: Samples in each shard, per stream.
         counts: Samples to take of each stream.
-        slices: Where they begin, per stream.
-        seed: Of all passes.
-        is_shuffled: Whether a pass has an order of its own, rather than that of the stored samples.
+        slices: The beginning of the slice, per stream.
+        seed: Seed of all passes.
+        is_shuffled: Passes are shuffled, rather than in the order of the stored samples.
     """
-    asked = enumerate(zip(shard_sizes, counts, slices, strict=True))
-    found = ((stream, _of_stream(sizes, count, one, seed, is_shuffled)) for stream, (sizes, count, one) in asked)
-    return _joined([replace(one, streams=np.full(len(one.sizes), stream)) for stream, one in found])
+    joined = []
+    for stream, (sizes, count, taken) in enumerate(zip(shard_sizes, counts, slices, strict=True)):
+        units = _of_stream(sizes, count, taken, seed, is_shuffled)
+        joined.append(replace(units, streams=np.full(len(units.sizes), stream)))
+    return _joined(joined)
 
 
 def _of_stream(sizes: NDArray[np.int64], count: int, taken: StreamSlice, seed: int, is_shuffled: bool) -> SliceUnits:
-    """The units of one stream, pass by pass."""
-    start, stop, passes, found = (
-        taken.start,
-        taken.start + count,
-        StreamPasses(sizes, taken.shorter),
-        [],
-    )
-    if taken.requeued is not None and start < taken.requeued.stop:
-        ids, shard_stops = taken.requeued.ids, taken.first_id + np.cumsum(sizes)
-        until, first = (
-            min(stop, taken.requeued.stop),
-            taken.requeued.stop - len(taken.requeued.ids),
-        )
-        found.append(
-            _listed_units(ids[start - first : until - first], shard_stops, passes.numbers(np.arange(start, until)))
+    """Return the units of one stream, pass by pass."""
+    start, stop, passes = taken.start, taken.start + count, StreamPasses(sizes, taken.shorter)
+    units, requeued = list[SliceUnits](), taken.requeued
+    if requeued is not None and start < requeued.stop:  # a unit for each run of one shard and pass
+        until, first = min(stop, requeued.stop), requeued.stop - len(requeued.ids)
+        ids, numbers = requeued.ids[start - first : until - first], passes.numbers(np.arange(start, until))
+        shards = np.searchsorted(taken.first_id + np.cumsum(sizes), ids, side="right")
+        starts = np.flatnonzero(np.diff(shards, prepend=-1) | np.diff(numbers, prepend=-1))
+        units.append(
+            _units(
+                sizes=np.diff(starts, append=len(ids)),
+                passes=numbers[starts],
+                offsets=starts,
+                are_listed=np.ones(len(starts), np.bool_),
+                listed=ids,
+            )
         )
         start = until
     for part in passes.equal(start, stop):
-        found += _of_equal_passes(part, taken, seed, is_shuffled)
-    return _joined(found)
-
-
-def _of_equal_passes(part: EqualPasses, taken: StreamSlice, seed: int, is_shuffled: bool) -> Iterator[SliceUnits]:
-    sizes, start, stop, first_pass = part
-    total = int(sizes.sum())
-    whole = range(-(-start // total), max(stop // total, -(-start // total)))
-    ends = {start // total, whole.start, (stop - 1) // total}  # of the whole passes one stands for all
-    for begin, end in _by_pass(start, stop, total, ends):
-        number = begin // total
-        if end - begin < total:
-            within = (begin - number * total, end - number * total)
-            yield _part_of_pass(sizes, within, taken, (seed, first_pass + number), is_shuffled)
-        elif number == whole.start:
-            yield _whole_passes(sizes, range(first_pass + whole.start, first_pass + whole.stop), taken.first_id)
-
-
-def _by_pass(start: int, stop: int, total: int, passes: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The part of ``[start, stop)`` in some passes.
-
-    For example from 3 to 14 in the passes 0 to 2 of 5 samples: 3 to 5, 5 to 10, 10 to 14.
-    """
-    for number in sorted(passes):
-        begin, end = max(start, number * total), min(stop, (number + 1) * total)
-        if begin < end:
-            yield begin, end
-
-
-def _listed_units(ids: NDArray[np.int64], shard_stops: NDArray[np.int64], passes: NDArray[np.int64]) -> SliceUnits:
-    """Of ids, and the pass of each, a unit for each run of one shard and pass."""
-    shards = np.searchsorted(shard_stops, ids, side="right")
-    starts = np.flatnonzero(np.diff(shards, prepend=-1) | np.diff(passes, prepend=-1))
-    sizes, are_listed = np.diff(starts, append=len(ids)), np.ones(len(starts), np.bool_)
-    return _units(sizes=sizes, offsets=starts, are_listed=are_listed, passes=passes[starts], listed=ids)
+        total = int(part.sizes.sum())
+        first_whole = -(-part.start // total)
+        num_whole = max(part.stop // total - first_whole, 0)
+        # The first whole pass represents all of them.
+        for number in sorted({part.start // total, first_whole, (part.stop - 1) // total}):
+            begin, end = max(part.start - number * total, 0), min(part.stop - number * total, total)
+            if 0 < end - begin < total:
+                key = (seed, part.first_pass + number)
+                units.append(_part_of_pass(part.sizes, (begin, end), taken, key, is_shuffled))
+            elif number == first_whole and num_whole:
+                # These are shuffled with the rest of the step, so the orders of their shards do not matter.
+                firsts = (taken.first_id + np.cumsum(part.sizes) - part.sizes)[part.sizes > 0]
+                first_pass = part.first_pass + first_whole
+                units.append(
+                    _units(
+                        sizes=np.tile(part.sizes[part.sizes > 0], num_whole),
+                        passes=np.repeat(np.arange(first_pass, first_pass + num_whole), len(firsts)),
+                        first_ids=np.tile(firsts, num_whole),
+                    )
+                )
+    return _joined(units)
 
 
 def _units(*, sizes: NDArray[np.int64], passes: NDArray[np.int64], **more: NDArray[Any]) -> SliceUnits:
-    """Units of which some things are said, of one stream; unless said otherwise they are whole shards."""
+    """Create units of one stream; by default they are whole shards."""
     zeros, no = np.zeros_like(sizes), np.zeros(len(sizes), np.bool_)
-    unsaid: dict[str, NDArray[Any]] = {
+    defaults: dict[str, NDArray[Any]] = {
         **dict.fromkeys(("first_ids", "offsets", "streams"), zeros),
         **dict.fromkeys(("are_parts", "are_listed"), no),
         "shard_sizes": sizes,
         "keys": zeros.astype(np.uint64),
         "listed": _NO_IDS,
     }
-    return SliceUnits(sizes=sizes, passes=passes, **{**unsaid, **more})
+    return SliceUnits(sizes=sizes, passes=passes, **{**defaults, **more})
 
 
 def requeued_in_pass_order(
     left: NDArray[np.int64], passes: NDArray[np.int64], shard_stops: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The samples that a cut leaves of a stream, pass by pass, and in each shard by shard.
+    """Return the samples that a cut leaves of a stream, pass by pass, and in each pass shard by shard.
 
     Args:
         left: Sample ids that were drawn and not read, in the order in which they would have been read.
-        passes: Of which pass each of them is.
+        passes: The pass of each of them.
         shard_stops: Sample id after each shard of the stream, the first id subtracted.
 
     Returns:
-        The same ids; shards in the order in which they come first.
+        The same ids; shards in the order of their first samples.
     """
     shards = np.searchsorted(shard_stops, left, side="right")
     _, firsts, of = np.unique(shards, return_index=True, return_inverse=True)
-    found: NDArray[np.int64] = left[np.lexsort((left, firsts[of], passes))]
-    return found
+    ordered: NDArray[np.int64] = left[np.lexsort((left, firsts[of], passes))]
+    return ordered
 
 
 def in_pass_order(
@@ -340,9 +334,9 @@ def in_pass_order(
     """Exchange the items of each stream among each other, so that those of a pass are read before those of the next.
 
     Args:
-        items: What lies at each place of a step; changed in place.
-        streams: Of which stream each item is.
-        passes: Of which pass of it.
+        items: The item at each place of a step; changed in place.
+        streams: The stream of each item.
+        passes: The pass of each item.
         reading: All places, in the order in which they are read.
     """
     several = np.zeros(int(streams.max(initial=0)) + 1, np.bool_)
@@ -357,7 +351,7 @@ def in_pass_order(
 
 
 def _stable_argsort(numbers: NDArray[np.int64]) -> NDArray[np.intp]:
-    """``np.argsort(numbers, kind="stable")`` of numbers from 0 on, in linear time: by 16 bits at once, lowest first."""
+    """Return ``np.argsort(numbers, kind="stable")`` of numbers from 0 on, in linear time: 16 bits at a time."""
     order, shift = np.argsort(numbers.astype(np.uint16), kind="stable"), 16
     while int(numbers.max(initial=0)) >> shift:
         order = order[np.argsort((numbers >> shift).astype(np.uint16)[order], kind="stable")]
@@ -365,17 +359,10 @@ def _stable_argsort(numbers: NDArray[np.int64]) -> NDArray[np.intp]:
     return order
 
 
-def _whole_passes(sizes: NDArray[np.int64], passes: range, first_id: int) -> SliceUnits:
-    """As they are shuffled with all else of the step, the orders of their shards play no part."""
-    firsts = (first_id + np.cumsum(sizes) - sizes)[sizes > 0]
-    sizes, numbers = sizes[sizes > 0], np.repeat(np.arange(passes.start, passes.stop), len(firsts))
-    return _units(sizes=np.tile(sizes, len(passes)), first_ids=np.tile(firsts, len(passes)), passes=numbers)
-
-
 def _part_of_pass(
     sizes: NDArray[np.int64], part: tuple[int, int], taken: StreamSlice, key: tuple[int, int], is_shuffled: bool
 ) -> SliceUnits:
-    """What a pass reads from one sample up to another, counted within it."""
+    """Return the units that a pass reads from one sample up to another, counted within it."""
     (start, stop), (seed, number) = part, key
     name = int.from_bytes(hashlib.blake2b(taken.stream.encode(), digest_size=8).digest(), "little")
     generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_PURPOSE, number, name)))
@@ -396,17 +383,16 @@ def _part_of_pass(
         are_parts=(offsets > 0) | (stops > stop) if is_shuffled else np.zeros(len(shards), np.bool_),
     )
     kept = units.sizes > 0
-    of_units = {one.name: getattr(units, one.name)[kept] for one in fields(SliceUnits) if one.name != "listed"}
-    return SliceUnits(**of_units, listed=_NO_IDS)
+    names = [field.name for field in fields(SliceUnits) if field.name != "listed"]
+    return SliceUnits(**{name: getattr(units, name)[kept] for name in names}, listed=_NO_IDS)
 
 
 def _joined(several: Sequence[SliceUnits]) -> SliceUnits:
     if len(several) == 1:
         return several[0]
     first, moved = 0, []
-    for one in several:
-        moved.append(replace(one, offsets=one.offsets + first * one.are_listed) if first else one)
-        first += len(one.listed)
-    return SliceUnits(
-        **{field.name: np.concatenate([getattr(one, field.name) for one in moved]) for field in fields(SliceUnits)}
-    )
+    for units in several:
+        moved.append(replace(units, offsets=units.offsets + first * units.are_listed) if first else units)
+        first += len(units.listed)
+    names = [field.name for field in fields(SliceUnits)]
+    return SliceUnits(**{name: np.concatenate([getattr(units, name) for units in moved]) for name in names})

@@ -1,4 +1,4 @@
-"""How many samples each stream gives to an epoch, and the shape of the data that order is worked out from."""
+"""Samples of each stream in an epoch, and the shape of the data that the order is computed from."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lightning_streaming.units import LARGEST_COUNT, plain_number, store_whole
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamWeight:
-    """What a person says about one stream's share; at most one of the three."""
+    """The user's weight of one stream: at most one of the three."""
 
     proportion: float | None = None
-    """Share relative to the other streams; only the ratios count."""
+    """Share relative to the other streams; only ratios matter."""
     repeat: float | None = None
-    """How often each sample is read per epoch, on average."""
+    """Reads of each sample per epoch, on average."""
     choose: int | None = None
     """Samples per epoch."""
 
@@ -51,18 +51,18 @@ class StreamWeight:
 
     @property
     def is_unsaid(self) -> bool:
-        """Whether the stream is left to its own size."""
+        """True if the stream has no weight, so that its size decides."""
         return self.proportion is None and self.repeat is None and self.choose is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedWeights:
-    """What each stream gives, in stream order."""
+    """Samples of each stream, in stream order."""
 
     proportion: tuple[float, ...]
     """Share of the epoch; sums to 1."""
     repeat: tuple[float, ...]
-    """How often each sample is read per epoch, on average."""
+    """Reads of each sample per epoch, on average."""
     choose: tuple[int, ...]
     """Samples per epoch; sums to ``epoch_size``."""
     epoch_size: int
@@ -72,7 +72,7 @@ class ResolvedWeights:
 def resolve_weights(
     weights: Sequence[StreamWeight], sizes: Sequence[int], epoch_size: int | None, seed: int
 ) -> ResolvedWeights:
-    """Turn what a person said about weights into samples per stream.
+    """Return the samples per stream for the user's weights.
 
     Streams are either all relative (each has a ``proportion``, together they fill ``epoch_size``) or all absolute
     (``repeat``, ``choose`` or their own size). With an ``epoch_size`` and no weights at all, streams share it by size.
@@ -80,8 +80,8 @@ def resolve_weights(
     Args:
         weights: One per stream.
         sizes: Samples in each stream.
-        epoch_size: Samples per epoch; None or 0 for as many as the streams hold or the weights say.
-        seed: Decides which streams get the few samples that rounding leaves over.
+        epoch_size: Samples per epoch; None or 0 for the size of the streams or the sum of the weights.
+        seed: Decides which streams get the few samples that remain after rounding.
 
     Raises:
         ConfigError: Weights of different kinds are mixed, an ``epoch_size`` contradicts absolute weights, a stream is
@@ -112,7 +112,7 @@ def resolve_weights(
         return _absolute(weights, totals)
     if not all(weight.is_unsaid for weight in weights):
         raise ConfigError(
-            f"repeat and choose say how large an epoch is, so epoch_size={epoch_size} contradicts them",
+            f"repeat and choose determine the size of an epoch, so epoch_size={epoch_size} contradicts them",
             hint="drop epoch_size, or weight streams by proportion",
             option="epoch_size",
         )
@@ -129,15 +129,16 @@ def _relative(
     size = epoch_size or int(totals.sum())
     proportion = shares / shares.sum()
     choose = (size * proportion).astype(np.int64)
-    left_over = size - int(choose.sum())
-    # Rounding never leaves more than one sample per stream.
-    lucky = np.random.default_rng(seed).choice(len(choose), left_over, replace=False)
-    choose[lucky] += 1
+    remainder = size - int(choose.sum())  # at most one sample per stream
+    choose[np.random.default_rng(seed).choice(len(choose), remainder, replace=False)] += 1
     return _resolved(proportion, choose, totals)
 
 
 def _absolute(weights: Sequence[StreamWeight], totals: NDArray[np.int64]) -> ResolvedWeights:
-    counts = [_absolute_choice(weight, size) for weight, size in zip(weights, totals.tolist(), strict=True)]
+    counts = list[int]()
+    for weight, size in zip(weights, totals.tolist(), strict=True):
+        whole = size if weight.choose is None else weight.choose
+        counts.append(whole if weight.repeat is None else int(float(weight.repeat) * size))
     if sum(counts) > LARGEST_COUNT:
         raise ConfigError(
             f"an epoch would draw {sum(counts)} samples, but has {LARGEST_COUNT} at most",
@@ -148,12 +149,6 @@ def _absolute(weights: Sequence[StreamWeight], totals: NDArray[np.int64]) -> Res
     if not choose.any():
         raise ConfigError("the weights draw no sample at all", hint="raise a repeat or a choose", option="repeat")
     return _resolved(choose / choose.sum(), choose, totals)
-
-
-def _absolute_choice(weight: StreamWeight, size: int) -> int:
-    if weight.repeat is not None:
-        return int(float(weight.repeat) * size)
-    return size if weight.choose is None else weight.choose
 
 
 def _resolved(proportion: NDArray[np.float64], choose: NDArray[np.int64], totals: NDArray[np.int64]) -> ResolvedWeights:
@@ -167,15 +162,15 @@ def _resolved(proportion: NDArray[np.float64], choose: NDArray[np.int64], totals
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DatasetShape(SampleSequence):
-    """All that order knows about the data: every sample once, shard by shard, and how many of them an epoch draws."""
+    """The data as the order sees it: every sample once, shard by shard, and the number that an epoch draws."""
 
     shard_sizes: tuple[NDArray[np.int64], ...]
     """Samples in each shard, per stream."""
     weights: ResolvedWeights
     """Samples per epoch of each stream."""
     first_ids: tuple[int, ...] = ()
-    """Sample id at which each stream begins, where some have more samples than these; none where one follows another.
-    Orders are the same with and without."""
+    """Sample id at which each stream begins, if streams have more samples than these; empty if each follows the one
+    before. Orders are the same with and without."""
 
     def __post_init__(self) -> None:
         if len(self.shard_sizes) != len(self.weights.choose):
@@ -195,11 +190,11 @@ class DatasetShape(SampleSequence):
                 raise ConfigError(f"stream {stream} has no samples", hint="remove it", option="streams")
 
     def __len__(self) -> int:
-        """Samples in all streams; without ``first_ids`` sample ids are below it."""
+        """Return the number of samples in all streams; without ``first_ids`` sample ids are below it."""
         return sum(int(sizes.sum()) for sizes in self.shard_sizes)
 
     def ids(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Samples are numbered as they lie in their shards."""
+        """Return the sample ids of entries: samples are numbered shard by shard."""
         if not self.first_ids:
             return entries
         stops, shifts = self._renumbering
@@ -208,7 +203,7 @@ class DatasetShape(SampleSequence):
 
     @cached_property
     def _renumbering(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The entry at which each stream ends, and what its sample ids are above its entries."""
+        """The entry at which each stream ends, and the difference of its sample ids to its entries."""
         sizes = np.asarray([int(of.sum()) for of in self.shard_sizes])
         stops = np.cumsum(sizes)
         return stops, np.asarray(self.first_ids) - (stops - sizes)
@@ -222,7 +217,7 @@ class DatasetShape(SampleSequence):
 
     @property
     def epoch_size(self) -> int:
-        """Samples that an epoch draws."""
+        """Number of samples that an epoch draws."""
         return self.weights.epoch_size
 
 
@@ -235,23 +230,23 @@ class StreamGroup:
     choose: tuple[int, ...]
     """Samples to draw from each stream; more than it holds repeats it."""
     first_id: int
-    """Sample id at which the first shard of the first stream starts; with slices, how much of a step is taken of the
-    groups before."""
+    """Sample id at which the first shard of the first stream starts; with slices, the samples that the step takes of
+    the groups before."""
     block_size: int
     """Samples to mix with each other, for algorithms that work in blocks."""
     stream_slices: tuple[StreamSlice, ...] = ()
-    """Where each stream's passes go on, as in a step of a phase; none where an epoch draws its samples anew."""
+    """The position at which each stream's passes continue, in a mixture step; empty if each epoch draws separately."""
 
     def slice_units(self, seed: int, *, is_shuffled: bool) -> SliceUnits:
-        """What :attr:`slices` take, in whole shards and parts of shards."""
+        """Return the samples of the slices, as whole shards and parts of shards."""
         return slice_units(self.shard_sizes, self.choose, self.stream_slices, seed, is_shuffled=is_shuffled)
 
     @property
     def has_several_passes(self) -> bool:
-        """Whether :attr:`slices` reach into several passes of a stream."""
-        asked = zip(self.shard_sizes, self.choose, self.stream_slices, strict=False)  # without slices, none
+        """True if the slices reach into several passes of a stream."""
+        slices = zip(self.shard_sizes, self.choose, self.stream_slices, strict=False)  # without slices, none
         ends = (
-            StreamPasses(sizes, one.shorter).numbers(np.asarray([one.start, one.start + count - 1]))
-            for sizes, count, one in asked
+            StreamPasses(sizes, taken.shorter).numbers(np.asarray([taken.start, taken.start + count - 1]))
+            for sizes, count, taken in slices
         )
         return any(first != last for first, last in ends)

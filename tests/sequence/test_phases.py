@@ -180,7 +180,7 @@ def test_the_steps_of_all_phases_are_counted_together(monkeypatch: pytest.Monkey
     ramp: dict[str, float | tuple[float, float]] = {"a": (1.0, 0.0), "b": (0.0, 1.0)}
     first = phase("one", 1000, ramp, steps=60)
     assert len(planned([first, phase("two", 2000, ramp, steps=40)], 1)) == 100
-    with pytest.raises(ConfigError, match=r"schedule.two.steps: 41 are needed besides 60 of earlier phases"):
+    with pytest.raises(ConfigError, match=r"schedule.two.steps: 41 are needed after 60 of earlier phases"):
         planned([first, phase("two", 2000, ramp, steps=41)], 1)
 
 

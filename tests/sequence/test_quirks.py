@@ -109,6 +109,7 @@ def resumed(**saved: Any) -> Run:
         samples_per_stream=[10, 20],
         shards_per_stream=[1, 1],
         shard_sizes_per_stream=sizes,
+        selections=(None, None),
         leaves_gaps=False,
     )
     catalog.head = lambda shards: catalog

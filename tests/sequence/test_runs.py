@@ -19,7 +19,7 @@ def assert_finds_as_spelled_out(sizes: list[int]) -> None:
     assert len(lookup) == len(expected)
     assert lookup.find(np.arange(len(expected))).tolist() == expected.tolist()
     within = [place for size in sizes for place in range(size)]
-    assert [lookup.find_one(place) for place in range(len(expected))] == list(
+    assert [lookup.find_single(place) for place in range(len(expected))] == list(
         zip(expected.tolist(), within, strict=True)
     )
 
@@ -27,7 +27,7 @@ def assert_finds_as_spelled_out(sizes: list[int]) -> None:
 def test_places_are_found_in_the_example() -> None:
     lookup = RunLookup(np.asarray([4, 5, 12]))
     assert lookup.find(np.asarray([11, 0, 3, 4, 5, 6])).tolist() == [2, 0, 0, 1, 2, 2]
-    assert [lookup.find_one(place) for place in (11, 0, 3, 4, 5)] == [(2, 6), (0, 0), (0, 3), (1, 0), (2, 0)]
+    assert [lookup.find_single(place) for place in (11, 0, 3, 4, 5)] == [(2, 6), (0, 0), (0, 3), (1, 0), (2, 0)]
 
 
 @given(st.lists(st.integers(0, 40), max_size=60))
@@ -59,14 +59,14 @@ def test_far_places_are_found(sizes: list[int], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, int(stops[-1]) - 1))
     borders = np.unique(np.clip(np.concatenate([stops - 1, stops, [place]]), 0, stops[-1] - 1))
     assert RunLookup(stops).find(borders).tolist() == np.searchsorted(stops, borders, side="right").tolist()
-    assert [RunLookup(stops).find_one(border)[0] for border in borders[:500].tolist()] == [
+    assert [RunLookup(stops).find_single(border)[0] for border in borders[:500].tolist()] == [
         *np.searchsorted(stops, borders[:500], side="right")
     ]
 
 
 def test_a_lookup_goes_to_another_process() -> None:
     lookup = pickle.loads(pickle.dumps(RunLookup(np.array([4, 5, 12]))))
-    assert [lookup.find_one(place) for place in (0, 4, 11)] == [(0, 0), (1, 0), (2, 6)]
+    assert [lookup.find_single(place) for place in (0, 4, 11)] == [(0, 0), (1, 0), (2, 6)]
 
 
 runs = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 40)), max_size=20)

@@ -402,7 +402,7 @@ class _Filled:
     """The packs of several windows, numbered over all of them in the order in which they were filled."""
 
     num_packs: NDArray[np.int64]
-    """Of each window."""
+    """The number of packs of each window."""
     row_packs: NDArray[np.int64]
     """The pack of each row; rows are in no order."""
     row_places: NDArray[np.uint16]

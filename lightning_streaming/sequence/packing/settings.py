@@ -1,8 +1,8 @@
-"""How documents become packs: what the user says, and its checks.
+"""Options of packing, and their checks.
 
 A *pack* is what a language model reads as one row of tokens, or, under a budget of tokens, a group of whole documents
 that are padded to the longest. Which documents share a pack is a function of the epoch's order, the documents' lengths
-and these settings, and so the same on any number of machines; ``pack_plan`` works it out, ``packs`` reads it.
+and these settings, and so the same on any number of machines; ``plan`` computes it, ``packs`` reads it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LongerThanPack = Literal["split", "truncate", "drop", "error"]
 LongerThanBudget = Literal["truncate", "drop", "error"]
 
 LARGEST_WINDOW = 1 << 16
-"""Documents whose places in their window fit 16 bits."""
+"""Documents of a window, whose places fit 16 bits."""
 LARGEST_CAPACITY = 1 << 22
 LARGEST_BUDGET = 2**31 - 1
 MOST_BUCKETS = 1024
@@ -31,17 +31,17 @@ class PackSettings:
     """Packs of one capacity, for rows of one length.
 
     Args:
-        capacity: Tokens that a pack holds at most.
+        capacity: Most tokens of a pack.
         method: "concat": documents one after another in the epoch's order, cut every ``capacity`` tokens; only the
-            last pack may be short. "best_fit": whole documents, each window packed by itself: longest first, each into
+            last pack may be short. "best_fit": whole documents, each window packed separately: longest first, each into
             the pack with the least room that is enough, or a new one. Packs of a window are then put in random order.
-        window: With "best_fit", how many consecutive documents of the epoch's order are packed together.
-        longer: What becomes of a document longer than ``capacity``: "split" gives a pack of its own to each full piece,
-            and packs the rest like a document; "truncate" keeps its first ``capacity`` tokens; "drop" leaves it out;
-            "error" refuses it. "concat" cuts all alike, so only "split" goes with it.
+        window: With "best_fit", the number of consecutive documents of the epoch's order that are packed together.
+        longer: How a document longer than ``capacity`` is packed: "split" gives a separate pack to each full piece, and
+            packs the rest like a document; "truncate" keeps its first ``capacity`` tokens; "drop" leaves it out;
+            "error" raises an error. "concat" cuts all documents alike, so it supports "split" only.
 
     Raises:
-        ConfigError: A setting cannot work.
+        ConfigError: A setting is invalid.
     """
 
     capacity: int
@@ -63,7 +63,7 @@ class PackSettings:
 
     @property
     def facts(self) -> tuple[str | int, ...]:
-        """What of the settings makes a difference to the packs."""
+        """The settings that make a difference to the packs."""
         if self.method == "concat":
             return (self.method, self.capacity)
         return (self.method, self.capacity, self.window, self.longer)
@@ -71,21 +71,21 @@ class PackSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetSettings:
-    """Groups of whole documents of about one length, padded to the longest: as many as a budget of tokens allows.
+    """Groups of whole documents of similar length, padded to the longest: as many as a budget of tokens allows.
 
-    Documents of a window are sorted into buckets by their lengths, with borders chosen for the window so that about as
-    many tokens pad each bucket. Within a bucket they are taken in the epoch's order, and a group ends before its number
-    of documents times its longest one would exceed ``tokens``. Groups of a window are then put in random order.
+    Documents of a window are sorted into buckets by their lengths, with borders chosen for the window so that each
+    bucket needs about as much padding. Within a bucket they are taken in the epoch's order, and a group ends before its
+    number of documents times its longest one would exceed ``tokens``. Groups of a window are then put in random order.
 
     Args:
-        tokens: Of a group, padding included, at most.
-        buckets: Ranges of lengths. More of them pad less, and mix less.
-        window: How many consecutive documents of the epoch's order are grouped together.
-        longer: What becomes of a document longer than ``tokens``: "truncate" keeps its first ``tokens`` tokens, "drop"
-            leaves it out, "error" refuses it.
+        tokens: Most tokens of a group, padding included.
+        buckets: Number of ranges of lengths. More buckets need less padding, and mix less.
+        window: The number of consecutive documents of the epoch's order that are grouped together.
+        longer: How a document longer than ``tokens`` is handled: "truncate" keeps its first ``tokens`` tokens, "drop"
+            leaves it out, "error" raises an error.
 
     Raises:
-        ConfigError: A setting cannot work.
+        ConfigError: A setting is invalid.
     """
 
     tokens: int
@@ -101,12 +101,12 @@ class BudgetSettings:
 
     @property
     def capacity(self) -> int:
-        """Tokens of a pack, at most."""
+        """The most tokens of a pack."""
         return self.tokens
 
     @property
     def facts(self) -> tuple[str | int, ...]:
-        """What of the settings makes a difference to the packs."""
+        """The settings that make a difference to the packs."""
         return ("budget", self.tokens, self.buckets, self.window, self.longer)
 
 
@@ -117,7 +117,7 @@ _OF_PACK = ("capacity", "window", "longer")
 
 
 def named_facts(facts: Sequence[str | int]) -> dict[str, str | int]:
-    """What ``facts`` of settings are called, by the names of their options.
+    """Return ``facts`` of settings by the names of their options.
 
     >>> named_facts(["best_fit", 512, 4096, "split"])
     {'method': 'best_fit', 'capacity': 512, 'window': 4096, 'longer': 'split'}
