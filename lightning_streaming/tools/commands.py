@@ -133,7 +133,14 @@ class CommandParser(ArgumentParser):
         super().__init__(description=_EXAMPLES.sub("", description or "", count=1) or None, **settings)
 
     def format_help(self) -> str:
-        """Return the help, with the examples at its end."""
+        """Return the help, with required arguments alone in the first line, and the examples at its end."""
+        form = self._get_formatter()
+        required = [[action] for action in self._actions if action.required and action.option_strings]
+        required += [group._group_actions for group in self._mutually_exclusive_groups if group.required]
+        spelt = [" | ".join(f"{action.option_strings[0]} {action.metavar}" for action in group) for group in required]
+        words = [f"({text})" if " | " in text else text for text in spelt] + ["[OPTION ...]"]
+        words += [form._format_args(action, action.dest) for action in self._actions if not action.option_strings]
+        self.usage = " ".join(["%(prog)s", *words])
         return super().format_help() + (f"\nexamples:\n\n{self.examples}\n" if self.examples else "")
 
     def error(self, message: str) -> NoReturn:
@@ -241,9 +248,8 @@ def add_storage_options(parser: ArgumentParser, name: str = "--storage-options",
         action=_AddOption,
         type=_parse_pair,
         default=StorageOptions({}, name),
-        help=f"an argument of the fsspec filesystem of {of}, for example anon=true or endpoint_url=http://host; may be "
-        'given several times. Numbers, true, false, null, {...}, [...] and "..." are read as JSON, others as text. '
-        "Values are never shown",
+        help=f"an argument of the fsspec filesystem of {of}, like anon=true or endpoint_url=http://host; may be "
+        "given several times. Values in the form of JSON are read as JSON, others as text; none is ever shown",
     )
 
 

@@ -47,7 +47,7 @@ from lightning_streaming.options.token_budget import TokenBudget
 from lightning_streaming.resume.state import CALLBACK_KEY
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
 from lightning_streaming.terminal import report_error
-from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
+from lightning_streaming.trainer import COMMON_OPTIONS, DESCRIPTION, SUBCOMMANDS
 from lightning_streaming.trainer.cli_errors import (
     CliFailure,
     explain_failure,
@@ -120,8 +120,10 @@ class StreamingCLI(LightningCLI):
             parser_kwargs={
                 "prog": "lightning-streaming",  # also where it is run as a module
                 "description": DESCRIPTION,
-                "formatter_class": _Formatter,
-                **{subcommand: {"usage": _USAGE} for subcommand in self.subcommands()},
+                **{
+                    name: {"usage": _USAGE, "description": f"{SUBCOMMANDS[name].capitalize()}."}
+                    for name in self.subcommands()
+                },
             },
             args=None if args is None else list(args),
         )
@@ -131,6 +133,7 @@ class StreamingCLI(LightningCLI):
         super().add_core_arguments_to_parser(parser)
         parser.set_defaults({"data": {"class_path": "lightning_streaming.StreamingDataModule"}})
         parser.add_argument(_DEBUG, action=_KeepTracebacks, dest="debug")
+        parser.add_argument("--help_advanced", action=_AdvancedHelp, dest="help_advanced")
         for below, explains in {"": StreamingConfig, **_NAMED, **_GROUPS}.items():
             options = [f"--data.{stage}.{below}".rstrip(".") + ".help" for stage in STAGES]
             parser.add_argument(*options, action=_ExplainFields, dest=f"data.explain.{below}", explains=explains)
@@ -250,8 +253,26 @@ def _look_for_modules_here() -> None:
         sys.path.insert(0, here)
 
 
+_TITLES = {
+    "trainer": "trainer",
+    "model": "model",
+    "data": "data",
+    "optimizer": "optimizer, for models that leave it to the command line",
+    "lr_scheduler": "learning rate scheduler, for models that leave it to the command line",
+}
+"""Titles of the groups of options, instead of those from docstrings."""
+
+
+def _without_markup(words: str) -> str:
+    """Return a docstring's text without roles and backticks."""
+    return re.sub(r"(?::\w+:`~?(?:[\w.]*\.)?|`+)([^`]*)`+_?", r"\1", words)
+
+
 class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
     """Types and defaults of options, and descriptions with their line breaks."""
+
+    def _expand_help(self, action: Action) -> str:
+        return _without_markup(re.sub(r"\s*Default: `[^`]*`+\.", "", super()._expand_help(action)))
 
 
 class _FieldParser(LightningArgumentParser):
@@ -283,6 +304,22 @@ class _StreamingParser(_FieldParser):
 
     given: Sequence[str] = ()
     """Arguments as typed; set on the parser of the whole command line."""
+    help_is_advanced = False
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        usage = {} if "prog" in settings else {"usage": SUPPRESS}  # for the help of a class
+        super().__init__(*args, **{"formatter_class": _Formatter, **usage, **settings})
+
+    def format_help(self, *formatter: Any) -> str:
+        """Return the help: of a subcommand the common options, unless all are requested."""
+        if hasattr(self, "parent_parser") and not self.help_is_advanced:
+            return f"{self.format_usage()}\n{self.description}\n\n{COMMON_OPTIONS}"
+        if self.help_is_advanced:
+            self._action_groups[-1].title = "checkpoint"
+        for name, group in (self.groups or {}).items():
+            group.title = _without_markup(_TITLES.get(name, str(group.title)))
+        text: str = super().format_help(*formatter)
+        return text
 
     def parse_args(self, args: Any = None, *others: Any, **settings: Any) -> Any:
         """Parse, and keep the arguments for the message of an error."""
@@ -352,6 +389,19 @@ class _KeepTracebacks(Action):
         """Do nothing."""
 
 
+class _AdvancedHelp(Action):
+    """Option that prints all options and ends the program."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(nargs=0, default=SUPPRESS, help="Show all options and exit.", **kwargs)
+
+    def __call__(self, parser: ArgumentParser, *_: Any) -> None:
+        """Print, and exit with 0."""
+        vars(parser)["help_is_advanced"] = True
+        parser.print_help()
+        parser.exit()
+
+
 class _ExplainFields(Action):
     """Option that prints the fields of a dataclass and ends the program; jsonargparse has them only for classes."""
 
@@ -373,7 +423,7 @@ def _explain(parser: ArgumentParser, option: str) -> None:
         key = f"{key}.NAME"
         kind = _class_at(key)
     if kind is not None and option.endswith(".help"):
-        explanation = jsonargparse.ArgumentParser(usage=SUPPRESS, add_help=False)
+        explanation = jsonargparse.ArgumentParser(usage=SUPPRESS, add_help=False, formatter_class=_Formatter)
         explanation.add_class_arguments(kind, key)
         explanation.print_help()
         parser.exit()
@@ -561,4 +611,4 @@ def _of_class(documented: Any) -> dict[str, str]:
 
 def _as_yaml(words: str) -> str:
     """Return a description without markup, and with null for None."""
-    return re.sub(r"\bNone\b", "null", " ".join(words.replace("``", "").split()))
+    return re.sub(r"\bNone\b", "null", " ".join(_without_markup(words).split()))

@@ -31,7 +31,7 @@ from lightning_streaming import (
 )
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.logs import read_step_log
-from lightning_streaming.trainer.cli import StreamingCLI, main, read_config_files
+from lightning_streaming.trainer.cli import StreamingCLI, _without_markup, main, read_config_files
 from lightning_streaming.trainer.config import shown
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
@@ -141,7 +141,7 @@ def test_help_of_nested_data_explains_every_field(
     texts = {param.arg_name: param.description for param in docstring_parser.parse(explained.__doc__ or "").params}
     for field in fields(explained):
         assert f"{prefix}.{field.name} " in shown
-        assert " ".join((texts[field.name] or "undocumented").split()) in shown
+        assert _without_markup(" ".join((texts[field.name] or "undocumented").split())) in shown
 
 
 @pytest.mark.parametrize("first", ["--data.train.streams.help", pytest.param("--help", marks=pytest.mark.nightly)])
@@ -154,7 +154,7 @@ def test_every_help_that_a_help_text_names_exists(first: str, capsys: pytest.Cap
         shown, error = capsys.readouterr()
         assert ended.value.code == 0, f"{option}: {error}"
         # Not those that need a class, nor those of a trainer's objects, which jsonargparse prints and does not know.
-        named = re.findall(r"--(?!trainer\.\w+\.\w+\.help)[\w.]+\.help\b(?! CLASS)", shown)
+        named = re.findall(r"--(?!trainer\.\w+\.\w+\.help)[\w.]+\.help\b(?! \[?CLASS)", shown)
         waiting += {*named} - seen - {*waiting}
     of_streams = {f"--data.train.streams.NAME.{below}.help" for below in ("storage", "selection", "join")}
     assert {*of_streams, "--data.train.streams.NAME.join.NAME.storage.help"} <= seen
@@ -177,7 +177,7 @@ def test_every_help_that_a_page_or_a_help_text_names_exists(capsys: pytest.Captu
     code = [path for path in ROOT.glob("lightning_streaming/**/*.py") if path.name != "cli.py"]
     named = {option for path in [*pages, *code] for option in HELP_OF_FIELDS.findall(path.read_text())}
     assert {"--data.help", "--data.train.help", "--data.train.packing.help", "--data.train.token_budget.help"} <= named
-    listed = output_of("fit", "--help", capsys=capsys)
+    listed = output_of("fit", "--help_advanced", capsys=capsys)
     options = {*re.findall(r"--[\w.]+", listed)}
     of_classes = {option for option in named if "=" in option}
     assert named - of_classes <= options
@@ -240,10 +240,19 @@ data:
     assert train.streams["b"] == Stream(remote="z", join={"more": JoinConfig(remote="m")})
 
 
-def test_help_lists_the_explanations(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = output_of("fit", "--help", capsys=capsys)
-    assert "--data.train.help, --data.val.help" in shown
-    assert "--data.train.streams.help" in shown
+def test_help_fits_a_screen_and_names_options_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    common = output_of("fit", "--help", capsys=capsys)
+    assert len(common.splitlines()) < 60
+    assert max(map(len, common.splitlines())) <= 120
+    every = output_of("fit", "--help_advanced", capsys=capsys)
+    assert "--data.train.help, --data.val.help" in every
+    for title in ("trainer", "model", "data", "optimizer", "learning rate", "checkpoint"):
+        assert f"\n{title}" in every
+    for text in (common, every):
+        assert not re.search(r"`|:(class|meth|func|paramref):|<class", text)
+    every += output_of("fit", "--data.help", capsys=capsys) + output_of("fit", "--data.train.help", capsys=capsys)
+    every += output_of("fit", "--data.train.streams.NAME.help", capsys=capsys) + "--model.ARGUMENT"
+    assert {*re.findall(r"--[a-z][\w.]*\w", common)} <= {*re.findall(r"--[a-z][\w.]*\w", every)}
 
 
 def test_help_of_a_class_of_the_user_shows_its_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:

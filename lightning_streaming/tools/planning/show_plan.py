@@ -102,7 +102,7 @@ def _tables(report: Mapping[str, Any]) -> tuple[Table, Table | None, Table | Non
 
     streams = report["streams"]
     has_tokens, fetches = any(one["tokens"] for one in streams), any(one["bytes"] for one in streams)
-    heads = ["stream", "there", "samples", "share", *(["tokens"] if has_tokens else [])]
+    heads = ["stream", "available", "samples", "share", *(["tokens"] if has_tokens else [])]
     heads += ["passes", "most reads", "first repeat", *(["fetched"] if fetches else [])]
     rows = []
     for stream in streams:
@@ -116,9 +116,9 @@ def _tables(report: Mapping[str, Any]) -> tuple[Table, Table | None, Table | Non
     has_tokens = any(stream["tokens"] for phase in report["schedule"] for stream in phase["streams"])
     heads = ["phase", "stream", "samples", "share", *(["tokens"] if has_tokens else [])]
     of_phases = [
-        ["" if number else printable_name(phase["phase"]), *row_of(stream, has_tokens)]
+        [printable_name(phase["phase"]), *row_of(stream, has_tokens)]
         for phase in report["schedule"]
-        for number, stream in enumerate(phase["streams"])
+        for stream in phase["streams"]
     ]
     caches = []
     for cache in report["caches"]:
@@ -206,23 +206,23 @@ def write_page(path: Path, report: Mapping[str, Any], planned_from: str) -> None
         staged.write_text(text, encoding="utf-8")
 
 
-def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the numbers at the top of the page, as names and texts."""
+def _figures(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the numbers at the top of the page: names, texts and explanations."""
     run, cache, streams = report["run"], report["caches"][0], report["streams"]
     tokens = [stream["tokens"] for stream in streams]
-    figures = [("samples", short_number(sum(stream["samples"] for stream in streams)))]
-    figures += [] if None in tokens else [("tokens", short_number(sum(tokens)))]
-    figures.append(("steps", short_number(run["steps"])))
+    figures = [("samples", short_number(sum(stream["samples"] for stream in streams)), "read in the run by all ranks")]
+    figures += [] if None in tokens else [("tokens", short_number(sum(tokens)), "in these samples")]
+    figures.append(("steps", short_number(run["steps"]), "optimizer steps until the run ends"))
     most = max(streams, key=lambda stream: stream["passes"])
-    figures.append((f"passes over {most['stream']}", f"{most['passes']:.3g}"))
+    figures.append((f"passes over {most['stream']}", f"{most['passes']:.3g}", "the stream that is repeated most"))
     if cache["bytes"]:
-        figures.append(("fetched", format_bytes(cache["bytes"])))
-        figures.append(("cache at most", format_bytes(cache["peak"])))
-        figures.append(("first batch", f"{report['first_batch']['seconds']:.1f} s"))
+        figures.append(("downloaded", format_bytes(cache["bytes"]), "from the store by all nodes"))
+        figures.append(("largest cache", format_bytes(cache["peak"]), "disk space that each node needs"))
+        figures.append(("first batch", f"{report['first_batch']['seconds']:.1f} s", "wait before the training starts"))
     if report["packs"] is not None:
-        figures.append(("packs are full", f"{report['packs']['fill']:.1%}"))
+        figures.append(("fill of packs", f"{report['packs']['fill']:.1%}", "tokens; the rest is padding"))
     if report["mixing"] is not None:
-        figures.append(("mixing", f"{report['mixing']:.2f}"))
+        figures.append(("mixing", f"{report['mixing']:.2f}", "of batches; 1 is as well as a random draw"))
     return figures
 
 
