@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOWEST := .venv-lowest
-LOWEST_TESTS := tests/trainer tests/tools/test_trace.py tests/loading tests/cache tests/storage tests/examples
+LOWEST_TESTS := tests/trainer tests/tools/test_trace.py tests/dataset tests/reading tests/resume tests/cache tests/storage tests/examples
 
 DIST_VENV := .venv-dist
 LOCK_VENV := .venv-lock

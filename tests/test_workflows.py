@@ -64,3 +64,9 @@ def test_a_release_is_built_with_nothing_else_installed_and_clean_removes_all_th
     made = set(re.findall(r"^\w+ := (\.venv[\w-]*)$", MAKEFILE, re.MULTILINE))
     assert len(made) == 6
     assert {*made, "dist", "demo_output", "build/docs"} <= set(done.stdout.split())
+
+
+def test_the_makefile_names_tests_that_exist() -> None:
+    paths = re.findall(r"tests/[\w/.]+", MAKEFILE)
+    assert len(paths) > 8
+    assert [path for path in paths if not (ROOT / path).exists()] == []
