@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.fsdp import fully_shard
 
 from lightning_streaming import MDSWriter, StreamingConfig, StreamingDataLoader, StreamingDataModule, StreamingDataset
@@ -143,7 +143,7 @@ class DistributedAsyncIO(CheckpointIO):
         self.under_way: list[Any] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        self.under_way.append(dcp.async_save(checkpoint, checkpoint_id=str(path), no_dist=True))
+        self.under_way.append(async_save(checkpoint, checkpoint_id=str(path), no_dist=True))
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         loaded: dict[str, Any] = _load_state_dict_from_keys(checkpoint_id=str(path))
@@ -183,7 +183,7 @@ def _save_while_reading(data: Path, saved: Path) -> tuple[list[int], list[int]]:
     for _ in range(3):
         next(batches)
     state = {"loader": loader.state_dict(), "model": {"weight": torch.arange(4.0)}}
-    future: Any = dcp.async_save(state, checkpoint_id=str(saved))
+    future: Any = async_save(state, checkpoint_id=str(saved))
     after = [sample for batch in batches for sample in batch["id"].tolist()]
     future.result()
     fabric.barrier()
