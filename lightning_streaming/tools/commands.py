@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -10,17 +11,18 @@ import sys
 import threading
 from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from inspect import getdoc
 from io import TextIOWrapper
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StreamingError
 from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.storage import StorageOptions
 from lightning_streaming.tools.console import BAD, INTERRUPTED, PROGRAM, UNREAD, UNUSABLE, print_error
 
+_Parsed = TypeVar("_Parsed")
 _NOT_TEXT = re.compile(r'true|false|null|-?(0|[1-9]\d*)(\.\d+)?|[\[{"].*', re.DOTALL)
 _EXAMPLES = re.compile(r"(^    lightning-streaming .*\n)+\n?", re.MULTILINE)
 _LAYOUT = RawDescriptionHelpFormatter
@@ -364,6 +366,26 @@ def position(text: str) -> int:
 def amount(text: str) -> int:
     """Return a whole number of at least 1, of any size."""
     return _within(1, None, text)
+
+
+def not_negative_number(text: str) -> float:
+    """Return a number of at least 0, for ``add_argument(type=...)``."""
+    with suppress(ValueError):
+        if 0 <= (number := float(text)) < math.inf:
+            return number
+    raise ArgumentTypeError(f"must be a number of at least 0, but got {text!r:.40}")
+
+
+def parsed(parse: Callable[[str], _Parsed]) -> Callable[[str], _Parsed]:
+    """Return the same function for ``add_argument(type=...)``: argparse shows its errors."""
+
+    def parse_argument(text: str) -> _Parsed:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return parse_argument
 
 
 def usable_cpus() -> int:

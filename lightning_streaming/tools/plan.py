@@ -15,19 +15,25 @@ The exit code is 1 if a condition of --fail-if holds.
 
 from __future__ import annotations
 
-import argparse
 import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools.commands import add_json, add_loader, add_run, add_set, not_negative, of_run, positive
-from lightning_streaming.tools.planning.fail_if import PlanCondition, names_help, parse_condition
+from lightning_streaming.tools.commands import (
+    add_json,
+    add_loader,
+    add_run,
+    add_set,
+    not_negative,
+    not_negative_number,
+    of_run,
+    parsed,
+    positive,
+)
+from lightning_streaming.tools.planning.fail_if import names_help, parse_condition
 from lightning_streaming.units import parse_bytes
 
-_Parsed = TypeVar("_Parsed")
 _LINK = re.compile(r"(\d+(?:\.\d*)?)\s*([kmgt])bit(?:/s)?", re.IGNORECASE)
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
@@ -46,16 +52,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--steps", metavar="N", type=not_negative, help="last step to plan, instead of the trainer's")
     words = "also plan caches of this limit, as 500gb; none for no limit; may be given several times"
-    parser.add_argument("--limit", metavar="SIZE", type=_limit, action="append", default=[], help=words)
+    parser.add_argument("--limit", metavar="SIZE", type=parsed(_parse_limit), action="append", default=[], help=words)
     words = "between a node and the store, as 10gbit, or 1.2gb for bytes a second (default: 10gbit)"
-    parser.add_argument("--link", metavar="SPEED", type=_link, default="10gbit", help=words)
+    parser.add_argument("--link", metavar="SPEED", type=parsed(_parse_link), default="10gbit", help=words)
     words = "seconds before the store answers (default: 0.05)"
-    parser.add_argument("--latency", metavar="S", type=_seconds, default=0.05, help=words)
+    parser.add_argument("--latency", metavar="S", type=not_negative_number, default=0.05, help=words)
     parser.add_argument(
         "--html", metavar="F", type=Path, help="also write a self-contained page with charts to this file"
     )
     words = "end with exit code 1 if this holds, as 'repeats(math) > 4'; may be given several times; names are below"
-    parser.add_argument("--fail-if", metavar="CONDITION", type=_condition, action="append", default=[], help=words)
+    parser.add_argument(
+        "--fail-if", metavar="CONDITION", type=parsed(parse_condition), action="append", default=[], help=words
+    )
     add_json(parser)
 
 
@@ -64,31 +72,13 @@ def run(args: Namespace) -> int:
     return of_run("planning.plan_run.plan_run")(args)
 
 
-def _limit(text: str) -> int | None:
-    return None if text == "none" else _told(parse_bytes, text)
+def _parse_limit(text: str) -> int | None:
+    return None if text == "none" else parse_bytes(text)
 
 
-def _link(text: str) -> float:
+def _parse_link(text: str) -> float:
     bits = _LINK.fullmatch(text.strip())
-    speed = float(bits[1]) * _BITS[bits[2].lower()] / 8 if bits else float(_told(parse_bytes, text.removesuffix("/s")))
+    speed = float(bits[1]) * _BITS[bits[2].lower()] / 8 if bits else float(parse_bytes(text.removesuffix("/s")))
     if not speed > 0:
-        raise argparse.ArgumentTypeError(f"must be a speed of more than 0, but got {text!r}")
+        raise ConfigError(f"must be a speed of more than 0, but got {text!r}")
     return speed
-
-
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, but got {text!r}")
-    return float(text)
-
-
-def _condition(text: str) -> PlanCondition:
-    return _told(parse_condition, text)
-
-
-def _told(parse: Callable[[str], _Parsed], text: str) -> _Parsed:
-    """What a text means; argparse shows why it means nothing."""
-    try:
-        return parse(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

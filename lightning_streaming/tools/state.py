@@ -13,20 +13,24 @@ replaces the file atomically, and the earlier file stays as CKPT.bak, CKPT.bak2,
 
 from __future__ import annotations
 
+import math
+import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.escaping import shell_word
-from lightning_streaming.resume.saved_fingerprint import SavedFingerprint, SavedPhase
+from lightning_streaming.resume.saved_fingerprint import SavedPhase
 from lightning_streaming.resume.state import Cursor, SavedPosition
-from lightning_streaming.tools.commands import add_action, add_json, add_loader, add_storage_options, amount, position
+from lightning_streaming.tools import commands
 from lightning_streaming.tools.console import (
     FINE,
     PROGRAM,
@@ -36,20 +40,17 @@ from lightning_streaming.tools.console import (
     print_table,
     printable_name,
 )
-from lightning_streaming.tools.runs import checkpoints, positions
-from lightning_streaming.tools.runs.checkpoints import (
-    Places,
-    SavedLoader,
-    find_places,
-    find_state_file,
-    read_places,
-    settled,
-)
-from lightning_streaming.tools.runs.positions import StreamSeen, phase_line
+from lightning_streaming.tools.runs import checkpoints
+from lightning_streaming.tools.runs.checkpoints import Places, SavedLoader, StreamSeen, find_places, read_places
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 
 _BARE = (".pt", ".json")
 """Suffixes of files that contain only a state."""
+_WEIGHT = r"(?:\d[\d.]*(?:e[+-]?\d+)?)"
+_SHARE = re.compile(rf"(?P<name>.*?) (?P<begin>{_WEIGHT})(?: to (?P<end>{_WEIGHT}))?(?:, |$)", re.DOTALL)
+_SUMMARY = re.compile(r"of \d+ streams, ")
+_STEPS = 16
+"""Default steps of a ramp."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -68,24 +69,26 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     words = "configuration of the run, instead of --data; may be repeated. Required with a selection or phases"
     to_show.add_argument("--config", metavar="C", action="append", default=[], help=words)
-    add_json(to_show)
-    add_storage_options(to_show, of="the store of --data")
+    commands.add_json(to_show)
+    commands.add_storage_options(to_show, of="the store of --data")
 
     to_set = _add_action(actions, "set", "move it to a sample of an epoch", _set_place)
-    to_set.add_argument("--epoch", metavar="E", type=position, required=True, help="epoch of the data, from 0")
+    to_set.add_argument("--epoch", metavar="E", type=commands.position, required=True, help="epoch of the data, from 0")
     words = "number of its samples, over all ranks, that count as read; of packed documents, packs"
-    to_set.add_argument("--sample", metavar="S", type=position, required=True, help=words)
-    add_loader(to_set)
+    to_set.add_argument("--sample", metavar="S", type=commands.position, required=True, help=words)
+    commands.add_loader(to_set)
     _add_output(to_set)
 
     to_skip = _add_action(actions, "skip", "move it forward", skip)
     moved = to_skip.add_mutually_exclusive_group(required=True)
-    moved.add_argument("--samples", metavar="N", type=amount, help="number of samples, or packs, over all ranks")
-    moved.add_argument("--batches", metavar="N", type=amount, help="number of batches of all ranks, or steps")
-    add_loader(to_skip, ", except with --batches, which moves all")
+    moved.add_argument(
+        "--samples", metavar="N", type=commands.amount, help="number of samples, or packs, over all ranks"
+    )
+    moved.add_argument("--batches", metavar="N", type=commands.amount, help="number of batches of all ranks, or steps")
+    commands.add_loader(to_skip, ", except with --batches, which moves all")
     _add_output(to_skip)
 
-    to_import = add_action(actions, "import", "take it from MosaicML Streaming", _import_state)
+    to_import = commands.add_action(actions, "import", "take it from MosaicML Streaming", _import_state)
     to_import.add_argument("source", metavar="SRC", help="file with the state: of Composer, or of torch.save or JSON")
     words = "Lightning checkpoint to add it to; or a new file, .pt or .json, for the state alone"
     to_import.add_argument("checkpoint", metavar="CKPT", help=words)
@@ -96,12 +99,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
     words = "show how to end the current phase at the checkpoint and continue with others"
     to_branch = _add_action(actions, "branch", words, branch)
-    add_loader(to_branch)
-    add_json(to_branch)
+    commands.add_loader(to_branch)
+    commands.add_json(to_branch)
 
 
 def _add_action(actions: Any, word: str, words: str, action: Any) -> ArgumentParser:
-    parser = add_action(actions, word, words, action)
+    parser = commands.add_action(actions, word, words, action)
     parser.add_argument("checkpoint", metavar="CKPT", help="checkpoint or file with a state")
     return parser
 
@@ -110,7 +113,7 @@ def _add_output(parser: ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", type=Path, help="write to this new file and leave CKPT unchanged")
     words = "also take a checkpoint with objects of any class, which can run any code of its author"
     parser.add_argument("--allow-unsafe-types", action="store_true", help=words)
-    add_json(parser)
+    commands.add_json(parser)
 
 
 def run(args: Namespace) -> int:
@@ -137,7 +140,23 @@ def show(args: Namespace) -> int:
     counts = {name: _count(loader, args) for name, loader in chosen.items()}
     trainer = places.trainer
     if args.json:
-        loaders = {name: _loader_as_json(loader, *counts[name]) for name, loader in chosen.items()}
+        loaders = {}
+        for name, loader in chosen.items():
+            saved, (epoch_size, streams) = loader.position, counts[name]
+            loaders[name] = {
+                **saved.cursor._asdict(),
+                "epoch_size": epoch_size,
+                "epoch_done": _share(saved.cursor, epoch_size),
+                "shuffle_seed": saved.shuffle_seed,
+                "num_canonical_nodes": saved.num_canonical_nodes,
+                "initial_physical_nodes": saved.initial_physical_nodes,
+                "counts": f"{loader.unit}s",
+                "samples_per_global_batch": loader.global_batch,
+                "batch_geometry": None if saved.geometry is None else saved.geometry.facts,
+                "skipped": {name: [Cursor(*end)._asdict() for end in ends] for name, ends in saved.skipped.items()},
+                "fingerprint": None if saved.fingerprint is None else saved.fingerprint.as_state(),
+                "streams": [asdict(stream) for stream in streams],
+            }
         print_json({"file": args.checkpoint, "trainer": _trainer_as_json(places), "loaders": loaders})
         return FINE
     if trainer is None:
@@ -156,7 +175,7 @@ def show(args: Namespace) -> int:
 
 def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[StreamSeen]]:
     """Return the size of an epoch and the samples read of each stream, as far as state, data or configuration tell."""
-    seen, data, options = positions.seen_by_fingerprint(loader.position), args.data, args.storage_options
+    seen, data, options = checkpoints.seen_by_fingerprint(loader.position), args.data, args.storage_options
     if not data and not args.config:
         return loader.epoch_size, seen
     fingerprint = loader.position.fingerprint
@@ -200,25 +219,6 @@ def _show_by_config(checkpoint: str, loader: str | None) -> str:
     return f"{PROGRAM} state show {shell_word(checkpoint)}{of} --config run.yaml"
 
 
-def _loader_as_json(loader: SavedLoader, epoch_size: int | None, streams: Sequence[StreamSeen]) -> dict[str, Any]:
-    saved = loader.position
-    return {
-        "epoch": saved.cursor.epoch,
-        "sample_in_epoch": saved.cursor.sample_in_epoch,
-        "epoch_size": epoch_size,
-        "epoch_done": _share(saved.cursor, epoch_size),
-        "shuffle_seed": saved.shuffle_seed,
-        "num_canonical_nodes": saved.num_canonical_nodes,
-        "initial_physical_nodes": saved.initial_physical_nodes,
-        "counts": f"{loader.unit}s",
-        "samples_per_global_batch": loader.global_batch,
-        "batch_geometry": None if saved.geometry is None else saved.geometry.facts,
-        "skipped": {name: [Cursor(*end)._asdict() for end in ends] for name, ends in saved.skipped.items()},
-        "fingerprint": None if saved.fingerprint is None else saved.fingerprint.as_state(),
-        "streams": [asdict(stream) for stream in streams],
-    }
-
-
 def _trainer_as_json(places: Places) -> dict[str, Any] | None:
     return None if places.trainer is None else {**places.trainer.as_state(), "global_step": places.global_step}
 
@@ -258,7 +258,15 @@ def _print_loader(
         settings[packing.option] = ", ".join([*facts, packing.lengths])
     print_table(name, (), [*rows, *((name.replace("_", " "), value) for name, value in settings.items())])
     if phases:
-        _print_phases(name, fingerprint, phases, sample)
+        # Positions in composed batches, or of packs, are not those of samples that are drawn.
+        has_progress = fingerprint.order.batching_method == "random" and packing is None
+        begins, cells = 0, []
+        for phase, drawn in phases.items():
+            now = "read" if drawn.stop <= sample else "under way" if begins < sample else "to be read"
+            cells.append((printable_name(phase), f"{begins:,}", f"{drawn.stop:,}", *[now] * has_progress, drawn.mix))
+            begins = drawn.stop
+        heads = ("phase", "begins", "ends", *["this epoch"] * has_progress, "weights")
+        print_table(f"phases begun, {name}", heads, cells, right=heads[1:3])
     if fingerprint.all_streams is not None:
         print_line(f"all {fingerprint.all_streams.count} streams: too many to list in the state\n")
         return
@@ -278,20 +286,6 @@ def _print_loader(
         needs_config = phases or loader.is_packed or any(stream.selection is not None for stream in listed.values())
         how = f"`{by_config}`" if needs_config else "--data NAME=PLACE for each of them"
         print_line(f"to count what this epoch has read of each stream, use {how}\n")
-
-
-def _print_phases(name: str, fingerprint: SavedFingerprint, phases: Mapping[str, SavedPhase], sample: int) -> None:
-    """Print the phases that have begun, and how far this epoch has read each, unless its position counts packs."""
-    # Positions in composed batches are not those of samples that are drawn.
-    has_progress = fingerprint.order.batching_method == "random" and fingerprint.packing is None
-    begins, rows = 0, []
-    for phase, saved in phases.items():
-        now = "read" if saved.stop <= sample else "under way" if begins < sample else "to be read"
-        ends = [f"{begins:,}", f"{saved.stop:,}"]
-        rows.append((printable_name(phase), *ends, *([now] if has_progress else []), saved.mix))
-        begins = saved.stop
-    heads = ("phase", "begins", "ends", *(["this epoch"] if has_progress else []), "weights")
-    print_table(f"phases begun, {name}", heads, rows, right=heads[1:3])
 
 
 def _value(value: object) -> str:
@@ -389,6 +383,52 @@ def _phases_begun(saved: SavedPosition, checkpoint: str) -> Mapping[str, SavedPh
     return phases
 
 
+def phase_line(name: str, phase: SavedPhase, streams: Collection[str], ended_at: int | None = None) -> str:
+    """Return a phase as a line of YAML; its mix is left open if the state does not contain it.
+
+    Args:
+        name: Name of the phase.
+        phase: The phase in the state.
+        streams: Names of the streams that the state lists.
+        ended_at: Sample at which it ends early, if it does.
+    """
+    mix = read_mix(phase.mix, streams)
+    ended_at = ended_at if phase.ended_at is None else phase.ended_at
+    ramps = mix is None or any(isinstance(weight, list) for weight in mix.values())
+    fields = {
+        "end": phase.end,
+        **({} if ended_at is None else {"ended_at": ended_at}),
+        **({"steps": phase.steps} if ramps and phase.steps not in (1, _STEPS) else {}),
+        "mix": {} if mix is None else mix,
+    }
+    flow = {"default_flow_style": True, "sort_keys": False, "allow_unicode": True, "width": math.inf}
+    key = yaml.safe_dump({name: None}, **flow).strip().removeprefix("{").removesuffix(": null}")
+    line = f"{key}: {yaml.safe_dump(fields, **flow).strip()}"
+    return line if mix is not None else f"{line.removesuffix('mix: {}}')}mix: ...}}  # as it was: of too many streams"
+
+
+def read_mix(text: str, streams: Collection[str]) -> dict[str, float | list[float]] | None:
+    """Parse the weights of a phase in a state, by stream; return None if it contains only a summary.
+
+    >>> read_mix("code 0.1, web 0.9 to 0.5", ["web", "code"])
+    {'code': 0.1, 'web': [0.9, 0.5]}
+    """
+    mix: dict[str, float | list[float]] = {}
+    start = 0
+    if _SUMMARY.match(text) or any("," in name for name in streams):  # such a name looks like two
+        return None
+    while start < len(text):
+        share = _SHARE.match(text, start)
+        if share is None:
+            return None
+        weights = [float(weight) for weight in (share["begin"], share["end"]) if weight is not None]
+        # Whole numbers without a decimal point, as they are mostly written.
+        weights = [int(weight) if weight.is_integer() and weight < 1e15 else weight for weight in weights]
+        mix[share["name"]] = weights[0] if len(weights) == 1 else weights
+        start = share.end()
+    return mix
+
+
 # set, skip and import
 
 
@@ -400,7 +440,7 @@ def _set_place(args: Namespace) -> int:
     """
     edited = _Edited(args)
     name = edited.before.choose(args.loader)
-    return edited.move({name: positions.placed(edited.before.loaders[name], Cursor(args.epoch, args.sample))})
+    return edited.move({name: checkpoints.placed(edited.before.loaders[name], Cursor(args.epoch, args.sample))})
 
 
 def skip(args: Namespace) -> int:
@@ -413,9 +453,9 @@ def skip(args: Namespace) -> int:
     before = edited.before
     if args.samples is not None:
         name = before.choose(args.loader)
-        return edited.move({name: positions.samples_later(before.loaders[name], args.samples)})
+        return edited.move({name: checkpoints.samples_later(before.loaders[name], args.samples)})
     names = tuple(before.loaders) if args.loader is None else (before.choose(args.loader),)
-    return edited.move(positions.batches_later(before, names, args.batches))
+    return edited.move(checkpoints.batches_later(before, names, args.batches))
 
 
 def _import_state(args: Namespace) -> int:
@@ -458,7 +498,7 @@ class _Edited:
                 hint="copy it, and edit the copy",
                 option="--out",
             )
-        self._file = find_state_file(Path(args.checkpoint))
+        self._file = checkpoints.find_state_file(Path(args.checkpoint))
         self._content = self._file.load(allow_unsafe_types=args.allow_unsafe_types)
 
     @cached_property
@@ -468,7 +508,7 @@ class _Edited:
 
     def move(self, moved: Mapping[str, Cursor]) -> int:
         """Move these loaders, and the trainer with them; then write."""
-        trainer = positions.trainer_at(self.before, moved)
+        trainer = checkpoints.trainer_at(self.before, moved)
         for name, cursor in moved.items():
             checkpoints.move(self._content, self.before.loaders[name].keys, cursor)
         if trainer is not None:
@@ -480,12 +520,12 @@ class _Edited:
         before = self.before if checkpoints.has_positions(self._content) else None
         if name is None:
             name = "train" if before is None else before.choose(None)
-        saved = positions.imported(saved, before, name)
+        saved = checkpoints.imported(saved, before, name)
         trained = lightning_checkpoint.batches_of_epoch_trained(self._content)
         checkpoints.add_position(self._content, name, saved)
         after = find_places(self._content, self._args.checkpoint)
         assert after.trainer is not None, "just put there"
-        trainer = settled(after.trainer)
+        trainer = checkpoints.settled(after.trainer)
         epoch, batches = trainer.epoch, trainer.batches
         if len(after.loaders) == 1:
             loader, epoch = after.loaders[name], saved.cursor.epoch

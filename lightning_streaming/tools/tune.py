@@ -16,11 +16,9 @@ Pass the duration of a training step without waiting, and the settings are rated
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from contextlib import suppress
-from math import inf
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools.commands import STAGES, add_json, add_run, of_run
+from lightning_streaming.tools.commands import STAGES, add_json, add_run, not_negative_number, of_run, parsed
 from lightning_streaming.units import parse_bytes
 
 
@@ -38,15 +36,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     add(
         "--consumer-ms",
         metavar="MS",
-        type=_not_negative_number,
+        type=not_negative_number,
         help="duration of a training step without waiting for data, in milliseconds; 0 for steps that do nothing",
     )
     add_run(parser)
     add(
-        "--fetch", metavar="SIZE", type=_parse_size, default=parse_bytes("256mb"),
+        "--fetch", metavar="SIZE", type=parsed(parse_bytes), default=parse_bytes("256mb"),
         help="maximum to download, but at least one shard of each stream; 256mb by default",
     )  # fmt: skip
-    add("--disk", metavar="SIZE", type=_parse_size, help="space for the cache; by default the free space of its disk")
+    add(
+        "--disk",
+        metavar="SIZE",
+        type=parsed(parse_bytes),
+        help="space for the cache; by default the free space of its disk",
+    )
     add("--yaml", action="store_true", help="print only the settings, as a configuration")
     add_json(parser)
 
@@ -68,21 +71,6 @@ def _parse_candidates(text: str) -> list[int]:
 
 
 def _positive_number(text: str) -> float:
-    with suppress(ArgumentTypeError):
-        if number := _not_negative_number(text):
-            return number
+    if number := not_negative_number(text):
+        return number
     raise ArgumentTypeError(f"must be a positive number, but got {text!r}")
-
-
-def _not_negative_number(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= (number := float(text)) < inf:
-            return number
-    raise ArgumentTypeError(f"must be a number of at least 0, but got {text!r}")
-
-
-def _parse_size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ConfigError as error:
-        raise ArgumentTypeError(str(error)) from None

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lightning_streaming import MixturePhase
 from lightning_streaming.resume.fingerprint import format_mix
 from lightning_streaming.resume.saved_fingerprint import SavedPhase
-from lightning_streaming.tools.runs.positions import phase_line, read_mix
+from lightning_streaming.tools.state import phase_line, read_mix
 from tests.helpers import make_loader, write_dataset
 from tests.resume.phased import ANNEAL, BROAD, RAMP, gone_on, phased_loader, read, stopped, write_streams
 from tests.schedules import Phase

@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.units import parse_bytes, parse_count
@@ -20,8 +20,7 @@ _LONGEST = 1000
 """Characters of a condition."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Name:
+class _Name(NamedTuple):
     """A quantity that conditions can name."""
 
     means: str

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import count, pairwise, zip_longest
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,18 +106,22 @@ class NodeReads:
             return Lookahead(self.predownload, self.predownload)
         return lookahead_of(partition, self.catalog)
 
-    def uses_of_rank(self, rank: int) -> Iterator[Uses]:
-        """Yield what one of its ranks needs, some batches at a time."""
+    def uses_of_rank(self, rank: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield what one of its ranks needs, some batches at a time.
+
+        Yields:
+            The global batch of each sample, of shape (samples,), and its shards, (samples, shards); -1 for none.
+        """
         alone = replace(self.worker(rank, 0), num_workers=1)
         for window in located(alone, self.catalog):
             rows = np.diff(window.stops, prepend=0)
-            yield Uses(np.repeat(np.arange(len(rows)) + window.batches_before, rows), window.needed())
+            yield np.repeat(np.arange(len(rows)) + window.batches_before, rows), window.needed()
 
-    def first_shards(self, batches: int) -> NDArray[np.int64]:
-        """Return the shards that the first batches of all ranks here need; of some thousand samples at most."""
+    def first_shards(self) -> list[list[int]]:
+        """Return the shards that the first batch of each rank here needs, in the order of its samples."""
         uses = [next(self.uses_of_rank(rank)) for rank in self.ranks_here]
-        shards = np.unique(np.concatenate([one.shards[one.batches < batches].reshape(-1) for one in uses]))
-        return shards[shards >= 0]
+        needed = [shards[batches < 1].reshape(-1) for batches, shards in uses]
+        return [shards[shards >= 0].tolist() for shards in needed]
 
     def last_uses(self) -> LastBatches | None:
         """Return when shards are needed for the last time; None if that is too much to keep."""
@@ -135,15 +140,6 @@ class NodeReads:
                         readers = number * self.num_workers + batches % self.num_workers
                         last[readers[used], column[used]] = batches[used]
         return LastBatches(last, np.maximum(last.max(axis=0), elsewhere))
-
-
-class Uses(NamedTuple):
-    """The shards that consecutive samples need."""
-
-    batches: NDArray[np.int64]
-    """The global batch of each sample, of shape (samples,)."""
-    shards: NDArray[np.int64]
-    """Shards of each sample, of shape (samples, shards); -1 for none."""
 
 
 class LastBatches(NamedTuple):
@@ -187,13 +183,32 @@ def first_requests(reads: NodeReads) -> FirstRequests:
 # Its cache directory
 
 
-class CachedShards:
-    """Shards in a cache directory with their access times, which decide what is evicted first.
+class NodeCache:
+    """The cache directory of a node: its shards with their access times, which decide what is evicted first.
 
-    The cache sorts its files at each eviction; here a heap does the same for very many shards.
+    A cache sorts its files at each eviction; here a heap does the same for very many shards.
+
+    Args:
+        sizes: Bytes of each shard.
+        limit: Most bytes; None for no limit.
+        fixed: Bytes of files that are never evicted: indexes and selections.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: ShardBytes, limit: int | None, fixed: int = 0) -> None:
+        self.kept: list[int] = sizes.kept.tolist()
+        """Bytes of each shard in the cache."""
+        self._making, self._limit = sizes.making.tolist(), limit
+        self.room = None if limit is None else limit - fixed
+        """Bytes for shards; None for no limit."""
+        self.largest = int(sizes.making.max())
+        self.used = self.peak = fixed
+        """Bytes now, and at most so far."""
+        self.times_fetched = np.zeros(len(sizes.kept), np.int32)
+        """Downloads of each shard."""
+        self.downloads = self.exceeded = 0
+        """Downloads of all shards, and how often a reader exceeded the limit."""
+        self.on_fetch: Callable[[int], object] = lambda _: None
+        """Called with each shard that is fetched."""
         self._clock = count(_START, 1000)
         self._accessed = dict[int, int]()
         """Access time of each shard, in nanoseconds."""
@@ -202,16 +217,24 @@ class CachedShards:
         self._holders = Counter[int]()
         """Readers that have each shard open."""
 
-    def __contains__(self, shard: int) -> bool:
-        return shard in self._accessed
-
     def now(self) -> int:
         """Return a time later than all before."""
         return next(self._clock)
 
-    def add(self, shard: int) -> None:
-        """Note that a shard was written, or is used."""
-        self._set_accessed(shard, self.now())
+    def put(self, shards: Iterable[int]) -> None:
+        """Add shards that were fetched before."""
+        for shard in shards:
+            if self._making[shard]:
+                self._set_accessed(shard, self.now())
+                self.used += self.kept[shard]
+        self.peak = max(self.peak, self.used)
+
+    def touch(self, shard: int) -> bool:
+        """Note that a shard is used, and return whether it is here."""
+        if shard in self._accessed:
+            self._set_accessed(shard, self.now())
+            return True
+        return not self._making[shard]  # it is read in place
 
     def hold(self, shard: int) -> None:
         """Note that one more reader has a shard open."""
@@ -220,20 +243,33 @@ class CachedShards:
     def release(self, shard: int) -> None:
         """Note that a reader has closed a shard."""
         self._holders[shard] -= 1
-        if shard in self._accessed:
-            self.add(shard)
+        self.touch(shard)
 
     def finish(self, shard: int) -> None:
         """Note that the epoch does not need a shard again, unless a reader has it open."""
         if self._accessed.get(shard, 0) >= FINISHED_BEFORE and not self._holders[shard]:
             self._set_accessed(shard, finished_time(self.now()))
 
-    def take_coldest(self, spare_since: int | None) -> Iterator[int]:
-        """Remove and yield the shards that may be evicted, the first to go first.
+    def fetch(self, shard: int, spare_since: int | None = None, *, must: bool = False) -> bool:
+        """Fetch a shard if there is room, or in any case; return whether it was fetched."""
+        size = self._making[shard]
+        if self._limit is not None:
+            enough = bytes_to_free(self.used, size, self._limit)
+            self.used -= evict(self._take_coldest(spare_since), enough, self.kept.__getitem__)
+            if self.used + size > self._limit:
+                if not must:
+                    return False
+                self.exceeded += 1
+        self.peak = max(self.peak, self.used + size)
+        self.used += self.kept[shard]
+        self._set_accessed(shard, self.now())
+        self.times_fetched[shard] += 1
+        self.downloads += 1
+        self.on_fetch(shard)
+        return True
 
-        Args:
-            spare_since: As for :func:`~lightning_streaming.cache.eviction.is_spared`.
-        """
+    def _take_coldest(self, spare_since: int | None) -> Iterator[int]:
+        """Remove and yield the shards that may be evicted, the first to go first."""
         while self._coldest:
             accessed, shard = self._coldest[0]
             is_stale = self._accessed.get(shard) != accessed or self._holders[shard]
@@ -251,70 +287,6 @@ class CachedShards:
             heapify(self._coldest)
         else:
             heappush(self._coldest, (accessed, shard))
-
-
-class NodeCache:
-    """The cache directory of a node.
-
-    Args:
-        sizes: Bytes of each shard.
-        limit: Most bytes; None for no limit.
-        fixed: Bytes of files that are never evicted: indexes and selections.
-    """
-
-    def __init__(self, sizes: ShardBytes, limit: int | None, fixed: int = 0) -> None:
-        self._kept, self._making = sizes.kept.tolist(), sizes.making.tolist()
-        self._limit = limit
-        self.room = None if limit is None else limit - fixed
-        """Bytes for shards; None for no limit."""
-        self.largest = int(sizes.making.max())
-        self.shards = CachedShards()
-        self.used = self.peak = fixed
-        """Bytes now, and at most so far."""
-        self.times_fetched = np.zeros(len(sizes.kept), np.int32)
-        """Downloads of each shard."""
-        self.downloads = self.exceeded = 0
-        """Downloads of all shards, and how often a reader exceeded the limit."""
-        self.on_fetch: Callable[[int], object] = lambda _: None
-        """Called with each shard that is fetched."""
-
-    def put(self, shards: Iterable[int]) -> None:
-        """Add shards that were fetched before."""
-        for shard in shards:
-            if self._making[shard]:
-                self.shards.add(shard)
-                self.used += self._kept[shard]
-        self.peak = max(self.peak, self.used)
-
-    def size(self, shard: int) -> int:
-        """Return the bytes of a shard in the cache."""
-        kept: int = self._kept[shard]
-        return kept
-
-    def touch(self, shard: int) -> bool:
-        """Note that a shard is used, and return whether it is here."""
-        if shard in self.shards:
-            self.shards.add(shard)
-            return True
-        return not self._making[shard]  # it is read in place
-
-    def fetch(self, shard: int, spare_since: int | None = None, *, must: bool = False) -> bool:
-        """Fetch a shard if there is room, or in any case; return whether it was fetched."""
-        size = self._making[shard]
-        if self._limit is not None:
-            enough = bytes_to_free(self.used, size, self._limit)
-            self.used -= evict(self.shards.take_coldest(spare_since), enough, self._kept.__getitem__)
-            if self.used + size > self._limit:
-                if not must:
-                    return False
-                self.exceeded += 1
-        self.peak = max(self.peak, self.used + size)
-        self.used += self._kept[shard]
-        self.shards.add(shard)
-        self.times_fetched[shard] += 1
-        self.downloads += 1
-        self.on_fetch(shard)
-        return True
 
 
 # Its workers
@@ -351,7 +323,7 @@ class _SimulatedWorker:
         # Shards that are joined by id are not known by position, and left out.
         self._needs = (need for need in shard_needs(partition, reads.catalog) if need.indexes is None)
         self._need = next(self._needs, None)
-        self._ahead, self._open = ShardsAhead(share), OpenShards(cache.shards.release, share)
+        self._ahead, self._open = ShardsAhead(share), OpenShards(cache.release, share)
         self._lookahead = reads.lookahead(partition)
         self._groups = _groups(located(partition, reads.catalog), reads.batch_bytes)
         self._batches = self._rows = 0
@@ -374,13 +346,13 @@ class _SimulatedWorker:
         reach = self._rows + rows + (self._lookahead.later if has_begun else self._lookahead.at_first)
         cache = self._cache
         while self._need is not None and self._need.sample < reach:
-            shard, size = self._need.shard, cache.size(self._need.shard)
+            shard, size = self._need.shard, cache.kept[self._need.shard]
             if self._need.sample >= self._rows:
                 spare_since = self._ahead.spare_since(size)
                 if not cache.touch(shard) and not cache.fetch(shard, spare_since):
                     return
                 if shard not in self._open.readers:
-                    self._ahead.begin(shard, size, cache.shards.now())
+                    self._ahead.begin(shard, size, cache.now())
             self._need = next(self._needs, None)
 
     def begin(self) -> _Group:
@@ -396,7 +368,7 @@ class _SimulatedWorker:
         if shard in self._open.readers:
             self._open.readers.move_to_end(shard)
             return
-        info = _shard_info(cache.size(shard))
+        info = _shard_info(cache.kept[shard])
         self._open.make_room(info)
         self._ahead.end(shard)
         if not cache.touch(shard) and not cache.fetch(shard):
@@ -405,7 +377,7 @@ class _SimulatedWorker:
                 for other in others:
                     other.close_all()
                 cache.fetch(shard, must=True)
-        cache.shards.hold(shard)
+        cache.hold(shard)
         self._open.add(shard, info, _NO_READER)
 
     def end(self) -> None:
@@ -421,7 +393,7 @@ class _SimulatedWorker:
                     self._open.close(shard)
                     self._ahead.end(shard)
             while self._finished and self._finished[-1][0] <= self._batches:
-                self._cache.shards.finish(self._finished.pop()[1])
+                self._cache.finish(self._finished.pop()[1])
         share = self._open.most_bytes
         if share is not None and share < self._cache.largest:
             self.close_all()
@@ -432,26 +404,14 @@ class _SimulatedWorker:
         self._open.close_all()
 
 
-class _NoReader:
-    """Stands for the reader of a shard, which is not opened in a simulation."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class _Files(NamedTuple):
-    """Stands for what an index says of a shard's files."""
-
-    bytes: int
-    files: Any
-
-
-_NO_READER: Any = _NoReader()
+_NO_READER: Any = SimpleNamespace(close=lambda: None)
+"""Stands for the reader of a shard, which is not opened in a simulation."""
 
 
 @lru_cache(maxsize=1 << 12)
 def _shard_info(size: int) -> Any:
-    return _Files(0, ((_Files(size, None), None),))
+    """Return what :class:`OpenShards` reads of a shard's entry in an index."""
+    return SimpleNamespace(files=((SimpleNamespace(bytes=size), None),))
 
 
 def _groups(windows: Iterator[Window], batch_bytes: int) -> Iterator[_Group]:

@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -245,7 +246,8 @@ def first_batch(
         their sum, without the start of processes; bytes of the indexes, of the shards that the first batch of every
         rank needs, and of all shards that are requested before it.
     """
-    needed = [shard for shard in reads.first_shards(1).tolist() if sizes.fetched[shard]]
+    firsts = [[shard for shard in shards if sizes.fetched[shard]] for shards in reads.first_shards()]
+    needed = sorted(set(chain.from_iterable(firsts)))
     queues = list[deque[int]]()
     for partition in reads.workers():  # the shards that a worker fetches before it has read anything, in order
         near, queue = reads.lookahead(partition).at_first, dict[int, None]()
@@ -258,11 +260,7 @@ def first_batch(
     requested = {shard for queue in queues for shard in queue}
     arrived = _arrivals(queues, sizes.fetched, link, latency, _AT_A_TIME)
     # Each reader fetches what it needs beyond its lookahead itself, one shard after another.
-    beyond = list[deque[int]]()
-    for rank in reads.ranks_here:
-        uses = next(reads.uses_of_rank(rank))
-        shards = uses.shards[uses.batches < 1].reshape(-1).tolist()
-        beyond.append(deque(one for one in shards if one >= 0 and sizes.fetched[one] and one not in requested))
+    beyond = [deque(shard for shard in shards if shard not in requested) for shards in firsts]
     begins = max((arrived[shard] for shard in needed if shard in arrived), default=0.0)
     arrived |= {shard: begins + at for shard, at in _arrivals(beyond, sizes.fetched, link, latency, 1).items()}
     index_seconds = 2 * latency + indexes / link if indexes else 0.0

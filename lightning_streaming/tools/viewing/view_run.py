@@ -24,9 +24,8 @@ from lightning_streaming.selection.id_index import is_id_index_cached
 from lightning_streaming.selection.joins import JoinedDataset
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import FINE, printable_name
-from lightning_streaming.tools.runs.checkpoints import Places, read_places
+from lightning_streaming.tools.runs.checkpoints import Places, StreamSeen, read_places, seen_by_fingerprint
 from lightning_streaming.tools.runs.describe import catalog_of
-from lightning_streaming.tools.runs.positions import StreamSeen, seen_by_fingerprint
 from lightning_streaming.tools.runs.stages import inspected, packs_in_words
 from lightning_streaming.tools.runs.trace_run import Read, positions_before, reads_of_sample, reads_of_step
 from lightning_streaming.tools.runs.training_run import TracedRun, run_on
