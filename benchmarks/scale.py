@@ -111,13 +111,13 @@ def start_and_rates(setting: Setting, name: str) -> dict[str, Any]:
     dataset = dataset_of(setting, Order(name=name), cluster)
     assert dataset.size  # so that the index is read
     began, nodes = time.process_time(), sampled(cluster.nodes, setting.sampled_nodes)
-    node_epoch(dataset, cluster, nodes[0]).first_shards(1)
+    node_epoch(dataset, cluster, nodes[0]).first_shards()
     seconds, factor = time.process_time() - began, setting.cluster.nodes / cluster.nodes
     asked, first = list[FirstRequests](), list[int]()
     for node in nodes:
         epoch = node_epoch(dataset, cluster, node)
         asked.append(first_requests(epoch))
-        first.append(len(epoch.first_shards(1)))
+        first.append(len(set().union(*epoch.first_shards())))
     steps = np.concatenate([one.steps for one in asked])
     times = np.sort(steps[steps > epoch.num_batches // 20] * setting.step_seconds)
     return {

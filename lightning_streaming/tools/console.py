@@ -77,8 +77,20 @@ def first_few(files: Sequence[str]) -> str:
     return f"{counted(len(files), 'file')} ({', '.join(files[:_MOST_FILES])}{more})"
 
 
+class StepCounter:
+    """Counts steps, and draws them; any thread may call it with the number of steps since its last call."""
+
+    def __init__(self, draw: Callable[[int], object]) -> None:
+        self.done, self._draw = 0, draw
+
+    def __call__(self, steps: int) -> None:
+        """Count some steps."""
+        self.done += steps
+        self._draw(steps)
+
+
 @contextmanager
-def progress(total: int | None, words: str, unit: str) -> Iterator[Callable[[int], object]]:
+def progress(total: int | None, words: str, unit: str) -> Iterator[StepCounter]:
     """Show a progress bar on standard error, if that is a terminal.
 
     Args:
@@ -86,11 +98,9 @@ def progress(total: int | None, words: str, unit: str) -> Iterator[Callable[[int
         words: Name of the task, for example ``"copy"``.
         unit: Unit of the steps, for example ``"shard"``; ``"B"`` is shown as KB, MB, and so on.
 
-    Yields:
-        A function that receives the number of steps since its last call; any thread may call it.
     """
     with bar(words, unit, total, shown=sys.stderr.isatty()) as drawn:
-        yield drawn.update
+        yield StepCounter(drawn.update)
 
 
 def print_table(

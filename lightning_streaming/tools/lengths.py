@@ -28,28 +28,20 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.cache import ShardCache
-from lightning_streaming.dataset.stream import Stream, StreamDefaults, cache_config_of
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.selection.counting import document_lengths
 from lightning_streaming.selection.document_lengths import StreamLengths
-from lightning_streaming.tools.commands import (
-    add_format,
-    add_json,
-    add_storage_options,
-    check_config_or_dataset,
-    of_run,
-)
+from lightning_streaming.tools import commands
 from lightning_streaming.tools.console import FINE, print_json, print_line, print_table, progress
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
-from lightning_streaming.waits import ProgressCallback
 
 _AT_ONCE = 1 << 20
 """Lengths that are counted together."""
@@ -69,16 +61,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--dtype", metavar="DTYPE", help="type of the tokens in a column of bytes, like uint16")
     add("--lengths", metavar="NAME", help="column of whole numbers with the length of each document")
     add("--local", metavar="DIR", help="the run's local=: its cache directory, if it is not the default one")
-    add_format(parser)
-    add_json(parser)
-    add_storage_options(parser)
+    commands.add_format(parser)
+    commands.add_json(parser)
+    commands.add_storage_options(parser)
 
 
 def run(args: Namespace) -> int:
     """Count the lengths, and print a summary."""
-    check_config_or_dataset(args, "column", "dtype", "lengths", "local", "format", "block_length", "storage_options")
+    commands.check_config_or_dataset(
+        args, "column", "dtype", "lengths", "local", "format", "block_length", "storage_options"
+    )
     if args.config:
-        return of_run("runs.stages.lengths_run")(args.config, as_json=args.json)
+        return commands.of_run("runs.stages.lengths_run")(args.config, as_json=args.json)
     if (args.column is None) == (args.lengths is None):
         raise ConfigError(
             "give the column with the length of a document: either --column TOKENS or --lengths NUM_TOKENS",
@@ -90,37 +84,19 @@ def run(args: Namespace) -> int:
         )
     request = LengthsRequest(column=args.column, dtype=args.dtype, lengths=args.lengths)
     dataset = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
-    stream = Stream(
-        remote=dataset.location,
-        local=args.local,
-        storage={"options": dataset.options},
-        format=args.format,
-        block_length=args.block_length,
-    )
-    cache = ShardCache(cache_config_of(stream, dataset.shown, StreamDefaults()))
-    index, began, scanned = cache.read_index(), time.monotonic(), 0
+    cache = dataset.cache(None if args.local is None else Path(args.local))
+    index, began = cache.read_index(), time.monotonic()
     if not index.num_samples:
         raise ConfigError(f"{dataset.shown} has no documents", path=dataset.shown)
-
-    @contextmanager
-    def watched(*_: object) -> Iterator[ProgressCallback]:
-        with progress(index.num_samples, "count", "documents") as advance:
-
-            def count(samples: int) -> None:
-                nonlocal scanned
-                advance(samples)
-                scanned += samples
-
-            yield count
-
-    lengths = document_lengths(request, index, cache, watched=watched)
+    with progress(index.num_samples, "count", "documents") as advance:
+        lengths = document_lengths(request, index, cache, watched=lambda *_: nullcontext(advance))
     report = {
         "dataset": dataset.shown,
         "asked": {name: value for name in ("column", "dtype", "lengths") if (value := getattr(args, name)) is not None},
         **_summary(lengths),
         "digest": lengths.digest,
         "kept_at": None if lengths.cached_at is None else str(lengths.cached_at),
-        "was_kept": not scanned,
+        "was_kept": not advance.done,
         "seconds": time.monotonic() - began,
     }
     (print_json if args.json else _print_report)(report)

@@ -43,14 +43,7 @@ from lightning_streaming.files import appears_whole
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.selection.bitmap import Selection
 from lightning_streaming.selection.evaluate import select_samples
-from lightning_streaming.tools.commands import (
-    add_format,
-    add_json,
-    add_set,
-    add_storage_options,
-    check_config_or_dataset,
-    of_run,
-)
+from lightning_streaming.tools import commands
 from lightning_streaming.tools.console import FINE, counted, print_json, print_line, print_table, progress
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 from lightning_streaming.units import format_bytes
@@ -80,17 +73,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--local", metavar="DIR", help="the run's local=: its cache directory, if it is not the default one")
     words = "also write a truth value for each sample, for selection.indices of a stream"
     add("--out", metavar="KEEP.npy", type=Path, help=words)
-    add_set(parser, "with --config: ")
-    add_format(parser)
-    add_json(parser)
-    add_storage_options(parser)
+    commands.add_set(parser, "with --config: ")
+    commands.add_format(parser)
+    commands.add_json(parser)
+    commands.add_storage_options(parser)
 
 
 def run(args: Namespace) -> int:
     """Evaluate the selection, and print what it leaves; or compute all that a run needs."""
-    check_config_or_dataset(args, *_SELECTION, *_KINDS, "bad_logs", "stream", "local", "out", "storage_options")
+    commands.check_config_or_dataset(
+        args, *_SELECTION, *_KINDS, "bad_logs", "stream", "local", "out", "storage_options"
+    )
     if args.config:
-        return of_run("runs.stages.select_run")(args.config, dict(args.set), as_json=args.json)
+        return commands.of_run("runs.stages.select_run")(args.config, dict(args.set), as_json=args.json)
     report = _select_of_dataset(args)
     (print_json if args.json else _print_report)(report)
     return FINE
@@ -107,17 +102,12 @@ def _select_of_dataset(args: Namespace) -> dict[str, Any]:
     _check(args, is_all=request.is_all)
     bad = _bad_samples(args.bad_logs, args.stream) if args.bad_logs else []
     cache = ShardCache(cache_config_of(stream, dataset.shown, StreamDefaults()))
-    index, began, scanned = cache.read_index(), time.monotonic(), 0
-    selection = Selection.whole(index.num_samples)
+    index, began = cache.read_index(), time.monotonic()
+    selection, is_cached = Selection.whole(index.num_samples), False
     if not request.is_all:
         with progress(index.num_samples, "select", "samples") as advance:
-
-            def count(samples: int) -> None:
-                nonlocal scanned
-                advance(samples)
-                scanned += samples
-
-            selection = select_samples(request, index, cache, progress=count)
+            selection = select_samples(request, index, cache, progress=advance)
+        is_cached = not advance.done
     if bad:
         selection = selection.without(_numbers_of(bad, index, dataset.shown))
         settings["selection"] = {"indices": str(args.out)}
@@ -141,7 +131,7 @@ def _select_of_dataset(args: Namespace) -> dict[str, Any]:
         "bytes_never_fetched": int(index.shards.data_bytes()[unused].sum()),
         "bad_samples": len({(sample.key.shard, sample.key.sample_index) for sample in bad}),
         "kept_at": None if selection.cached_at is None else str(selection.cached_at),
-        "was_kept": not request.is_all and not scanned,
+        "was_kept": is_cached,
         "out": None if args.out is None else str(args.out),
         "seconds": seconds,
         "stream": {"remote": dataset.shown, **({} if args.local is None else {"local": args.local}), **settings},
@@ -150,42 +140,24 @@ def _select_of_dataset(args: Namespace) -> dict[str, Any]:
 
 def _check(args: Namespace, *, is_all: bool) -> None:
     """Refuse arguments without effect, before anything is fetched."""
-    out = args.out
-    if bool(args.bad_logs) > (out is not None):
-        raise ConfigError(
-            "--not writes the remaining samples to a file for selection.indices",
-            hint="name it with --out KEEP.npy",
-            option="--out",
-        )
-    if args.stream is not None and not args.bad_logs:
-        raise ConfigError(
-            f"--stream {args.stream} is the stream whose bad samples to leave out",
-            hint="give their log with --not",
-            option="--stream",
-        )
-    if is_all and not args.bad_logs:
-        raise ConfigError(
-            "every sample would be selected",
-            hint="select some with --where, --fraction 0%:98%, --indices or --not",
-            option="--where",
-        )
+    out, why, hint, option = args.out, "", None, "--out"
     of_fraction = [f"--{name.replace('_', '-')}" for name in ("group_by", "seed") if getattr(args, name) is not None]
-    if of_fraction and args.fraction is None:
-        raise ConfigError(
-            f"{' and '.join(of_fraction)} needs a part to draw",
-            hint="give one like --fraction 0%:98%",
-            option=of_fraction[0],
-        )
-    if out is not None and out.suffix != ".npy":
-        raise ConfigError(
-            f"--out must name a .npy file, which selection.indices of a stream takes, but is {out}",
-            option="--out",
-            path=str(out),
-        )
-    if out is not None and not out.absolute().parent.is_dir():
-        raise ConfigError(
-            f"--out cannot be written: {out.absolute().parent} is not a directory", option="--out", path=str(out)
-        )
+    if args.bad_logs and out is None:
+        why, hint = "--not writes the remaining samples for selection.indices", "name the file with --out KEEP.npy"
+    elif args.stream is not None and not args.bad_logs:
+        why, hint, option = "--stream names the stream of bad samples", "give their log with --not", "--stream"
+    elif is_all and not args.bad_logs:
+        why, hint = "every sample would be selected", "select some with --where, --fraction 0%:98%, --indices or --not"
+        option = "--where"
+    elif of_fraction and args.fraction is None:
+        why, hint = f"{' and '.join(of_fraction)} needs a part to draw", "give one like --fraction 0%:98%"
+        option = of_fraction[0]
+    elif out is not None and out.suffix != ".npy":
+        why = f"--out must name a .npy file, which selection.indices of a stream takes, but is {out}"
+    elif out is not None and not out.absolute().parent.is_dir():
+        why = f"--out cannot be written: {out.absolute().parent} is not a directory"
+    if why:
+        raise ConfigError(why, hint=hint, option=option, path=str(out) if hint is None else None)
 
 
 def _bad_samples(logs: Sequence[str], stream: str | None) -> list[BadSample]:

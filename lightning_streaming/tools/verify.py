@@ -22,9 +22,10 @@ import filecmp
 import os
 import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
@@ -41,25 +42,9 @@ from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, File
 from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import check_shard, open_shard, unsafe_columns, was_written_for
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, shown_file
-from lightning_streaming.tools.commands import (
-    add_dataset,
-    add_format,
-    add_json,
-    add_storage_options,
-    add_workers,
-    usable_cpus,
-)
-from lightning_streaming.tools.console import (
-    BAD,
-    FINE,
-    counted,
-    first_few,
-    is_image,
-    print_json,
-    print_line,
-    print_table,
-    progress,
-)
+from lightning_streaming.tools import commands, console
+from lightning_streaming.tools.commands import usable_cpus
+from lightning_streaming.tools.console import counted, first_few, print_line, progress
 from lightning_streaming.tools.stored import stored_dataset
 from lightning_streaming.tools.stored.stored_dataset import (
     StoredDataset,
@@ -96,13 +81,15 @@ _Check = Callable[..., list[_Problem]]
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the tool."""
     add = parser.add_argument
-    add_dataset(parser)
-    add_format(parser)
+    commands.add_dataset(parser)
+    commands.add_format(parser)
     add("--quick", action="store_true", help="check sizes and hashes of stored files only")
     add("--repair", metavar="SOURCE", help="restore bad files of a directory from another directory or a URL")
-    add_workers(parser, None, "processes to check with; one for each processor by default, fewer for small datasets")
-    add_json(parser)
-    add_storage_options(parser)
+    commands.add_workers(
+        parser, None, "processes to check with; one for each processor by default, fewer for small datasets"
+    )
+    commands.add_json(parser)
+    commands.add_storage_options(parser)
 
 
 def run(args: Namespace) -> int:
@@ -146,6 +133,15 @@ def run(args: Namespace) -> int:
         any(not ((stored or raw).hashes or (raw.hashes and not args.quick)) for raw, stored in shard.files)
         for shard in index.shards
     )
+    not_compared = []
+    if args.quick and dataset.directory is not None:  # of raw files next to compressed ones only the size is checked
+        not_compared = [
+            raw.basename
+            for shard in index.shards
+            for raw, compressed in shard.files
+            if compressed is not None and not raw.hashes
+            if None not in (dataset.size_of(raw.basename), dataset.size_of(compressed.basename))
+        ]
     report = {
         "dataset": dataset.shown,
         "checked": _CHECKED[args.quick, 0 < unhashed == len(index.shards)],
@@ -155,11 +151,11 @@ def run(args: Namespace) -> int:
         "index_repaired": is_index_repaired,
         # Stores cannot always be listed.
         "unnamed_files": None if dataset.directory is None else stored_dataset.unnamed_files(dataset.at.walk(), index),
-        "not_compared": _not_compared(dataset, index) if args.quick else [],
+        "not_compared": not_compared,
         "bad_shards": bad,
     }
-    (print_json if args.json else _print_report)(report)
-    return FINE if report["sound"] else BAD
+    (console.print_json if args.json else _print_report)(report)
+    return console.FINE if report["sound"] else console.BAD
 
 
 def _is_unpacked_by_cache(shard: ShardInfo) -> bool:
@@ -173,27 +169,18 @@ def _check_repairable(dataset: StoredDataset, source: StoredDataset) -> None:
         ConfigError: It cannot.
     """
     if dataset.format is not None:
-        raise ConfigError(
-            f"--repair finds bad files by the index, but {dataset.shown} is read as format={dataset.format!r} without "
-            "one",
-            hint="write an index with lightning-streaming index while the data is correct, or copy the files again",
-            option="--repair",
-            path=dataset.shown,
+        why = (
+            f"--repair finds bad files by an index, but {dataset.shown} is read as format={dataset.format!r} without it"
         )
-    if dataset.directory is None:
-        raise ConfigError(
-            f"only a directory can be repaired, but {dataset.shown} is on a store",
-            hint="copy a correct dataset there with lightning-streaming copy",
-            option="--repair",
-            path=dataset.shown,
-        )
-    if source.directory is not None and source.directory.resolve() == dataset.directory.resolve():
-        raise ConfigError(
-            f"{dataset.shown} cannot be repaired from itself",
-            hint="name another directory or a URL",
-            option="--repair",
-            path=dataset.shown,
-        )
+        hint = "write an index with lightning-streaming index while the data is correct, or copy the files again"
+    elif dataset.directory is None:
+        why = f"only a directory can be repaired, but {dataset.shown} is on a store"
+        hint = "copy a correct dataset there with lightning-streaming copy"
+    elif source.directory is not None and source.directory.resolve() == dataset.directory.resolve():
+        why, hint = f"{dataset.shown} cannot be repaired from itself", "name another directory or a URL"
+    else:
+        return
+    raise ConfigError(why, hint=hint, option="--repair", path=dataset.shown)
 
 
 def _check_readable(index: DatasetIndex, args: Namespace) -> None:
@@ -216,38 +203,31 @@ def _check_readable(index: DatasetIndex, args: Namespace) -> None:
 def _examine_all(
     dataset: StoredDataset, index: DatasetIndex, check: _Check, workers: int | None
 ) -> dict[int, list[_Problem]]:
-    """Return the problems of all bad shards, by number."""
+    """Return the problems of all bad shards, by number; they are checked in order, in this process or in several."""
     raw_bytes = sum(raw.bytes for shard in index.shards for raw, _ in shard.files)
-    workers = workers or min(usable_cpus(), 1 + raw_bytes // _BYTES_PER_PROCESS)
-    problems_of = {}
-    with progress(len(index.shards), "verify", "shards") as advance:
-        results = _map(partial(check, dataset), index.shards, min(workers, len(index.shards)))
-        for number, problems in enumerate(results):
-            advance(1)
-            if problems:
-                problems_of[number] = problems
-    return problems_of
-
-
-def _map(check: Callable[[ShardInfo], Any], shards: Sequence[ShardInfo], workers: int) -> Iterator[Any]:
-    """Check shards in order, in this process or in several."""
-    if workers <= 1:
-        yield from map(check, shards)
-        return
-    # Spawned, because a fork would copy the threads of a store's client in an undefined state.
-    with ProcessPoolExecutor(workers, get_context("spawn"), ignore_interrupts) as pool:
-        try:
+    workers = min(workers or min(usable_cpus(), 1 + raw_bytes // _BYTES_PER_PROCESS), len(index.shards))
+    check, problems_of = partial(check, dataset), dict[int, list[_Problem]]()
+    with ExitStack() as stack:
+        advance = stack.enter_context(progress(len(index.shards), "verify", "shards"))
+        results: Iterable[list[_Problem]] = map(check, index.shards)
+        if workers > 1:
+            # Spawned, because a fork would copy the threads of a store's client in an undefined state.
+            pool = stack.enter_context(ProcessPoolExecutor(workers, get_context("spawn"), ignore_interrupts))
+            stack.callback(pool.shutdown, cancel_futures=True)
             with without_interrupts():  # all processes are started here
-                results = pool.map(check, shards)
-            yield from results
+                results = pool.map(check, index.shards)
+        try:
+            for number, problems in enumerate(results):
+                advance(1)
+                if problems:
+                    problems_of[number] = problems
         except BrokenProcessPool:
             raise StreamingError(
                 f"one of {workers} processes was killed, perhaps because memory ran out",
                 hint="use fewer with --workers",
                 option="--workers",
             ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+    return problems_of
 
 
 def _print_report(report: Mapping[str, Any]) -> None:
@@ -272,7 +252,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
             for position, problem in enumerate(shard["problems"])
         ]
         heads = ("shard", "samples", "file", "what is wrong")
-        print_table(f"bad shards of {report['dataset']}", heads, rows, whole=heads[:2])
+        console.print_table(f"bad shards of {report['dataset']}", heads, rows, whole=heads[:2])
         print_line(f"{len(bad):,} of {counted(report['shards'], 'shard')} bad; {report['checked']} checked")
         repaired = [shard for shard in bad if shard["repaired"]]
         if repaired:
@@ -349,10 +329,16 @@ def examine(
         if problems or quick:
             return problems
         local = scratch if dataset.directory is None else dataset
-        return [
-            {"file": shard.raw_data.basename, "problem": problem}
-            for problem in _examine_content(local, shard, Path(name), allow_unsafe_types)
-        ]
+        directories = Path(name), Path(local.location)
+        try:
+            raw_directory = directories[0 if _unpack(local, shard, Path(name)) else 1]
+            reader = open_shard(shard, raw_directory, allow_unsafe_types=allow_unsafe_types)
+        except (IntegrityError, FormatError) as error:
+            words = [_without_directories(error, *directories)]
+        else:
+            words = _failures(reader, shard, *directories)
+            reader.close()
+        return [{"file": shard.raw_data.basename, "problem": problem} for problem in words]
 
 
 def _present_files(dataset: StoredDataset, shard: ShardInfo) -> Iterator[FileInfo]:
@@ -363,33 +349,6 @@ def _present_files(dataset: StoredDataset, shard: ShardInfo) -> Iterator[FileInf
     for raw, compressed in shard.files:
         forms = [file for file in (compressed, raw) if file is not None]
         yield from [file for file in forms if dataset.size_of(file.basename) is not None] or forms[:1]
-
-
-def _not_compared(dataset: StoredDataset, index: DatasetIndex) -> list[str]:
-    """Return raw files of a directory that also has the compressed ones: without these only their size is checked."""
-    if dataset.directory is None:
-        return []
-    return [
-        raw.basename
-        for shard in index.shards
-        for raw, compressed in shard.files
-        if compressed is not None and not raw.hashes
-        if None not in (dataset.size_of(raw.basename), dataset.size_of(compressed.basename))
-    ]
-
-
-def _examine_content(dataset: StoredDataset, shard: ShardInfo, scratch: Path, allow_unsafe_types: bool) -> list[str]:
-    """Return the problems of the content of a shard in a directory."""
-    directory = dataset.directory
-    assert directory is not None
-    try:
-        raw_directory = scratch if _unpack(dataset, shard, scratch) else directory
-        reader = open_shard(shard, raw_directory, allow_unsafe_types=allow_unsafe_types)
-    except (IntegrityError, FormatError) as error:
-        return [_without_directories(error, scratch, directory)]
-    problems = _failures(reader, shard, scratch, directory)
-    reader.close()
-    return problems
 
 
 def _failures(reader: ShardReader, shard: ShardInfo, *directories: Path) -> list[str]:
@@ -420,7 +379,7 @@ def _load_images(value: Any) -> None:
     if isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
             _load_images(item)
-    elif is_image(value):
+    elif console.is_image(value):
         load_whole(value)
 
 

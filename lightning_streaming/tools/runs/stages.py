@@ -248,17 +248,11 @@ def compute_ahead(stage: str, dataset: Any) -> tuple[list[dict[str, Any]], list[
 
     @contextmanager
     def watched(label: str, request: str, samples: int) -> Iterator[ProgressCallback]:
-        began, scanned = time.monotonic(), 0
+        began = time.monotonic()
         with progress(samples, label, "samples") as advance:
-
-            def report(samples: int) -> None:
-                nonlocal scanned
-                advance(samples)
-                scanned += samples
-
-            yield report
-        seconds = time.monotonic() - began
-        reports.append({"of": label, "asked": request, "samples": samples, "was_kept": not scanned, "seconds": seconds})
+            yield advance
+        report = {"of": label, "asked": request, "samples": samples, "was_kept": not advance.done}
+        reports.append({**report, "seconds": time.monotonic() - began})
 
     source = source_of(dataset)
     source.set_label(f"data.{stage}")
