@@ -53,14 +53,11 @@ _KINDS = {
 }
 _MAX_NAMES = 3
 _ALWAYS = ("directory", "shards", "ours", "last use")
-_AMOUNTS = {
-    "ours": "ours",
-    "not ours": "not_ours",
-    "arriving": "arriving",
-    "selections": "selections",
-    "in use": "in_use",
+_AMOUNTS = {kind.replace("_", " "): kind for kind in _KINDS.values()} | {
+    "in use now": "in_use",
     "left over": "leftovers",
 }
+"""Names of amounts in a survey, by the heads of tables."""
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 _JUST_NOW = 120
 
@@ -68,25 +65,21 @@ _JUST_NOW = 120
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the tool."""
     actions = parser.add_subparsers(metavar="ACTION", required=True, help="the action; ACTION --help explains each")
-    parsers = {}
-    for word, words, action in (
-        ("info", "show what caches hold", show),
-        ("clear", "remove all that was fetched and is not in use", clear),
-        ("gc", "remove what is no longer needed", collect),
-    ):
-        parsers[word] = add_action(actions, word, words, action)
-        help_text = "cache directory, or one with several; by default the default caches"
-        parsers[word].add_argument("directory", metavar="DIR", nargs="?", help=help_text)
-        add_json(parsers[word])
-    parsers["clear"].add_argument("--yes", action="store_true", help="do not ask for confirmation")
-    parsers["gc"].add_argument(
-        "--older-than",
-        metavar="AGE",
-        type=_age,
-        help="also remove shards and selections not used for this long, for example 7d; units are s, m, h, d and w",
-    )
-    for word in ("clear", "gc"):
-        parsers[word].add_argument("--dry-run", action="store_true", help="only show what would be removed")
+    parsers = [
+        add_action(actions, "info", "show what caches hold", show),
+        add_action(actions, "clear", "remove all that was fetched and is not in use", clear),
+        add_action(actions, "gc", "remove what is no longer needed", collect),
+    ]
+    for action in parsers:
+        words = "cache directory, or one with several; by default the default caches"
+        action.add_argument("directory", metavar="DIR", nargs="?", help=words)
+        add_json(action)
+    _, to_clear, to_collect = parsers
+    to_clear.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+    words = "also remove shards and selections not used for this long, for example 7d; units are s, m, h, d and w"
+    to_collect.add_argument("--older-than", metavar="AGE", type=_age, help=words)
+    for action in (to_clear, to_collect):
+        action.add_argument("--dry-run", action="store_true", help="only show what would be removed")
 
 
 def run(args: Namespace) -> int:
@@ -163,7 +156,7 @@ def _clean(args: Namespace, plan: Callable[..., Plan], is_confirmed: bool) -> in
         for plan_of_cache in plans
     ]
     report = {"dry_run": args.dry_run, "caches": caches}
-    return _report(args, report, lambda: _print_plans(plans, args.dry_run), failures)
+    return _report(args, report, partial(_print_plans, plans, args.dry_run), failures)
 
 
 def _report(args: Namespace, report: dict[str, Any], show: Callable[[], None], failures: _Failures) -> int:
@@ -307,6 +300,7 @@ def _print_surveys(surveys: Sequence[_Survey]) -> None:
             **{
                 head: [format_bytes(survey[name]["bytes"]) if survey[name]["files"] else "-" for survey in surveys]
                 for head, name in _AMOUNTS.items()
+                if name != "indexes"
             },
             "last use": [_ago(survey["last_used"]) for survey in surveys],
         }
@@ -318,16 +312,14 @@ def _print_surveys(surveys: Sequence[_Survey]) -> None:
 
 def _facts(survey: _Survey) -> list[tuple[str, str]]:
     checked = "" if survey["checked"] is None else f", checked {_ago(survey['checked'])}"
-    names = ("ours", "not_ours", "arriving", "indexes", "selections", "in_use", "leftovers")
-    heads = ("ours", "not ours", "arriving", "indexes", "selections", "in use now", "left over")
-    amounts = [survey[name] for name in names]
+    amounts = {head: survey[name] for head, name in _AMOUNTS.items()}
     return [
         ("remote", f"digest {survey['remote']}" if survey["remote"] else "none; a dataset that is read in place"),
         ("index", f"{survey['index']}{checked}" if survey["index"] else "none here"),
         ("shards here", _shards(survey)),
         *(
             (head, f"{counted(amount['files'], 'file')} ({format_bytes(amount['bytes'])})" if amount["files"] else "-")
-            for head, amount in zip(heads, amounts, strict=True)
+            for head, amount in amounts.items()
         ),
         ("last use", _ago(survey["last_used"])),
     ]

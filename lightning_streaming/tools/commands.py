@@ -318,11 +318,8 @@ def check_config_or_dataset(args: Namespace, *not_with_config: str) -> None:
     names = {"bad_logs": "not"}
     options = [f"--{names.get(name, name).replace('_', '-')}" for name in not_with_config if is_set[name]]
     if args.config and options:
-        raise ConfigError(
-            "--config defines what is read, and from where",
-            hint=f"leave {' and '.join(options)} out",
-            option=options[0],
-        )
+        hint = f"leave {' and '.join(options)} out"
+        raise ConfigError("--config defines what is read, and from where", hint=hint, option=options[0])
     if not args.config:
         check_set_is_of_a_run(args)
 
@@ -334,11 +331,8 @@ def check_set_is_of_a_run(args: Namespace) -> None:
         ConfigError: It is.
     """
     if getattr(args, "set", ()):
-        raise ConfigError(
-            "--set changes the data of a run",
-            hint="give the run's configuration with it, as --config run.yaml",
-            option="--set",
-        )
+        hint = "give the run's configuration with it, as --config run.yaml"
+        raise ConfigError("--set changes the data of a run", hint=hint, option="--set")
 
 
 def _parse_change(text: str) -> tuple[str, str]:

@@ -129,7 +129,13 @@ def run(args: Namespace) -> int:
         try:
             result = _tokenize(args, source, out) if args.tokenize else _convert(args, source, out, location)
         except EncodingError as error:
-            raise error.with_message(_with_removal(str(error), args, out)) from error
+            # The suggested command must first remove what was written, which has other columns.
+            command = again = f"run: {_command_without_columns(args.given)} "
+            if out.directory is None:
+                again = f"remove the files in {out.shown}, and {command}"
+            elif (out.directory / CONVERSION_PLAN).is_file():  # else nothing was written, or not by us
+                again = command.replace("run: ", f"run: rm -r {shell_word(args.out)} && ")
+            raise error.with_message(str(error).replace(command, again)) from error
     result = {"out": mask_url(args.out), **add_up(out.read_index()), **result}
     if args.json:
         print_json(result)
@@ -170,34 +176,27 @@ def _source_file(args: Namespace) -> Iterator[_SourceFile]:
     location: str = args.source
     if args.format is not None:
         if args.kind is not None:
-            raise ConfigError(
-                f"--from {args.kind} and --format {args.format} both define the kind of SOURCE",
-                hint="pass one of them",
-                option="--format",
-            )
+            both = f"--from {args.kind} and --format {args.format}"
+            raise ConfigError(f"{both} both define the kind of SOURCE", hint="pass one of them", option="--format")
         yield _SourceFile(location, mask_url(location))
         return
     local = local_path(location)
     if local is not None:
         yield _SourceFile(str(local), str(local))
         return
-    name = PurePosixPath(urlsplit(location).path).name
+    name, shown = PurePosixPath(urlsplit(location).path).name, mask_url(location)
     if not name:
-        raise ConfigError(
-            f"a SOURCE that is a URL must be one file, but got {mask_url(location)}",
-            option="SOURCE",
-            path=mask_url(location),
-        )
+        raise ConfigError(f"a SOURCE that is a URL must be one file, but got {shown}", option="SOURCE", path=shown)
     with TemporaryDirectory(prefix="lightning_streaming_") as folder:
-        copy = _SourceFile(str(Path(folder, "source", name)), mask_url(location))
+        copy = _SourceFile(str(Path(folder, "source", name)), shown)
         Path(copy.path).parent.mkdir()
         Location(location, args.source_options, timeout=_DOWNLOAD_SECONDS).download(Path(copy.path))
         try:
             yield copy
         except StreamingError as error:
-            shown = error.with_message(copy.shown_in(str(error)))
-            shown.path = None if error.path is None else copy.shown_in(error.path)
-            raise shown from error
+            renamed = error.with_message(copy.shown_in(str(error)))
+            renamed.path = None if error.path is None else copy.shown_in(error.path)
+            raise renamed from error
 
 
 def _open(args: Namespace, location: _SourceFile) -> RowSource:
@@ -260,13 +259,9 @@ def _packing_settings(args: Namespace, source: RowSource) -> tokens.PackingSetti
     if missing:
         raise ConfigError(f"--tokenize needs {missing[0]} too", option=missing[0])
     if args.columns:
-        raise ConfigError(
-            "--tokenize writes the tokens alone",
-            hint="omit --columns, and name the text by --text-column",
-            option="--columns",
-        )
-    text_column = args.text_column or "text"
-    schema = source.schema()
+        hint = "omit --columns, and name the text by --text-column"
+        raise ConfigError("--tokenize writes the tokens alone", hint=hint, option="--columns")
+    text_column, schema = args.text_column or "text", source.schema()
     if text_column not in schema.columns:
         raise ConfigError(
             f"there is no column {text_column!r} to tokenize; the columns of {schema.origin} are "
@@ -312,16 +307,6 @@ def _write(
         options={"--limit": args.limit, "--part-size": part_size, **options},
         why_empty=why_empty,
     ).write(workers=args.workers, resume=args.resume)
-
-
-def _with_removal(words: str, args: Namespace, out: StoredDataset) -> str:
-    """Return a message whose suggested command first removes what was written, which has other columns."""
-    command = f"run: {_command_without_columns(args.given)} "
-    if out.directory is None:
-        return words.replace(command, f"remove the files in {out.shown}, and {command}")
-    if not (out.directory / CONVERSION_PLAN).is_file():  # nothing was written, or not by us
-        return words
-    return words.replace(command, command.replace("run: ", f"run: rm -r {shell_word(args.out)} && "))
 
 
 def _command_without_columns(typed: Sequence[str]) -> str:

@@ -20,10 +20,10 @@ import hashlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, ShardCorruptError, StorageError
 from lightning_streaming.files import appears_whole, remove_partials
@@ -136,8 +136,7 @@ def _datasets(args: Namespace) -> tuple[StoredDataset, StoredDataset]:
     return source, out
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _CopiedFile:
+class _CopiedFile(NamedTuple):
     """One stored file, and how to check its content."""
 
     info: FileInfo
@@ -153,12 +152,11 @@ def _files_of(index: DatasetIndex) -> list[_CopiedFile]:
         compression = None if shard.compression == PART else shard.compression
         for raw, compressed in shard.files:
             info = compressed or raw
-            files[info.basename] = _CopiedFile(info=info, raw_bytes=raw.bytes, compression=compression)
+            files[info.basename] = _CopiedFile(info, raw.bytes, compression)
     return list(files.values())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Claimed:
+class _Claimed(NamedTuple):
     """A destination that this copy has claimed."""
 
     existing: set[str]
@@ -197,17 +195,13 @@ def _claim(
     existing_claim = (out.at / CLAIM_BASENAME).read_if_there() or b""
     trusted = existing_index in (None, index_text) and existing_claim == claim
     existing = set(out.at.walk())
-    present = [file for file in files if file.info.basename in existing]
+    present = [file.info for file in files if file.info.basename in existing]
+    complete = set[str]()
     with ThreadPoolExecutor(args.workers) as pool, progress(len(present), "check existing files", "files") as advance:
-
-        def is_complete(file: _CopiedFile) -> bool:
-            result = _has_file(file.info, out, trusted=trusted)
+        is_complete = partial(_has_file, out=out, trusted=trusted)
+        for info, is_here in zip(present, pool.map(is_complete, present), strict=True):
+            complete |= {info.basename} if is_here else set()
             advance(1)
-            return result
-
-        complete = {
-            file.info.basename for file, result in zip(present, pool.map(is_complete, present), strict=True) if result
-        }
     to_copy = [file for file in files if file.info.basename not in complete]
     overwritten = [] if trusted else [file.info.basename for file in to_copy if file.info.basename in existing]
     # Raw forms of compressed shards, unless hashes prove them: a reader of the copy in place might use them.
@@ -239,7 +233,7 @@ def _claim(
     return _Claimed(existing=existing - set(raw), to_copy=to_copy, unhashed=unhashed, removed=raw)
 
 
-def _has_file(info: FileInfo, out: StoredDataset, *, trusted: bool) -> bool:
+def _has_file(info: FileInfo, out: StoredDataset, trusted: bool) -> bool:
     """Return whether the destination has a file of the index.
 
     Args:
@@ -272,11 +266,8 @@ def _copy_all(
     files: Sequence[_CopiedFile], source: StoredDataset, out: StoredDataset, args: Namespace
 ) -> dict[str, str]:
     """Copy files; return the error of each that is missing or damaged in the source, by name."""
-    failures = {}
-    with (
-        ThreadPoolExecutor(args.workers) as pool,
-        progress(sum(file.info.bytes for file in files), "copy", "B") as advance,
-    ):
+    failures, total = {}, sum(file.info.bytes for file in files)
+    with ThreadPoolExecutor(args.workers) as pool, progress(total, "copy", "B") as advance:
         running = {pool.submit(copy_file, file, source, out, quick=args.quick): file.info for file in files}
         try:
             for done in as_completed(running):

@@ -350,37 +350,27 @@ def _phases_begun(saved: SavedPosition, checkpoint: str) -> Mapping[str, SavedPh
             hint="set a schedule from the start, or start a new run from its weights",
             path=checkpoint,
         )
-    phases, method = fingerprint.schedule, fingerprint.order.batching_method
-    if fingerprint.packing is not None:
-        raise ConfigError(
-            f"{checkpoint} is of packed documents: it counts packs, and a phase ends after a number of documents, so "
-            "it cannot be cut there",
-            hint="keep the phase to its end, and change only later ones",
-            path=checkpoint,
-        )
-    if epoch:
-        raise ConfigError(
-            f"{checkpoint} is in epoch {epoch}, and all phases were read in the one before",
-            hint="to let more phases follow the last one, put it back to the end of epoch 0: `lightning-streaming "
-            f"state set CHECKPOINT --epoch 0 --sample {fingerprint.order.epoch_size}`",
-            path=checkpoint,
-        )
-    if method != "random":
-        raise ConfigError(
-            f"batching_method={method!r} composes the batches of a phase as a whole, so none can be cut: the phase "
-            "that is being read continues to its end, and only what follows it may change",
-            path=checkpoint,
-        )
+    phases, method, hint = fingerprint.schedule, fingerprint.order.batching_method, None
     running = list(phases)[-1] if phases else ""
     start = max((phase.stop for name, phase in phases.items() if name != running), default=0)
-    if phases and not start < sample <= phases[running].end:
-        raise ConfigError(
-            f"{checkpoint} was moved to sample {sample}, which is not in phase {running!r}, the last that the run had "
-            "begun",
-            hint="use a checkpoint as the run saved it",
-            path=checkpoint,
+    if fingerprint.packing is not None:
+        why = f"{checkpoint} counts packs, and a phase ends after a number of documents, so it cannot be cut there"
+        hint = "keep the phase to its end, and change only later ones"
+    elif epoch:
+        why = f"{checkpoint} is in epoch {epoch}, and all phases were read in the one before"
+        command = f"lightning-streaming state set CHECKPOINT --epoch 0 --sample {fingerprint.order.epoch_size}"
+        hint = f"to let more phases follow the last one, put it back to the end of epoch 0: `{command}`"
+    elif method != "random":
+        why = (
+            f"batching_method={method!r} composes the batches of a phase as a whole, so none can be cut: the phase "
+            "that is being read continues to its end, and only what follows it may change"
         )
-    return phases
+    elif phases and not start < sample <= phases[running].end:
+        why = f"{checkpoint} was moved to sample {sample}, not in phase {running!r}, the last that the run had begun"
+        hint = "use a checkpoint as the run saved it"
+    else:
+        return phases
+    raise ConfigError(why, hint=hint, path=checkpoint)
 
 
 def phase_line(name: str, phase: SavedPhase, streams: Collection[str], ended_at: int | None = None) -> str:

@@ -88,7 +88,7 @@ def test_a_place_of_packs_is_moved_by_packs(data: Path, tmp_path: Path) -> None:
 def test_a_phase_of_packs_is_not_cut(data: Path, tmp_path: Path) -> None:
     saved = tmp_path / "state.json"
     read_some(packed_train(data, epoch_size=100, schedule=schedule(PHASES)), 3, saved)
-    assert "is of packed documents" in refused("branch", saved)
+    assert "counts packs" in refused("branch", saved)
 
 
 class Model(LightningModule):

@@ -330,19 +330,15 @@ def _check_plan(out: StoredDataset, plan: _Plan, parts: Sequence[InputPart], *, 
     if text is None:
         _check_is_empty(out, resume=resume)
         return True
+    elsewhere = "convert to another location"
     try:
         root = json.loads(text)
         version, recorded = root["version"], dict(root["plan"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"{CONVERSION_PLAN} in {out.shown} is damaged ({error})", hint="convert to another location", path=out.shown
-        ) from None
+        damaged = f"{CONVERSION_PLAN} in {out.shown} is damaged ({error})"
+        raise ConfigError(damaged, hint=elsewhere, path=out.shown) from None
     if version != _VERSION:
-        raise ConfigError(
-            f"{out.shown} was started by another version of this tool",
-            hint="convert to another location",
-            path=out.shown,
-        )
+        raise ConfigError(f"{out.shown} was started by another version of this tool", hint=elsewhere, path=out.shown)
     differences = []
     for key in dict.fromkeys([*plan, *recorded]):
         before, now = recorded.get(key), plan.get(key)
@@ -357,11 +353,8 @@ def _check_plan(out: StoredDataset, plan: _Plan, parts: Sequence[InputPart], *, 
                 f"the files of SOURCE have other names, or others are before them ({now[0]} files, was {before[0]})"
             )
     if differences:
-        raise ConfigError(
-            f"{out.shown} was started with other options: {'; '.join(differences)}",
-            hint="resume with the same options, or convert to another location",
-            path=out.shown,
-        )
+        why = f"{out.shown} was started with other options: {'; '.join(differences)}"
+        raise ConfigError(why, hint=f"resume with the same options, or {elsewhere}", path=out.shown)
     return False
 
 
@@ -388,25 +381,17 @@ def _check_is_empty(out: StoredDataset, *, resume: bool) -> None:
         files = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     if resume:  # an incomplete plan counts as none
         files = [name for name in files if not name.startswith(f"{CONVERSION_PLAN}.")]
-    if files and resume:
-        raise ConfigError(
+    if not files:
+        return
+    why = f"{out.shown} must be new or empty, but holds {files[0]}"
+    hint = "add --resume to continue a stopped conversion, or choose another location"
+    if resume:
+        why = (
             f"{out.shown} holds {files[0]}, but no {CONVERSION_PLAN} with the options of a conversion, so --resume "
-            "cannot determine whether it is the same",
-            hint="choose another location, or remove its files",
-            path=out.shown,
+            "cannot determine whether it is the same"
         )
-    if INDEX_BASENAME in files:
-        how = "remove it first" if directory is None else f"remove it first: rm -r {shell_word(str(directory))}"
-        raise ConfigError(
-            f"{out.shown} is a finished dataset already",
-            hint=f"choose another location, or {how}",
-            option="OUT",
-            path=out.shown,
-        )
-    if files:
-        raise ConfigError(
-            f"{out.shown} must be new or empty, but holds {files[0]}",
-            hint="add --resume to continue a stopped conversion, or choose another location",
-            option="OUT",
-            path=out.shown,
-        )
+        hint = "choose another location, or remove its files"
+    elif INDEX_BASENAME in files:
+        how = "" if directory is None else f": rm -r {shell_word(str(directory))}"
+        why, hint = f"{out.shown} is a finished dataset already", f"choose another location, or remove it first{how}"
+    raise ConfigError(why, hint=hint, option=None if resume else "OUT", path=out.shown)

@@ -98,16 +98,12 @@ class Places:
         """
         if name is None and len(self.loaders) == 1:
             return next(iter(self.loaders))
-        names = ", ".join(self.loaders)
+        if name in self.loaders:
+            return name
+        names, why, hint = ", ".join(self.loaders), f"there is no position of {name!r}", "there is"
         if name is None:
-            raise ConfigError(
-                f"there are positions of {len(self.loaders)} loaders",
-                hint=f"name one with --loader: {names}",
-                option="--loader",
-            )
-        if name not in self.loaders:
-            raise ConfigError(f"there is no position of {name!r}", hint=f"there is: {names}", option="--loader")
-        return name
+            why, hint = f"there are positions of {len(self.loaders)} loaders", "name one with --loader"
+        raise ConfigError(why, hint=f"{hint}: {names}", option="--loader")
 
 
 def read_places(path: str) -> Places:
@@ -257,21 +253,16 @@ def placed(loader: SavedLoader, cursor: Cursor) -> Cursor:
     Raises:
         ConfigError: No run has so many epochs, or the epoch is known to have fewer samples.
     """
-    size = loader.epoch_size
-    if cursor.epoch >= MOST_EPOCHS:
+    size, (epoch, sample) = loader.epoch_size, cursor
+    if epoch >= MOST_EPOCHS:
+        raise ConfigError(f"positions have epochs below {MOST_EPOCHS}, so there is no epoch {epoch}", option="--epoch")
+    if sample > LARGEST:
         raise ConfigError(
-            f"a saved position has an epoch below {MOST_EPOCHS}, so there is no epoch {cursor.epoch}", option="--epoch"
+            f"positions have {LARGEST} {loader.unit}s at most, so there is no {sample}", option="--sample"
         )
-    if cursor.sample_in_epoch > LARGEST:
-        raise ConfigError(
-            f"a saved position has {LARGEST} {loader.unit}s at most, so there is no {cursor.sample_in_epoch}",
-            option="--sample",
-        )
-    if size is not None and cursor.sample_in_epoch > size:
-        raise ConfigError(
-            f"an epoch has {size} samples, so there is no sample {cursor.sample_in_epoch}", option="--sample"
-        )
-    if size is None or cursor.sample_in_epoch != size or _is_end_of_phases(loader, cursor):
+    if size is not None and sample > size:
+        raise ConfigError(f"an epoch has {size} samples, so there is no sample {sample}", option="--sample")
+    if size is None or sample != size or _is_end_of_phases(loader, cursor):
         return cursor
     return cursor.passes_later(1)
 
@@ -379,20 +370,14 @@ def _only_loader_later(loader: SavedLoader, trainer: SavedTrainer | None, batche
         done, in_epoch = 0, math.inf
     if done + batches < in_epoch:
         return Cursor(cursor.epoch, loader.skipped(cursor.epoch).position_after(read + batches * size))
-    if loader.is_packed:
-        raise ConfigError(
-            f"{batches} batches later is beyond the end of epoch {cursor.epoch}, and the state does not contain how "
-            "many packs later epochs have",
-            hint="use state set",
-            option="--batches",
-        )
-    if any(stop > (cursor.epoch, 0) for _, stop in loader.position.skipped.values()):
-        raise ConfigError(
-            f"{batches} batches later is beyond the end of epoch {cursor.epoch}, and the run skips others "
-            f"({', '.join(loader.position.skipped)}), so epochs have different numbers of batches",
-            hint="use --samples, or state set",
-            option="--batches",
-        )
+    skips_others = any(stop > (cursor.epoch, 0) for _, stop in loader.position.skipped.values())
+    if loader.is_packed or skips_others:
+        why, hint = "and the state does not contain how many packs later epochs have", "use state set"
+        if not loader.is_packed:
+            others = ", ".join(loader.position.skipped)
+            why, hint = f"and the run skips others ({others}), so epochs differ", "use --samples, or state set"
+        beyond = f"{batches} batches later is beyond the end of epoch {cursor.epoch}"
+        raise ConfigError(f"{beyond}, {why}", hint=hint, option="--batches")
     epochs, into = divmod(done + batches, int(in_epoch))
     return Cursor(cursor.epoch + epochs, into * size)
 

@@ -609,18 +609,12 @@ def strategy_ranks(trainer: Mapping[str, Any], nodes: int, ranks_per_node: int |
     # By default the strategy puts the ranks of each node into a group.
     for option, default in (("data_parallel_size", nodes), ("tensor_parallel_size", ranks)):
         size = (strategy.get("init_args") or {}).get(option, "auto")
+        why, hint = f"must be a number of ranks, but is {size!r}", None
         if size == "auto" and default is None:
-            raise ConfigError(
-                f"{option} of trainer.strategy={name} depends on the number of devices, which is not set either",
-                hint="write one of them, that or trainer.devices, as a number",
-                option="trainer.strategy",
-            )
+            why, hint = "depends on the number of devices, which is not set either", "set it, or trainer.devices"
         size = default if size == "auto" else size
         if type(size) is not int or size < 1:
-            raise ConfigError(
-                f"{option} of trainer.strategy={name} must be a number of ranks, but is {size!r}",
-                option="trainer.strategy",
-            )
+            raise ConfigError(f"{option} of trainer.strategy={name} {why}", hint=hint, option="trainer.strategy")
         sizes.append(size)
     data, tensor = sizes
     if data * tensor % nodes or (ranks is not None and data * tensor != nodes * ranks):

@@ -172,24 +172,20 @@ def find_dataset(
         ConfigError: The location is empty or no valid name, or a block length is given without a format.
     """
     if block_length is not None and shard_format is None:
-        raise ConfigError(
-            "--block-length cuts tokens of another format into samples",
-            hint="give --format with it",
-            option="--block-length",
-        )
+        why = "--block-length cuts tokens of another format into samples"
+        raise ConfigError(why, hint="give --format with it", option="--block-length")
     start, question_mark, query = location.partition("?") if is_url(location) else (location, "", "")
     start = "." if start == INDEX_BASENAME else start.removesuffix(f"/{INDEX_BASENAME}")
-    if not start:
-        raise ConfigError("a dataset must be named by a directory or a URL, but the name is empty", option="DATASET")
-    if "\0" in start:
-        raise ConfigError(
-            f"a dataset must be named by a directory or a URL, but {start!r:.80} has a null character", option="DATASET"
-        )
-    directory = local_path(start)
-    if directory is not None:
-        return StoredDataset(location=str(directory), options={}, format=shard_format, block_length=block_length)
-    url = start + question_mark + query
-    return StoredDataset(location=url, options=options, format=shard_format, block_length=block_length)
+    if not start or "\0" in start:
+        bad = f"{start!r:.80} has a null character" if start else "the name is empty"
+        raise ConfigError(f"a dataset must be named by a directory or a URL, but {bad}", option="DATASET")
+    directory, url = local_path(start), start + question_mark + query
+    return StoredDataset(
+        location=url if directory is None else str(directory),
+        options=options if directory is None else {},
+        format=shard_format,
+        block_length=block_length,
+    )
 
 
 def own_index(text: bytes) -> DatasetIndex | None:
@@ -235,10 +231,8 @@ def default_caches_in(directory: Path | str) -> Iterator[None]:
 @contextmanager
 def temporary_caches() -> Iterator[None]:
     """Set the default cache directories to a temporary directory, which is removed in the end."""
-    with (
-        TemporaryDirectory(prefix="lightning_streaming_", ignore_cleanup_errors=True) as directory,
-        default_caches_in(directory),
-    ):
+    temporary = TemporaryDirectory(prefix="lightning_streaming_", ignore_cleanup_errors=True)
+    with temporary as directory, default_caches_in(directory):
         yield
 
 

@@ -72,26 +72,14 @@ def detect_kind(location: str) -> str:
     if len(kinds) == 1 and "" not in kinds:
         return kinds.pop()
     fits = f"it has files of {' and '.join(sorted(kinds))}" if len(kinds) > 1 else "no file name determines it"
+    why, hint, option = f"the kind of {location} is unknown, because {fits}", f"pass --from {'|'.join(KINDS)}", "--from"
     if path.is_dir() and not files_under(path):
-        raise ConfigError(
-            f"the folder {location} has no files",
-            hint="SOURCE is a folder with files to convert, or a file",
-            option="SOURCE",
-            path=location,
-        )
-    if (path / INDEX_BASENAME).is_file():
-        raise ConfigError(
-            f"{location} is a dataset already",
-            hint="lightning-streaming copy or merge takes it",
-            option="SOURCE",
-            path=location,
-        )
-    raise ConfigError(
-        f"the kind of {location} is unknown, because {fits}",
-        hint=f"pass --from {'|'.join(KINDS)}",
-        option="--from",
-        path=location,
-    )
+        why, hint = f"the folder {location} has no files", "SOURCE is a folder with files to convert, or a file"
+        option = "SOURCE"
+    elif (path / INDEX_BASENAME).is_file():
+        why, hint = f"{location} is a dataset already", "lightning-streaming copy or merge takes it"
+        option = "SOURCE"
+    raise ConfigError(why, hint=hint, option=option, path=location)
 
 
 def _kind_of_file(path: Path | str) -> str:

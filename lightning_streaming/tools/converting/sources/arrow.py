@@ -115,7 +115,14 @@ def _values(column: Any) -> list[Any]:
     if _is(column.type, "dictionary"):
         return _values(column.dictionary_decode())
     if _is_image(column.type):
-        return [value and _file_bytes(value) for value in column.to_pylist()]
+        images = column.to_pylist()
+        try:
+            return [
+                value and (Path(value["path"] or "").read_bytes() if value["bytes"] is None else value["bytes"])
+                for value in images
+            ]
+        except OSError as error:
+            raise FormatError(f"a row names a file instead of holding its bytes: {error}") from error
     if _is(column.type, *_LISTS) and _number_encoding(column.type.value_type):
         # A null among the numbers would become NaN, and integers floats: as lists they are refused later.
         return [
@@ -124,15 +131,6 @@ def _values(column: Any) -> list[Any]:
         ]
     values: list[Any] = column.to_pylist()
     return values
-
-
-def _file_bytes(value: Mapping[str, Any]) -> Any:
-    if value["bytes"] is not None:
-        return value["bytes"]
-    try:
-        return Path(value["path"] or "").read_bytes()
-    except OSError as error:
-        raise FormatError(f"a row names a file instead of holding its bytes: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +195,12 @@ class Parquet(_ArrowRows):
         """
         _require_pyarrow()
         paths = find_files(location, PARQUET_SUFFIXES)
-        partitioned = [path for path in paths if "=" in Path(path).parent.name]
-        if partitioned and Path(location).is_dir():
+        partitioned = next((path for path in paths if "=" in Path(path).parent.name), None)
+        if partitioned is not None and Path(location).is_dir():
             raise ConfigError(
-                f"{partitioned[0]} is in a folder that stands for a column, which would be lost",
+                f"{partitioned} is in a folder that stands for a column, which would be lost",
                 hint="convert each such folder alone, or write the files with the column in them",
-                path=partitioned[0],
+                path=partitioned,
             )
         return cls(paths)
 
@@ -251,21 +249,14 @@ class HuggingFace(_ArrowRows):
         """
         _require_pyarrow()
         folder = Path(location)
-        if (folder / SPLITS_BASENAME).is_file():
-            splits = _load_list(folder / SPLITS_BASENAME, "splits")
-            raise ConfigError(
-                f"{location} holds the splits {', '.join(map(str, splits))}",
-                hint=f"convert one at a time, for example {folder / str(splits[0])}",
-                option="SOURCE",
-                path=location,
-            )
         state = folder / STATE_BASENAME
-        if not state.is_file():
-            raise ConfigError(
-                f"{location} must be a folder written by save_to_disk, but has no {STATE_BASENAME}",
-                option="SOURCE",
-                path=location,
-            )
+        if (folder / SPLITS_BASENAME).is_file() or not state.is_file():
+            why, hint = f"{location} must be a folder written by save_to_disk, but has no {STATE_BASENAME}", None
+            if (folder / SPLITS_BASENAME).is_file():
+                splits = _load_list(folder / SPLITS_BASENAME, "splits")
+                why = f"{location} holds the splits {', '.join(map(str, splits))}"
+                hint = f"convert one at a time, for example {folder / str(splits[0])}"
+            raise ConfigError(why, hint=hint, option="SOURCE", path=location)
         paths = []
         for entry in _load_list(state, "_data_files"):
             name = entry.get("filename") if isinstance(entry, dict) else None

@@ -11,6 +11,7 @@ import io
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -115,19 +116,12 @@ class Delimited(RowSource):
             for cells in reader:
                 if not cells and len(header) > 1:  # an empty line
                     continue
-                if not cells:
-                    raise FormatError(
-                        f"{self.place(piece, reader.line_num)} is blank, which in a file of one column may be an empty "
-                        "cell or nothing at all",
-                        hint='write "" for an empty cell, or remove the line',
-                        path=piece.path,
-                    )
                 if len(cells) != len(header):
-                    raise FormatError(
-                        f"{self.place(piece, reader.line_num)} has {len(cells)} cells, but the header has "
-                        f"{len(header)}",
-                        path=piece.path,
-                    )
+                    why, hint = f"has {len(cells)} cells, but the header has {len(header)}", None
+                    if not cells:
+                        why = "is blank, which in a file of one column may be an empty cell or nothing at all"
+                        hint = 'write "" for an empty cell, or remove the line'
+                    raise FormatError(f"{self.place(piece, reader.line_num)} {why}", hint=hint, path=piece.path)
                 yield reader.line_num, dict(zip(header, cells, strict=True))
 
     @contextmanager
@@ -254,23 +248,16 @@ class JsonLines(RowSource):
         hint = "a file that is one JSON array must be written as one object a line" if line.startswith(b"[") else None
         try:
             row = parse_json(line.removeprefix(_BYTE_ORDER_MARK).decode())
-        except (_RepeatedKeyError, EncodingError) as error:
-            raise FormatError(f"{self.place(piece, number)}: {error}", path=piece.path) from error
         except (ValueError, RecursionError) as error:
-            # The error counts lines too, but within this one.
-            reason: object = error
-            if isinstance(error, json.JSONDecodeError):  # some of whose messages end in "at"
-                reason = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
-            raise FormatError(
-                f"{self.place(piece, number)} is not JSON: {reason}", hint=hint, path=piece.path
-            ) from error
+            why = f" is not JSON: {error}"
+            if isinstance(error, _RepeatedKeyError | EncodingError):
+                why, hint = f": {error}", None
+            elif isinstance(error, json.JSONDecodeError):  # it counts lines within this one; some messages end in "at"
+                why = f" is not JSON: {error.msg.removesuffix(' at')} at column {error.pos + 1}"
+            raise FormatError(f"{self.place(piece, number)}{why}", hint=hint, path=piece.path) from error
         if not isinstance(row, dict):
-            raise FormatError(
-                f"{self.place(piece, number)} must be a JSON object with the columns as keys, but is a "
-                f"{type(row).__name__}",
-                hint=hint,
-                path=piece.path,
-            )
+            why = f"must be a JSON object with the columns as keys, but is a {type(row).__name__}"
+            raise FormatError(f"{self.place(piece, number)} {why}", hint=hint, path=piece.path)
         return row
 
 
@@ -300,7 +287,6 @@ def parse_json(text: str | bytes) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        repeated = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise _RepeatedKeyError(f"the key {repeated!r} is there twice; keep one of them")
     return result

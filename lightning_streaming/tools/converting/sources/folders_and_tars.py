@@ -61,26 +61,20 @@ class ImageFolder(RowSource):
         """
         root = Path(location)
         images = [path for path in files_under(root) if has_suffix(path, IMAGE_SUFFIXES)]
+        without_class, hint = [path for path in images if path.parent == root], None
         if not images:
-            endings = ", ".join(IMAGE_SUFFIXES)
-            raise ConfigError(
-                f"{location} must be a folder of images, but has no file that ends in {endings}",
-                option="SOURCE",
-                path=location,
-            )
-        without_class = [path for path in images if path.parent == root]
-        if len(without_class) == len(images):
-            return cls(tuple(map(str, images)), location, ())
-        if without_class:
-            raise ConfigError(
+            why = f"{location} must be a folder of images, but has no file that ends in {', '.join(IMAGE_SUFFIXES)}"
+        elif 0 < len(without_class) < len(images):
+            why = (
                 f"{len(without_class)} of {len(images)} images lie in {location} itself, like "
-                f"{without_class[0].name}, and the others in folders, which name their classes",
-                hint="put those into folders too, or all into one folder, to have no classes",
-                option="SOURCE",
-                path=location,
+                f"{without_class[0].name}, and the others in folders, which name their classes"
             )
-        classes = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-        return cls(tuple(map(str, images)), location, tuple(classes))
+            hint = "put those into folders too, or all into one folder, to have no classes"
+        else:
+            folders = () if without_class else (path for path in root.iterdir() if path.is_dir())
+            classes = sorted(path.name for path in folders if not path.name.startswith("."))
+            return cls(tuple(map(str, images)), location, tuple(classes))
+        raise ConfigError(why, hint=hint, option="SOURCE", path=location)
 
     def schema(self) -> Schema:
         """Return ``image``, ``label`` and ``class``, or without classes ``image`` and ``path``.
@@ -88,13 +82,10 @@ class ImageFolder(RowSource):
         The image is bytes unless all files have the same encoding by suffix.
         """
         encodings = {_IMAGE_ENCODINGS.get(Path(path).suffix.lower(), "bytes") for path in self.paths}
-        columns = {"image": SourceColumn(encodings.pop() if len(encodings) == 1 else "bytes", "images")}
-        if self.classes:
-            columns["label"] = SourceColumn("int", "numbers of classes")
-            columns["class"] = SourceColumn("str", "classes")
-        else:
-            columns["path"] = SourceColumn("str", "paths")
-        return Schema(columns, "the names of the files")
+        image = {"image": SourceColumn(encodings.pop() if len(encodings) == 1 else "bytes", "images")}
+        classes = {"label": SourceColumn("int", "numbers of classes"), "class": SourceColumn("str", "classes")}
+        others = classes if self.classes else {"path": SourceColumn("str", "paths")}
+        return Schema(image | others, "the names of the files")
 
     def rows(self, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:  # noqa: ARG002
         """Yield one row.
