@@ -143,7 +143,7 @@ def _check(args: Namespace, *, is_all: bool) -> None:
     out, why, hint, option = args.out, "", None, "--out"
     of_fraction = [f"--{name.replace('_', '-')}" for name in ("group_by", "seed") if getattr(args, name) is not None]
     if args.bad_logs and out is None:
-        why, hint = "--not writes the remaining samples for selection.indices", "name the file with --out KEEP.npy"
+        why, hint = "--not writes the remaining samples to a file", "name it with --out KEEP.npy"
     elif args.stream is not None and not args.bad_logs:
         why, hint, option = "--stream names the stream of bad samples", "give their log with --not", "--stream"
     elif is_all and not args.bad_logs:

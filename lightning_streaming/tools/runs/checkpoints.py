@@ -98,7 +98,7 @@ class Places:
         """
         if name is None and len(self.loaders) == 1:
             return next(iter(self.loaders))
-        if name in self.loaders:
+        if name is not None and name in self.loaders:
             return name
         names, why, hint = ", ".join(self.loaders), f"there is no position of {name!r}", "there is"
         if name is None:
