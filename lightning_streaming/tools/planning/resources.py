@@ -49,6 +49,10 @@ class Fetches:
     """Downloads of one node under one limit."""
 
     limit: int | None
+    samples_left: int
+    """Samples that may still be read in simulations."""
+    cache: NodeCache | None = None
+    """The simulated cache; None as long as it holds all that was requested."""
     epochs: list[NDArray[np.int64]] = field(default_factory=list)
     """Bytes between each two ticks of each stream, by epoch: of shape (ticks, streams)."""
     used: list[NDArray[np.int64]] = field(default_factory=list)
@@ -59,12 +63,15 @@ class Fetches:
     """Most bytes in the cache."""
     exceeded: int = 0
     """How often a reader exceeded the limit, as far as was simulated."""
-    keeps_all: bool = True
-    """Whether nothing was evicted."""
     part: float = 1.0
     """Part of the reads that was simulated; the rest is taken to be like that."""
     was_full: bool = True
     """Whether what was simulated fills the cache; else repeated downloads are not known."""
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing was evicted."""
+        return self.cache is None
 
 
 class NodeFetches:
@@ -88,11 +95,10 @@ class NodeFetches:
     ) -> None:
         self._sizes, self._streams, self._fixed = sizes, streams, fixed
         self._num_streams = int(streams.max()) + 1
-        self.by_limit = [Fetches(limit=limit, peak=fixed) for limit in limits]
-        self._caches: list[NodeCache | None] = [None] * len(limits)
+        each = most_samples // len(limits)
+        self.by_limit = [Fetches(limit=limit, samples_left=each, peak=fixed) for limit in limits]
         self._requested = np.zeros(len(streams), np.bool_)
         """Shards that would be cached without a limit."""
-        self._samples_left = [most_samples // len(limits)] * len(limits)
         self._batches = 0
         """Batches of the epoch before."""
 
@@ -123,49 +129,40 @@ class NodeFetches:
             reads: The epoch as the node reads it.
             edges: Batches at its ticks, of shape (ticks + 1,).
         """
-        requests = first_requests(reads)
+        requests, sizes, ticks = first_requests(reads), self._sizes, len(edges) - 1
         new, before = ~self._requested[requests.shards], self._requested.copy()
         self._requested[requests.shards] = True
-        room = self._fixed + int(self._sizes.kept[self._requested].sum())
-        most = room + int((self._sizes.making - self._sizes.kept).max())
+        room = self._fixed + int(sizes.kept[self._requested].sum())
+        most = room + int((sizes.making - sizes.kept).max())
         last = None
-        for number, fetches in enumerate(self.by_limit):
-            cache = self._caches[number]
-            if cache is None and (fetches.limit is None or most <= fetches.limit):
+        for fetches in self.by_limit:
+            if fetches.cache is None and (fetches.limit is None or most <= fetches.limit):
+                # Each shard is downloaded once, when it is first requested.
                 firsts = FirstRequests(requests.steps[new], requests.shards[new])
-                self._read_without_limit(fetches, firsts, edges, before)
+                kept, making = sizes.kept[firsts.shards], sizes.making[firsts.shards]
+                added = np.cumsum(np.bincount(_ticks(firsts.steps, edges), kept, ticks)).astype(np.int64)
+                fetches.epochs.append(self._by_tick(firsts, edges))
+                fetches.used.append(self._fixed + int(sizes.kept[before].sum()) + added)
+                fetches.downloads.append(int((making > 0).sum()))
+                fetches.peak = max(fetches.peak, int(fetches.used[-1][-1]) + int((making - kept).max(initial=0)))
                 continue
-            fetches.keeps_all = False
-            if cache is None:
-                cache = self._caches[number] = NodeCache(self._sizes, fetches.limit, self._fixed)
-                cache.put(np.flatnonzero(before).tolist())
-            if self._samples_left[number] <= 0 and fetches.epochs:  # like the epoch before, or as much of it
+            if fetches.cache is None:
+                fetches.cache = NodeCache(sizes, fetches.limit, self._fixed)
+                fetches.cache.put(np.flatnonzero(before).tolist())
+            if fetches.samples_left <= 0 and fetches.epochs:  # like the epoch before, or as much of it
                 times = int(edges[-1]) / self._batches
                 shares = np.outer(edges / edges[-1], fetches.epochs[-1].sum(axis=0) * times)
                 so_far: NDArray[np.int64] = np.rint(shares).astype(np.int64)
                 fetches.epochs.append(np.diff(so_far, axis=0))
                 fetches.downloads.append(round(fetches.downloads[-1] * times))
-                fetches.used.append(np.full(len(edges) - 1, fetches.used[-1][-1]))
+                fetches.used.append(np.full(ticks, fetches.used[-1][-1]))
                 fetches.part *= (len(fetches.epochs) - 1) / len(fetches.epochs)
                 continue
             last = reads.last_uses() if last is None else last
-            left = self._samples_left[number]
-            self._samples_left[number] -= self._simulate(fetches, cache, reads, requests, edges, last, left)
+            self._simulate(fetches, fetches.cache, reads, requests, edges, last)
             if fetches.part < 1 and fetches.limit is not None:
                 fetches.peak = max(fetches.peak, min(room, fetches.limit))
         self._batches = int(edges[-1])
-
-    def _read_without_limit(
-        self, fetches: Fetches, firsts: FirstRequests, edges: NDArray[np.int64], before: NDArray[np.bool_]
-    ) -> None:
-        """Download each shard once, when it is first requested."""
-        kept, making = self._sizes.kept[firsts.shards], self._sizes.making[firsts.shards]
-        added = np.bincount(_ticks(firsts.steps, edges), kept, len(edges) - 1)
-        used = self._fixed + int(self._sizes.kept[before].sum()) + np.cumsum(added).astype(np.int64)
-        fetches.epochs.append(self._by_tick(firsts, edges))
-        fetches.used.append(used)
-        fetches.downloads.append(int((making > 0).sum()))
-        fetches.peak = max(fetches.peak, int(used[-1]) + int((making - kept).max(initial=0)))
 
     def _simulate(
         self,
@@ -175,14 +172,13 @@ class NodeFetches:
         requests: FirstRequests,
         edges: NDArray[np.int64],
         last: LastBatches | None,
-        most_samples: int,
-    ) -> int:
-        """Simulate an epoch, or as much of it as is affordable; return the samples that were read."""
+    ) -> None:
+        """Simulate an epoch, or as much of it as is affordable."""
         ticks, tick = len(edges) - 1, 0
         fetched, used = np.zeros((ticks, self._num_streams), np.int64), np.zeros(ticks, np.int64)
         times, downloads = cache.times_fetched.copy(), cache.downloads
         samples = len(reads.ranks_here) * reads.partition.geometry.batch_size * reads.sequence.rows_per_entry
-        most = max(_FEWEST_BATCHES, int(most_samples / samples))
+        most = max(_FEWEST_BATCHES, int(fetches.samples_left / samples))
 
         def on_fetch(shard: int) -> None:
             fetched[tick, self._streams[shard]] += self._sizes.fetched[shard]
@@ -196,6 +192,7 @@ class NodeFetches:
 
         cache.on_fetch = on_fetch
         done = read_epoch(reads, cache, goes_on, last)
+        fetches.samples_left -= int(done * samples)
         used[tick:] = cache.used
         fetches.downloads.append(cache.downloads - downloads)
         if done < reads.num_batches:
@@ -217,7 +214,6 @@ class NodeFetches:
         epochs = len(fetches.epochs)
         fetches.part = (fetches.part * (epochs - 1) + min(1.0, done / reads.num_batches)) / epochs
         fetches.peak, fetches.exceeded = max(fetches.peak, cache.peak), cache.exceeded
-        return int(done * samples)
 
 
 def _ticks(steps: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
