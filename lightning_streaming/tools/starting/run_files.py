@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path, PurePosixPath
+from string import Template
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -63,7 +64,8 @@ _NO_VALIDATION = (
 )
 _SAVES, _MAX_STEPS = 5, 1000
 """Checkpoints of an epoch, and most steps between two."""
-_COMMENT_AT, _COMMENT_AT_DATA = 34, 30
+_COMMENT_AT = 30
+"""Column of comments of the data, which is indented by four more."""
 _MAX_NAMES = 6
 _Path: TypeAlias = tuple[str | int, ...]
 """Keys and list numbers that lead to a nested value."""
@@ -149,7 +151,41 @@ def config_text(previews: Sequence[DatasetPreview], task: Task, out: Path) -> st
     Raises:
         ConfigError: The name of a column or stream cannot be written as YAML.
     """
-    lines = (*_head(previews), *_model(task), *_data(previews, task, out), *_trainer(previews))
+    samples, (model, argument) = sum(preview.samples for preview in previews), _MODEL_OF[task.kind]
+    holds_out, kept = samples >= _MIN_HELD_OUT, 100 - _HELD_OUT
+    train = _stage("train", previews, task, out, f"0%:{kept}%" if holds_out else None)
+    val = _stage("val", previews, task, out, f"{kept}%:100%") if holds_out else _NO_VALIDATION
+    # About how many steps an epoch has on one rank; the samples that are held out are drawn by hash.
+    batch_size = max(1, min(_MAX_BATCH, samples // _MIN_STEPS))
+    trained = samples * kept // 100 if holds_out else samples
+    steps = max(1, -(-trained // batch_size))
+    if task.kind is Kind.TEXT:
+        about_size = "a token is a byte; with a tokenizer in module.py, its vocabulary"
+    elif task.kind is Kind.NUMBERS:
+        more = ", ..." if len(task.inputs) > _MAX_NAMES else ""
+        about_size = f"numbers in {', '.join(map(printable_name, task.inputs[:_MAX_NAMES]))}{more}"
+    elif task.largest is None:
+        about_size = "the data has no column of labels; see module.py"
+    else:
+        what = "token" if task.kind is Kind.TOKENS else "label"
+        about_size = f"must be greater than every {what}; the largest one found is {task.largest}"
+    values = {
+        "head": _head(previews),
+        "model": model,
+        "argument": argument,
+        "size": task.size,
+        "about_size": about_size,
+        "batch_size": batch_size,
+        "steps": f"{steps:,}",
+        "data": [f"    {line}" for line in chain(train, val)],
+        "log_every": max(1, min(50, steps // 10)),
+        "saves": max(1, min(_MAX_STEPS, steps // _SAVES)),
+    }
+    lines = list[str]()
+    for line in (_TEMPLATES / "run.yaml.txt").read_text(encoding="utf-8").splitlines():
+        block = values.get(line[1:]) if line.startswith("$") else None
+        code, comment, words = (Template(part).substitute(values) for part in line.partition(" ## "))
+        lines += block if isinstance(block, list) else [_commented(code, words, _COMMENT_AT + 4) if comment else code]
     text = "".join(f"{in_one_line(line)}\n" for line in lines)
     try:  # check that the text, once parsed, names these datasets and columns
         train = yaml.safe_load(text)["data"]["init_args"]["train"]
@@ -166,60 +202,17 @@ def config_text(previews: Sequence[DatasetPreview], task: Task, out: Path) -> st
     return text
 
 
-def _head(previews: Sequence[DatasetPreview]) -> Iterator[str]:
+def _head(previews: Sequence[DatasetPreview]) -> list[str]:
+    lines = []
     for preview in previews:
-        yield f"# {preview.dataset.shown}: {preview.size}, {format_bytes(preview.stored_bytes)} as stored. Columns:"
-        yield "#"
         width = max(map(len, map(printable_name, preview.columns)))
-        yield from (f"#     {printable_name(name):<{width}}  {encoding}" for name, encoding in preview.columns.items())
-        yield "#"
-    for command, words in (
-        (f"fit --config {RUN}", "train"),
-        (f"fit --config {RUN} --ckpt_path last", "resume after any stop, mid-epoch"),
-        (f"inspect --config {RUN}", "show what a run reads"),
-        (f"tune --config {RUN}", "measure, and recommend workers and prefetching"),
-        (f"fit --config {RUN} --print_config", "print every field, explained"),
-    ):
-        yield f"#     lightning-streaming {command:<38} # {words}"
-    yield ""
-    yield _commented("seed_everything: 1", "seed of the weights; that of the order is data.train.shuffle_seed")
-    yield ""
-
-
-def _model(task: Task) -> Iterator[str]:
-    name, argument = _MODEL_OF[task.kind]
-    if task.kind is Kind.TEXT:
-        comment = "a token is a byte; with a tokenizer in module.py, its vocabulary"
-    elif task.kind is Kind.NUMBERS:
-        more = ", ..." if len(task.inputs) > _MAX_NAMES else ""
-        comment = f"numbers in {', '.join(map(printable_name, task.inputs[:_MAX_NAMES]))}{more}"
-    elif task.largest is None:
-        comment = "the data has no column of labels; see module.py"
-    else:
-        what = "token" if task.kind is Kind.TOKENS else "label"
-        comment = f"must be greater than every {what}; the largest one found is {task.largest}"
-    yield "model:"
-    yield _commented(f"  class_path: module.{name}", "in module.py")
-    yield "  init_args:"
-    yield _commented(f"    {argument}: {task.size}", comment)
-    yield "    learning_rate: 0.001"
-    yield ""
-
-
-def _data(previews: Sequence[DatasetPreview], task: Task, out: Path) -> Iterator[str]:
-    samples = sum(preview.samples for preview in previews)
-    yield "data:"
-    yield "  class_path: module.Data"
-    yield "  init_args:"
-    words = f"of each rank (GPU); on one, an epoch has about {_steps(samples):,} steps"
-    yield _commented(f"    batch_size: {_batch_size(samples)}", words)
-    yield _commented("    num_workers: 2", "processes of each rank that read, decode and transform")
-    yield "    persistent_workers: true"
-    holds_out = samples >= _MIN_HELD_OUT
-    train = _stage("train", previews, task, out, f"0%:{100 - _HELD_OUT}%" if holds_out else None)
-    val = _stage("val", previews, task, out, f"{100 - _HELD_OUT}%:100%") if holds_out else _NO_VALIDATION
-    yield from (f"    {line}" for line in (*train, *val))
-    yield ""
+        lines += [
+            f"# {preview.dataset.shown}: {preview.size}, {format_bytes(preview.stored_bytes)} as stored. Columns:",
+            "#",
+            *(f"#     {printable_name(name):<{width}}  {encoding}" for name, encoding in preview.columns.items()),
+            "#",
+        ]
+    return lines
 
 
 def _stage(
@@ -231,52 +224,25 @@ def _stage(
         yield from (f"  {line}" for line in _location(previews[0], out))
     else:
         words = "an epoch reads all samples of each once"
-        yield _commented("  streams:", words, _COMMENT_AT_DATA) if is_train else "  streams:"
+        yield _commented("  streams:", words) if is_train else "  streams:"
         for name, preview in _named(previews).items():
             yield f"    {_scalar(name)}:"
             yield from (f"      {line}" for line in _location(preview, out))
             if is_train and preview is previews[0]:
                 words = "set it for all streams to mix by weight: small ones are then repeated"
-                yield _commented("      # proportion: 0.5", words, _COMMENT_AT_DATA)
+                yield _commented("      # proportion: 0.5", words)
     if fraction is not None:
         words = "a part drawn by hash, the same in every run" if is_train else "the rest"
-        yield _commented(f'  selection: {{fraction: "{fraction}"}}', words, _COMMENT_AT_DATA)
+        yield _commented(f'  selection: {{fraction: "{fraction}"}}', words)
     columns = ", ".join(map(_scalar, task.columns))
-    yield _commented(f"  columns: [{columns}]", "only these are read; without this line, all", _COMMENT_AT_DATA)
+    yield _commented(f"  columns: [{columns}]", "only these are read; without this line, all")
     if task.kind is Kind.IMAGES and not task.from_array:
         decode = f"  decode: {{columns: {{{_scalar(task.inputs[0])}: pil}}}}"
-        yield _commented(decode, "or tensor, array, encoded: docs/images.md", _COMMENT_AT_DATA)
+        yield _commented(decode, "or tensor, array, encoded: docs/images.md")
     if is_train:
-        yield _commented("  # epoch_size: 10m", "samples per epoch, if not all", _COMMENT_AT_DATA)
+        yield _commented("  # epoch_size: 10m", "samples per epoch, if not all")
     words = "limit of the cache on a node" if is_train else "set the same: each stage has its own"
-    yield _commented("  # cache_limit: 200gb", words, _COMMENT_AT_DATA)
-
-
-def _trainer(previews: Sequence[DatasetPreview]) -> Iterator[str]:
-    steps = _steps(sum(preview.samples for preview in previews))
-    saves = max(1, min(_MAX_STEPS, steps // _SAVES))
-    yield "trainer:"
-    yield _commented("  max_epochs: 1", "or max_steps, max_time")
-    yield _commented("  accelerator: auto", "a GPU where there is one")
-    yield _commented("  devices: auto", "or a number of them")
-    yield f"  log_every_n_steps: {max(1, min(50, steps // 10))}"
-    yield "  logger:"
-    yield "    class_path: lightning.pytorch.loggers.CSVLogger"
-    yield "    init_args: {save_dir: ., name: logs}"
-    yield "  callbacks:"
-    yield "    - class_path: lightning.pytorch.callbacks.ModelCheckpoint"
-    yield f"      init_args: {{dirpath: checkpoints, every_n_train_steps: {saves}, save_last: true}}"
-    yield _commented("    - class_path: lightning_streaming.StreamingMonitor", "logs how long steps wait for data", 60)
-
-
-def _batch_size(samples: int) -> int:
-    return max(1, min(_MAX_BATCH, samples // _MIN_STEPS))
-
-
-def _steps(samples: int) -> int:
-    """Return about how many steps an epoch has on one rank; the samples that are held out are drawn by hash."""
-    trained = samples * (100 - _HELD_OUT) // 100 if samples >= _MIN_HELD_OUT else samples
-    return max(1, -(-trained // _batch_size(samples)))
+    yield _commented("  # cache_limit: 200gb", words)
 
 
 def _location(preview: DatasetPreview, out: Path) -> Iterator[str]:
@@ -284,7 +250,7 @@ def _location(preview: DatasetPreview, out: Path) -> Iterator[str]:
     dataset = preview.dataset
     remote = f"remote: {_scalar(_remote(preview, out))}"
     words = "without its user, password and query: complete it"
-    yield _commented(remote, words, _COMMENT_AT_DATA) if _is_masked(preview) else remote
+    yield _commented(remote, words) if _is_masked(preview) else remote
     if dataset.format is not None:
         yield f"format: {dataset.format}"
     if dataset.block_length is not None:
