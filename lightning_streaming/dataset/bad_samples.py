@@ -44,7 +44,7 @@ _NOT_OF_SAMPLE = (
     *(ConfigError, StorageError, MemoryError, torch.cuda.OutOfMemoryError),
     *(ConnectionError, TimeoutError, socket.gaierror),
 )
-"""Errors that no sample causes, whatever was raised from them."""
+"""Errors that no sample causes, nor others that were raised from them."""
 _ERRNOS_NOT_OF_SAMPLE = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO),

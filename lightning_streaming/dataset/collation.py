@@ -27,12 +27,12 @@ class CollateError(Exception):
     """Samples that could not be collated; the caller knows which they are.
 
     Args:
-        told: What is wrong.
-        places: Those samples of the batch that are to be named.
+        message: What is wrong.
+        places: Numbers of the samples in the batch that the error names.
     """
 
-    def __init__(self, told: str, places: Sequence[int]) -> None:
-        super().__init__(told)
+    def __init__(self, message: str, places: Sequence[int]) -> None:
+        super().__init__(message)
         self.places = places
 
 
@@ -40,20 +40,20 @@ def collated(collate: Collate, samples: list[Any]) -> Any:
     """Return the batch of some samples.
 
     Args:
-        collate: Makes it.
-        samples: One or more.
+        collate: Collate function.
+        samples: At least one.
 
     Raises:
         CollateError: The collate function failed; its cause is that error, unless it is torch's own function or
-            :func:`stacked`, of whose errors the message says what to do about it.
+            :func:`stacked`, whose errors are explained with a fix.
     """
     try:
         return collate(samples)
     except Exception as error:
         if collate in (default_collate, stacked):
             raise _explained(samples, error) from None
-        told = f"collate_fn failed on a batch: {type(error).__name__}: {error}"
-        raise CollateError(told, range(len(samples))) from error
+        message = f"collate_fn failed on a batch: {type(error).__name__}: {error}"
+        raise CollateError(message, range(len(samples))) from error
 
 
 def stacked(samples: list[Any]) -> Any:
@@ -62,7 +62,7 @@ def stacked(samples: list[Any]) -> Any:
     In a worker, torch would allocate shared memory for each tensor, which takes three times as long to fill, and is
     copied too. Elsewhere it would wake torch's threads, which keep cores busy that our threads decode on.
     """
-    if default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:  # a user's own way, put there as torch allows
+    if default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:  # replaced by the user, as torch allows
         return default_collate(samples)
     return collate_by(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: _stacked_tensors})
 
@@ -72,33 +72,29 @@ def _stacked_tensors(tensors: list[torch.Tensor], *, collate_fn_map: Any = None)
     if first.is_nested or first.layout is not torch.strided:
         return default_collate(tensors)  # which says that it does not take them
     kind = first.dtype, first.shape
-    is_by_one = torch.get_num_threads() == 1 or first.numel() * len(tensors) < _FEWEST_IN_THREADS
-    if is_by_one or not all(is_plain(one) and (one.dtype, one.shape) == kind for one in tensors):
+    needs_no_threads = torch.get_num_threads() == 1 or first.numel() * len(tensors) < _FEWEST_IN_THREADS
+    if needs_no_threads or not all(is_plain(tensor) and (tensor.dtype, tensor.shape) == kind for tensor in tensors):
         return torch.stack(tensors)
-    # In one go: numpy would let go of the interpreter's lock, and wait for it, at each.
-    joined = bytearray().join([_bytes_of(one) for one in tensors])
+    # In one call: numpy would release the interpreter's lock, and wait for it, for each.
+    joined = bytearray().join([tensor.view(-1).view(torch.uint8).numpy().data for tensor in tensors])
     return torch.frombuffer(joined, dtype=first.dtype).view(len(tensors), *first.shape)
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 class _Mismatch(NamedTuple):
     where: str
-    """What is wrong, of the samples' values that stand in one place."""
-    way_out: str
+    """What is wrong with the samples' values at one path."""
+    hint: str
     odd: int | None = None
     """The first sample of the batch that is not like those before it, if that is what is wrong."""
 
 
 def _explained(samples: list[Any], error: Exception) -> CollateError:
-    found = _mismatch("", samples)
-    if found is None:
-        told = f"torch's default collate makes no batch of these samples: {type(error).__name__}: {error}"
-        return CollateError(told, range(len(samples)))
-    told = f"{found.where}, of which torch's default collate makes no batch; {found.way_out}"
-    return CollateError(told, [] if found.odd is None else [found.odd])
+    mismatch = _mismatch("", samples)
+    if mismatch is None:
+        message = f"torch's default collate makes no batch of these samples: {type(error).__name__}: {error}"
+        return CollateError(message, range(len(samples)))
+    message = f"{mismatch.where}, of which torch's default collate makes no batch; {mismatch.hint}"
+    return CollateError(message, [] if mismatch.odd is None else [mismatch.odd])
 
 
 def _mismatch(path: str, values: Sequence[Any]) -> _Mismatch | None:
@@ -121,15 +117,15 @@ def _mismatch(path: str, values: Sequence[Any]) -> _Mismatch | None:
         return None
     if isinstance(first, Number):
         return _of_other_kinds(place, values, Number)
-    return _Mismatch(f"{place} is {_kind_in_words(type(first))}", _way_out_of(type(first)))
+    return _Mismatch(f"{place} is {_kind_in_words(type(first))}", _hint_of(type(first)))
 
 
 def _missing(place: str, values: Sequence[Any]) -> _Mismatch:
     nones = [number for number, value in enumerate(values) if value is None]
-    way_out = f"put a value there {_IN_TRANSFORM}, or pass the loader a collate_fn="
+    hint = f"put a value there {_IN_TRANSFORM}, or pass the loader a collate_fn="
     if len(nones) == len(values):
-        return _Mismatch(f"{place} is None", way_out)
-    return _Mismatch(f"{place} is None in {len(nones)} of {len(values)} samples", way_out, nones[0])
+        return _Mismatch(f"{place} is None", hint)
+    return _Mismatch(f"{place} is None in {len(nones)} of {len(values)} samples", hint, nones[0])
 
 
 def _of_other_kinds(place: str, values: Sequence[Any], kind: type) -> _Mismatch | None:
@@ -146,21 +142,22 @@ def _mappings(path: str, place: str, values: Sequence[Any]) -> _Mismatch | None:
     for number, value in enumerate(values):
         keys = list(value) if isinstance(value, Mapping) else type(value).__name__
         if not isinstance(value, Mapping) or value.keys() != first.keys():
-            way_out = f"give all samples the same {_IN_TRANSFORM}, or pass the loader a collate_fn="
+            hint = f"give all samples the same {_IN_TRANSFORM}, or pass the loader a collate_fn="
             return _Mismatch(
                 f"{place} has different columns: {list(first)} in number 0 of the batch, {keys} in number {number}",
-                way_out if path else f"{_columns_of_all(values)}{way_out}",
+                hint if path else f"{_columns_of_all(values)}{hint}",
                 number,
             )
-    parts = (_mismatch(f"{path}[{name!r}]" if path else repr(name), [one[name] for one in values]) for name in first)
+    paths = {name: f"{path}[{name!r}]" if path else repr(name) for name in first}
+    parts = (_mismatch(paths[name], [value[name] for value in values]) for name in first)
     return next((part for part in parts if part is not None), None)
 
 
 def _columns_of_all(samples: Sequence[Any]) -> str:
     """Return a hint to read only the columns that all samples have; empty if there are none."""
-    if not all(isinstance(one, Mapping) for one in samples):
+    if not all(isinstance(sample, Mapping) for sample in samples):
         return ""
-    common = [name for name in samples[0] if all(name in one for one in samples)]
+    common = [name for name in samples[0] if all(name in sample for sample in samples)]
     return f"name those that all have with columns={common}, " if common else ""
 
 
@@ -172,7 +169,7 @@ def _sequences(path: str, place: str, values: Sequence[Any]) -> _Mismatch | None
             f"{place} is a {type(values[0]).__name__} of different lengths ({shown})",
             f"make them equally long {_IN_TRANSFORM}, or pad them in a collate_fn= of the loader",
         )
-    parts = (_mismatch(f"{path}[{number}]", [one[number] for one in values]) for number in range(sizes[0]))
+    parts = (_mismatch(f"{path}[{number}]", [value[number] for value in values]) for number in range(sizes[0]))
     return next((part for part in parts if part is not None), None)
 
 
@@ -186,11 +183,11 @@ def _arrays(place: str, values: Sequence[Any]) -> _Mismatch | None:
         )
     dtype = values[0].dtype
     if isinstance(values[0], np.ndarray) and (dtype.kind in "OSUMmV" or dtype.char in "gG" or not dtype.isnative):
-        way_out = f"make numbers of it {_IN_TRANSFORM}, or leave it out"
+        hint = f"make numbers of it {_IN_TRANSFORM}, or leave it out"
         if dtype.kind in "iufc":
             largest = 16 if dtype.kind == "c" else 8
-            way_out = f"convert it to {np.dtype(f'{dtype.kind}{min(dtype.itemsize, largest)}')} {_IN_TRANSFORM}"
-        return _Mismatch(f"{place} is an array of dtype {dtype}", way_out)
+            hint = f"convert it to {np.dtype(f'{dtype.kind}{min(dtype.itemsize, largest)}')} {_IN_TRANSFORM}"
+        return _Mismatch(f"{place} is an array of dtype {dtype}", hint)
     return None
 
 
@@ -200,7 +197,7 @@ def _kind_in_words(kind: type) -> str:
     return f"an object of type {kind.__module__}.{kind.__qualname__}"
 
 
-def _way_out_of(kind: type) -> str:
+def _hint_of(kind: type) -> str:
     if is_image(kind):
         return (
             f"make an array of it {_IN_TRANSFORM}, as numpy.array(image) or torchvision's ToTensor do, of one size for "
@@ -210,8 +207,8 @@ def _way_out_of(kind: type) -> str:
 
 
 def is_image(kind: type) -> bool:
-    """Return whether a value is an image of Pillow, which need not be installed."""
-    return any(one.__module__ == "PIL.Image" and one.__name__ == "Image" for one in kind.__mro__)
+    """Return whether a value is an image of Pillow, which may not be installed."""
+    return any(base.__module__ == "PIL.Image" and base.__name__ == "Image" for base in kind.__mro__)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ class LineLog:
     """Adds lines to a file; one system call a line, so that a killed process has written all of it.
 
     Args:
-        path: Where to; what is there is kept, and the directory made if there is none.
+        path: Path of the log; it is appended to, and its directory is created if necessary.
     """
 
     def __init__(self, path: Path) -> None:

@@ -60,7 +60,7 @@ class StreamOptions:
         remote: Where the only stream's shards come from: a path, or any URL fsspec knows (s3://, gs://, https://, ...).
         local: The only stream's directory on this node. None: under the user's cache directory, or none at all where
             ``remote`` is a path of this machine.
-        schedule: Mixtures of the streams that follow each other within an epoch, in place of ``proportion``, ``repeat``
+        schedule: Mixtures of the streams that follow each other within an epoch, instead of ``proportion``, ``repeat``
             and ``choose``. Phases by a name of your choice, in the order in which they are read, each with fields of
             :class:`~lightning_streaming.MixturePhase`, like ``{"main": {"mix": {"web": 0.8, "code": 0.2}, "end":
             "90%"}, "last": {"mix": {"code": 1}}}``. ``epoch_size``, or the last ``end``, is then required. See
@@ -70,7 +70,7 @@ class StreamOptions:
         packing: Packing of documents into rows of equally many tokens, for language models: fields of
             :class:`~lightning_streaming.PackingConfig`, like ``{"column": "tokens", "capacity": 8192}``. See
             docs/packing.md.
-        token_budget: Tokens that a batch may have, in place of a number of samples: batches are then groups of whole
+        token_budget: Tokens that a batch may have, instead of a number of samples: batches are then groups of whole
             documents of about one length, padded to the longest. Fields of
             :class:`~lightning_streaming.TokenBudget`, like ``{"column": "tokens", "tokens": 65536}``. See
             docs/packing.md.
@@ -99,7 +99,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         skip: Global batches of the whole run to leave out, counted from 0, like ["12000-12100"]. Their samples stay the
             same when ranks or batch size change. See docs/resume.md.
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
-        columns: Names of the columns to read; the others are not decoded, and need not be readable. None: all. Every
+        columns: Names of the columns to read; the others are not decoded, and may be unreadable. None: all. Every
             shard must have them. Neither order nor saved positions depend on it.
         sequence: Steps of your own between the shuffle and the batches: objects of
             :class:`~lightning_streaming.sequence.SequenceStep`; in YAML each with ``class_path`` and ``init_args``. See
@@ -235,7 +235,9 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
                 option="streams",
             )
         weighted = [
-            name for name, one in self.streams.items() if isinstance(one, Stream) and not weight_of(one).is_unsaid
+            name
+            for name, stream in self.streams.items()
+            if isinstance(stream, Stream) and not weight_of(stream).is_unsaid
         ]
         if weighted:
             raise ConfigError(
@@ -338,11 +340,11 @@ class DatasetOptions(DataOptions):
             "cache_limit": self.cache_bytes(),
             "streams": {name: _describe_stream(stream) for name, stream in streams.items()},
         }
-        asked = {name: value for name, value in vars(self).items() if name not in _NOT_SHOWN}
-        return describe("StreamingDataset", {**asked, **parsed})
+        options = {name: value for name, value in vars(self).items() if name not in _NOT_SHOWN}
+        return describe("StreamingDataset", {**options, **parsed})
 
     def _part(self, kind: type[_Part]) -> _Part:
-        return kind(**{one.name: getattr(self, one.name) for one in fields(kind)})
+        return kind(**{item.name: getattr(self, item.name) for item in fields(kind)})
 
 
 def check_batch_of_budget(batch_size: int) -> None:
@@ -372,9 +374,9 @@ def describe(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_stream(stream: Stream) -> dict[str, Any]:
-    said = {one.name: getattr(stream, one.name) for one in fields(Stream) if one.name != "storage"}
+    options = {item.name: getattr(stream, item.name) for item in fields(Stream) if item.name != "storage"}
     return {
-        **said,
+        **options,
         "remote": None if stream.remote is None else mask_url(str(stream.remote)),  # a Path is taken too
         "local": None if stream.local is None else str(stream.local),
         "join": joins_of(stream) or None,
@@ -386,13 +388,13 @@ def plain_values(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, (list, tuple)):
-        return [plain_values(one) for one in value]
+        return [plain_values(item) for item in value]
     if isinstance(value, OptionGroup):
         return plain_values(value.described())
     if isinstance(value, SequenceStep):
         return value.facts
     if isinstance(value, Mapping):
-        return {str(name): plain_values(one) for name, one in value.items()}
+        return {str(name): plain_values(item) for name, item in value.items()}
     value = as_plain(value)
     if value is None or isinstance(value, (str, int, float)):
         return value

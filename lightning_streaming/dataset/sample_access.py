@@ -24,7 +24,7 @@ from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.units import check_path, check_truth
 
 SampleIndex = int | slice | Sequence[Any] | NDArray[np.integer[Any]]
-"""What a dataset may be asked for in brackets: an id in ``[-size, size)``; or a slice, list or array of such."""
+"""Index of a dataset: an id in ``[-size, size)``; or a slice, list or array of ids."""
 
 
 class ShardAccess:
@@ -131,12 +131,12 @@ class ShardAccess:
             raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
         ids = range(*index.indices(self.size)) if isinstance(index, slice) else index
         try:
-            return [self[one] for one in ids]
+            return [self[sample_id] for sample_id in ids]
         except RecursionError as error:
             raise ConfigError(
-                f"{type(self).__name__}.__getitem__ asks for a list or slice, which asks it again for each sample, "
+                f"{type(self).__name__}.__getitem__ reads a list or slice, which calls it again for each sample, "
                 "without end",
-                hint="ask for one sample at a time there: [super().__getitem__(i) for i in ids]",
+                hint="read one sample at a time there: [super().__getitem__(i) for i in ids]",
             ) from error
 
     def _checked(self, shard: int) -> int:
@@ -153,7 +153,7 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
         on_demand: Whether a single sample is read by its bytes alone where its shard is not here.
         transform: Applied to each decoded sample.
         seed_global_rng: Whether to seed the global generators from the sample's key before that.
-        shuffle_seed: Key of the randomness of samples that are asked for by id.
+        shuffle_seed: Key of the randomness of samples that are read by id.
 
     Raises:
         ConfigError: ``transform`` is no function.
@@ -203,7 +203,7 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
             SampleIndexError: An id is out of range.
             ConfigError: The index is of another type.
         """
-        if type(index) is int:  # told soonest, as most are
+        if type(index) is int:  # the fastest check, as most are
             sample = self.get_item(index)
             if self._transform.function is None:
                 return sample
@@ -215,7 +215,7 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
     def restore_sample(self, key: SampleKey | Mapping[str, Any]) -> Any:
         """Return a sample exactly as an epoch yielded it, with the same augmentation.
 
-        This works on any machine, and with any dataset of the same class, streams and transform, whatever its order.
+        This works on any machine, and with any dataset of the same class, streams and transform, in any order.
 
         Args:
             key: From ``StreamingDataLoader(return_keys=True)``, or the dict of its ``as_dict``.
@@ -231,7 +231,7 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
         """
         key = key if isinstance(key, SampleKey) else SampleKey.from_dict(key)
         sample_id = find_sample(self._source.catalog, key)
-        make = self._transform.asked(self.__getitem__, key.shuffle_seed, key.epoch)
+        make = self._transform.by_id(self.__getitem__, key.shuffle_seed, key.epoch)
         if self._transform.function is None and not self._is_overridden():
             return make(sample_id, key.position)
         with global_generators_kept():
@@ -256,7 +256,7 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
     def _sample_factory(self, shuffle_seed: int, epoch: int) -> SampleFactory:
         """Return how samples of an epoch are made: by :meth:`__getitem__` if a subclass overrides it."""
         if self._is_overridden():
-            make = self._transform.asked(self.__getitem__, shuffle_seed, epoch)
+            make = self._transform.by_id(self.__getitem__, shuffle_seed, epoch)
             return SampleFactory(transform=None, make=make, name=f"dataset[i] of {type(self).__name__}")
         return SampleFactory(transform=self._transform.keyed(shuffle_seed, epoch), make=None, name="transform")
 
@@ -292,15 +292,15 @@ def find_sample(catalog: Catalog, key: SampleKey) -> int:
             stream=key.stream,
             sample=key.sample_index,
         )
-    found = catalog.id_of(sum(catalog.shards_per_stream[:stream]) + key.shard, key.sample_index)
-    if found is None:
+    sample_id = catalog.id_of(sum(catalog.shards_per_stream[:stream]) + key.shard, key.sample_index)
+    if sample_id is None:
         raise SampleIndexError(
             f"the key's sample {key.sample_index} of shard {key.shard} of stream {key.stream!r} is there, but "
             "selection leaves it out of this dataset",
             stream=key.stream,
             sample=key.sample_index,
         )
-    return found
+    return sample_id
 
 
 @suggests_names
@@ -315,7 +315,7 @@ class LocalDataset(ShardAccess, Dataset[Any]):
         split: Subdirectory of it, like "train".
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         columns: Names of the columns to read. None: all.
-        decode: What columns of pictures give: a :class:`~lightning_streaming.DecodeConfig` without threads, like
+        decode: Decoding of columns of images: a :class:`~lightning_streaming.DecodeConfig` without threads, like
             ``{"columns": {"image": "array"}}``. See docs/images.md.
 
     Raises:

@@ -30,16 +30,16 @@ _WINDOW_SAMPLES = 8192
 _VALID = "valid"
 """Name of the mask in a batch."""
 Row = tuple[int, int, int, int]
-"""Position of a sample in the epoch, its shard over all streams, its index there; and what is no watcher's business."""
+"""Position of a sample in the epoch, its shard over all streams, its index there; and events of the reader after it."""
 
 
 class Replacement(NamedTuple):
     """A sample that was read as the replacement of a bad one."""
 
     position: int
-    """The place, in the epoch's global sequence."""
+    """Position in the epoch's global sequence."""
     shard: int
-    """Shard, counted within its stream; it is that of the other."""
+    """Shard of both samples, counted within its stream."""
     sample: int
     """Sample, counted within its shard."""
 
@@ -278,16 +278,16 @@ def keys_of_batches(start: EpochStart, plan: Batched, partition: Partition, cata
         positions = partition.batches(batches, node, rank_of_node)
         are_first = plan.are_first_reads(partition, batches, node, rank_of_node)
         read = positions >= 0  # only an epoch's last batch may be short of samples
-        found = plan.rows(positions[read])
-        shards, indexes = catalog.places(found.ids)
+        packed = plan.rows(positions[read])
+        shards, indexes = catalog.places(packed.ids)
         streams = catalog.stream_of_shard[shards]
-        tokens = np.zeros_like(indexes) if found.pieces is None else found.pieces.starts
-        rows = np.stack([found.positions, streams, shards - first_shards[streams], indexes, tokens], axis=1)
+        tokens = np.zeros_like(indexes) if packed.pieces is None else packed.pieces.starts
+        rows = np.stack([packed.positions, streams, shards - first_shards[streams], indexes, tokens], axis=1)
         first_reads, stops = are_first[read], np.cumsum(read.sum(axis=1))
         packs: list[NDArray[np.bool_] | None] = [None] * len(batches)
-        if found.pieces is not None:
+        if packed.pieces is not None:
             packs = [*np.split(first_reads, stops[:-1])]
-            first_reads, stops = first_reads[found.pieces.packs], found.stops(int(stops[-1]))[stops - 1]
+            first_reads, stops = first_reads[packed.pieces.packs], packed.stops(int(stops[-1]))[stops - 1]
         for (begin, stop), of_batch in zip(pairwise([0, *stops.tolist()]), packs, strict=True):
             yield SampleKeys(KeyTable(of_pass, rows[begin:stop], first_reads[begin:stop], of_batch))
 
@@ -324,6 +324,6 @@ def add_valid(batch: Any, keys: SampleKeys, *, of_packs: bool = False) -> Any:
             hint="rename that column, or use return_keys=True and keys.valid",
             option="return_valid_mask",
         )
-    batch = copy(batch)  # a collate function may hand out the same dict each time
+    batch = copy(batch)  # a collate function may return the same dict each time
     batch[_VALID] = keys.valid_packs if of_packs else keys.valid
     return batch

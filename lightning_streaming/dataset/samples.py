@@ -129,7 +129,7 @@ class SampleSource:
 
         Raises:
             ConfigError: A stream holds no sample, or none is selected; a condition cannot be evaluated; a shard lacks a
-                column that is to be read, or has one that is unsafe where that is not allowed; a dataset cannot be
+                column, or has one that is unsafe where that is not allowed; a dataset cannot be
                 joined; or the cache limit is too small: the message names one that is large enough.
         """
         if self.known_catalog is None:
@@ -299,7 +299,7 @@ class SampleSource:
         EncodingError for damaged files, which names the sample, and ConfigError for columns without images.
 
         Raises:
-            ConfigError: No stream has a column that is to be decoded.
+            ConfigError: No stream has a column that ``decode`` names.
             MissingDependencyError: The package that decodes images is not installed.
         """
         if not self._decode:

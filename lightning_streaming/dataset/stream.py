@@ -45,12 +45,12 @@ class StoredOptions:
         download_retry: Attempts per file, or part of a large one, after the first.
         download_timeout: Seconds without a byte arriving after which an attempt ends.
         validate_hash: Hash to check downloaded files with. None: one that the index offers.
-        keep_zip: Keep compressed files beside the decompressed ones.
+        keep_zip: Keep compressed files next to the decompressed ones.
         format: Format of the data, if it is not MDS: "parquet", "webdataset", "npy", "megatron" or "litdata". The files
             are read in place, without conversion; ``remote`` is then their directory, a file or a pattern like
             "data/train-*.parquet". See docs/other-formats.md.
         block_length: With ``format`` "npy", "megatron" or "litdata", of tokens: a sample is a block of so many,
-            whatever documents they are of.
+            across the bounds of documents.
     """
 
     split: str | None = None
@@ -121,7 +121,7 @@ class StreamDefaults:
         download_retry: Attempts per file, or part of a large one, after the first, for streams that do not say.
         download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
         validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
-        keep_zip: Keep compressed files beside the decompressed ones, for streams that do not say.
+        keep_zip: Keep compressed files next to the decompressed ones, for streams that do not say.
         format: Format of the data, if it is not MDS, for streams that set none: "parquet", "webdataset", "npy",
             "megatron" or "litdata". The files are read in place, without conversion; ``remote`` is then their
             directory, a file or a pattern like "data/train-*.parquet". See docs/other-formats.md.
@@ -251,8 +251,12 @@ def named_streams(
     for name, value in (("stream_config", stream_config), ("join", only["join"])):
         if value:
             raise ConfigError(f"with streams=, {name} belongs to each stream", option=name)
-    given = streams.items() if isinstance(streams, Mapping) else ((str(at), one) for at, one in enumerate(streams))
-    named = {name: _as_stream(name, stream) for name, stream in given}
+    items = (
+        streams.items()
+        if isinstance(streams, Mapping)
+        else ((str(place), stream) for place, stream in enumerate(streams))
+    )
+    named = {name: _as_stream(name, stream) for name, stream in items}
     for name, stream in named.items():
         overridden = sorted(hook for hook in _FETCHING if hasattr(type(stream), hook))
         if overridden:
@@ -377,14 +381,20 @@ class DatasetStream:
     """
 
     def __init__(
-        self, name: str, place: int, asked: Stream, defaults: StreamDefaults, shares: KnowsWeights, source: SampleSource
+        self,
+        name: str,
+        place: int,
+        stream: Stream,
+        defaults: StreamDefaults,
+        shares: KnowsWeights,
+        source: SampleSource,
     ) -> None:
         self.name = name
-        """In the dataset."""
+        """Name in the dataset."""
         self.place = place
-        """Among its streams, from 0."""
-        self.asked = asked
-        """What the user wrote."""
+        """Number among its streams, from 0."""
+        self.asked = stream
+        """The user's :class:`~lightning_streaming.Stream`."""
         self._defaults = defaults
         self._shares = shares
         self._source = source
@@ -454,7 +464,7 @@ class DatasetStream:
 
     @property
     def keep_zip(self) -> bool:
-        """Whether compressed files are kept beside the decompressed ones."""
+        """Whether compressed files are kept next to the decompressed ones."""
         return self.cache_config().keep_zip
 
     @property
@@ -508,18 +518,18 @@ class DatasetStreams(Mapping[str, DatasetStream]):
     It is a mapping, so iterating gives names; ``streams.values()`` are the streams.
 
     Args:
-        asked: What the user wrote, by name.
-        defaults: What a stream uses unless it says otherwise.
-        shares: Knows each one's share.
-        source: Knows their shards.
+        streams: The user's streams, by name.
+        defaults: Defaults of their options.
+        shares: Weights of the streams in an epoch.
+        source: Their samples.
     """
 
     def __init__(
-        self, asked: Mapping[str, Stream], defaults: StreamDefaults, shares: KnowsWeights, source: SampleSource
+        self, streams: Mapping[str, Stream], defaults: StreamDefaults, shares: KnowsWeights, source: SampleSource
     ) -> None:
         self._streams = {
             name: DatasetStream(name, place, stream, defaults, shares, source)
-            for place, (name, stream) in enumerate(asked.items())
+            for place, (name, stream) in enumerate(streams.items())
         }
 
     def __getitem__(self, key: str | int) -> DatasetStream:

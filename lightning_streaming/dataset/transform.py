@@ -32,9 +32,9 @@ _MOST_KEYS = 8
 _MOST_COLUMNS = 20
 """Columns that it describes."""
 _KeyedTransform = Callable[[dict[str, Any], int], Any]
-"""Turns a decoded sample, and its position in the epoch, into what is handed out."""
+"""Transforms a decoded sample, by its position in the epoch."""
 KeyedSample = Callable[[int, int], Any]
-"""Makes what is handed out of a sample's id and its position in the epoch."""
+"""Creates a sample from its id and its position in the epoch."""
 
 
 def rng_for(seed: int, epoch: int, position: int) -> np.random.Generator:
@@ -133,7 +133,7 @@ class SampleTransform:
 
         return apply
 
-    def asked(self, sample: Callable[[int], Any], shuffle_seed: int, epoch: int) -> KeyedSample:
+    def by_id(self, sample: Callable[[int], Any], shuffle_seed: int, epoch: int) -> KeyedSample:
         """Return a sample by id as a function of id and position: :meth:`apply` then draws what :meth:`keyed` would.
 
         Args:
@@ -161,7 +161,7 @@ class SampleTransform:
     def apply(self, sample: Any, sample_id: int, shuffle_seed: int) -> Any:
         """Return the transform of a sample that is read by its id.
 
-        In the middle of :meth:`asked` it draws from the generator of the sample that is being made. Elsewhere the
+        In the middle of :meth:`by_id` it draws from the generator of the sample that is being made. Elsewhere the
         sample belongs to no epoch, and its randomness is that of position ``sample_id`` of epoch 0.
         """
         draws = _under_way.get()
@@ -214,12 +214,12 @@ def failed_sample(error: Exception, name: str, key: SampleKey, sample: Any = Non
     """Return the error to raise for a failure of the user's code on a sample, with a description of the sample."""
     columns = _described_columns(sample) if isinstance(sample, Mapping) else ""
     words = in_one_line(str(error) if isinstance(error, StreamingError) else f"{type(error).__name__}: {error}")
-    told = (
+    message = (
         f"{name} failed on sample {key.sample_index} of shard {key.shard} of stream {key.stream!r}: {words}\n"
         f"{columns}This sample alone, as it failed: dataset.restore_sample({json.dumps(key.as_dict())})"
     )
     known = error.fields if isinstance(error, StreamingError) else {}
-    return kind_of(error)(message=told, **{**known, "hint": None, "stream": key.stream, "sample": key.sample_index})
+    return kind_of(error)(message=message, **{**known, "hint": None, "stream": key.stream, "sample": key.sample_index})
 
 
 def _described_columns(sample: Mapping[Any, Any]) -> str:

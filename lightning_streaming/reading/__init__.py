@@ -1,1 +1,1 @@
-"""Batches of a pass: planned, prefetched, read by workers, and handed out by the loader."""
+"""Batches of a pass: planned, prefetched, read by workers, and yielded by the loader."""

@@ -209,7 +209,7 @@ fewer but at least one, and the bytes that they have."""
 
 
 def read_batches(
-    plan: WorkerPlan, begin: Callable[[Scheduler], ReadSome], *, drop_last: bool, one_by_one: bool
+    plan: WorkerPlan, begin: Callable[[Scheduler], ReadSome], *, drop_last: bool, separately: bool
 ) -> Generator[Batches, None, None]:
     """Yield the worker's batches in order, some at a time: at first one, then as many as are quick to gather.
 
@@ -217,7 +217,7 @@ def read_batches(
         plan: The worker's plan.
         begin: Returns the function that reads some batches of a window.
         drop_last: Whether to leave out a last batch that is not full.
-        one_by_one: Whether to yield each batch alone.
+        separately: Whether to yield each batch alone.
     """
     with Scheduler.of(plan) as scheduler:
         read, together = begin(scheduler), 1
@@ -232,9 +232,9 @@ def read_batches(
                 batches, num_bytes = read(window, slice(stops[first], stops[stop]), first, stop)
                 stop = first + len(batches)
                 scheduler.have_read(stop - first, window.shards[stops[first] : stops[stop]])
-                most = 1 if one_by_one else GATHERED_BYTES * (stop - first) // max(1, num_bytes)
+                most = 1 if separately else GATHERED_BYTES * (stop - first) // max(1, num_bytes)
                 first, together = stop, max(1, min(2 * together, most))
-                yield list(batches) if one_by_one else batches
+                yield list(batches) if separately else batches
 
 
 class SampleAssembler(Assembler):
@@ -244,12 +244,12 @@ class SampleAssembler(Assembler):
         """Return the samples."""
         return samples
 
-    def batches(self, plan: WorkerPlan, *, drop_last: bool, one_by_one: bool) -> Generator[Batches, None, None] | None:
+    def batches(self, plan: WorkerPlan, *, drop_last: bool, separately: bool) -> Generator[Batches, None, None] | None:
         """Return batches that are gathered from shards; None where samples must be decoded one by one."""
         if not (plan.reads_as_stored and plan.source.may_be_plain()):
             return None
         return read_batches(
-            plan, lambda scheduler: _Gatherer(plan, scheduler).read, drop_last=drop_last, one_by_one=one_by_one
+            plan, lambda scheduler: _Gatherer(plan, scheduler).read, drop_last=drop_last, separately=separately
         )
 
     def collate(self, collate: Collate, *, by_torch: bool) -> Collate:

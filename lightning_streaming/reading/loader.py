@@ -90,8 +90,8 @@ class StreamingDataLoader(AcceleratedLoader):
     The parameters after ``return_valid_mask`` are those of :class:`torch.utils.data.DataLoader`. Those that choose
     samples are refused, as the dataset does that; they exist because frameworks pass them on.
 
-    On a rank that does not read samples (:attr:`World.is_reader` is False) each batch is an empty dict, whatever
-    ``collate_fn`` returns elsewhere. Such a rank yields, counts and saves as many batches as the others and fetches no
+    On a rank that does not read samples (:attr:`World.is_reader` is False) each batch is an empty dict, and
+    ``collate_fn`` is not called. Such a rank yields, counts and saves as many batches as the others and fetches no
     shard.
 
     Args:
@@ -220,7 +220,7 @@ class StreamingDataLoader(AcceleratedLoader):
         )
         self._samples_per_batch = batch_size
         run_state_of(dataset).read_by(batch_size, self.drop_last)
-        # By these names Lightning finds them when it makes the loader anew, as it does to predict.
+        # Lightning reads these names when it creates the loader again, as it does to predict.
         self.fixed_epoch = fixed_epoch
         self.return_keys = return_keys
         self.return_valid_mask = return_valid_mask
@@ -242,7 +242,7 @@ class StreamingDataLoader(AcceleratedLoader):
         settings = f"batch_size={self.batch_size}, num_workers={self.num_workers}"
         return f"<StreamingDataLoader: {settings}; at {position_of(self).cursor()}; of {self.dataset!r}>"
 
-    def __iter__(self) -> LoaderPass | AcceleratedPass:  # type: ignore[override]  # torch names a class of its own
+    def __iter__(self) -> LoaderPass | AcceleratedPass:  # type: ignore[override]  # torch names its own class
         batches = LoaderPass(self)
         if not self._is_accelerated:
             return batches
@@ -325,7 +325,7 @@ class StreamingDataLoader(AcceleratedLoader):
         progress.channel = channel if self.persistent_workers else None
         channel.pass_start.assign(start)
         worker_batches = workers.WorkerBatches(
-            self.dataset, channel, self.collate_fn, drop_last=self.drop_last, one_by_one=is_pinned
+            self.dataset, channel, self.collate_fn, drop_last=self.drop_last, separately=is_pinned
         )
         groups = workers.start_iterator(self, worker_batches)
         replaced = dict[int, Replacement]()
@@ -394,10 +394,10 @@ class LoaderPass(Iterator[Any]):
     def __next__(self) -> Any:
         if self._number == 0:
             self._begin()
-        under_way, self._under_way = self._under_way, None  # whatever is raised from here on ends the pass
+        under_way, self._under_way = self._under_way, None  # any error from here on ends the pass
         if under_way is None or not self._loader._is_current(self._number):
             raise StopIteration
-        asked = perf_counter_ns()
+        began = perf_counter_ns()
         try:
             made = next(under_way.batches, None)
             if made is not None and under_way.bad is not None:
@@ -420,7 +420,7 @@ class LoaderPass(Iterator[Any]):
             if self._reporter is not None:
                 self._reporter.close()
                 self._reporter = None
-        waited = perf_counter_ns() - asked
+        waited = perf_counter_ns() - began
         end = next(self._ends, None)
         if made is None or end is None:
             raise _at_end(made, end)
@@ -481,8 +481,8 @@ def _at_end(made: workers.Measured | None, end: Cursor | None) -> Exception:
         return StopIteration()
     return ConfigError(
         f"the pass has {'fewer' if end else 'more'} batches than its epoch",
-        hint="a dataset must yield exactly the samples of its share; an __iter__ that makes fewer or more of them "
-        "is for torch's DataLoader, and here a collate_fn= does that",
+        hint="a dataset must yield exactly the samples of its share; an __iter__ that yields fewer or more is "
+        "for torch's DataLoader, and here a collate_fn= does that",
     )
 
 

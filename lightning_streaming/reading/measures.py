@@ -227,7 +227,7 @@ class BatchMeter:
         self._took["cache_hits"] += not missed
         self._took["fetched_bytes"] += sum(miss.fetched_bytes for miss in missed)
 
-    def found_bad(self) -> None:
+    def count_bad(self) -> None:
         """Note that a sample cannot be read."""
         self._took["bad_samples"] += 1
 

@@ -1,7 +1,7 @@
 """Integration with Accelerate, transformers and Lightning, which are refused where samples would be lost.
 
-Accelerate shards what a loader reads among its processes. Our dataset gives each rank its own samples already, so most
-of what is sharded twice would never be read. None of these packages is imported unless the user has done so.
+Accelerate shards what a loader reads among its processes. Our dataset gives each rank its own samples already: sharded
+twice, most samples would never be read. None of these packages is imported unless the user has done so.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class AcceleratedLoader(DataLoader[Any]):
     """A loader that Accelerate iterates over unchanged, and whose state it saves and loads with its own."""
 
     use_stateful_dataloader = True
-    """By this name Accelerate asks for states."""
+    """Accelerate saves and loads the state of loaders with this attribute."""
     _is_accelerated = False
-    """Whether Accelerate was given this loader."""
+    """Whether the loader was passed to Accelerate."""
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -59,7 +59,7 @@ class _BatchIterator(Protocol):
 
 
 class _ReaderState:
-    """Attributes of a loader that Accelerate reads, by the names of its own loaders."""
+    """Attributes of a loader that Accelerate reads, by the names that its loaders have."""
 
     end_of_dataloader = False
     """Whether the latest batch was the last, which ends an accumulation."""
@@ -72,8 +72,8 @@ class AcceleratedPass(Iterator[Any]):
 
     Args:
         batches: The pass.
-        is_over: Tells, after a batch, whether it was the last.
-        non_blocking: Whether to move batches to the device while training goes on.
+        is_over: Returns, after a batch, whether it was the last.
+        non_blocking: Whether to move batches to the device while training continues.
     """
 
     def __init__(self, batches: _BatchIterator, is_over: Callable[[], bool], *, non_blocking: bool) -> None:
@@ -146,8 +146,8 @@ class AcceleratedDataset(ABC):
         place = self._next_cursor()
         if place == self._loaded and place != (epoch, 0):
             raise ConfigError(
-                f"a state was loaded that goes on at epoch {place.epoch}, sample {place.sample_in_epoch}, and "
-                f"set_epoch({epoch}) would leave that place",
+                f"a state was loaded that continues at epoch {place.epoch}, sample {place.sample_in_epoch}, and "
+                f"set_epoch({epoch}) would leave that position",
                 hint="read through a StreamingDataLoader, or load no state where Accelerate or transformers skip "
                 "batches themselves; see docs/other-trainers.md",
             )
@@ -189,14 +189,14 @@ def _check_reader(reader: Any, world: World, batch_size: int | None, place: Curs
     iteration = getattr(reader, "iteration", None)
     if iteration is None:
         raise ConfigError(
-            "Accelerate's skip_first_batches reads the dataset past its loader, which alone knows the place",
+            "Accelerate's skip_first_batches reads the dataset past its loader, which alone knows the position",
             hint="leave it out, as load_state has put a StreamingDataLoader back already; for Trainer, set "
             "ignore_data_skip=True and load the loader's state; see docs/other-trainers.md",
         )
     if world.num_ranks > 1:
         raise ConfigError(
             f"Accelerate deals out what a loader reads, and the dataset gives this rank its share of {world.num_ranks} "
-            "already: dealt out twice, most samples would be read by nobody",
+            "already: dealt out twice, most samples would not be read",
             hint=f"{_WAY_OUT}; or pass world=World() to the dataset, so that Accelerate has all samples to deal out",
         )
     if place is not None and place != (iteration, 0):
@@ -225,7 +225,7 @@ def _reader_of(dataset: object) -> Any | None:
     of_reader = getattr(reader, "dataset", None)
     if not isinstance(of_reader, IterableDataset):
         return None
-    return reader if any(one is dataset for one in datasets_within(of_reader)) else None
+    return reader if any(inner is dataset for inner in datasets_within(of_reader)) else None
 
 
 def _samples_together(reader: Any) -> int:
@@ -249,10 +249,10 @@ def _warn_if_lightning_trains() -> None:
     if not {"lightning.pytorch", "pytorch_lightning"} & sys.modules.keys():
         return
     loop = _fit_loop_above(sys._getframe(1))
-    if loop is None or any(getattr(one, "state_key", None) == _CALLBACK for one in loop.trainer.callbacks):
+    if loop is None or _CALLBACK in (getattr(callback, "state_key", None) for callback in loop.trainer.callbacks):
         return
     warnings.warn(
-        "Lightning trains from a torch DataLoader around a StreamingDataset. No checkpoint holds the place of such a "
+        "Lightning trains from a torch DataLoader around a StreamingDataset. No checkpoint has the position of such a "
         "loader: a resumed epoch begins again at the first sample of the first. Use StreamingDataLoader and "
         "StreamingStateCallback, or StreamingDataModule, which has both.",
         UserWarning,

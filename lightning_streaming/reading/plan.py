@@ -106,7 +106,7 @@ class PassPlanner:
                 start,
                 worker,
                 in_packs=self.state.request.pack is not None,
-                on_bad=meter.found_bad,
+                on_bad=meter.count_bad,
                 tally=None if is_measured else self.bad_tally(start),
             )
         is_watched = debug.sample_log is not None or debug.watchdog_seconds is not None
@@ -350,13 +350,13 @@ class Assembler(ABC):
         """Yield the items of batches: the samples, or packs of them."""
 
     @abstractmethod
-    def batches(self, plan: WorkerPlan, *, drop_last: bool, one_by_one: bool) -> Generator[Batches, None, None] | None:
+    def batches(self, plan: WorkerPlan, *, drop_last: bool, separately: bool) -> Generator[Batches, None, None] | None:
         """Return collated batches that are read without decoding single samples; None where that cannot be.
 
         Args:
             plan: The worker's plan.
             drop_last: Whether to leave out a last batch that is not full.
-            one_by_one: Whether to yield each batch alone, and not some together.
+            separately: Whether to yield each batch alone, and not some together.
         """
 
     @abstractmethod

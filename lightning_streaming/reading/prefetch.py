@@ -82,8 +82,8 @@ class ShardPrefetcher:
 
     Args:
         needs: Shards in the order of need; may be endless, and may name a shard again.
-        fetch: Brings one shard to this node; called from several threads, outside any lock of ours. It may leave a
-            shard that another process is fetching; whoever reads it then waits. False says that there is no room: all
+        fetch: Fetches one shard to this node; called from several threads, outside any lock of ours. It may skip a
+            shard that another process is fetching; its reader then waits. It returns False if there is no room: all
             threads then wait until the reader has moved on.
         lookahead: Samples to look ahead of the reader.
         num_threads: Shards fetched at a time.
@@ -175,7 +175,7 @@ class ShardPrefetcher:
         except Exception as error:  # noqa: BLE001  the reader makes the last attempt, and raises what then fails
             _logger.debug("shard %d was not prefetched: %s", shard, error)
         finally:
-            self._found_room(shard)
+            self._end_wait_for_room(shard)
 
     def _next_need(self) -> tuple[int, ShardNeed] | None:
         """Wait until the next need in order comes within the lookahead; None when there is nothing more to fetch.
@@ -213,7 +213,7 @@ class ShardPrefetcher:
             self._changed.wait_for(lambda: self._closed or self._moves != moves, _ROOM_SECONDS)
             return not self._closed
 
-    def _found_room(self, shard: int) -> None:
+    def _end_wait_for_room(self, shard: int) -> None:
         """Let the shards after this one be fetched."""
         with self._changed:
             if self._waiting_for_room == shard:

@@ -80,7 +80,7 @@ def _part(values: list[Tensor], listed: list[SampleKeys]) -> _Part:
         raise ConfigError(
             "there are no values to gather", hint="collect one value for each sample of every batch", option="values"
         )
-    shapes, counts = [tuple(one.shape) for one in values], [len(keys) for keys in listed]
+    shapes, counts = [tuple(tensor.shape) for tensor in values], [len(keys) for keys in listed]
     if [shape[:1] for shape in shapes] != [(count,) for count in counts]:
         raise ConfigError(
             f"values must have one row for each key, but got shapes {_shortened(shapes)} for {_shortened(counts)} keys",
@@ -96,7 +96,7 @@ def _part(values: list[Tensor], listed: list[SampleKeys]) -> _Part:
             hint="begin new lists at the start of every evaluation",
             option="keys",
         )
-    return _Part(table_of(keys).of_pass, rows, torch.cat([one.detach().cpu() for one in values])[valid])
+    return _Part(table_of(keys).of_pass, rows, torch.cat([tensor.detach().cpu() for tensor in values])[valid])
 
 
 def _shortened(items: Sequence[object]) -> str:
@@ -122,10 +122,10 @@ def save_state_global(loader: StreamingDataLoader, dst_rank: int = 0) -> dict[st
     """
     rank = _connected_rank(dst_rank)
     states = from_all(lambda _: loader.state_dict())
-    if any(one != states[0] for one in states):
-        places = [(one["epoch"], one["sample_in_epoch"]) for one in states]
+    if any(state != states[0] for state in states):
+        places = [(state["epoch"], state["sample_in_epoch"]) for state in states]
         raise StateError(
-            f"the ranks' loaders stand at different places: (epoch, sample) {places} by rank",
+            f"the ranks' loaders are at different positions: (epoch, sample) {places} by rank",
             hint="save when all have taken as many batches, from one dataset and with one batch size",
         )
     return states[rank] if rank == dst_rank else None
@@ -149,7 +149,7 @@ def restore_state_global(
     if src_rank is not None:
         _connected_rank(src_rank)
         states = from_all(lambda _: state)
-        too_many = [rank for rank, one in enumerate(states) if one is not None and rank != src_rank]
+        too_many = [rank for rank, other in enumerate(states) if other is not None and rank != src_rank]
         if too_many:
             raise ConfigError(
                 f"rank {src_rank} sends the state, so ranks {too_many} must pass None",
@@ -158,7 +158,7 @@ def restore_state_global(
             )
         state = states[src_rank]
     if state is None:
-        raise StateError("there is no state to go on from: it is None on the rank that is to have it", option="state")
+        raise StateError("there is no state to load: it is None on the rank that must have it", option="state")
     loader.load_state_dict(state)
 
 
@@ -171,19 +171,19 @@ def _is_connected() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def from_all(ask: Callable[[int], _Answer]) -> list[_Answer]:
+def from_all(compute: Callable[[int], _Answer]) -> list[_Answer]:
     """Return the result of each rank, in order; if one fails, raise its error on all, so that no rank waits for it."""
     if not _is_connected():
-        return [ask(0)]
+        return [compute(0)]
     try:
-        answer: _Answer | _Failure = ask(dist.get_rank())
+        answer: _Answer | _Failure = compute(dist.get_rank())
     except Exception as error:  # noqa: BLE001  # raised below, here as on the others
         answer = _Failure(error)
     answers: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(answers, answer)
-    for one in answers:
-        if isinstance(one, _Failure):
-            raise one.error
+    for failure in answers:
+        if isinstance(failure, _Failure):
+            raise failure.error
     return answers
 
 

@@ -55,8 +55,8 @@ class readonly_property(Generic[_Value]):  # noqa: N801 a decorator, like proper
             )
 
 
-def _is_same(one: object, other: object) -> bool:
-    return np.array_equal(np.asarray(one, object), np.asarray(other, object))
+def _is_same(value: object, other: object) -> bool:
+    return np.array_equal(np.asarray(value, object), np.asarray(other, object))
 
 
 class ReferenceNames(KeyedAccess):

@@ -31,10 +31,8 @@ from lightning_streaming.resume.state import EpochStart
 _NO_MORE = object()
 
 
-def watch_of(debug: DebugConfig, source: SampleSource, start: EpochStart, worker: int) -> SampleWatch | None:
-    """Return the watch over a worker's pass; None without a log and a watchdog."""
-    if debug.sample_log is None and debug.watchdog_seconds is None:
-        return None
+def watch_of(debug: DebugConfig, source: SampleSource, start: EpochStart, worker: int) -> SampleWatch:
+    """Return the watch over a worker's pass, with a log or a watchdog."""
     return SampleWatch(partial(_watchers, debug, source, start, worker))
 
 
@@ -80,7 +78,7 @@ def _open_log(path: Path, key: Callable[[Row], SampleKey]) -> _SampleLog:
         return _SampleLog(path, key)
     except OSError as error:
         raise StorageError(
-            f"debug.sample_log={str(path.parent)!r} takes no log: {error}",
+            f"debug.sample_log={str(path.parent)!r} cannot be written: {error}",
             hint="pass a directory that can be written to",
             option="debug.sample_log",
             path=str(path.parent),
@@ -90,13 +88,13 @@ def _open_log(path: Path, key: Callable[[Row], SampleKey]) -> _SampleLog:
 class Watcher(Protocol):
     """Base of what observes each sample. Its methods are called in the thread that reads."""
 
-    def asked(self) -> None:
+    def requested(self) -> None:
         """Note that the next sample is requested; which one is unknown yet."""
 
     def begun(self, row: Row) -> None:
         """Note which sample is going to be fetched, decoded and transformed."""
 
-    def given(self) -> None:
+    def yielded(self) -> None:
         """Note that the sample is yielded."""
 
     def close(self) -> None:
@@ -132,10 +130,10 @@ class SampleWatch:
             self._watchers = [stack.enter_context(closing(watcher)) for watcher in self._make()]
             while True:
                 for watcher in self._watchers:
-                    watcher.asked()
+                    watcher.requested()
                 sample = next(samples, _NO_MORE)
                 for watcher in self._watchers:
-                    watcher.given()
+                    watcher.yielded()
                 if sample is _NO_MORE:
                     return
                 yield sample
@@ -192,14 +190,14 @@ class _SampleLog(LineLog):
         self._key = key
         self._pid = os.getpid()
 
-    def asked(self) -> None:
+    def requested(self) -> None:
         """Do nothing."""
 
     def begun(self, row: Row) -> None:
         """Write the sample down before anything can go wrong with it."""
         self.write({"time": time.time(), "pid": self._pid, **self._key(row).as_dict()})
 
-    def given(self) -> None:
+    def yielded(self) -> None:
         """Do nothing."""
 
 
@@ -231,48 +229,48 @@ class _Watchdog:
         self._name = name
         self._key = key
         self._also_to = also_to
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
         self._row: Row | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
-    def asked(self) -> None:
+    def requested(self) -> None:
         """Start the time."""
         self._row = None
-        self._asked_at = time.monotonic()
+        self._requested_at = time.monotonic()
 
     def begun(self, row: Row) -> None:
         """Note the sample, for the first line of a report."""
         self._row = row
 
-    def given(self) -> None:
+    def yielded(self) -> None:
         """Stop the time; what the consumer does with the sample does not count."""
-        self._asked_at = None
+        self._requested_at = None
 
     def close(self) -> None:
         """Stop the watchdog."""
         self._closed.set()
 
     def _watch(self) -> None:
-        told, wait, in_worker = None, self._seconds, get_worker_info() is not None
+        reported, wait, in_worker = None, self._seconds, get_worker_info() is not None
         while True:
             if in_worker:
                 faulthandler.dump_traceback_later(2 * self._seconds, file=2)  # unless it is called again before
             if self._closed.wait(wait):
                 break
-            asked_at, wait = self._asked_at, self._seconds
-            if asked_at is None or asked_at == told:
+            requested_at, wait = self._requested_at, self._seconds
+            if requested_at is None or requested_at == reported:
                 continue
-            left = asked_at + self._seconds - time.monotonic()
+            left = requested_at + self._seconds - time.monotonic()
             if left > 0:
                 wait = left
             else:
-                told = asked_at
-                self._tell()
+                reported = requested_at
+                self._report()
         if in_worker:
             faulthandler.cancel_dump_traceback_later()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         row = self._row
         which = "which one is not known yet" if row is None else json.dumps(self._key(row).as_dict())
         text = f"{self._name} has been at one sample for {self._seconds:g} s: {which}\n{_stacks()}\n"

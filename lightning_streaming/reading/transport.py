@@ -32,10 +32,10 @@ from lightning_streaming.errors import ConfigError, SampleError
 from lightning_streaming.resume.state import Cursor
 
 _FEWEST_BYTES = 2048
-"""Of what is worth a place of its own."""
+"""Size of an object that is sent outside the pickled part, in bytes."""
 _ALIGNMENT = 64
 _MOST_LEVELS = 4
-"""Of containers in which bytes objects are looked for."""
+"""Nested containers in which bytes objects are searched."""
 _SLOT_BYTES = 64 << 20
 """Address space of a slot, not memory: only what batches have filled takes room."""
 _WORD = 8
@@ -147,13 +147,13 @@ class _UnfitError(Exception):
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves the values of tensors out of what is pickled, as pickle itself does with those of arrays."""
+    """Leaves out the values of tensors, as pickle itself does with those of arrays."""
 
     def reducer_override(self, thing: Any) -> Any:
         if not isinstance(thing, torch.Tensor):
             return NotImplemented
         if thing.requires_grad and not thing.is_leaf:
-            # Torch would find out in a thread of its own, leave the batch out, and have the loader wait for ever.
+            # Torch would fail in its own thread and lose the batch, so the loader would wait for ever.
             raise SampleError(
                 f"a batch has a tensor of shape {tuple(thing.shape)} that was computed from one with requires_grad, "
                 "which no worker can send",
@@ -180,7 +180,7 @@ def _with_buffers(thing: Any, levels: int = _MOST_LEVELS) -> Any:
     if kind is dict and levels:
         return {key: _with_buffers(value, levels - 1) for key, value in thing.items()}
     if kind in (list, tuple) and levels and thing and type(thing[0]) in (bytes, dict, list, tuple):
-        return kind([_with_buffers(one, levels - 1) for one in thing])
+        return kind([_with_buffers(item, levels - 1) for item in thing])
     return thing
 
 

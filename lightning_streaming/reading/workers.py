@@ -47,12 +47,11 @@ if TYPE_CHECKING:
     from lightning_streaming.reading.dataset import StreamingDataset
 
 _PATIENCE = 1.0
-"""Seconds for a worker to end by itself, and then again for one that was told to by a signal."""
+"""Seconds for a worker to end, and again after a signal."""
 _START_BYTES, _RUN_BYTES = 4096, 64
-"""Several times what a pass start takes pickled, without streams that have grown, and what each run that it skips adds.
-"""
+"""Several times the size of a pickled pass start without appended data, and of each skipped range."""
 SHIELDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What a scheduler or a terminal may send to the whole process group, and what no worker is to die of."""
+"""Signals that a scheduler or a terminal may send to the whole process group; workers ignore them."""
 
 
 class BatchGroup(NamedTuple):
@@ -61,9 +60,9 @@ class BatchGroup(NamedTuple):
     worker: int
     batches: Iterable[Any]
     measures: NDArray[np.int64]
-    """What each took: of shape (batches, numbers), as :meth:`BatchMeter.end_batches` gives them."""
+    """Measures of each, of shape (batches, numbers): see :meth:`BatchMeter.end_batches`."""
     replaced: Sequence[Replacement] = ()
-    """Samples that are in them, or in batches that follow, in the places of others."""
+    """Replacements of bad samples in these batches, or in later ones."""
 
 
 Measured = tuple[Any, NDArray[np.int64]]
@@ -158,7 +157,7 @@ def _start_worker(
 ) -> None:
     """Initialise a worker process: its signal shield, its random generators, then the user's ``worker_init_fn``."""
     prepare_worker_process()
-    # torch knows the groups; a user's code that asks for the dataset, here or in a transform, means their own.
+    # torch's dataset is the groups; code of the user that gets the dataset of a worker means their own.
     object.__setattr__(get_worker_info(), "dataset", dataset)
     start = pass_start.assigned()
     seed_global_generators(rng_of_worker(start.shuffle_seed, *start.cursor, start.world.rank, worker))
@@ -172,10 +171,10 @@ def ordered_map(
     """Yield the batches of all workers in order: the first of each, the second of each, and so on.
 
     Args:
-        groups: Those of each worker in order, from whichever worker next.
-        channel: Has what is in them.
-        num_workers: How many workers there are; 0 counts as one.
-        replaced: Where to put samples that are in the places of others, by position.
+        groups: Groups in order for each worker, of all workers in any order.
+        channel: Channel that has their batches.
+        num_workers: Number of workers; 0 counts as one.
+        replaced: Receives replacements of bad samples, by position.
     """
     arrived = [deque[Iterator[Measured]]() for _ in range(max(1, num_workers))]
     for batches in cycle(arrived):
@@ -185,10 +184,10 @@ def ordered_map(
                 group = next(groups, None)
                 if group is None:
                     return
-                made = channel.opened(group)
-                for one in made.replaced:
-                    replaced[one.position] = one
-                arrived[made.worker].append(zip(made.batches, made.measures, strict=True))
+                group = channel.opened(group)
+                for replacement in group.replaced:
+                    replaced[replacement.position] = replacement
+                arrived[group.worker].append(zip(group.batches, group.measures, strict=True))
             measured = next(batches[0], None)
             if measured is None:
                 batches.popleft()
@@ -196,21 +195,18 @@ def ordered_map(
 
 
 class WorkerBatches(IterableDataset[BatchGroup]):
-    """The batches that one worker, or the loader itself, makes in a pass.
-
-    Batches that are torch's ``default_collate`` of plain samples, without a transform, are cut out of tables: the same
-    batches, several times faster.
+    """The batches of one worker, or of the loader itself, in a pass.
 
     Args:
-        dataset: What to read.
-        channel: Tells which pass, and takes the batches.
-        collate: Makes batches of samples.
+        dataset: The dataset.
+        channel: Has the start of the pass, and receives the batches.
+        collate: The loader's collate function.
         drop_last: Whether to leave out a last batch that is not full.
-        one_by_one: Whether each batch must be a group of its own.
+        separately: Whether each group must have a single batch.
     """
 
     def __init__(
-        self, dataset: StreamingDataset, channel: WorkerChannel, collate: Collate, *, drop_last: bool, one_by_one: bool
+        self, dataset: StreamingDataset, channel: WorkerChannel, collate: Collate, *, drop_last: bool, separately: bool
     ) -> None:
         self.dataset = dataset
         self.pass_start = channel.pass_start
@@ -218,7 +214,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         self._fetched = channel.fetched
         self._collate = collate
         self._drop_last = drop_last
-        self._one_by_one = one_by_one
+        self._separately = separately
 
     def __iter__(self) -> Iterator[BatchGroup]:
         info = get_worker_info()
@@ -260,7 +256,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         """Return the batches of a pass: read many at a time, or collated of single samples."""
         # A collate function or an __iter__ of the user sees single samples.
         if self._collate is default_collate and self.dataset._iterates_as_usual():
-            batches = plan.assembler.batches(plan, drop_last=self._drop_last, one_by_one=self._one_by_one)
+            batches = plan.assembler.batches(plan, drop_last=self._drop_last, separately=self._separately)
             if batches is not None:
                 return batches
         return self._collated(plan)
@@ -301,7 +297,7 @@ class _WorkerError(Exception):
 
 
 class WorkerFailure:
-    """Stands for the batches that a worker could not make; the error is raised in place of the first of them.
+    """The error of a worker, sent instead of its next batches and raised when the first of them is read.
 
     torch sends only the text of an error, below the traceback of the worker, and no cause.
 
@@ -313,9 +309,9 @@ class WorkerFailure:
     def __init__(self, error: StreamingError, worker: int) -> None:
         self._kind, self._words, self._fields = kind_of(error), error.words, error.fields
         self._cause = None if error.__cause__ is None else _pickled(error.__cause__)
-        is_all_told = error.__cause__ is None and error.__suppress_context__
+        is_complete = error.__cause__ is None and error.__suppress_context__
         lines = "".join(traceback.format_exception(error))
-        self._traceback = None if is_all_told else f"in worker process {worker}:\n{lines}"
+        self._traceback = None if is_complete else f"in worker process {worker}:\n{lines}"
 
     def __iter__(self) -> Iterator[Any]:
         raise self._error()
@@ -337,21 +333,21 @@ def _pickled(error: BaseException) -> bytes | None:
     try:
         data = pickle.dumps(error)
         pickle.loads(data)  # noqa: S301  # what was pickled right here
-    except Exception:  # noqa: BLE001  # whatever an exception of the user's own makes of it
+    except Exception:  # noqa: BLE001  # an exception class of the user may raise anything
         return None
     return data
 
 
 def _unpickled(data: bytes) -> BaseException | None:
     try:
-        found = pickle.loads(data)  # noqa: S301  # from a worker of our own
+        error = pickle.loads(data)  # noqa: S301  # from our own worker
     except Exception:  # noqa: BLE001  # as above
         return None
-    return found if isinstance(found, BaseException) else None
+    return error if isinstance(error, BaseException) else None
 
 
 class DeadWorker(NamedTuple):
-    """A worker process that ended before its loader told it to."""
+    """A worker process that ended before its loader ended it."""
 
     worker: int
     pid: int
@@ -383,7 +379,7 @@ def dead_worker(batches: Any) -> DeadWorker | None:
     """Return the first worker process behind torch's iterator that has died; None if none has.
 
     Args:
-        batches: What ``iter`` of a torch ``DataLoader`` gave, or None.
+        batches: An iterator of a torch ``DataLoader``, or None.
     """
     for number, process in enumerate(getattr(batches, "_workers", ())):
         if process.exitcode:
@@ -394,12 +390,12 @@ def dead_worker(batches: Any) -> DeadWorker | None:
 def end_workers(batches: Any) -> None:
     """End the worker processes behind torch's iterator over batches; nothing to do where there are none.
 
-    Torch tells its workers to end and waits five seconds for each, one after another, before it sends a signal. A
+    Torch has its workers end and waits five seconds for each, one after another, before it sends a signal. A
     worker that is in a long transform or download, or hangs, would take that long. So a thread sends the signal
     earlier. It does no harm: nothing reads what workers send by then, and their files are safe against kills.
 
     Args:
-        batches: What ``iter`` of a torch ``DataLoader`` gave, or None.
+        batches: An iterator of a torch ``DataLoader``, or None.
     """
     workers = getattr(batches, "_workers", ())
     if not workers:
@@ -464,9 +460,9 @@ def prepare_worker_process() -> None:
     """Make this worker live and end with its parent, and spare it the parent's objects. Works once.
 
     Torch's workers look for a dead parent every few seconds. A thread that waits for it ends them at once, so that a
-    ``kill -9`` of the trainer leaves nobody behind. Linux could send a signal instead, but it does so as soon as the
-    parent's *thread* ends that made the worker. Freezing the collector spares the copies that walking over the parent's
-    objects would make of memory shared by fork.
+    ``kill -9`` of the trainer leaves no process behind. Linux could send a signal instead, but already when the
+    parent's *thread* ends that started the worker. Freezing the collector keeps it from walking over the parent's
+    objects, which would copy memory shared by fork.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -479,21 +475,21 @@ def _shield_from_signals(parent: int | None) -> None:
     """Let signals to the whole process group pass: the trainer still needs its workers, to come to a good end.
 
     Torch and multiprocessing end workers with SIGTERM, so that one counts if, and only if, the parent sent it. Python's
-    signal handlers are not told who did, hence a thread that waits for signals; programs that a transform starts
+    signal handlers do not receive the sender, hence a thread that waits for signals; programs that a transform starts
     inherit the shield, and are ended with SIGKILL alone.
     """
-    if sys.platform == "darwin":  # where nobody says who sent a signal
+    if sys.platform == "darwin":  # which does not report the sender of a signal
         for signum in {*SHIELDED_SIGNALS} - {signal.SIGTERM}:
             signal.signal(signum, signal.SIG_IGN)
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED_SIGNALS)
-    _start_thread("signal-shield", _end_if_told_by, parent)
+    _start_thread("signal-shield", _end_at_signal_of, parent)
 
 
-def _end_if_told_by(parent: int | None) -> None:
+def _end_at_signal_of(parent: int | None) -> None:
     while True:
-        told = signal.sigwaitinfo(SHIELDED_SIGNALS)
-        if told.si_signo == signal.SIGTERM and told.si_pid == parent:
+        received = signal.sigwaitinfo(SHIELDED_SIGNALS)
+        if received.si_signo == signal.SIGTERM and received.si_pid == parent:
             os._exit(0)  # as torch's own handler does: any other status would count as a worker's failure
 
 

@@ -103,8 +103,8 @@ def same(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> bool:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_make_the_batches_that_samples_make(root: Path, workers: int) -> None:
     quick = batches(StreamingDataset(remote=str(root), shuffle=True), workers)
-    one_by_one = batches(StreamingDataset(remote=str(root), shuffle=True, transform=Identity()), workers)
-    assert same(quick, one_by_one)
+    separately = batches(StreamingDataset(remote=str(root), shuffle=True, transform=Identity()), workers)
+    assert same(quick, separately)
     assert [len(batch["id"]) for batch in quick] == [8] * 6 + [5]
 
 
@@ -145,8 +145,8 @@ def test_whoever_looks_at_samples_gets_samples(root: Path, tmp_path: Path, rows_
 def test_columns_are_cut_out_of_rows(root: Path, rows_taken: list[int]) -> None:
     chosen = batches(StreamingDataset(remote=str(root), shuffle=True, columns=["box", "id"]))
     assert len(rows_taken) == SAMPLES
-    one_by_one = StreamingDataset(remote=str(root), shuffle=True, columns=["box", "id"], transform=Identity())
-    assert same(chosen, batches(one_by_one))
+    separately = StreamingDataset(remote=str(root), shuffle=True, columns=["box", "id"], transform=Identity())
+    assert same(chosen, batches(separately))
     assert all(list(batch) == ["box", "id"] for batch in chosen)  # as they are stored
 
 
@@ -193,8 +193,8 @@ def test_batches_whose_arrays_differ_from_those_of_others_come_all_the_same(
             shape = (number // 8 % 3 + 1, 2) if number < 56 else (2, 3) if number < 80 else (3, 2)
             writer.write({"id": number, "x": np.full(shape, number, np.int32)})
     quick = batches(StreamingDataset(remote=str(tmp_path)), workers, drop_last=drop_last)
-    one_by_one = StreamingDataset(remote=str(tmp_path), transform=Identity())
-    assert same(quick, batches(one_by_one, workers, drop_last=drop_last))
+    separately = StreamingDataset(remote=str(tmp_path), transform=Identity())
+    assert same(quick, batches(separately, workers, drop_last=drop_last))
     assert len(quick) == (12 if drop_last else 13)
 
 
@@ -252,7 +252,7 @@ def test_where_batches_are_pinned_each_comes_alone_and_as_tensors(root: Path) ->
     start = run_state_of(dataset).begin(dataset_world(dataset), 8)
     channel = WorkerChannel(SharedEpochStart(), None)
     channel.pass_start.assign(start)
-    groups = list(WorkerBatches(dataset, channel, default_collate, drop_last=False, one_by_one=True))
+    groups = list(WorkerBatches(dataset, channel, default_collate, drop_last=False, separately=True))
     assert [len(group.measures) for group in groups] == [1] * 7
     assert all(isinstance(group.batches, list) for group in groups)
     assert same([batch for group in groups for batch in group.batches], batches(dataset))

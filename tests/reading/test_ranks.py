@@ -95,11 +95,11 @@ def test_ranks_out_of_step_and_states_that_are_not_there_are_errors_on_all_ranks
     first, second = on_ranks(_errors, data, meeting=tmp_path / "ranks")
     assert first == second
     assert first[0].startswith(
-        "StateError: the ranks' loaders stand at different places: (epoch, sample) [(0, 0), (0, 4)]"
+        "StateError: the ranks' loaders are at different positions: (epoch, sample) [(0, 0), (0, 4)]"
     )
     assert first[1] == "ConfigError: there is no rank 2, but 2 from 0 on"
     assert first[2] == first[3]
-    assert first[2].startswith("StateError: there is no state to go on from")
+    assert first[2].startswith("StateError: there is no state to load")
     assert first[4].startswith("ConfigError: rank 0 sends the state, so ranks [1] must pass None")
     assert first[5].startswith("DownloadError: ")
 

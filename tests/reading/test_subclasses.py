@@ -256,7 +256,7 @@ class Endless(StreamingDataset):
 
 
 def test_asking_for_a_list_within_getitem_is_told_of(root: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Endless.__getitem__ asks for a list or slice.* one sample at a time"):
+    with pytest.raises(ConfigError, match=r"Endless.__getitem__ reads a list or slice.* one sample at a time"):
         Endless(remote=str(root))[0]
 
 

@@ -97,7 +97,7 @@ class _DocumentAssembler(Assembler):
                 for rows, documents in documents_of(samples, window.pieces):
                     yield self._item(rows, documents, types)
 
-    def batches(self, plan: WorkerPlan, *, drop_last: bool, one_by_one: bool) -> Generator[Batches, None, None] | None:
+    def batches(self, plan: WorkerPlan, *, drop_last: bool, separately: bool) -> Generator[Batches, None, None] | None:
         """Return batches of joined documents; None where documents must be created one by one.
 
         Raises:
@@ -108,7 +108,7 @@ class _DocumentAssembler(Assembler):
         """
         if not (plan.reads_as_stored and plan.source.may_be_joined()):
             return None
-        return read_batches(plan, partial(self._reader, plan), drop_last=drop_last, one_by_one=one_by_one)
+        return read_batches(plan, partial(self._reader, plan), drop_last=drop_last, separately=separately)
 
     def checked(
         self, batches: Iterator[tuple[Any, _Measures]], types: MutableMapping[str, torch.dtype]
@@ -198,9 +198,9 @@ class GroupAssembler(_DocumentAssembler):
                 option="token_budget.column",
             )
 
-    def batches(self, plan: WorkerPlan, *, drop_last: bool, one_by_one: bool) -> Generator[Batches, None, None] | None:  # noqa: ARG002
+    def batches(self, plan: WorkerPlan, *, drop_last: bool, separately: bool) -> Generator[Batches, None, None] | None:  # noqa: ARG002
         """Return batches of joined documents one by one, as their shapes differ."""
-        return super().batches(plan, drop_last=drop_last, one_by_one=True)
+        return super().batches(plan, drop_last=drop_last, separately=True)
 
     def collate(self, collate: Collate, *, by_torch: bool) -> Collate:  # noqa: ARG002
         """Return a function that collates the only group of a batch."""

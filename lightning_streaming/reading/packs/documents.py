@@ -1,4 +1,4 @@
-"""Documents that are cut between packs: each is made once in a worker, and its pieces are cut from what was made."""
+"""Documents that are cut between packs: a worker creates each once, and cuts its pieces from that."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from lightning_streaming.dataset.sample_key import Row, SampleKey
 from lightning_streaming.dataset.transform import global_generators_kept, rng_for, seed_global_generators
 
 KEPT_BYTES = 1 << 26
-"""Of documents that a worker keeps for their other pieces; the latest is kept whatever it has."""
+"""Bytes of documents that a worker keeps for their other pieces; the latest is always kept."""
 _OBJECT_BYTES = 64
-"""Assumed for a value of which no size is known."""
+"""Size that is assumed for a value of unknown size."""
 
 
 class CutDocuments:
     """The latest documents that are cut between packs, kept for their other pieces.
 
-    Before a document is made, ``random``, ``numpy.random`` and torch are seeded from its key, as with
+    Before a document is created, ``random``, ``numpy.random`` and torch are seeded from its key, as with
     ``seed_global_rng``: so the pieces that other workers and ranks read are of the same document. Afterwards the
     generators are what they were.
 
@@ -64,7 +64,7 @@ class CutDocuments:
         return document.sample
 
     def _seeded(self, row: Row, make: Callable[[], Any]) -> Any:
-        assert self._key is not None, "looked at by the caller"
+        assert self._key is not None, "checked by the caller"
         key = self._key(row)
         with global_generators_kept():
             seed_global_generators(rng_for(key.shuffle_seed, key.epoch, key.position))

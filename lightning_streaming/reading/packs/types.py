@@ -101,29 +101,29 @@ class ColumnTypes:
 def _common_type(kinds: Sequence[DType]) -> DType | None:
     """Return the type that holds all values of some types; None where only floats would, and round whole numbers."""
     common = np.result_type(*kinds)
-    return None if common.kind == "f" and all(one.kind in "iu" for one in kinds) else common
+    return None if common.kind == "f" and all(kind.kind in "iu" for kind in kinds) else common
 
 
 def stored_types(packing: Packing, catalog: Catalog) -> StoredTypes:
     """Return the types in which columns are stored, as far as the indexes say them."""
-    found: dict[str, dict[DType, None]] = {name: {} for name in packing.columns}
+    stored: dict[str, dict[DType, None]] = {name: {} for name in packing.columns}
     for _, info in catalog.examples():
         known = encodings_of(info)
-        for name, kinds in found.items():
+        for name, kinds in stored.items():
             kind = _stored_type(known.get(name), packing.dtype_of(name))
             if kind is not None:
                 kinds[np.dtype(kind)] = None
-    return {name: tuple(kinds) for name, kinds in found.items()}
+    return {name: tuple(kinds) for name, kinds in stored.items()}
 
 
 def _stored_type(encoding_name: str | None, of_bytes: str | None) -> str | None:
     if encoding_name is None or encoding_name == "bytes":
         return None if encoding_name is None else of_bytes
     try:
-        found = encoding(encoding_name)
+        column = encoding(encoding_name)
     except (ConfigError, MissingDependencyError):
         return None
-    return found.dtype if isinstance(found, NdarrayEncoding) else None
+    return column.dtype if isinstance(column, NdarrayEncoding) else None
 
 
 def converted(

@@ -1,4 +1,4 @@
-"""What packs are made of: the values of their documents one after another, filled up, and what tells them apart.
+"""Contents of packs: the values of their documents one after another, padded, with the bounds of each document.
 
 documents       A A A A A   B B B   C C      in packs of 8 tokens and, here, of 4
 input_ids       A A A A A B B B | C C 0 0
@@ -27,21 +27,21 @@ from lightning_streaming.sequence.batching import PackRows
 
 _COUNT = np.dtype(np.int64)
 cut = cast("Callable[[memoryview, slice], memoryview]", getitem)
-"""A part of some bytes, without a copy; by what joins the parts no step of Python is taken for each."""
+"""Returns a part of some bytes, without a copy; it is a C function, so joining parts takes no Python step for each."""
 
 
 def bytes_of(values: NDArray[Any]) -> memoryview:
-    """The bytes of an array in one dimension."""
+    """Return the bytes of an array in one dimension."""
     return memoryview(values.data).cast("B")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackSpans:
-    """Where the documents of some packs lie, one pack after another, each filled up to its capacity.
+    """The spans of documents and of padding in some packs, one pack after another.
 
     Args:
-        rows: What is in them.
-        num_packs: How many.
+        rows: The documents' parts.
+        num_packs: Number of packs.
         capacity: Tokens of each.
     """
 
@@ -49,15 +49,15 @@ class PackSpans:
     num_packs: int
     capacity: int
     lengths: NDArray[np.int64]
-    """Tokens of each span: those of documents, and those that fill packs up."""
+    """Tokens of each span."""
     packs: NDArray[np.int64]
     """The pack of each span."""
     sources: NDArray[np.int64]
-    """The row of each span, -1 for what fills a pack up."""
+    """The row of each span, -1 for padding."""
 
     @classmethod
     def of(cls, rows: PackRows, num_packs: int, capacity: int) -> PackSpans:
-        """The spans of some packs."""
+        """Return the spans of some packs."""
         room = capacity - np.bincount(rows.packs, rows.lengths, num_packs).astype(np.int64)
         short = np.flatnonzero(room)
         packs = np.concatenate([rows.packs, short])
@@ -72,39 +72,39 @@ class PackSpans:
         )
 
     def position_ids(self) -> NDArray[np.int64]:
-        """Of each token, how many of its document's tokens come before it in the pack; of shape (packs, capacity)."""
+        """Return the position of each token in its document's part of the pack; of shape (packs, capacity)."""
         counted = bytes_of(np.arange(int(self.lengths.max(initial=0))))
         stops = map(slice, (self.lengths * _COUNT.itemsize).tolist())
         places = np.frombuffer(bytearray().join(map(cut, repeat(counted), stops)), _COUNT)
         return places.reshape(self.num_packs, self.capacity)
 
     def document_ids(self) -> NDArray[np.int32]:
-        """Of each token, which of its pack's documents it is of; -1 for what fills it up; (packs, capacity)."""
+        """Return the number of each token's document in its pack; -1 for padding; of shape (packs, capacity)."""
         firsts = np.searchsorted(self.packs, np.arange(self.num_packs))
         numbers = np.where(self.sources < 0, -1, np.arange(len(self.packs)) - firsts[self.packs]).astype(np.int32)
         return np.repeat(numbers, self.lengths).reshape(self.num_packs, self.capacity)
 
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where each span ends, counted over all packs, from 0 on; of shape (spans + 1,)."""
+        """Return 0 and the end of each span, counted over all packs; of shape (spans + 1,)."""
         return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
 
     def without(self, rows: Sequence[int]) -> PackSpans:
-        """The same with some of the rows filled up, as if no document were there."""
+        """Return the same with padding for some of the rows."""
         if not rows:
             return self
         return replace(self, sources=np.where(np.isin(self.sources, rows), -1, self.sources))
 
     def are_padding(self) -> NDArray[np.bool_]:
-        """Of each token whether it fills a pack up; (packs, capacity)."""
+        """Return whether each token is padding; of shape (packs, capacity)."""
         return np.repeat(self.sources < 0, self.lengths).reshape(self.num_packs, self.capacity)
 
     def sample_of(self, token: int) -> int:
-        """Return the sample id of the document that a token is of, counted over all packs."""
+        """Return the sample id of a token's document; tokens are counted over all packs."""
         span = int(np.searchsorted(np.cumsum(self.lengths), token, side="right"))
         return int(self.rows.ids[self.sources[span]])
 
     def between(self, first: int, stop: int) -> PackSpans:
-        """The same of some of the packs."""
+        """Return the spans of some of the packs."""
         begin, end = np.searchsorted(self.packs, [first, stop])
         return PackSpans(
             self.rows,
@@ -123,72 +123,69 @@ PackBatch = dict[str, Any]
 def batch_of(
     pack: PackingConfig, columns: Mapping[str, NDArray[Any]], spans: PackSpans, types: ColumnTypes
 ) -> PackBatch:
-    """A batch of packs.
+    """Return a batch of packs.
 
     Args:
-        pack: What is asked for.
+        pack: Options.
         columns: Packed values by column, each of shape (packs, capacity), in memory that is not used otherwise.
-        spans: Where documents lie in them.
-        types: What the values become.
+        spans: The documents in them.
+        types: Types of the values.
 
     Raises:
         SampleError: A type does not hold a value.
     """
-    made = typed_columns(pack, columns, spans, types)
+    batch = typed_columns(pack, columns, spans, types)
     if "position_ids" not in pack.without:
-        made["position_ids"] = torch.from_numpy(spans.position_ids())
+        batch["position_ids"] = torch.from_numpy(spans.position_ids())
     if "document_ids" not in pack.without:
-        made["document_ids"] = torch.from_numpy(spans.document_ids())
+        batch["document_ids"] = torch.from_numpy(spans.document_ids())
     if "cu_seqlens" not in pack.without:
-        made["cu_seqlens"] = torch.from_numpy(spans.cu_seqlens())
+        batch["cu_seqlens"] = torch.from_numpy(spans.cu_seqlens())
     if "max_seqlen" not in pack.without:
-        made["max_seqlen"] = int(spans.lengths.max(initial=0))
-    return made
+        batch["max_seqlen"] = int(spans.lengths.max(initial=0))
+    return batch
 
 
 def typed_columns(
     pack: Packing, columns: Mapping[str, NDArray[Any]], spans: PackSpans, types: ColumnTypes
 ) -> PackBatch:
-    """Values as they are wanted; see :func:`batch_of`."""
-    made: PackBatch = {}
+    """Return the values of columns in the types of batches; see :func:`batch_of`."""
+    batch: PackBatch = {}
     for name, values in columns.items():
         wanted = converted(pack, name, values, types.unseen(name), spans.sample_of)
-        if not fits(pack.pad_of(name), values.dtype):  # so something else was filled in
+        if not fits(pack.pad_of(name), values.dtype):  # so it was padded with zeros
             wanted[spans.are_padding()] = pack.pad_of(name)
-        made[pack.name_of(name)] = torch.from_numpy(wanted)
-    return made
+        batch[pack.name_of(name)] = torch.from_numpy(wanted)
+    return batch
 
 
 def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
-    """Batches of packs as one: what stands beside the batch dimension is put together, and ends count on."""
-    there = [one for one in packs if not isinstance(one, BarePack)]
-    first, made = (there[0], PackBatch()) if there else (packs[0], BarePack())
+    """Return one batch of several: packs are concatenated, and the ends in ``cu_seqlens`` continue."""
+    typed = [pack for pack in packs if not isinstance(pack, BarePack)]
+    first, batch = (typed[0], PackBatch()) if typed else (packs[0], BarePack())
     for name in first:
-        # All are of one type, but for packs that were filled up before there was a document.
-        values = [one[name] for one in packs]
+        values = [pack[name] for pack in packs]
         if name == "max_seqlen":
-            made[name] = max(values)
+            batch[name] = max(values)
         elif name == "cu_seqlens":
-            before = np.cumsum([0, *(int(one[-1]) for one in values)])[:-1].tolist()
-            ends = [one[1:] + start for one, start in zip(values, before, strict=True)]
-            made[name] = torch.cat([values[0][:1], *ends])
+            before = np.cumsum([0, *(int(ends[-1]) for ends in values)])[:-1].tolist()
+            shifted = [ends[1:] + start for ends, start in zip(values, before, strict=True)]
+            batch[name] = torch.cat([values[0][:1], *shifted])
         else:
-            # Packs of nothing but missing documents may be older than the first value, and of another type.
-            are_bare = [isinstance(one, BarePack) for one in packs]
-            made[name] = torch.cat(
-                [one.to(first[name].dtype) if bare else one for one, bare in zip(values, are_bare, strict=True)]
-            )
-    return made
+            # Packs of nothing but missing documents may precede the first value, and be of another type.
+            parts = zip(values, (isinstance(pack, BarePack) for pack in packs), strict=True)
+            batch[name] = torch.cat([part.to(first[name].dtype) if bare else part for part, bare in parts])
+    return batch
 
 
 def part_of(rows: PackRows, some: slice, first_pack: int) -> PackRows:
-    """Some of the rows, of packs that are counted from a first one."""
-    columns = {one.name: getattr(rows, one.name)[some] for one in fields(PackRows)}
+    """Return some of the rows, with packs counted from ``first_pack``."""
+    columns = {field.name: getattr(rows, field.name)[some] for field in fields(PackRows)}
     return PackRows(**{**columns, "packs": columns["packs"] - first_pack})
 
 
 def documents_of(samples: Iterator[Any], pieces: PackRows) -> Iterator[tuple[PackRows, list[Any]]]:
-    """Of each pack its rows, as of the only pack, and their documents; see :func:`packs_of`."""
+    """Yield the rows of each pack, as of the only pack, and their documents; ``samples`` may have more."""
     num_packs = int(pieces.packs[-1]) + 1 if len(pieces.packs) else 0
     stops = np.searchsorted(pieces.packs, np.arange(num_packs), side="right").tolist()
     for number, (start, stop) in enumerate(pairwise([0, *stops])):
@@ -198,7 +195,7 @@ def documents_of(samples: Iterator[Any], pieces: PackRows) -> Iterator[tuple[Pac
 def filled_pack(
     pack: PackingConfig, name: str, documents: Sequence[Any], rows: PackRows, types: ColumnTypes
 ) -> NDArray[Any]:
-    """The values of a column in one pack, of shape (1, capacity)."""
+    """Return the values of a column in one pack, of shape (1, capacity)."""
     whole = np.concatenate(taken_of(pack, name, documents, rows, types))
     return np.concatenate([whole, filling(pack, name, pack.capacity - len(whole), whole.dtype, types)])[None]
 
@@ -206,13 +203,13 @@ def filled_pack(
 def taken_of(
     pack: Packing, name: str, documents: Sequence[Any], rows: PackRows, types: ColumnTypes
 ) -> list[NDArray[Any]]:
-    """What rows take of a column of their documents.
+    """Return the parts of a column of documents that are packed.
 
     Returns:
-        Of each row an array, all of the column's type; where a document is missing, of what fills it up.
+        An array for each row, all of the column's type; of padding where a document is missing.
 
     Raises:
-        SampleError: A document is not as it was said to be, or the column's type does not hold a value of it.
+        SampleError: A document has another length than expected, or the column's type does not hold a value of it.
     """
     taken: dict[int, NDArray[Any]] = {}
     for place, document in enumerate(documents):
@@ -224,7 +221,7 @@ def taken_of(
             raise SampleError(
                 f"a document has {len(values)} values in column {name!r}, and was said to have "
                 f"{expected(stop, bool(rows.are_ends[place]))} (sample id {int(rows.ids[place])})",
-                hint=f"give {pack.option}.lengths= what tells how long transform= makes {pack.column!r}",
+                hint=f"give {pack.option}.lengths= the length of {pack.column!r} after transform=",
                 option=f"{pack.option}.lengths",
                 sample=int(rows.ids[place]),
             )
@@ -242,17 +239,17 @@ def taken_of(
 
 
 def missing_of(documents: Sequence[Any]) -> list[int]:
-    """Which of the documents could not be made."""
+    """Return the numbers of the documents that could not be read."""
     return [place for place, document in enumerate(documents) if document is MISSING]
 
 
 def expected(stop: int, is_end: bool) -> str:
-    """How many values a document was said to have, as a message says it."""
+    """Return how a message states the expected length of a document."""
     return str(stop) if is_end else f"at least {stop}"
 
 
 def filling(pack: Packing, name: str, count: int, dtype: np.dtype[Any], types: ColumnTypes) -> NDArray[Any]:
-    """What so many values of a column are filled up with: where the wanted type alone holds that, zeros until then.
+    """Return padding for a column; zeros if only the type of a batch, and not ``dtype``, holds the padding value.
 
     Raises:
         SampleError: The column's type in a batch cannot hold it.
@@ -260,7 +257,7 @@ def filling(pack: Packing, name: str, count: int, dtype: np.dtype[Any], types: C
     pad, wanted = pack.pad_of(name), types.unseen(name)
     if not fits(pad, wanted):
         raise SampleError(
-            f"{pack.option}.pad={pad!r} does not fit column {name!r}, which is {dtype} and is to be {wanted}",
+            f"{pack.option}.pad={pad!r} does not fit column {name!r}, which is stored as {dtype} and becomes {wanted}",
             hint=f"pad with another number, or name a wider type with {pack.option}.as_dtype=",
             option=f"{pack.option}.pad",
         )
@@ -268,10 +265,10 @@ def filling(pack: Packing, name: str, count: int, dtype: np.dtype[Any], types: C
 
 
 def values_of(pack: Packing, name: str, document: Any) -> NDArray[Any]:
-    """The values of a column of a document, in one dimension.
+    """Return the values of a column of a document, in one dimension.
 
     Raises:
-        SampleError: It has none, or they are no such values.
+        SampleError: The document lacks the column, or it has no numbers in one dimension.
     """
     if not isinstance(document, Mapping) or name not in document:
         kind = sorted(document) if isinstance(document, Mapping) else type(document).__name__
