@@ -232,6 +232,9 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
 
         This does not read the data yet. Whether the state belongs to it is checked when the index is next read.
 
+        To divide the rest of an epoch among other ranks without a restart, set ``world`` first: an index that was
+        read is not read again, and a loader's persistent workers continue.
+
         Args:
             state: From :meth:`state_dict`, from a loader, or from MosaicML Streaming.
             on_mismatch: "error" or "warn" if data or options have changed since.

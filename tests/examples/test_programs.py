@@ -50,6 +50,7 @@ PROGRAMS = [
     "linked_batch_size",
     "packed_documents",
     "plain_pytorch",
+    "replicas",
     "write_dataset",
     "write_parquet",
 ]
@@ -120,6 +121,20 @@ def test_plain_pytorch_resumes_exactly(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.startswith("2000 samples read")
     assert "samples and their order True, weights True." in ended.stdout
+
+
+def test_replicas_die_and_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_here("replicas", "--out", str(tmp_path / "out"), monkeypatch=monkeypatch)
+    assert capsys.readouterr().out.splitlines() == [
+        "Sample 84 of epoch 0: replica 1 dies.",
+        "Sample 148 of epoch 0: replica 1 returns.",
+        "Epoch 0: 240 of 240 samples were trained on exactly once.",
+        "Epoch 1: 240 of 240 samples were trained on exactly once.",
+    ]
+    assert ended.value.code == 0
 
 
 @pytest.mark.parametrize(
