@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import re
@@ -22,7 +23,7 @@ from lightning_streaming.tools.viewing.server import Pages
 from lightning_streaming.tools.viewing.shown_values import TEXT_PAGE
 from lightning_streaming.writing.writers import JSONWriter, MDSWriter
 from tests.tools.running import run, write_texts
-from tests.tools.viewing.asking import HOSTILE, Elements, answer, html, pages_of, snapshot, write_rich
+from tests.tools.viewing.asking import HOSTILE, Elements, answer, html, pages_of, run_pages, snapshot, write_rich
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +271,7 @@ def test_of_a_value_whose_own_code_fails_that_is_told_and_the_others_are_shown(t
     for path in ("s/0/samples", "s/0/sample/2", "s/0/columns"):
         text = Elements.of(html(pages, path)).text
         assert "AttributeError: 'Broken' object has no attribute '_size'" in text
-        assert "id 2" in text or path != "s/0/samples"
+        assert "shard 0, index 2" in text or path != "s/0/samples"
     assert pages.respond(_asked("s/0/file/2/0/0")) is None
 
 
@@ -403,3 +404,68 @@ def test_data_of_another_format_is_shown_as_it_lies(
 
 def _pictures(text: str) -> list[str]:
     return Elements.of(text).values("img", "src")
+
+
+def _numbers(page: str) -> list[int]:
+    """Return the numbers of the samples in a list, in order."""
+    return [int(number) for number in re.findall(r">Sample ([0-9]+)</a>", page)]
+
+
+def test_a_list_is_sorted_filtered_and_opened_at_random(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"id": "int", "text": "str", "x": "ndarray:float32"}) as writer:
+        for number in range(130):
+            values = np.zeros(1 + number % 5, np.float32)
+            writer.write({"id": -number % 7, "text": "even" if number % 2 == 0 else "odd", "x": values})
+    pages = pages_of(tmp_path)
+    shown = html(pages, "s/0/samples", sort="id")
+    assert sorted(range(12), key=lambda number: (-number % 7, number)) == _numbers(shown)
+    assert 'aria-sort="ascending"' in shown
+    assert _numbers(html(pages, "s/0/samples", sort="text", down="1"))[:6] == [1, 3, 5, 7, 9, 11]
+    assert [number % 5 for number in _numbers(html(pages, "s/0/samples", sort="x"))[:3]] == [0, 0, 0]
+    shown = html(pages, "s/0/samples", match="EVEN")
+    assert _numbers(shown) == list(range(0, 100, 2))
+    assert "50 of these 100 samples" in shown
+    assert "match=EVEN" in shown, "the next page keeps the filter"
+    assert _numbers(html(pages, "s/0/samples", match="even", **{"from": "100"})) == list(range(100, 130, 2))
+    target = answer(pages, "s/0/samples", **{"from": "random"}).location
+    assert target is not None
+    start = int(target.rpartition("=")[2])
+    assert 0 <= start < 130
+    assert start % 12 == 0
+
+
+def test_labels_are_counted_by_class(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"label": "int"}) as writer:
+        for number in range(60):
+            writer.write({"label": number % 3})
+    assert "Most frequent values of label" in Elements.of(html(pages_of(tmp_path), "s/0/columns")).text
+
+
+def test_a_sample_after_decode_and_transform_is_next_to_the_stored_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    with MDSWriter(out="data", columns={"id": "int", "image": "jpeg"}) as writer:
+        for number in range(4):
+            writer.write({"id": number, "image": Image.new("RGB", (8, 6), (9, 9, 9))})
+    Path("prepared_module.py").write_text(
+        "from lightning_streaming import StreamingDataModule\n"
+        "class Data(StreamingDataModule):\n"
+        "    def transform(self, sample, stage, rng):\n"
+        "        if sample['id'] == 3: raise KeyError('no <such> thing')\n"
+        "        return {'doubled': 2 * sample['id'], 'pixels': sample['image'], 'stage': stage}\n"
+    )
+    train = {"remote": "data", "decode": {"columns": {"image": "array"}}}
+    data = {"class_path": "prepared_module.Data", "init_args": {"batch_size": 2, "train": train}}
+    Path("run.yaml").write_text(json.dumps({"data": data}))
+    with run_pages() as pages:
+        assert "doubled" not in html(pages, "s/0/sample/2")
+        shown = Elements.of(html(pages, "s/0/sample/2", prepared="1"))
+        for words in ("As stored", "After decode and transform", "doubled", "stage"):
+            assert words in shown.text
+        (image,) = (source for source in shown.values("img", "src") if "prepared=1" in source)
+        path = image.removeprefix("/token/").partition("?")[0]
+        assert answer(pages, path, prepared="1").data.startswith(b"\x89PNG")
+        assert "KeyError: 'no <such> thing'" in Elements.of(html(pages, "s/0/sample/3", prepared="1")).text

@@ -216,7 +216,7 @@ def order(frame: Frame, request: Request) -> Response | None:
     if run is None:
         return None
     query = {name: request.optional(name) for name in ("step", "steps", "rank")}
-    values: dict[str, Any] = {"title": "What is read next", "tab": "order"}
+    values: dict[str, Any] = {"title": "Upcoming steps", "tab": "order"}
     too_much = None if request.force else run.too_much("train")
     if too_much is not None:
         again = "".join(f"&{name}={number}" for name, number in query.items() if number is not None)

@@ -9,6 +9,8 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lightning_streaming.errors import ConfigError, SampleIndexError, StreamingError
 from lightning_streaming.formats.shard import unsafe_columns
 from lightning_streaming.formats.shard_table import column_names
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from lightning_streaming.tools.viewing.view_run import ViewedStep
 
 _PER_PAGE, _PER_BATCH_PAGE = 12, 24
+_SEARCHED = 100
+"""Samples in which a page looks for a text."""
 _KINDS = ("images", "text", "plain", "failed", "audio", "tree", "array", "bytes")
 """Order of values on the page of a sample."""
 _MAX_LISTED_RANKS = 64
@@ -57,6 +61,8 @@ class Card:
     """The reason why there are no values."""
     values: Sequence[tuple[int, str, ShownValue]] = ()
     """Number, name and value of each column; images first."""
+    order: tuple[int, Any] = (3, 0)
+    """Sort key: of the value of the column by which a list is sorted."""
 
     @property
     def can_force(self) -> bool:
@@ -64,12 +70,14 @@ class Card:
         return isinstance(self.unread, TooMuch)
 
 
-def _cards(reader: SampleReader, numbers: Sequence[int], **how: Any) -> list[Card]:
+def _cards(reader: SampleReader, numbers: Sequence[int], sort: str = "", match: str = "", **how: Any) -> list[Card]:
     """Return a card for each sample.
 
     Args:
         reader: Reader of the samples.
         numbers: Their numbers, ascending.
+        sort: Name of the column for :attr:`Card.order`.
+        match: Text that the values of a sample must contain, in any case; an unreadable sample stays in the list.
         how: Arguments of :meth:`SampleReader.read`.
 
     Raises:
@@ -81,13 +89,34 @@ def _cards(reader: SampleReader, numbers: Sequence[int], **how: Any) -> list[Car
         card = Card(number=number, shard=shard, index=index)
         if isinstance(sample, (TooMuch, Unreadable)):
             card = replace(card, unread=_without_secrets(sample))
+        elif match and match.lower() not in "\n".join(map(_searched, sample.values())).lower():
+            continue
         else:
             shown = _show_values(reader, shard, sample, lambda _, value: brief_value(value))
             columns = _columns_in(reader, shard, sample)
             values = [(at, printable_name(name), shown[name]) for at, name in columns if name in shown]
-            card = replace(card, values=sorted(values, key=lambda value: value[2].kind != "images"))
+            order = next(
+                (_order_of(value) for name, value in sample.items() if printable_name(name) == sort), card.order
+            )
+            card = replace(card, values=sorted(values, key=lambda value: value[2].kind != "images"), order=order)
         cards.append(card)
     return cards
+
+
+def _searched(value: Any) -> str:
+    """Return the text of a value in which a list is searched; of arrays, images and bytes there is none."""
+    return str(value) if isinstance(value, (str, int, float, np.number, np.bool_, dict, list)) else ""
+
+
+def _order_of(value: Any) -> tuple[int, Any]:
+    """Return the sort key of a value: numbers by value, texts by alphabet, others by length."""
+    if isinstance(value, (int, float, np.number, np.bool_)):
+        return (0, value) if value == value else (3, 0)
+    if isinstance(value, str):
+        return 1, value
+    if isinstance(value, np.ndarray):
+        return 2, value.size
+    return (2, len(value)) if isinstance(value, (bytes, list, tuple, dict)) else (3, 0)
 
 
 def _without_secrets(unread: TooMuch | Unreadable) -> TooMuch | Unreadable:
@@ -112,24 +141,32 @@ def _columns_in(reader: SampleReader, shard: int, sample: Mapping[str, Any]) -> 
 
 
 def samples(frame: Frame, request: Request, stream_number: int) -> Response:
-    """Show a page of the samples of a stream: all, or those that a run reads or does not read."""
+    """Show a page of the samples of a stream: all, or those that a run reads or does not read, and contain a text."""
     stream, run = frame.stream(stream_number), frame.viewed.run
+    sort, match = request.query.get("sort", ""), request.query.get("match", "").strip()
+    is_down, limit = request.query.get("down") == "1", _SEARCHED if match else _PER_PAGE
     first, only = request.number("from"), request.query.get("only", "")
     only = only if run is not None and only in ("read", "left-out") else ""
     total = stream.reader.index.num_samples
+    if request.query.get("from") == "random":
+        page = int(np.random.default_rng().integers(max(1, -(-total // _PER_PAGE))))
+        return request.redirect(f"s/{stream_number}/samples?from={page * _PER_PAGE}")
     numbers, previous, following, too_much = list[int](), None, None, None
     if run is None or not only:
         first = min(first, max(0, total - 1))
-        numbers = list(range(first, min(first + _PER_PAGE, total)))
-        previous = max(0, first - _PER_PAGE) if first else None
-        following = first + _PER_PAGE if first + _PER_PAGE < total else None
+        numbers = list(range(first, min(first + limit, total)))
+        previous = max(0, first - limit) if first else None
+        following = first + limit if first + limit < total else None
     else:
         too_much = run.too_much(stream.stage) if stream.selection and not request.force else None
         if too_much is None:
             selection = run.selection(stream.stage, stream.name) if stream.selection else None
-            numbers = stream.filtered(selection, first, _PER_PAGE + 1, is_selected=only == "read")
-            following = numbers.pop() if len(numbers) > _PER_PAGE else None
+            numbers = stream.filtered(selection, first, limit + 1, is_selected=only == "read")
+            following = numbers.pop() if len(numbers) > limit else None
             previous = 0 if first else None
+    cards = _cards(stream.reader, numbers, sort, match)
+    if sort:
+        cards.sort(key=lambda card: card.order, reverse=is_down)
     return frame.show(
         request,
         "view_samples.html",
@@ -137,7 +174,12 @@ def samples(frame: Frame, request: Request, stream_number: int) -> Response:
         tab="samples",
         stream=stream,
         number=stream_number,
-        cards=_cards(stream.reader, numbers),
+        cards=cards,
+        numbers=numbers,
+        columns=list(dict.fromkeys(name for card in cards for _, name, _ in card.values)),
+        sort=sort,
+        is_down=is_down,
+        match=match,
         previous=previous,
         following=following,
         only=only,
@@ -191,7 +233,32 @@ def sample(frame: Frame, request: Request, stream_number: int, sample_number: in
         is_forced=request.force,
         is_of_run=frame.viewed.run is not None and stream.stage == "train",
         reads=_reads(frame, request, stream, shard, index),
+        can_prepare=frame.viewed.run is not None,
+        prepared=_prepared_values(frame, request, stream, shard, index),
     )
+
+
+def _prepared(frame: Frame, request: Request, stream: ViewedStream, shard: int, index: int) -> list[tuple[str, Any]]:
+    """Return names and values of a sample after decode and transform; none if they are not requested."""
+    run = frame.viewed.run
+    if run is None or request.query.get("prepared") != "1":
+        return []
+    sample = run.prepared(stream.stage, stream.name, shard, index)
+    items = (
+        sample.items() if isinstance(sample, Mapping) else enumerate(sample if isinstance(sample, tuple) else [sample])
+    )
+    return [(str(name), value.numpy(force=True) if hasattr(value, "numpy") else value) for name, value in items]
+
+
+def _prepared_values(frame: Frame, request: Request, stream: ViewedStream, shard: int, index: int) -> Any:
+    """Return what a page shows of a sample after decode and transform, or of the error of the user's code."""
+    try:
+        values = _prepared(frame, request, stream, shard, index)
+        shown = [(printable_name(name), show_unpickled(shown_value, value)) for name, value in values]
+    except Exception as error:  # noqa: BLE001  a transform may raise anything; the page shows it
+        words = error_text(error) if isinstance(error, StreamingError) else f"{type(error).__name__}: {error}"
+        shown = [("transform", ShownValue(kind="failed", words=redact(words, {})))]
+    return [{"at": at, "name": name, "encoding": "", "value": value} for at, (name, value) in enumerate(shown)]
 
 
 def _reads(frame: Frame, request: Request, stream: ViewedStream, shard: int, index: int) -> Any:
@@ -216,7 +283,11 @@ def file(
 ) -> Response | None:
     """Return an image or audio file within a value; None if there is none."""
     reader = frame.stream(stream_number).reader
-    shard, _ = reader.find(sample_number)
+    shard, index = reader.find(sample_number)
+    if request.query.get("prepared") == "1":
+        values = dict(enumerate(_prepared(frame, request, frame.stream(stream_number), shard, index)))
+        media = media_of(values[column][1], media_number) if column in values else None
+        return None if media is None else Response(data=media.data, content_type=media.content_type)
     read = reader.read([sample_number], force=request.force)[0]
     if isinstance(read, (TooMuch, Unreadable)):
         return None

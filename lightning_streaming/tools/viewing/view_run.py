@@ -407,6 +407,20 @@ class ViewedRun:
         with self.lock:
             return reads_of_sample(self.traced(), stream, shard, index, _MAX_SAMPLE_EPOCHS)
 
+    def prepared(self, stage: str, stream: str, shard: int, index: int) -> Any:
+        """Return a sample after decode and transform, as the first epoch yields it at position 0.
+
+        Raises:
+            StreamingError: As for ``StreamingDataset.restore_sample``; the transform may raise anything.
+        """
+        with self.lock:
+            dataset = self._dataset(stage)
+            key = {"stream": stream, "shard": shard, "sample_index": index, "epoch": 0, "position": 0}
+            try:
+                return dataset.restore_sample({**key, "shuffle_seed": self.configs[stage].shuffle_seed or 0})
+            finally:
+                dataset.close()
+
     def positions_before(self, stream: str, shard: int, index: int) -> list[int]:
         """Return the positions at which the checkpoint's epoch has read a sample before it; none without one.
 
