@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache import shared_files
 from lightning_streaming.cache.config import PARSED_INDEX_PREFIX, STAGING_BASENAME
-from lightning_streaming.cache.file_states import claim, is_written, staging_path, was_left
-from lightning_streaming.cache.usage import staging_files
+from lightning_streaming.cache.file_states import claim, has_dead_writer, is_written, staging_path
+from lightning_streaming.cache.records import staging_files
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import PARTIAL_SUFFIX, Identity, open_regular
 from lightning_streaming.formats.index import (
@@ -399,7 +399,7 @@ def staging_name_of(name: str) -> str | None:
     return staging if staging.endswith(PARTIAL_SUFFIX) else None
 
 
-def is_left_over(path: Path) -> bool:
+def is_leftover(path: Path) -> bool:
     """Return whether the writer of such a file is known to have died; one of another machine after a day."""
     name = staging_name_of(path.name)
     if name is None:
@@ -412,15 +412,15 @@ def is_left_over(path: Path) -> bool:
     except OSError:  # gone, or not readable
         return False
     try:
-        return was_left(name, descriptor)
+        return has_dead_writer(name, descriptor)
     finally:
         shared_files.unlock_and_close(descriptor)
 
 
-def sweep_left_overs(directory: Path) -> None:
+def sweep_leftovers(directory: Path) -> None:
     """Remove files that dead writers of indexes left: other users, and those of before this machine started."""
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.startswith(PARSED_INDEX_PREFIX) and is_left_over(Path(entry.path)):
+            if entry.name.startswith(PARSED_INDEX_PREFIX) and is_leftover(Path(entry.path)):
                 with suppress(OSError):  # another user's
                     Path(entry.path).unlink()

@@ -1,7 +1,7 @@
-"""How much a dataset's directories may hold, who waits when that is full, and what goes.
+"""The limit of a dataset's cache directories: counting, waiting for room, evictions.
 
-Readers who wait for room queue: only one at a time looks through the files, and who fetches ahead stands back. The
-file ``.queue``, whose lock is the queue, also says when somebody last waited in vain: others need not find out again.
+Readers that wait for room queue, so only one at a time scans the files, and prefetches give way to them. The lock of
+the file ``.queue`` is the queue. Its content is the time when a reader last waited in vain, so that others do not wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lightning_streaming.cache import shared_files
 from lightning_streaming.cache.config import QUEUE_BASENAME
 from lightning_streaming.cache.eviction import bytes_to_free, coldest_first, evict
 from lightning_streaming.cache.file_states import CacheDirectory, StagingFile
-from lightning_streaming.cache.usage import CacheEntry, UsageCount, read_number, write_number
+from lightning_streaming.cache.records import CacheEntry, UsageCount, read_number, write_number
 from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.formats.shard import narrowed
@@ -28,71 +28,71 @@ from lightning_streaming.units import format_bytes
 _logger = package_logger(__name__)
 
 _WAIT_SECONDS = 30.0
-"""How long a reader waits for others to let go of shards before it exceeds the limit."""
+"""Time that a reader waits for others to close shards before it exceeds the limit."""
 _LONGEST_PAUSE = 0.05
-"""Seconds between two looks for room; each may go through all files."""
+"""Seconds between two searches for room, each of which may scan all files."""
 _QUEUE_PAUSE = 0.004
-"""Seconds between two looks whether it is our turn."""
+"""Seconds between two attempts to lock the queue."""
 _IN_VAIN_NANOSECONDS = 600 * 10**9
-"""For so long after somebody waited in vain nobody waits: workers of the next epoch would, each for itself."""
+"""For this time after a reader waited in vain, no reader waits: each worker of the next epoch would do so again."""
 
 Demand = tuple[StagingFile, int]
 """A staging file, and the bytes it will have."""
 
 
 class CacheQuota:
-    """The directories of a dataset's streams, and the bytes they may hold together.
+    """The limit of the directories of a dataset's streams together.
 
-    Everybody who uses a directory shares its count, so the limits of several jobs hold side by side.
+    All processes that use a directory share its count, so the limits of several jobs apply together.
 
     Args:
         directories: The directories.
-        limit: Most bytes they may hold, files on their way and indexes included; None for no limit.
+        limit: Maximum bytes, staging files and indexes included; None for no limit.
     """
 
     def __init__(self, directories: Iterable[CacheDirectory], limit: int | None = None) -> None:
         by_path = {directory.path: directory for directory in directories}
-        # Everybody takes the locks of several directories in one order.
+        # All processes take the locks of several directories in the same order.
         self._directories = [by_path[path] for path in sorted(by_path)]
-        self._allowed = limit  # for readers: more, after one of this process had to exceed it
+        self._allowed = limit  # for readers; higher once one of this process had to exceed the limit
         self._has_warned = False
         self._comfortable = 0
         self.limit = limit
-        """Most bytes; None for no limit."""
+        """Maximum bytes; None for no limit."""
         self.limit_name = "cache_limit"
-        """What the limit is called where it is configured."""
+        """Name of the option that sets the limit."""
 
     def expect(self, readers: int, shard_bytes: int) -> None:
-        """Say how many processes of a job will read shards of at most this size, for words about a limit."""
+        """Set the number of processes of a job, and the size of their largest shard, for the hint of a warning."""
         self._comfortable = 2 * readers * shard_bytes
 
     def usage(self) -> int:
-        """Bytes of what is ours in the directories."""
+        """Return the bytes of files that are ours in the directories."""
         return sum(directory.usage() for directory in self._directories)
 
     def fixed_bytes(self) -> int:
-        """Bytes of the indexes and selections, which no eviction makes room of."""
+        """Return the bytes of indexes and selections, which are never evicted."""
         return sum(directory.fixed_bytes() for directory in self._directories)
 
     def forget_fixed_bytes(self) -> None:
-        """Count the indexes and selections anew when they are asked for: some were added."""
+        """Count indexes and selections again at the next call, as some were added."""
         for directory in self._directories:
             directory.forget_fixed_bytes()
 
-    def somebody_waits(self) -> bool:
-        """Whether a reader waits for room, under a limit or on a full disk, who should get it before others."""
+    def has_waiting_reader(self) -> bool:
+        """Return whether a reader waits for room, under a limit or on a full disk; it takes precedence."""
         return any(
             shared_files.is_locked(directory.path / QUEUE_BASENAME, shared=True) for directory in self._directories
         )
 
     def is_scarce(self, size: int) -> bool:
-        """Whether a reader waits for room, or one of the disks has fewer bytes left than ``size``."""
-        found = (directory.path for directory in self._directories if shared_files.is_reachable(directory.path))
-        return self.somebody_waits() or any(_free_bytes(directory) < size for directory in found)
+        """Return whether a reader waits for room, or one of the disks has fewer bytes left than ``size``."""
+        paths = (directory.path for directory in self._directories if shared_files.is_reachable(directory.path))
+        return self.has_waiting_reader() or any(_free_bytes(path) < size for path in paths)
 
     @property
     def num_directories(self) -> int:
-        """Directories that are counted."""
+        """Number of directories."""
         return len(self._directories)
 
     def reserve(
@@ -103,39 +103,36 @@ class CacheQuota:
         release: Callable[[], object] | None = None,
         spare_since: int | None = None,
     ) -> bool:
-        """Make room for files and give each its size.
+        """Make room for files, and set the size of each.
 
-        Who fetches ahead waits for nobody. For a reader, who needs the files to go on, what is unused goes; then what
-        it can do without; then others get time to let go of theirs. In the end the limit is exceeded, with one warning;
-        this reader then keeps to what it took. For a while after that nobody who uses the directory waits again:
-        readers that hold shards longer than others wait would stop them each time.
+        A prefetch does not wait. For a reader, which needs the files to continue, unused files are removed; then it
+        closes its other shards; then it waits until others close theirs. In the end the limit is exceeded, with one
+        warning, and this reader then keeps to the higher limit. For some time after that no process waits: readers
+        that hold shards longer than others wait would stop them each time.
 
         Args:
-            directory: The directory that the files are for, which is there.
+            directory: The directory of the files, which exists.
             demands: The files.
-            release: Closes what a reader has open; None for who fetches ahead.
-            spare_since: For who fetches ahead, nothing used at this time or later is removed; None for no such time.
+            release: Closes the open shards of a reader; None for a prefetch.
+            spare_since: For a prefetch, files used at this time or later are not removed; None for no such time.
 
         Returns:
-            Whether there is room now, as always for a reader; if not, nothing was changed but for what was removed in
-            vain.
+            Whether there is room now, always True for a reader; if not, nothing was changed except that some files may
+            have been removed in vain.
 
         Raises:
-            ConfigError: There is a limit, and the filesystem has no locks to keep it by.
+            ConfigError: There is a limit, and the filesystem has no locks, which it needs.
             StorageError: The directory is gone, or may not be written to.
         """
         if release is None:
-            return not self.somebody_waits() and self._reserve_within(self.limit, directory, demands, spare_since)
-        if not self.somebody_waits() and self._reserve_again(directory, demands):
+            return not self.has_waiting_reader() and self._reserve_within(self.limit, directory, demands, spare_since)
+        if not self.has_waiting_reader() and self._reserve_again(directory, demands):
             return True
         release()
-        if not self._reserve_waiting(directory, demands):
-            self._exceed(directory, demands)
-        return True
-
-    def _reserve_waiting(self, directory: CacheDirectory, demands: Sequence[Demand]) -> bool:
         if _was_in_vain(directory.path):
-            return self._reserve_again(directory, demands)
+            if not self._reserve_again(directory, demands):
+                self._exceed(directory, demands)
+            return True
         with WaitQueue(directory.path) as queue:
             deadline = time.monotonic() + _WAIT_SECONDS
             queue.wait(_WAIT_SECONDS)
@@ -144,13 +141,14 @@ class CacheQuota:
                     return True
                 if _was_in_vain(directory.path):
                     break
-        return False
+        self._exceed(directory, demands)
+        return True
 
     def trim(self) -> None:
-        """Remove what is unused where the directories hold more than the limit, as after a run with a larger one.
+        """Remove unused files if the directories exceed the limit, for example after a run with a larger one.
 
         Raises:
-            ConfigError: The limit is exceeded, and the filesystem has no locks to keep it by.
+            ConfigError: The limit is exceeded, and the filesystem has no locks, which it needs.
         """
         if self.limit is None or self.usage() <= self.limit:
             return
@@ -165,14 +163,14 @@ class CacheQuota:
             _logger.warning("%s is exceeded, and nothing can be removed: %s", self.limit_name, error)
 
     def make_space(self, size: int, spare_since: int | None = None) -> int:
-        """Remove what was used longest ago, because the disk is full.
+        """Remove the files that were used longest ago, because the disk is full.
 
         Args:
             size: Bytes that are needed.
-            spare_since: Nothing used at this time or later is removed; None where all that is unused may be.
+            spare_since: Files used at this time or later are not removed; None to remove any that are unused.
 
         Returns:
-            Bytes freed; 0 if nothing could go.
+            The bytes that were freed.
         """
         with self._held() as held:
             return _evict(held, _count_again(held), size, spare_since, "the disk is full")
@@ -186,28 +184,27 @@ class CacheQuota:
         release: Callable[[], object] | None = None,
         spare_since: int | None = None,
     ) -> bool:
-        """Try again something for which the disk was too full, when there is more room.
+        """Try again to create files once a full disk has more room.
 
-        Who fetches ahead stands back for readers, and tries it once: a full disk is like a limit that was reached. A
-        reader, who needs it to go on, tries whenever there is more room: what is unused goes, what it can do without
-        first, and others get time to let go of theirs.
+        A prefetch gives way to readers, and tries once. A reader, which needs the files to continue, tries whenever
+        there is more room: unused files are removed, its other shards are closed, and others get time to close theirs.
 
         Args:
-            directory: The directory that the files are for.
-            demands: The files, reserved already; what they take on the disk is given back until it is tried again.
-            attempt: Makes the files; gives False if the disk is too full for it.
+            directory: The directory of the files.
+            demands: The files, reserved already; their room on the disk is given back between attempts.
+            attempt: Creates the files; returns False if the disk is too full.
             release: As for :meth:`reserve`.
             spare_since: As for :meth:`reserve`.
 
         Returns:
-            Whether it was done; False if the disk is full of what nobody lets go of.
+            Whether they were created; False if the disk is full of files that are in use.
 
         Raises:
             StorageError: The directory is gone, or may not be written to.
         """
         needed = sum(size for _, size in demands)
         if release is None:
-            return not self.somebody_waits() and self.make_space(needed, spare_since) > 0 and attempt()
+            return not self.has_waiting_reader() and self.make_space(needed, spare_since) > 0 and attempt()
         release()
         with WaitQueue(directory.path) as queue:
             self._give_back(directory, demands)
@@ -226,7 +223,7 @@ class CacheQuota:
         return False
 
     def _give_back(self, directory: CacheDirectory, demands: Sequence[Demand]) -> None:
-        """Let files that are counted already take no room on the disk, until they are written to again."""
+        """Free the room of counted files on the disk until they are written to again."""
         with directory.locked():
             for staging, size in demands:
                 if staging.is_unpublished():
@@ -234,7 +231,7 @@ class CacheQuota:
                     staging.resize(size)
 
     def _reserve_again(self, directory: CacheDirectory, demands: Sequence[Demand]) -> bool:
-        """As :meth:`_reserve_within` for a reader: within the limit if that is possible again, or what it took."""
+        """Reserve room for a reader: within the limit if that is possible again, else within what it took before."""
         if self._reserve_within(self.limit, directory, demands, None):
             self._allowed = self.limit
             return True
@@ -263,13 +260,13 @@ class CacheQuota:
             _count_again(held)
             needed = _counted(held) + _wanted(demands)
             _take(_count_of(held, directory), demands)
-        _note_in_vain(directory.path)
+        _record_in_vain(directory.path)
         enough = max(needed, self.fixed_bytes() + self._comfortable)
         if not self._has_warned:
             self._has_warned = True
             _logger.warning(
                 "all of %s in %s is in use, so the cache_limit of %s is exceeded, from now on without waiting; "
-                "%d bytes (%s) would do, or more where several jobs share the directory",
+                "%d bytes (%s) are enough, or more if several jobs share the directory",
                 format_bytes(needed - _wanted(demands)),
                 directory.path,
                 format_bytes(self.limit),
@@ -280,7 +277,7 @@ class CacheQuota:
 
     @contextmanager
     def _held(self) -> Iterator[_Held]:
-        """Hold the usage locks of all directories that are there; without a limit, of those that have locks."""
+        """Hold the usage locks of all existing directories; without a limit, of those on filesystems with locks."""
         with ExitStack() as stack:
             held: _Held = {}
             for directory in self._directories:
@@ -291,7 +288,7 @@ class CacheQuota:
                             continue
                         raise ConfigError(
                             f"cache_limit needs file locks, which the filesystem of {directory.path} does not have",
-                            hint="keep the cache on a local disk, or leave cache_limit out",
+                            hint="use a cache on a local disk, or omit cache_limit",
                             option="cache_limit",
                             path=str(directory.path),
                         )
@@ -305,16 +302,16 @@ _Owners = dict[CacheEntry, Path]
 
 def _count_of(held: _Held, directory: CacheDirectory) -> UsageCount:
     if directory.path not in held:
-        raise shared_files.directory_gone(directory.path)
+        raise shared_files.directory_removed(directory.path)
     return held[directory.path][1]
 
 
 def _free_bytes(directory: Path) -> int:
     try:
-        found = os.statvfs(directory)
+        stat = os.statvfs(directory)
     except FileNotFoundError:
-        raise shared_files.directory_gone(directory) from None
-    return found.f_bavail * found.f_frsize
+        raise shared_files.directory_removed(directory) from None
+    return stat.f_bavail * stat.f_frsize
 
 
 def _counted(held: _Held) -> int:
@@ -322,17 +319,17 @@ def _counted(held: _Held) -> int:
 
 
 def _count_again(held: _Held) -> _Owners:
-    """Mend the counts, which are too big where somebody was killed, and remove what dead writers left.
+    """Count again, as counts are too large after a process was killed, and remove staging files of dead writers.
 
     Returns:
-        All files that are ours, and the directory that each is in.
+        All files that are ours, with their directories.
     """
     owners: _Owners = {}
     for directory, count in held.values():
         directory.sweep(count)
-        found = directory.scan()
-        count.used = found.bytes
-        owners.update(dict.fromkeys(found.files, directory.path))
+        scan = directory.scan()
+        count.used = scan.bytes
+        owners.update(dict.fromkeys(scan.files, directory.path))
     return owners
 
 
@@ -349,7 +346,7 @@ def _wanted(demands: Sequence[Demand]) -> int:
 
 
 def _take(count: UsageCount | None, demands: Sequence[Demand]) -> None:
-    """Count the files, then give them their sizes. Must be called while holding the usage lock."""
+    """Count the files, then set their sizes. Must be called while holding the usage lock."""
     if count is not None:
         count.used += _wanted(demands)
     for staging, size in demands:
@@ -357,10 +354,10 @@ def _take(count: UsageCount | None, demands: Sequence[Demand]) -> None:
 
 
 class WaitQueue:
-    """A directory in the queue of a cache directory, given back at the end of the block or when this process dies."""
+    """A reader in the queue of a cache directory, until the end of the block or of this process."""
 
     def __init__(self, root: Path) -> None:
-        """Queue up.
+        """Open the queue.
 
         Raises:
             StorageError: The directory is gone, or may not be written to.
@@ -368,9 +365,9 @@ class WaitQueue:
         self._descriptor = shared_files.open_shared(root / QUEUE_BASENAME, root)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is this reader's turn; False if it does not come in time.
+        """Wait until it is this reader's turn; return False if it does not come in time.
 
-        All look equally often, so that who came first has no worse a chance than who comes last.
+        All readers try equally often, so the first has no worse chance than the last.
         """
         with suppress(shared_files.LocksUnsupportedError):
             return any(
@@ -386,8 +383,8 @@ class WaitQueue:
         shared_files.unlock_and_close(self._descriptor)
 
 
-def _note_in_vain(root: Path) -> None:
-    """Say that a reader has waited for room in a cache directory, and got none."""
+def _record_in_vain(root: Path) -> None:
+    """Record that a reader has waited in vain for room in a cache directory."""
     with suppress(OSError):  # then others wait as well
         descriptor = shared_files.open_shared(root / QUEUE_BASENAME, root)
         try:
@@ -397,13 +394,13 @@ def _note_in_vain(root: Path) -> None:
 
 
 def _was_in_vain(root: Path) -> bool:
-    """Whether a reader has waited for room in vain a short time ago."""
-    noted = read_number(root / QUEUE_BASENAME)
-    return noted is not None and 0 <= time.time_ns() - noted < _IN_VAIN_NANOSECONDS
+    """Return whether a reader has waited in vain for room a short time ago."""
+    recorded = read_number(root / QUEUE_BASENAME)
+    return recorded is not None and 0 <= time.time_ns() - recorded < _IN_VAIN_NANOSECONDS
 
 
 def largest_shard_bytes(shards: ShardTable, columns: Sequence[str] | None = None) -> int:
-    """Bytes that the largest shard takes while it is made: its files, compressed and raw; 0 where there is none.
+    """Return the bytes that the largest shard takes while it is fetched, compressed and raw; 0 without shards.
 
     Args:
         shards: All shards.
@@ -412,10 +409,10 @@ def largest_shard_bytes(shards: ShardTable, columns: Sequence[str] | None = None
     if not len(shards):
         return 0
     sizes = np.add.reduceat(shards.sizes, shards.first_file[:-1])
-    parts = [place for place, kind in enumerate(shards.kinds) if kind.example.compression == PART]
+    parts = [number for number, kind in enumerate(shards.kinds) if kind.example.compression == PART]
     if not parts:
         return int(sizes.max())
-    # Of a stored file that holds several shards, only the part that is one of them takes room.
+    # Of a stored file with several shards, only the part of one takes room.
     is_part = np.isin(shards.kind_of_shard, parts)
     part_sizes = shards.data_bytes() if columns is None else shards.wanted_bytes(columns)
     largest = shards[int(np.where(is_part, part_sizes, -1).argmax())]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.cache import shared_files, usage
+from lightning_streaming.cache import records, shared_files
 from lightning_streaming.cache.config import SELECTIONS_BASENAME
 from lightning_streaming.cache.index_files import remove_unlocked
 from lightning_streaming.errors import ShardCorruptError
@@ -56,7 +56,7 @@ def map_bits(path: Path) -> NDArray[Any] | None:
         with suppress(shared_files.LocksUnsupportedError):
             shared_files.try_lock(file.fileno(), shared=True)  # the map keeps the lock
         if not path.is_symlink():
-            usage.set_used(file.fileno())
+            records.set_used(file.fileno())
         header = header_of(file)
         return np.memmap(file, header.dtype, "r", header.stop, header.shape)
     return None

@@ -312,7 +312,7 @@ def _new_directory(parent: Path, root: Path) -> Iterator[Path]:
 def unwritable(root: Path, error: OSError) -> StorageError:
     """Return the error for a file in a cache directory that could not be written."""
     if not isinstance(error, PermissionError) and not is_reachable(root):
-        return directory_gone(root)
+        return directory_removed(root)
     if isinstance(error, StorageError):
         return error
     if error.errno == errno.ELOOP and error.filename is not None:
@@ -329,7 +329,7 @@ def unwritable(root: Path, error: OSError) -> StorageError:
     return StorageError(f"{root} cannot be written to: {error}", hint="choose another directory", path=str(root))
 
 
-def directory_gone(root: Path) -> StorageError:
+def directory_removed(root: Path) -> StorageError:
     """Return the error for a cache directory that was removed. It is not created again: it may be unmounted."""
     return StorageError(
         f"the cache directory {root} was removed while it was in use",

@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from lightning_streaming.cache.config import CacheConfig
-from lightning_streaming.cache.manifest import OwnTags, tag_of_original, verified_tag
+from lightning_streaming.cache.records import OwnTags, tag_of_original, verified_tag
 from lightning_streaming.cache.shared_files import open_no_link
 from lightning_streaming.errors import (
     ConfigError,
@@ -38,11 +38,11 @@ from lightning_streaming.storage.versions import NO_PIN, Pin, check_local
 _logger = package_logger(__name__)
 
 _MAX_METADATA = 64
-"""Files of which metadata is cached in memory: of Parquet the footer, usually at most a megabyte."""
+"""Maximum number of files whose metadata is cached in memory: of Parquet the footer, usually up to a megabyte."""
 
 
 def find_size(path: Path) -> int | None:
-    """Bytes of a file; None if there is no such file."""
+    """Return the bytes of a file; None if there is no such file."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -50,38 +50,43 @@ def find_size(path: Path) -> int | None:
 
 
 def choose_hash(file: FileInfo, wanted: str | None) -> str | None:
-    """Which recorded hash a file is checked by.
+    """Return the recorded hash by which a file is checked.
 
     Args:
-        file: The file, with the hashes that the index records of it.
-        wanted: The hash the user asks for; None or empty for the cheapest recorded one that can be computed here.
+        file: The file, with the hashes that the index records.
+        wanted: Name of the requested hash; None or empty for the cheapest recorded one that can be computed here.
 
     Returns:
-        Its name; None if none is recorded, or only those of a package that is not installed.
+        Its name; None if none is recorded, or only those of packages that are not installed.
 
     Raises:
-        ConfigError: The hash the user asks for is not recorded.
+        ConfigError: The requested hash is not recorded.
     """
     if wanted:
         if wanted not in file.hashes:
             recorded = shortened(", ".join(sorted(file.hashes)) or "none")
             raise ConfigError(
-                f"validate_hash is {wanted!r}, but the hashes recorded of {file.basename} are: {recorded}",
-                hint="name one of these, or leave validate_hash out",
+                f"validate_hash is {wanted!r}, but the hashes recorded for {file.basename} are: {recorded}",
+                hint="use one of these, or omit validate_hash",
                 option="validate_hash",
                 path=file.basename,
             )
         return wanted
-    return next((name for name in CHEAPEST_FIRST if name in file.hashes and _can_compute(name)), None)
+    for name in CHEAPEST_FIRST:
+        if name in file.hashes:
+            with suppress(MissingDependencyError):
+                hash_bytes(name, b"")
+                return name
+    return None
 
 
 def check_hash(path: Path, shown: str, file: FileInfo, name: str | None) -> None:
     """Compare a file with its recorded hash.
 
     Args:
-        path: The file to look at.
-        shown: What to call it in an error.
-        file: What the index records of it.
+        path: The file to read.
+        shown: Its name in errors.
+        file: Its entry in the index.
         name: The recorded hash to compare; None to skip the check.
 
     Raises:
@@ -89,24 +94,24 @@ def check_hash(path: Path, shown: str, file: FileInfo, name: str | None) -> None
     """
     if name is None:
         return
-    found = hash_file(name, path)
-    if found != file.hashes[name]:
+    computed = hash_file(name, path)
+    if computed != file.hashes[name]:
         raise IntegrityError(
-            f"{name} of {shown} must be {shortened(file.hashes[name], 150)}, but is {found}", path=shown
+            f"{name} of {shown} must be {shortened(file.hashes[name], 150)}, but is {computed}", path=shown
         )
 
 
 def unpack(path: Path, shown: str, raw: FileInfo, algorithm: str, destination: Path) -> None:
-    """Decompress a file into another, with little memory but for snappy.
+    """Decompress a file into another, with little memory except for snappy.
 
-    One that exists is written to where it is: it keeps its inode and locks, and its size, if that is right. One that
-    does not is made, in an existing directory.
+    An existing file is overwritten in place: it keeps its inode, its locks, and its size, if that is right. A missing
+    one is created, in an existing directory.
 
     Args:
         path: The compressed file.
-        shown: What to call it in an error.
-        raw: What the index records of the raw file.
-        algorithm: How it was compressed.
+        shown: Its name in errors.
+        raw: The entry of the raw file in the index.
+        algorithm: Compression algorithm.
         destination: The raw file to write.
 
     Raises:
@@ -124,65 +129,58 @@ def unpack(path: Path, shown: str, raw: FileInfo, algorithm: str, destination: P
             raise IntegrityError(f"{shown} cannot be decompressed: {error}", path=shown) from error
 
 
-def _can_compute(name: str) -> bool:
-    try:
-        hash_bytes(name, b"")
-    except MissingDependencyError:
-        return False
-    return True
-
-
 def takes_room_in_place(shard: ShardInfo) -> bool:
-    """Whether a shard that lies on this machine is unpacked before it is read."""
+    """Return whether a shard on this machine is decompressed before it is read."""
     parts = range_readable_format(shard)
     return shard.compression is not None if parts is None else not parts.is_read_in_place
 
 
 def pin_of(file: FileInfo, config: CacheConfig, first: dict[str, str] | None = None) -> Pin:
-    """Return the version that a file must have: the recorded one, and that of the first answer.
+    """Return the version that a file must have: the recorded one, and that of the first response.
 
-    An index that lies in a directory may be a copy of the one of a cache, whose versions are those of another place.
+    An index in a directory may be a copy of the one of a cache, whose versions belong to another location.
 
     Args:
         file: The file.
-        config: The stream it belongs to.
-        first: The versions that first answers reported, which is added to; None not to pin the file to them.
+        config: The stream that it belongs to.
+        first: Versions of first responses, to which its version is added; None to pin the file to none of them.
     """
     return Pin(file.bytes, "" if config.format is None else file.version, first)
 
 
 _IN_PLACE = "the dataset is read in place: replace the file"
 _OR_INDEX_AGAIN = (
-    "; or, if it was meant to change, start again, and where an index was made ahead make that again with: "
+    "; or, if the change is intended, restart the run; if the index was written beforehand, write it again with: "
     "lightning-streaming index"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class InPlaceSource:
-    """A directory of this machine that is only ever read."""
+    """A directory of this machine that is only read."""
 
     directory: Path
-    """Where the dataset is."""
+    """The directory of the dataset."""
     config: CacheConfig
-    """The stream it belongs to."""
+    """The stream that it belongs to."""
     first: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """The versions of files, by path, as they were when the run listed them, else when this process first read them."""
+    """Versions of files, by path, when the run listed them, or else when this process first read them."""
 
     def holds_raw(self, shard: ShardInfo, tag: int | None) -> bool:
-        """Whether a shard's raw files can be used where they are; False if they must be decompressed first.
+        """Return whether a shard's raw files can be read in place; False if they must be decompressed first.
 
-        A raw file beside a compressed one may be another dataset's that lay there before. So it is used only with proof
-        that it is this shard's: its recorded hash, or a tag. Where nothing else is there, it must at least say so.
+        A raw file next to a compressed one may belong to another dataset that was there before. So it is used only if
+        its recorded hash, or a tag, proves that it is of this shard. Without a compressed file, its content must at
+        least match the index.
 
         Args:
             shard: An entry of the index there.
-            tag: What files have that were fetched there and checked by this very index; None if nothing was.
+            tag: The tag of files that were fetched there and checked by this index; None if there are none.
 
         Raises:
             ObjectNotFoundError: A raw file does not exist, and no compressed one is recorded.
-            ShardCorruptError: A raw file that nothing can take the place of is not what the index promises.
-            ConfigError: The hash that the user asks for is not recorded.
+            ShardCorruptError: A raw file without a compressed one differs from the index.
+            ConfigError: The requested hash is not recorded.
         """
         if shard.compression is None:
             for raw, _ in shard.files:
@@ -205,14 +203,14 @@ class InPlaceSource:
         if not was_written_for(shard, self.directory):
             raise ShardCorruptError(
                 f"{join_under(self.directory, packed[-1].basename)} does not exist, and the "
-                f"{shard.raw_data.basename} beside it says that it was not made of that",
-                hint="it is a file of another dataset, so put the compressed one there",
+                f"{shard.raw_data.basename} next to it is of another dataset",
+                hint="restore the compressed file",
                 path=str(join_under(self.directory, packed[-1].basename)),
             )
         return True
 
     def _check_raw(self, raw: FileInfo) -> None:
-        """Refuse a raw file that is missing, or of another size; or hash, if the user asked for one."""
+        """Raise an error for a raw file that is missing, or has another size, or another hash if one was requested."""
         path = self._sound_path(raw)
         if self.config.validate_hash:
             try:
@@ -221,14 +219,14 @@ class InPlaceSource:
                 raise ShardCorruptError(str(error.args[0]), hint=_IN_PLACE, path=error.path) from error
 
     def _is_proven(self, raw: FileInfo, tag: int | None) -> bool:
-        """Whether a raw file was surely made of the compressed one that the index names."""
+        """Return whether a hash or a tag proves that a raw file is the decompressed one of the index."""
         path = join_under(self.directory, raw.basename)
         name = choose_hash(raw, self.config.validate_hash)
         try:
-            found = path.stat()
-            if found.st_size != raw.bytes:
+            status = path.stat()
+            if status.st_size != raw.bytes:
                 return False
-            if tag is not None and not self.config.validate_hash and found.st_mtime_ns in (tag, verified_tag(tag)):
+            if tag is not None and not self.config.validate_hash and status.st_mtime_ns in (tag, verified_tag(tag)):
                 return True
             check_hash(path, str(path), raw, name)
         except (FileNotFoundError, IntegrityError):
@@ -239,17 +237,17 @@ class InPlaceSource:
         """Decompress a file into another directory.
 
         Returns:
-            The tag of what was made: another one when the compressed file has changed.
+            The tag of the raw file; another one once the compressed file has changed.
 
         Raises:
             ObjectNotFoundError: The compressed file does not exist.
-            ShardCorruptError: It is not what the index promises.
+            ShardCorruptError: It differs from the index.
             IntegrityError: It was replaced during the run.
             DiskFullError: There is no room for the raw file.
         """
         path = self._sound_path(compressed)
-        found = path.stat()
-        self._check_version(compressed, found)
+        status = path.stat()
+        self._check_version(compressed, status)
         try:
             check_hash(path, str(path), compressed, choose_hash(compressed, self.config.validate_hash))
             unpack(path, str(path), raw, algorithm, destination)
@@ -257,10 +255,10 @@ class InPlaceSource:
             self._check_version(compressed)
             raise ShardCorruptError(str(error.args[0]), hint=_IN_PLACE, path=error.path) from error
         self._check_version(compressed)
-        return tag_of_original(found)
+        return tag_of_original(status)
 
     def data_version(self, index: DatasetIndex) -> str:
-        """Return a name of the data as it is now; see :meth:`ShardCache.data_version`."""
+        """Return the version of the data on the disk; see :meth:`ShardCache.data_version`."""
         if all(shard.raw_data.hashes for _, shard in index.shards.examples()):
             return index.data_digest
         names = dict.fromkeys(
@@ -270,26 +268,26 @@ class InPlaceSource:
             for raw, compressed in shard.files
         )
         hasher = hashlib.blake2b(index.data_digest.encode(), digest_size=16)
-        for name in names:  # which were checked to stay below the directory when the index was read
-            # No inode: some filesystems in user space give a file another one.
+        for name in names:  # checked to be below the directory when the index was read
+            # No inode: some filesystems in user space change it.
             facts: tuple[int, int, int] | None = None
             with suppress(FileNotFoundError):
-                found = os.stat(f"{self.directory}/{name}")  # noqa: PTH116  a Path takes several times as long
-                facts = found.st_size, found.st_mtime_ns, found.st_ctime_ns
+                status = os.stat(f"{self.directory}/{name}")  # noqa: PTH116  a Path takes several times as long
+                facts = status.st_size, status.st_mtime_ns, status.st_ctime_ns
             hasher.update(f"{name!r}{facts}".encode("utf-8", "surrogatepass"))
         return hasher.hexdigest()
 
     def stored(self, file: FileInfo) -> StoredInPlace:
-        """A file of which parts are read.
+        """Return a stored file of which ranges are read.
 
         Raises:
             ObjectNotFoundError: It does not exist.
-            ShardCorruptError: It has another size than the index promises.
+            ShardCorruptError: It has another size than in the index.
         """
         return StoredInPlace(self._sound_path(file), file.bytes, pin_of(file, self.config, self.first))
 
     def list_versions(self, shards: Iterable[ShardInfo]) -> None:
-        """Record how the files of some shards are now, unless they are recorded already."""
+        """Record the current versions of the files of some shards, unless they are recorded already."""
         for file in (file for shard in shards for file in chain(*shard.files) if file is not None):
             path = f"{self.directory}/{file.basename}"  # checked to be below the directory when the index was read
             with suppress(OSError):  # the reader that needs it raises the error
@@ -308,45 +306,43 @@ class InPlaceSource:
             with suppress(FileNotFoundError):  # the reader that opens it raises the error
                 self._check_version(file)
 
-    def _check_version(self, file: FileInfo, found: os.stat_result | None = None) -> None:
+    def _check_version(self, file: FileInfo, status: os.stat_result | None = None) -> None:
         path = join_under(self.directory, file.basename)
-        check_local(pin_of(file, self.config, self.first), str(path), path.stat() if found is None else found)
+        check_local(pin_of(file, self.config, self.first), str(path), path.stat() if status is None else status)
 
     def tag_of(self, file: FileInfo) -> int:
-        """The tag of what is made of a file as it is now.
+        """Return the tag of files created from the current version of a file.
 
         Raises:
             ObjectNotFoundError: It does not exist.
-            ShardCorruptError: It has another size than the index promises.
+            ShardCorruptError: It has another size than in the index.
         """
         return tag_of_original(self._sound_path(file).stat())
 
     def knows_tag(self, modified: int, own: OwnTags, compressed: FileInfo | None) -> bool:
-        """Whether a raw file of this time was decompressed from the compressed file as it is now.
+        """Return whether a raw file of this time was decompressed from the current compressed file.
 
-        Without this, a dataset that is written again in the same place would be read in its old version wherever the
-        sizes agree.
+        Otherwise the old version of a dataset that is written again at the same location would be read if sizes agree.
         """
         if compressed is None:
             return own.include(modified)
         try:
-            found = join_under(self.directory, compressed.basename).stat()
+            return modified == tag_of_original(join_under(self.directory, compressed.basename).stat())
         except FileNotFoundError:
             return False
-        return modified == tag_of_original(found)
 
     def _has(self, file: FileInfo) -> bool:
         return find_size(join_under(self.directory, file.basename)) is not None
 
     def _sound_path(self, file: FileInfo) -> Path:
-        """Where a file is that is here and of the right size."""
+        """Return the path of a file that exists and has the right size."""
         path = join_under(self.directory, file.basename)
         size = find_size(path)
         if size is None:
             raise ObjectNotFoundError(
                 f"{path} does not exist",
-                hint=f"the dataset at {self.directory} is read in place, so put the file there, or, if this directory "
-                "is to be filled from elsewhere, give that as remote and this as local",
+                hint=f"the dataset at {self.directory} is read in place: restore the file, or, to fill this directory "
+                "from a remote, pass that as remote= and this as local=",
                 path=str(path),
             )
         if size != file.bytes:
@@ -360,24 +356,24 @@ class InPlaceSource:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSource:
-    """A store or directory that files are fetched from, each checked when it arrives."""
+    """A store or directory from which files are fetched, and checked."""
 
     config: CacheConfig
-    """The stream it belongs to."""
+    """The stream that it belongs to."""
     spent: bool = False
-    """Whether all attempts but the last were made just now, by a thread that fetches ahead."""
+    """Whether a prefetch has made all attempts but the last just now."""
     first: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """The versions that the first answers to this process reported, by file, but for files with a hash to check."""
+    """Versions in the first responses to this process, by file; except of files with a hash to check."""
 
     def fetch(self, file: FileInfo, destination: Path, accept: Callable[[Path], None] | None = None) -> None:
-        """Fetch a file into one that is there, and check it by size, by hash and by ``accept``, if there is that.
+        """Fetch a file into an existing one, and check its size, its hash, and ``accept``, if given.
 
         Raises:
-            IntegrityError: What arrives is not what the index promises, or not the version that this process fetched
+            IntegrityError: The fetched file differs from the index, or from the version that this process fetched
                 before, time after time.
             DiskFullError: There is no room for it.
             StorageError: It could not be fetched.
-            ConfigError: The hash to check by is not recorded.
+            ConfigError: The hash to check is not recorded.
         """
         name, shown = choose_hash(file, self.config.validate_hash), self.shown(file)
         known = self.first if name is None and shown in self.first else None
@@ -396,33 +392,33 @@ class RemoteSource:
         _logger.debug("downloaded: %s (%d bytes)", shown, file.bytes)
 
     def read_bytes(self, file: FileInfo, start: int, stop: int) -> bytes:
-        """Fetch some bytes of a file.
+        """Fetch a range of a file.
 
         Raises:
-            StorageError: They could not be fetched.
+            StorageError: The range could not be fetched.
         """
         return self._at(file).read_range(start, stop, pin_of(file, self.config, self.first))
 
     def stored(self, file: FileInfo) -> StoredRemotely:
-        """A file of which parts are read."""
+        """Return a stored file of which ranges are read."""
         return StoredRemotely(self._at(file), file.bytes, pin_of(file, self.config, self.first))
 
     def _at(self, file: FileInfo) -> Location:
         return replace(self.config.location / file.basename, spent=self.spent)
 
     def check(self, file: FileInfo, path: Path) -> bool:
-        """Compare a file that is here with its recorded hash; False if there is none.
+        """Compare a local file with its recorded hash; return False if there is none.
 
         Raises:
             IntegrityError: They differ.
-            ConfigError: The hash to check by is not recorded.
+            ConfigError: The hash to check is not recorded.
         """
         name = choose_hash(file, self.config.validate_hash)
         check_hash(path, str(path), file, name)
         return name is not None
 
     def data_version(self, index: DatasetIndex) -> str:
-        """Return a name of the data; see :meth:`ShardCache.data_version`."""
+        """Return the version of the data; see :meth:`ShardCache.data_version`."""
         if not any(file.version for _, shard in index.shards.examples() for file in shard.stored):
             return index.data_digest
         hasher = hashlib.blake2b(index.data_digest.encode(), digest_size=16)
@@ -432,93 +428,93 @@ class RemoteSource:
         return hasher.hexdigest()
 
     def knows_tag(self, modified: int, own: OwnTags, compressed: FileInfo | None) -> bool:  # noqa: ARG002
-        """Whether a file of this time was checked before, by the index that we read, and is unchanged."""
+        """Return whether a file of this time was checked before, by the current index, and is unchanged."""
         return modified == own.of_remote or modified == verified_tag(own.of_remote)
 
     def shown(self, file: FileInfo) -> str:
-        """What to call a file in an error."""
+        """Return the name of a file in errors."""
         return str(self._at(file))
 
 
 _without_versions = set[str]()
-"""Hosts of which a warning was logged by this process."""
+"""Hosts for which this process has logged the warning."""
 
 
 def _warn_without_versions(location: Location) -> None:
-    """Log once for each host that replaced files cannot be noticed."""
+    """Log, once for each host, that replaced files cannot be detected."""
     host = str(location).partition("://")[2].partition("/")[0]
     if host and host not in _without_versions:
         _without_versions.add(host)
         _logger.warning(
-            "%s reports no versions of its files (neither ETag nor Last-Modified), so the run does not notice a file "
-            "that is replaced by one of the same size; write the dataset with hashes",
+            "%s reports no versions of its files (neither ETag nor Last-Modified), so a file that is replaced "
+            "during the run by one of the same size is not detected; write the dataset with hashes",
             host,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StoredInPlace:
-    """A file of this machine of which parts are read."""
+    """A file of this machine of which ranges are read."""
 
     path: Path
     size: int
     """Bytes."""
     pin: Pin = NO_PIN
-    """The version that its bytes must come from."""
+    """The version that must be read."""
 
     @property
     def shown(self) -> str:
-        """What to call it in an error."""
+        """Its name in errors."""
         return str(self.path)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of some ranges.
+        """Read some ranges.
 
         Raises:
             ShardCorruptError: The file ends before.
             IntegrityError: The file was replaced since it was indexed.
             StorageError: It cannot be read.
         """
-        found = list[bytes]()
-        # Buffered, because the system gives at most 2 GiB at once.
+        parts = list[bytes]()
+        # Buffered, because the system reads at most 2 GiB at once.
         with system_errors(f"read {self.path}"), self.path.open("rb") as file:
             check_local(self.pin, self.shown, os.fstat(file.fileno()))
             for start, stop in ranges:
                 file.seek(start)
-                found.append(file.read(stop - start))
-                if len(found[-1]) < stop - start:
+                parts.append(file.read(stop - start))
+                if len(parts[-1]) < stop - start:
                     raise ShardCorruptError(
                         f"{self.path} must have {self.size} bytes, but ends before byte {stop}", path=str(self.path)
                     )
             check_local(self.pin, self.shown, os.fstat(file.fileno()))
-        return found
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRemotely:
-    """A file of a remote of which parts are fetched."""
+    """A file of a remote of which ranges are fetched."""
 
     location: Location
     size: int
     """Bytes."""
     pin: Pin = NO_PIN
-    """The version that its bytes must come from."""
+    """The version that must be read."""
 
     @property
     def shown(self) -> str:
-        """What to call it in an error."""
+        """Its name in errors."""
         return str(self.location)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """The bytes of some ranges.
+        """Fetch some ranges.
 
         Raises:
             StorageError: They could not be fetched.
         """
-        found = self.location.read_ranges(ranges, self.pin)
+        parts = self.location.read_ranges(ranges, self.pin)
         if not self.pin.version and self.shown not in (self.pin.first or ()):
             _warn_without_versions(self.location)
-        return found
+        return parts
 
 
 class Unpacked(NamedTuple):
@@ -531,7 +527,7 @@ class Unpacked(NamedTuple):
 
 
 class FilePartUnpacker:
-    """Creates raw files of parts of stored files, as of row groups of Parquet, and caches metadata of the latter.
+    """Unpacker of parts of stored files, such as row groups of Parquet, with a cache of the files' metadata.
 
     For one stream, and several threads. A copy in another process starts with an empty cache.
     """
@@ -563,7 +559,7 @@ class FilePartUnpacker:
             StorageError: The stored file could not be read, or the raw one not be written.
         """
         parts = range_readable_format(shard)
-        assert parts is not None, "or it is no part of a file"
+        assert parts is not None, "the shard is a part of a file"
         timed, key = _TimedFile(stored), (stored.shown, version)
         with disk_errors(destination):
             with self._lock:

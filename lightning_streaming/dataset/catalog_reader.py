@@ -128,7 +128,7 @@ class CatalogReader:
     def read_more(self, newer: Mapping[str, IndexCache], num_shards: Mapping[str, int]) -> None:
         """Read more shards of some streams into the next catalog; see :meth:`SampleSource.read_more`."""
         for stream, index in newer.items():
-            self.caches[stream].go_on_with(index, num_shards[stream])
+            self.caches[stream].adopt_index(index, num_shards[stream])
             if stream in self._selections:
                 self._selections[stream] = self._selections[stream][0], None
             if self._lengths is not None:

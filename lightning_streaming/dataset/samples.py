@@ -16,8 +16,8 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.eviction import coldest_first, reader_share
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.quota import CacheQuota
+from lightning_streaming.cache.records import CacheEntry
 from lightning_streaming.cache.shard_cache import FetchStatus, Miss
-from lightning_streaming.cache.usage import CacheEntry
 from lightning_streaming.dataset.catalog_reader import RANDOM_READERS, CatalogReader
 from lightning_streaming.dataset.open_shards import CachePressure, OpenShards, ShardsAhead, raw_bytes
 from lightning_streaming.errors import (
@@ -189,7 +189,7 @@ class SampleSource:
     def report_fetching(self, callback: Callable[[int, int], object] | None) -> None:
         """Set the callback for each shard that this process fetches; see :class:`Misses`."""
         for cache in self.catalogs.all_caches():
-            cache.misses.tell = callback
+            cache.misses.callback = callback
 
     def begin_pass(self, readers: int) -> None:
         """Note that this process reads in order now, and shares the cache with the other readers of this node.
@@ -444,7 +444,7 @@ class SampleSource:
             finished: Whether no reader of this pass needs it again.
         """
         cache, info, *_ = self._shard(shard)
-        cache.note_use(info, finished=finished)
+        cache.record_use(info, finished=finished)
 
     def rest(self) -> None:
         """Note that this process may pause, as when a batch is complete.

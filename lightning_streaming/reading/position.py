@@ -149,7 +149,7 @@ def _new_shards(
     known = dict(zip(source.catalog.stream_names, source.catalog.indexes, strict=True))
     try:
         for name in streams:
-            cache = source.catalogs.caches[name].index_anew()
+            cache = source.catalogs.caches[name].latest_index()
             index, before = cache.read(), known[name]
             if not index.begins_like(before):
                 return _NewShards({}, f"stream {name!r} is other data by now, not only longer")

@@ -26,7 +26,7 @@ from lightning_streaming.cache import maintenance
 from lightning_streaming.cache.config import MANIFEST_BASENAME, USAGE_BASENAME, default_cache_directory
 from lightning_streaming.cache.index_files import staging_name_of
 from lightning_streaming.cache.maintenance import CacheFile, FileKind, Judged, Plan, find_index, list_cache
-from lightning_streaming.cache.manifest import read_manifest
+from lightning_streaming.cache.records import read_manifest
 from lightning_streaming.cache.selection_files import are_bits, is_lock
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.formats.index import ShardInfo

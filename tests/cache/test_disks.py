@@ -14,8 +14,8 @@ import pytest
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.file_states import claim
 from lightning_streaming.cache.quota import CacheQuota
+from lightning_streaming.cache.records import read_usage
 from lightning_streaming.cache.shard_cache import FetchStatus
-from lightning_streaming.cache.usage import read_usage
 from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds.shard import map_file
@@ -113,12 +113,12 @@ def test_a_reader_waits_on_a_full_disk_until_others_let_go_and_who_fetches_ahead
     assert cache.fetch_ahead(shards[1], room) is FetchStatus.NO_ROOM
     reader = threading.Thread(target=fetch_shard, args=(cache, shards[0]))
     reader.start()
-    assert wait_until(room.somebody_waits)
+    assert wait_until(room.has_waiting_reader)
     assert cache.fetch_ahead(shards[1], room) in (FetchStatus.NO_ROOM, FetchStatus.FETCHED_ELSEWHERE)
     used.clear()
     reader.join()
     assert cache.has(shards[0])
-    assert not room.somebody_waits()
+    assert not room.has_waiting_reader()
     assert read_usage(cache.directory.path) == sum(path.stat().st_size for path in cache.directory.path.glob("*.mds"))
 
 

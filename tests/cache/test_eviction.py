@@ -18,7 +18,7 @@ from lightning_streaming.cache.eviction import (
     prefetch_spares_since,
     reader_share,
 )
-from lightning_streaming.cache.usage import CacheEntry
+from lightning_streaming.cache.records import CacheEntry
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.units import parse_bytes
 

@@ -30,11 +30,18 @@ from lightning_streaming.cache.config import (
     USAGE_BASENAME,
 )
 from lightning_streaming.cache.file_states import StagingFile, claim, lock_if_dead, staging_path
-from lightning_streaming.cache.manifest import CacheManifest, make_tag, verified_tag, write_manifest
 from lightning_streaming.cache.quota import WaitQueue
+from lightning_streaming.cache.records import (
+    CacheManifest,
+    find_entry,
+    make_tag,
+    read_number,
+    selection_files,
+    verified_tag,
+    write_manifest,
+)
 from lightning_streaming.cache.shared_files import pauses
 from lightning_streaming.cache.sources import RemoteSource
-from lightning_streaming.cache.usage import find_entry, read_number, selection_files
 from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.formats.index import FileInfo
 from tests.cache.helpers import fetch_shard, open_to_all, raw_data, write_dataset
@@ -303,7 +310,7 @@ def test_what_was_left_before_a_reset_is_dead_at_once(
 ) -> None:
     """``age``: seconds from the last write until this machine was started."""
     started = time.time() - 60  # after a day it is dead for its age
-    monkeypatch.setattr(file_states, "_started", lambda: started)
+    monkeypatch.setattr(file_states, "_boot_time", lambda: started)
     claimed(tmp_path).close()
     name = file_states._host() if host == "this one" else "01234567"
     left = tmp_path / ".arriving" / f"{name}-89abcdef-0-0123.part"
@@ -318,7 +325,7 @@ def test_what_was_left_before_a_reset_is_dead_at_once(
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the kernel does not tell when it was started")
 def test_the_start_of_this_machine_is_known() -> None:
     told = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
-    assert abs(file_states._started() - int(told.split()[1])) < 5
+    assert abs(file_states._boot_time() - int(told.split()[1])) < 5
 
 
 def test_a_part_beats_while_its_writer_lives_and_not_after_that(

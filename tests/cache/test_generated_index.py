@@ -177,7 +177,7 @@ def test_a_copy_of_a_process_goes_on_with_the_index_it_began_with(data: Path) ->
     np.save(data / "d.npy", rows(40, 4))
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(_samples, (cache,)) == first.num_samples == 30
-    assert cache.anew().read().num_samples == 34
+    assert cache.refreshed().read().num_samples == 34
 
 
 def _samples(cache: IndexCache) -> int:

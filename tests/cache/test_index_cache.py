@@ -117,7 +117,7 @@ class TestInPlace:
         shutil.rmtree(kept_for(tmp_path / "data"))
         with assert_error(StorageError, path="index.json") as caught:
             pickle.loads(pickle.dumps(cache)).read()
-        assert "began" in str(caught.value)
+        assert "started with is gone" in str(caught.value)
 
 
 class TestRemote:
@@ -156,7 +156,7 @@ class TestRemote:
         put(http_store.root, SMALL)
         _read_in_child(over_http(http_store, tmp_path))
         index = put(http_store.root, SMALL + 1, seed=1)
-        assert over_http(http_store, tmp_path).anew().read() == index
+        assert over_http(http_store, tmp_path).refreshed().read() == index
 
     def test_a_large_one_that_somebody_put_in_its_place_is_noticed(self, http_store: HttpStore, tmp_path: Path) -> None:
         index = put(http_store.root, LARGE)
@@ -235,7 +235,7 @@ class TestRemote:
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
                 assert over_http(http_store, tmp_path, download_retry=0).read() == index
-        assert [record.message for record in caplog.records if "may be old" in record.message] == [
+        assert [record.message for record in caplog.records if "may be outdated" in record.message] == [
             record.message for record in caplog.records
         ]
         assert len(caplog.records) == 1
@@ -254,7 +254,7 @@ class TestRemote:
         let_a_minute_pass(tmp_path / "cache")
         (http_store.root / INDEX_BASENAME).unlink()
         for _ in range(2):  # a refusal is no answer to go by next time
-            with assert_error(ObjectNotFoundError, path=f"{remote}/{INDEX_BASENAME}", hint="alone, without remote="):
+            with assert_error(ObjectNotFoundError, path=f"{remote}/{INDEX_BASENAME}", hint="without remote="):
                 IndexCache(config).read()
         assert in_place(tmp_path / "cache").read() == index  # the way out that the error names
 

@@ -31,8 +31,7 @@ from lightning_streaming.cache.maintenance import (
     plan_clear,
     plan_garbage,
 )
-from lightning_streaming.cache.manifest import make_tag
-from lightning_streaming.cache.usage import locked_usage, read_usage, set_finished, set_used
+from lightning_streaming.cache.records import locked_usage, make_tag, read_usage, set_finished, set_used
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, dump_index, parse_index
 from lightning_streaming.formats.mds.shard import map_file

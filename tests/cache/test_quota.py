@@ -29,14 +29,14 @@ from lightning_streaming.cache.quota import (
     WaitQueue,
     largest_shard_bytes,
 )
-from lightning_streaming.cache.selection_files import map_bits, selection_path
-from lightning_streaming.cache.shard_cache import FetchStatus
-from lightning_streaming.cache.shared_files import pauses
-from lightning_streaming.cache.usage import (
+from lightning_streaming.cache.records import (
     read_usage,
     shard_files,
     write_number,
 )
+from lightning_streaming.cache.selection_files import map_bits, selection_path
+from lightning_streaming.cache.shard_cache import FetchStatus
+from lightning_streaming.cache.shared_files import pauses
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds.shard import map_file
@@ -126,7 +126,7 @@ def test_the_log_tells_why_a_shard_is_downloaded_twice(six: Cached, caplog: pyte
 
 def test_what_is_finished_goes_before_all_else(six: Cached) -> None:
     six.ensure(0, 1, 2)
-    six.cache.note_use(six.shards[1], finished=True)
+    six.cache.record_use(six.shards[1], finished=True)
     six.ensure(3)
     assert six.here() == [0, 2, 3]
 
@@ -134,7 +134,7 @@ def test_what_is_finished_goes_before_all_else(six: Cached) -> None:
 def test_a_mapped_shard_stays_and_is_not_finished_for_others(six: Cached) -> None:
     six.ensure(0, 1, 2)
     view = six.map(0)
-    six.cache.note_use(six.shards[0], finished=True)
+    six.cache.record_use(six.shards[0], finished=True)
     assert six.path(0).stat().st_atime_ns >= FINISHED_BEFORE
     six.ensure(3, 4)
     assert six.here() == [0, 3, 4]
@@ -164,9 +164,9 @@ def test_fetching_ahead_takes_no_room_from_what_it_is_told_to_spare(six: Cached)
 
 def test_who_fetches_ahead_stands_back_while_a_reader_waits(six: Cached) -> None:
     with WaitQueue(six.root) as turn:
-        assert not six.room.somebody_waits()
+        assert not six.room.has_waiting_reader()
         assert turn.wait(0)
-        assert six.room.somebody_waits()
+        assert six.room.has_waiting_reader()
         assert six.ahead(0, None) is FetchStatus.NO_ROOM
     assert six.ahead(0, None) is None
 
@@ -262,7 +262,7 @@ def test_a_reader_lets_go_of_its_own_shards_before_it_waits(six: Cached, monkeyp
     six.ensure(0, 1, 2)
     views = [six.map(shard) for shard in (0, 1, 2)]
     for shard in six.shards[:3]:  # some filesystems take a map for a use
-        six.cache.note_use(shard, finished=False)
+        six.cache.record_use(shard, finished=False)
 
     def release() -> None:
         while views:
@@ -278,13 +278,13 @@ def test_a_reader_waits_until_others_let_go(six: Cached) -> None:
     views = [six.map(shard) for shard in (0, 1, 2)]
     reader = threading.Thread(target=six.ensure, args=(3,))
     reader.start()
-    while not six.room.somebody_waits():
+    while not six.room.has_waiting_reader():
         reader.join(0.005)
     assert six.here() == [0, 1, 2]
     views[1].release()
     reader.join()
     assert six.here() == [0, 2, 3]
-    assert not six.room.somebody_waits()
+    assert not six.room.has_waiting_reader()
 
 
 def test_what_a_reader_wrote_takes_no_room_while_it_waits_on_a_full_disk(six: Cached) -> None:
@@ -345,7 +345,7 @@ def test_nothing_is_made_where_a_dataset_is_read_in_place(tmp_path: Path) -> Non
     for shard in shards:
         with cache.hold(shard, room) as directory:
             assert directory == tmp_path / "data"
-        cache.note_use(shard, finished=True)
+        cache.record_use(shard, finished=True)
         assert not cache.evict(shard)
     assert room.usage() == room.make_space(10**6) == 0
     assert cached(tmp_path / "data") == before
@@ -456,7 +456,7 @@ def test_a_reader_waits_for_room_unless_another_waited_in_vain_a_short_time_ago(
     reader.start()
     waited = False
     while reader.is_alive() and not waited:
-        waited = other.somebody_waits()
+        waited = other.has_waiting_reader()
         reader.join(0.001)
     views.clear()
     reader.join()

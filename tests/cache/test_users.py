@@ -19,8 +19,8 @@ import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.quota import CacheQuota
+from lightning_streaming.cache.records import read_usage, scan
 from lightning_streaming.cache.shared_files import make_directories, open_shared
-from lightning_streaming.cache.usage import read_usage, scan
 from lightning_streaming.errors import StorageError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, dump_index
 from tests.cache.helpers import (

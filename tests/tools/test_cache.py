@@ -17,7 +17,7 @@ from pyarrow import parquet
 from lightning_streaming import StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE, default_cache_directory
 from lightning_streaming.cache.file_states import claim
-from lightning_streaming.cache.manifest import make_tag
+from lightning_streaming.cache.records import make_tag
 from lightning_streaming.errors import ObjectNotFoundError
 from lightning_streaming.files import hold_lock
 from tests.servers import HttpStore

@@ -22,18 +22,19 @@ from lightning_streaming.cache.config import MANIFEST_BASENAME
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.index_files import locked_index
 from lightning_streaming.cache.maintenance import is_cache
-from lightning_streaming.cache.manifest import (
+from lightning_streaming.cache.records import (
     CacheManifest,
     OwnTags,
     make_tag,
     next_tag,
     parse_tag,
     read_manifest,
+    read_usage,
+    scan,
     tag_of_original,
     verified_tag,
     write_manifest,
 )
-from lightning_streaming.cache.usage import read_usage, scan
 from lightning_streaming.errors import ConfigError, IntegrityError, StorageError
 from lightning_streaming.files import SECOND
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, dump_index
@@ -231,7 +232,7 @@ class TestForeignDirectory:
     def test_one_without_an_index_is_refused(self, http_store: HttpStore, directory: Path) -> None:
         (directory / "cache").mkdir(mode=0o555)
         put(http_store.root, SMALL)
-        assert "cannot be written to; choose another" in as_nobody(lambda: over_http(http_store, directory).read())
+        assert "may not write to it; choose another" in as_nobody(lambda: over_http(http_store, directory).read())
 
     def test_users_of_a_group_share_one(self, http_store: HttpStore, directory: Path) -> None:
         (directory / "cache").mkdir()
@@ -471,15 +472,15 @@ def test_users_who_adopt_different_longer_indexes_at_once_do_not_share_a_tag(
     rewrite(tmp_path, 0)
     old = opened(tmp_path)
     write_dataset(tmp_path / "remote", shards=3)
-    settle = index_cache._IndexTags.settle
+    update = index_cache._IndexTags.update
 
     def after_another_user(tags: index_cache._IndexTags, manifest: CacheManifest, *others: Any) -> int | None:
         assert manifest.check is not None
         theirs = replace(manifest, check=replace(manifest.check, digest="0" * 64))
         write_manifest(tmp_path / "cache", theirs, tmp_path / "cache" / "scratch")
-        return settle(tags, manifest, *others)
+        return update(tags, manifest, *others)
 
-    monkeypatch.setattr(index_cache._IndexTags, "settle", after_another_user)
+    monkeypatch.setattr(index_cache._IndexTags, "update", after_another_user)
     assert opened(tmp_path).directory.own != old.directory.own
 
 
