@@ -1,4 +1,4 @@
-"""Whose files a cache directory holds, and what becomes of them when the index changes or somebody else looks."""
+"""Manifests, tags and counts of cache directories, across changes of the index, users and releases."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class TestChangedShards:
         cache = over_http(http_store, tmp_path)
         cache.read()
         self.put_files(tmp_path / "cache", 4, cache.tag)
-        os.utime(tmp_path / "cache" / "shard.00002.mds")  # somebody else's
+        os.utime(tmp_path / "cache" / "shard.00002.mds")  # another program's
         changed = [shard(0), shard(1, seed=1), shard(2, seed=1), shard(4)]
         (http_store.root / INDEX_BASENAME).write_bytes(dump_index(changed))
         let_a_minute_pass(tmp_path / "cache")
@@ -195,7 +195,7 @@ class TestOrigin:
         with assert_error(ConfigError, option="remote", path="cache"):
             look(other)
 
-    def test_a_directory_that_cannot_be_made_is_told(self, http_store: HttpStore, tmp_path: Path) -> None:
+    def test_a_directory_that_cannot_be_created_is_an_error(self, http_store: HttpStore, tmp_path: Path) -> None:
         (tmp_path / "cache").touch()
         with assert_error(StorageError, path="cache") as caught:
             over_http(http_store, tmp_path).read()
@@ -209,7 +209,7 @@ class TestOrigin:
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 class TestForeignDirectory:
-    """Directories that belong to somebody else, looked at by a user who is not root."""
+    """Directories that belong to another user, read by a user who is not root."""
 
     @pytest.fixture
     def directory(self) -> Iterator[Path]:
@@ -302,7 +302,7 @@ class TestForeignDirectory:
         put(directory / "cache", SMALL + 1)
         assert as_nobody(lambda: over_http(http_store, directory).tag) != tag
 
-    def test_an_origin_that_may_not_be_read_is_told(self, http_store: HttpStore, directory: Path) -> None:
+    def test_a_manifest_that_may_not_be_read_is_an_error(self, http_store: HttpStore, directory: Path) -> None:
         put(http_store.root, SMALL)
         (directory / "cache").mkdir(mode=0o755)
         over_http(http_store, directory).read()
@@ -358,7 +358,7 @@ def cut(path: Path) -> None:
 
 
 def take_from_remote(path: Path) -> None:
-    """As somebody does who brings a cache up to date, or who is killed before the rest of it."""
+    """Copy the remote's index into the cache, as an update of a cache does that is killed then."""
     shutil.copyfile(path.parent.parent / "remote" / INDEX_BASENAME, path)
 
 
@@ -498,7 +498,7 @@ def test_a_note_that_names_no_index_has_all_files_checked(tmp_path: Path) -> Non
 def put_directory_of_an_earlier_release(http_store: HttpStore, root: Path) -> int:
     """A directory as the releases before wrote it, byte for byte, with four files; gives its tag.
 
-    The shards were checked by this index, by an earlier one, put there by somebody and checked, and put there.
+    The shards were checked by this index, by an earlier one, put there by another program and checked, and put there.
     """
     tag = 1_232_510_210_000_000_000
     index = (http_store.root / INDEX_BASENAME).read_bytes()
@@ -524,16 +524,16 @@ def test_a_directory_of_an_earlier_release_is_taken_up_and_stays_one(http_store:
     tag = put_directory_of_an_earlier_release(http_store, root)
     before = (root / ".origin").read_text().splitlines()
     cache = ShardCache(CacheConfig(name="code", remote=http_store.url, local=root))
-    for one in cache.read_index().shards:
-        fetch_shard(cache, one)
+    for entry in cache.read_index().shards:
+        fetch_shard(cache, entry)
     assert http_store.requests() == [INDEX_BASENAME, "shard.00004.mds"]
-    # What carries these times is believed, counted and evicted, or left, by processes of either release.
+    # Processes of both releases trust, count and evict, or keep, files with these times.
     times = [time_of(tmp_path, f"shard.{number:05}.mds") for number in range(5)]
     assert times == [tag, tag, tag + 10**9, tag + 10**9, tag]
     assert (root / ".usage").read_bytes() == b"9000               \n"
     after = (root / ".origin").read_text().splitlines()
     assert after[:2] == before[:2]
-    told, known = json.loads(after[2]), json.loads(before[2])
-    assert list(told) == list(known)
-    assert (told["digest"], told["mark"]) == (known["digest"], tag)
-    assert [cache.evict(one) for one in shards] == [True, True, False, False, True]
+    record, known = json.loads(after[2]), json.loads(before[2])
+    assert list(record) == list(known)
+    assert (record["digest"], record["mark"]) == (known["digest"], tag)
+    assert [cache.evict(entry) for entry in shards] == [True, True, False, False, True]
