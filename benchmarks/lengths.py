@@ -40,7 +40,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.dataset.stream import StreamDefaults, cache_config_of
 from lightning_streaming.formats.mds.shard import head_bytes
 from lightning_streaming.options.lengths import LengthsRequest
-from lightning_streaming.selection.bitmap import Selection, packed_bytes
+from lightning_streaming.selection.bitmap import Selection, bitmap_bytes
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.selection.counting import document_lengths
 from lightning_streaming.selection.document_lengths import CatalogLengths, StreamLengths
@@ -148,7 +148,7 @@ def look_up(scratch: Path) -> dict[str, float]:
     lengths = document_lengths(WAYS["offsets"][1], index, cache)
     assert lengths.cached_at is not None
     rng = np.random.default_rng(0)
-    bits = np.zeros(packed_bytes(len(lengths)), np.uint8)
+    bits = np.zeros(bitmap_bytes(len(lengths)), np.uint8)
     bits[: len(lengths) // 8] = rng.integers(0, 256, len(lengths) // 8, np.uint8)
     half = {"a": Selection(bits, len(lengths))}
     three = dict.fromkeys("abc", index)

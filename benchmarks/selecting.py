@@ -40,7 +40,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.selection_files import map_bits
 from lightning_streaming.dataset.stream import StreamDefaults, cache_config_of, selection_of
 from lightning_streaming.formats.mds.shard import head_bytes
-from lightning_streaming.selection.bitmap import Selection, packed_bytes
+from lightning_streaming.selection.bitmap import Selection, bitmap_bytes
 from lightning_streaming.selection.evaluate import select_samples
 from lightning_streaming.selection.id_index import index_ids
 from lightning_streaming.units import parse_count
@@ -83,7 +83,7 @@ def write_records(root: Path, samples: int) -> None:
 def write_bits(path: Path, samples: int) -> None:
     """Write the bits of a selection of about half of the samples."""
     random = np.random.default_rng(0).integers(0, 256, samples // 8, np.uint8)
-    bits = np.zeros(packed_bytes(samples), np.uint8)
+    bits = np.zeros(bitmap_bytes(samples), np.uint8)
     bits[: len(random)] = random
     np.save(path, bits)
 

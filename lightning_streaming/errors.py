@@ -52,7 +52,7 @@ class StreamingError(Exception):
         *args: The message: what is wrong, with the value.
         message: The message, where it has several lines.
         hint: How to fix it; ``str()`` shows it after the message.
-        option: Name of the option at fault, dotted as in a configuration, like "packing.capacity"; of a command as
+        option: Name of the option at fault, dotted as in a configuration, like "selection.where"; of a command as
             it is typed, like "--part-size" or "OUT".
         stream: Name of the stream.
         path: File or URL, without secrets.

@@ -41,7 +41,7 @@ class CatalogReader:
         columns: Names of the columns to decode; None for all.
         selections: Which samples of a stream are read; all, of streams without one.
         joins: The datasets that are joined with a stream, by its name and theirs.
-        lengths: How to count the tokens of samples, where they are packed.
+        lengths: How to count the tokens of samples, if lengths are needed.
 
     Raises:
         ConfigError: ``columns`` is not a list of names.

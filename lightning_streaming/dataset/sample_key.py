@@ -287,7 +287,7 @@ def keys_of_batches(start: EpochStart, plan: Batched, partition: Partition, cata
         packs: list[NDArray[np.bool_] | None] = [None] * len(batches)
         if packed.pieces is not None:
             packs = [*np.split(first_reads, stops[:-1])]
-            first_reads, stops = first_reads[packed.pieces.packs], packed.stops(int(stops[-1]))[stops - 1]
+            first_reads, stops = first_reads[packed.pieces.entries], packed.stops(int(stops[-1]))[stops - 1]
         for (begin, stop), of_batch in zip(pairwise([0, *stops.tolist()]), packs, strict=True):
             yield SampleKeys(KeyTable(of_pass, rows[begin:stop], first_reads[begin:stop], of_batch))
 

@@ -92,7 +92,7 @@ class SampleSource:
             limit.
         selections: Which samples of a stream are read; all, of streams without one.
         joins: The datasets that are joined with a stream, by its name and theirs.
-        lengths: How to count the tokens of samples, where they are packed.
+        lengths: How to count the tokens of samples, if lengths are needed.
         decode: What columns of images are decoded to, by name.
 
     Raises:

@@ -29,7 +29,7 @@ class LengthsRequest:
             which is called for each sample and returns its length.
         version: Name given by the user for what the function depends on, such as a tokenizer: lengths are counted again
             if it changes. With a version, ``lengths`` may be any callable.
-        group: Option group of the other fields, like "packing", for errors.
+        group: Option group of the other fields, for errors.
 
     Raises:
         ConfigError: Neither or both are given, or one is invalid.

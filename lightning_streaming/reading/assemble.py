@@ -238,7 +238,7 @@ def read_batches(
 
 
 class SampleAssembler(Assembler):
-    """Batches of samples, without packing."""
+    """Batches of whole samples."""
 
     def items(self, plan: WorkerPlan, samples: Generator[Any, None, None]) -> Generator[Any, None, None]:  # noqa: ARG002
         """Return the samples."""

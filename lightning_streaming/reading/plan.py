@@ -35,7 +35,7 @@ from lightning_streaming.reading.sample_log import SampleWatch, watch_of
 from lightning_streaming.resume.run_state import RunState, drawn_sequence
 from lightning_streaming.resume.state import EpochStart
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.sequence.batching import Batched, PackRows
+from lightning_streaming.sequence.batching import Batched, RowPieces
 from lightning_streaming.sequence.partition import Partition
 from lightning_streaming.world import World
 
@@ -438,7 +438,7 @@ class Window(NamedTuple):
     rows_before: int
     """Samples of the worker that come before."""
     batches_before: int
-    pieces: PackRows | None
+    pieces: RowPieces | None
     """Of packs: which of the window's each sample is in, and which of its tokens."""
 
     def needed(self) -> NDArray[np.int64]:

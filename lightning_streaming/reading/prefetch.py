@@ -386,7 +386,7 @@ def node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
             rows = partition.sequence.rows(positions[is_entry])
             ids, of_samples = rows.ids, np.repeat(batches, is_entry.sum(axis=1))
             if rows.pieces is not None:
-                of_samples = of_samples[rows.pieces.packs]
+                of_samples = of_samples[rows.pieces.entries]
             if catalog.joins is None:
                 yield BatchShards(of_samples, catalog.shard_of(ids))
                 continue

@@ -2,7 +2,7 @@
 
 An epoch that has started keeps the shards that it started with. Later epochs read the same shards, or, if a stream is
 followed, all that existed when the run was resumed. With a schedule the same holds for the passes over a stream, which
-continue over phases and epochs.
+continue over all epochs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Growth:
     followed: tuple[int, ...] = ()
     """The streams of which later epochs read all shards."""
     passes: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
-    """With phases: streams whose first passes do not read all shards. For each time that a stream has grown: samples of
-    its passes up to which they read fewer shards, and the number of these shards."""
+    """With a schedule: streams whose first passes do not read all shards. For each time that a stream has grown:
+    samples of its passes up to which they read fewer shards, and the number of these shards."""
 
     def shards_in(self, epoch: int) -> dict[int, int]:
         """Return the number of shards that an epoch reads of streams that it does not read completely."""
@@ -51,16 +51,16 @@ class Growth:
                 passes[stream] = (*before, (beginning, count))
         return replace(self, shards=tuple(shards.items()), followed=(), passes=tuple(passes.items()))
 
-    def notes(self, catalog: Catalog, *, has_phases: bool) -> Iterator[str]:
+    def notes(self, catalog: Catalog, *, has_schedule: bool) -> Iterator[str]:
         """Yield a line for the user: the appended data that is not read, and until when."""
-        part = "pass over the stream" if has_phases else "epoch"
+        part = "pass over the stream" if has_schedule else "epoch"
         notes = []
         for stream, count in self.shards[:_MOST_STREAMS]:
             sizes = catalog.shard_sizes_per_stream[stream]
             more = len(sizes) - count
             if stream not in self.followed:
                 fate = f"left out from now on (follow_appends=True reads them from the next {part} on)"
-            elif has_phases:
+            elif has_schedule:
                 fate = f"read from the next {part} on"
             else:
                 fate = f"left out before epoch {self.last_epoch + 1}, and read from then on"

@@ -283,8 +283,8 @@ class Run:
         ended, phases = order.phases_ended(cursor, self._composed(cursor)), order.plan.phases
         return phases[min(ended, len(phases) - 1)].name
 
-    def check_phases(self, cursor: Cursor) -> None:
-        """Check that phases can be read from a cursor.
+    def check_schedule(self, cursor: Cursor) -> None:
+        """Check that the schedule can be read from a cursor, if there is one.
 
         Raises:
             ConfigError: A stream is missing, or would be read more often than it may.
@@ -298,7 +298,7 @@ class Run:
         needed = Cursor(cursor.epoch, min(cursor.sample_in_epoch, most))
         cuts = [number for number, phase in enumerate(plan.phases) if phase.cut is not None]
         first = min([order.phases_ended(needed, self._composed(cursor)), *cuts])
-        order.check_phases(first)
+        order.check_schedule(first)
 
     def on(self, machines: Machines) -> Run:
         """Return the same run on other machines."""
@@ -454,7 +454,7 @@ def new_run(
     initial_nodes = initial_nodes or machines.num_nodes
     order = resolved_order(request, request.settings.resolved(initial_nodes), catalog)
     _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "set it lower")
-    order.check_phases()
+    order.check_schedule()
     return Run(order=order, machines=machines, skip=request.skip, initial_nodes=initial_nodes, reader=reader)
 
 
@@ -486,7 +486,7 @@ def resume(
     prefix = f"{reader}: " if reader else ""
     initial_nodes = saved.initial_physical_nodes or machines.num_nodes
     growth, settings = growth_since(saved.fingerprint, saved.cursor, catalog, request.followed), request.resumed(saved)
-    notes = [f"{prefix}{note}" for note in growth.notes(catalog, has_phases=bool(request.phases))]
+    notes = [f"{prefix}{note}" for note in growth.notes(catalog, has_schedule=bool(request.phases))]
     composed = {} if saved.geometry is None else {saved.cursor.epoch: saved.geometry}
     then = None  # the order over the data that was read, where it has grown
     if growth.shards:
@@ -530,7 +530,7 @@ def resume(
         raise StateMismatchError(
             message=prefix + mismatch_message(changes, are_together=are_together, phase_hints=hints)
         )
-    run.check_phases(saved.cursor)
+    run.check_schedule(saved.cursor)
     return Resumed(run, changes, notes)
 
 

@@ -207,6 +207,11 @@ class RunOrder:
         return self.later is not None or self.packer is not None or bool(self.steps)
 
     @property
+    def unit(self) -> str:
+        """The unit that positions count: "sample" or "pack"."""
+        return "sample" if self.packer is None else "pack"
+
+    @property
     def is_composed(self) -> bool:
         """True if batches are composed for given machines, so that an epoch's sequence depends on them."""
         return self.settings.batching_method != "random"
@@ -258,7 +263,7 @@ class RunOrder:
         """Return how many phases of its epoch have ended at a cursor; only with a schedule."""
         return int(np.searchsorted(self.phase_stops(geometry, cursor.epoch), cursor.sample_in_epoch, side="right"))
 
-    def check_phases(self, first: int = 0) -> None:
+    def check_schedule(self, first: int = 0) -> None:
         """Check that the phases from number ``first`` on can be read, if there is a schedule.
 
         Raises:

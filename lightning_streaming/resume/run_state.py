@@ -245,7 +245,7 @@ class RunState:
         """Begin the next pass, and return where; the pass after it reads the next epoch.
 
         Raises:
-            ConfigError: A phase needs a stream that is gone, or was cut in an epoch before.
+            ConfigError: The schedule needs a stream that was removed, or was cut in an earlier epoch.
         """
         self._data.prepare()
         start = self._begin_at(self.next_cursor(), world, batch_size, drop_last)
@@ -271,7 +271,7 @@ class RunState:
             words = "%sskip: batches %s have been read already, so nothing is left out for them"
             _log.warning(words, run.message_prefix, ", ".join(map(str, late)))
         cursor = self.normalise(run, cursor)
-        run.check_phases(cursor)
+        run.check_schedule(cursor)
         run.order.source.check_epoch(cursor.epoch)  # here, before threads and workers request it
         for why in run.why_uneven(cursor):
             _log.warning("%s", why)
@@ -311,7 +311,7 @@ class RunState:
         settings = settings_of_pass(self.request, start)
         self._settings = settings
         if self._run is None and self._brought is not None:
-            # Kept: phases that were cut take long to compute.
+            # Kept: a schedule with cuts takes long to compute.
             self._run = run_again(self.request, self._data.catalog, settings, self._brought)
         known = None if self._run is None else self._run.order
         if known is None or known.settings != settings or known.growth != start.growth:
@@ -322,7 +322,7 @@ class RunState:
         """Start drawing the order of the epoch after a pass in the background."""
         epoch = start.cursor.epoch + 1
         order = self.epoch_of(start).order.of_epoch(epoch)
-        if order.source.can_draw(1, 0):  # streams of its phases may have been removed
+        if order.source.can_draw(1, 0):  # its streams may have been removed
             self.prepare(order.source.shuffled(epoch, 0))
 
     def prepare(self, draw: Shuffled) -> None:

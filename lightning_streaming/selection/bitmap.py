@@ -51,7 +51,7 @@ class Selection:
     @classmethod
     def whole(cls, num_stored: int) -> Selection:
         """Return a selection of all samples of a stream."""
-        bits = np.zeros(packed_bytes(num_stored), np.uint8)
+        bits = np.zeros(bitmap_bytes(num_stored), np.uint8)
         bits[: num_stored // 8] = 0xFF
         if num_stored % 8:  # otherwise this byte may not exist
             bits[num_stored // 8] = (1 << num_stored % 8) - 1
@@ -119,7 +119,7 @@ class Selection:
 
     def head(self, num_stored: int) -> Selection:
         """Return the selection of the first ``num_stored`` samples; its bits are a copy."""
-        bits = self._blocks.reshape(-1).view(np.uint8)[: packed_bytes(num_stored)].copy()
+        bits = self._blocks.reshape(-1).view(np.uint8)[: bitmap_bytes(num_stored)].copy()
         whole, left = divmod(num_stored, 8)
         if left:
             bits[whole] &= (1 << left) - 1
@@ -139,15 +139,15 @@ class Selection:
         return np.diff(np.concatenate([np.zeros(1, np.int64), *before]))
 
 
-def pack(wanted: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def bits_of(wanted: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Return the bits of a :class:`Selection` from a truth value for each sample."""
-    bits = np.zeros(packed_bytes(len(wanted)), np.uint8)
-    packed = np.packbits(wanted, bitorder="little")
-    bits[: len(packed)] = packed
+    bits = np.zeros(bitmap_bytes(len(wanted)), np.uint8)
+    filled = np.packbits(wanted, bitorder="little")
+    bits[: len(filled)] = filled
     return bits
 
 
-def packed_bytes(num_samples: int) -> int:
+def bitmap_bytes(num_samples: int) -> int:
     """Return the size of a bitmap in bytes, padded to whole blocks."""
     return max(1, -(-num_samples // _BLOCK)) * (_BLOCK // 8)
 

@@ -61,7 +61,7 @@ class CatalogView:
     ) -> None:
         self.joins = joins
         self.lengths: CatalogLengths | None = None
-        """Lengths of the documents, for packing."""
+        """Lengths of the documents, if they are needed."""
         self.stream_names = list(indexes)
         self.indexes = tuple(indexes.values())
         self.selections = tuple(selections.get(name) for name in indexes)

@@ -31,7 +31,7 @@ from lightning_streaming.formats.columns import ColumnValues, check_readable_col
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.options.column_functions import WHERE
 from lightning_streaming.options.selection import Indices, SelectionConfig, as_numbers
-from lightning_streaming.selection.bitmap import Selection, packed_bytes
+from lightning_streaming.selection.bitmap import Selection, bitmap_bytes
 from lightning_streaming.selection.conditions import (
     Condition,
     FunctionCondition,
@@ -203,7 +203,7 @@ class _Evaluation:
         return None
 
     def _evaluate(self, parts: Path | None) -> NDArray[np.uint8]:
-        bits = np.zeros(packed_bytes(self.num_samples), np.uint8)
+        bits = np.zeros(bitmap_bytes(self.num_samples), np.uint8)
         _ = self.chosen  # computed before threads start
         self.cache.prepare()
         scan = ShardScan(index=self.index, cache=self.cache, quota=self.quota)
@@ -217,8 +217,8 @@ class _Evaluation:
         with scan_progress(self.progress, self.num_samples, what, warning if reads_columns else "") as report:
             for group, wanted in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
                 aligned = np.concatenate([np.zeros(group.first % 8, np.bool_), wanted])
-                packed = np.packbits(aligned, bitorder="little")
-                bits[group.first // 8 : group.first // 8 + len(packed)] |= packed
+                filled = np.packbits(aligned, bitorder="little")
+                bits[group.first // 8 : group.first // 8 + len(filled)] |= filled
                 report(len(wanted))
         return bits
 
@@ -422,7 +422,7 @@ def _values(scan: ShardScan, column: str, numbers: list[int]) -> Iterator[Any]:
 def _read_cached(directory: Path, key: str, num_samples: int) -> Selection | None:
     """Return the cached selection, if there is one that is not damaged."""
     path = selection_path(directory, key)
-    bits = read_checked(path, packed_bytes(num_samples))
+    bits = read_checked(path, bitmap_bytes(num_samples))
     return None if bits is None else Selection(bits, num_samples, key, cached_at=path)
 
 

@@ -25,11 +25,11 @@ from lightning_streaming.sequence.partition import BatchGeometry, CanonicalSeque
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PackRows:
-    """The contents of packs: arrays with an entry for each row. A row is the part of a document in a pack."""
+class RowPieces:
+    """The contents of packs, as arrays with an item for each row. A row is the part of a document in a pack."""
 
-    packs: NDArray[np.int64]
-    """The pack of each row, as an index into the requested packs; ascending."""
+    entries: NDArray[np.int64]
+    """The pack of each row, as an index into the requested entries; ascending."""
     positions: NDArray[np.int64]
     """The document's position in the epoch's order; ascending within a pack."""
     ids: NDArray[np.int64]
@@ -47,11 +47,11 @@ class PackRows:
         Args:
             settings: The settings of the packs.
         """
-        firsts = np.flatnonzero(np.diff(self.packs, prepend=-1))
+        firsts = np.flatnonzero(np.diff(self.entries, prepend=-1))
         if not isinstance(settings, BudgetSettings) or not firsts.size:
             return np.full(len(firsts), settings.capacity)
         longest: NDArray[np.int64] = np.maximum.reduceat(self.lengths, firsts)
-        return longest * np.diff(firsts, append=len(self.packs))
+        return longest * np.diff(firsts, append=len(self.entries))
 
 
 class Rows(NamedTuple):
@@ -60,14 +60,14 @@ class Rows(NamedTuple):
     positions: NDArray[np.int64]
     """The position of each sample in an epoch without packing."""
     ids: NDArray[np.int64]
-    pieces: PackRows | None = None
+    pieces: RowPieces | None = None
     """For packs: which requested pack each row is in, and which of its tokens it has."""
 
     def stops(self, num_entries: int) -> NDArray[np.int64]:
         """Return the number of rows up to the end of each entry."""
         if self.pieces is None:
             return np.arange(1, num_entries + 1)
-        return np.searchsorted(self.pieces.packs, np.arange(num_entries), side="right")
+        return np.searchsorted(self.pieces.entries, np.arange(num_entries), side="right")
 
 
 class Batched(SampleSequence, ABC):

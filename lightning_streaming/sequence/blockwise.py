@@ -197,7 +197,7 @@ class _Pieces:
     part_table: _PartialShards
     """The shards that give a part of their samples."""
     listed: NDArray[np.int64]
-    """Sample ids without a rule: those that a cut phase left unread."""
+    """Sample ids without a rule: those that a cut left unread."""
     units: NDArray[np.int64]
     """The unit of each piece, in a mixture step."""
 
@@ -249,7 +249,7 @@ def _pieces_of(drawn: _DrawnUnits, spans: Spans, first_place: int, first_part: i
     skipped = spans.firsts - (unit_stops - drawn.sizes)[units]
     firsts = np.where(parts == -1, drawn.first_ids[units], drawn.offsets[units]) + skipped
     parts = np.where(parts < 0, parts, parts + first_part)
-    units = units if drawn.of_phase else np.empty(0, np.int64)
+    units = units if drawn.of_step else np.empty(0, np.int64)
     return _Pieces(stops, firsts - (stops - spans.sizes), parts, drawn.part_table, drawn.listed, units)
 
 
@@ -281,7 +281,7 @@ class _DrawnUnits:
     """The shards that give a part of their samples."""
     listed: NDArray[np.int64]
     """Sample ids without a rule."""
-    of_phase: bool = False
+    of_step: bool = False
     """True for the units of a mixture step."""
 
 
@@ -332,7 +332,7 @@ def _taken_units(group: StreamGroup, settings: ResolvedOrder) -> _DrawnUnits:
         parts,
         _PartialShards(units.first_ids[partial], units.shard_sizes[partial], units.keys[partial]),
         units.listed,
-        of_phase=True,
+        of_step=True,
     )
 
 

@@ -2,7 +2,7 @@
 
 A :class:`SequenceStep` is configuration, the same for the whole run. Its method ``over`` makes a
 :class:`~lightning_streaming.sequence.SampleSequence` of each part of an epoch: the whole epoch, a mixture step of a
-schedule, or, where batches are composed by stream, each stream of one of these. Canonical nodes, ranks, batches, packs
+schedule, or, where batches are composed by stream, each stream of one of these. Canonical nodes, ranks, batches
 and saved positions then count its entries.
 """
 

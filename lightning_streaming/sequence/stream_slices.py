@@ -39,7 +39,7 @@ _LONG_PART = 1 << 11
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequeuedSamples:
-    """Samples of a stream that were drawn and, because a phase was cut, not read; they are read before all others."""
+    """Samples of a stream that were drawn and, because of a cut, not read; they are read before all others."""
 
     ids: NDArray[np.int64]
     """Sample ids, those of a shard one after another."""

@@ -19,7 +19,7 @@ that all can read, and pass that to the runs as selection.indices.
 remaining ones are written to --out only, which the next run takes as selection.indices.
 
 --config computes everything that a run would compute before it starts, for each stream of each of its stages: its
-selections, the indexes of ids for joined datasets (join: with key:), and the lengths of packed documents. They are
+selections, the indexes of ids for joined datasets (join: with key:), and the lengths of documents. They are
 stored in the same way. Ids of a stream's samples that a joined dataset lacks are counted, and the exit code is 1.
 """
 

@@ -150,7 +150,7 @@ def _shown_text(text: str | os.PathLike[str], name: str) -> Any:
 
 
 def _represent(dumper: Any, value: Any) -> Any:
-    sorts, dumper.sort_keys = dumper.sort_keys, False  # keys of a schedule are in the order of the phases
+    sorts, dumper.sort_keys = dumper.sort_keys, False  # keys of a schedule keep their order
     try:
         return dumper.represent_data(plain_values(shown(value)))
     finally:

@@ -527,16 +527,16 @@ def _report_resume(
     for name, cursor in cursors.items():
         loader = loaders[name]
         run = run_of(loader)
-        unit = "sample" if run.order.packer is None else "pack"
         rank_zero_info(
-            f"Resumed {name!r} at epoch {cursor.epoch}, {unit} {cursor.sample_in_epoch} "
+            f"Resumed {name!r} at epoch {cursor.epoch}, {run.order.unit} {cursor.sample_in_epoch} "
             f"(step {trainer.global_step}, {trainer.ckpt_path})."
         )
         then, now = global_batches_then.get(name), position_of(loader).samples_per_global_batch
         if then is not None and then != now:
             rank_zero_info(
-                f"The global batch of {name!r} was {then} {unit}s and is {now} now: {run.batches_left(cursor)} "
-                f"batches are left of epoch {cursor.epoch}, and a whole one has {len(loader)}."
+                f"The global batch of {name!r} was {then} {run.order.unit}s and is {now} now: "
+                f"{run.batches_left(cursor)} batches are left of epoch {cursor.epoch}, "
+                f"and a whole one has {len(loader)}."
             )
 
 
@@ -585,12 +585,12 @@ def _reads_past_us(loader: object) -> bool:
 
 
 def _check_cut_is_read_once(trainer: Trainer, place: _TrainedSoFar, loaders: Mapping[str, StreamingDataLoader]) -> None:
-    """Refuse a run that would come to read phases again of which one was cut, before it trains an epoch in vain.
+    """Check that a run does not read a schedule again that was cut, before it trains an epoch.
 
     Raises:
         ConfigError: The trainer's limits lead to an epoch after the one under way.
     """
-    # Loaders that are made anew may read other phases in the next epoch, and overfitting reads no next epoch.
+    # Reloaded loaders may have another schedule in the next epoch, and overfitting reads no next epoch.
     is_open = trainer.reload_dataloaders_every_n_epochs or lightning_internals.is_overfitting(trainer)  # type: ignore[attr-defined]
     if is_open or not lightning_internals.leads_to_another_epoch(trainer, place.epoch, place.batches):
         return

@@ -369,7 +369,7 @@ def test_a_state_is_of_its_lengths(root: Path, other: Path, kind: Any, told: dic
     begun.close()
     changed = at(1)
     changed.load_state_dict(state)
-    with raises(StateMismatchError, "streams.a.lengths", "streams.b.lengths", "lengths of its documents"):
+    with raises(StateMismatchError, "streams.a.lengths", "streams.b.lengths", "lengths of documents"):
         len(changed)
     # What was saved before states knew of lengths has the name of the function alone.
     for stream in state["fingerprint"]["streams"].values():

@@ -23,7 +23,7 @@ from lightning_streaming.options import selection as selection_config
 from lightning_streaming.options.column_functions import WHERE
 from lightning_streaming.options.selection import HashSlice, SelectionConfig, parse_fraction
 from lightning_streaming.selection import bitmap as selection
-from lightning_streaming.selection.bitmap import Selection, pack
+from lightning_streaming.selection.bitmap import Selection, bits_of
 from tests.helpers import assert_error
 
 
@@ -40,7 +40,7 @@ def wanted(draw: st.DrawFn) -> np.ndarray[Any, np.dtype[np.bool_]]:
 @given(wanted=wanted(), cuts=st.lists(st.integers(0, 6000), max_size=5))
 def test_bits_answer_as_a_list_of_numbers_does(wanted: Any, cuts: list[int]) -> None:
     numbers, stored = np.flatnonzero(wanted), np.arange(len(wanted))
-    made = Selection(pack(wanted), len(wanted))
+    made = Selection(bits_of(wanted), len(wanted))
     assert len(made) == len(numbers)
     assert made.stored(np.arange(len(numbers))).tolist() == numbers.tolist()
     assert made.has(stored).tolist() == wanted.tolist()
@@ -53,7 +53,7 @@ def test_bits_answer_as_a_list_of_numbers_does(wanted: Any, cuts: list[int]) -> 
 @given(wanted=wanted(), gone=st.lists(st.integers(0, 6000), max_size=20))
 def test_samples_are_left_out_of_a_selection(wanted: Any, gone: list[int]) -> None:
     numbers = np.array([one % len(wanted) for one in gone], np.int64)
-    made = Selection(pack(wanted), len(wanted))
+    made = Selection(bits_of(wanted), len(wanted))
     rest = made.without(numbers)
     left = wanted.copy()
     left[numbers] = False
@@ -65,7 +65,7 @@ def test_samples_are_left_out_of_a_selection(wanted: Any, gone: list[int]) -> No
 def test_all_samples_are_selected_of_any_number(count: int) -> None:
     whole = Selection.whole(count)
     assert len(whole) == count
-    assert whole.digest == Selection(pack(np.ones(count, np.bool_)), count).digest
+    assert whole.digest == Selection(bits_of(np.ones(count, np.bool_)), count).digest
 
 
 def test_bits_are_counted_alike_without_numpy_2(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_bits_are_counted_alike_without_numpy_2(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_selections_of_other_samples_have_other_names() -> None:
-    bits = [pack(np.arange(1000) % 7 == rest) for rest in range(7)]
+    bits = [bits_of(np.arange(1000) % 7 == rest) for rest in range(7)]
     assert len({Selection(one, 1000).digest for one in bits}) == 7
     assert Selection(bits[0], 1000).digest == Selection(bits[0].copy(), 1000).digest
 

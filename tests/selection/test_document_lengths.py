@@ -21,7 +21,7 @@ from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.options.column_functions import LENGTHS
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.selection import document_lengths as module
-from lightning_streaming.selection.bitmap import Selection, pack
+from lightning_streaming.selection.bitmap import Selection, bits_of
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.selection.counting import document_lengths
 from lightning_streaming.selection.document_lengths import CatalogLengths, StreamLengths
@@ -69,7 +69,7 @@ def test_lengths_by_id_are_those_of_the_samples(caches: dict[str, ShardCache], d
         if data.draw(st.booleans()):
             kept = data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))
             wanted = np.isin(np.arange(len(lengths)), sorted(kept))
-            selections[name] = Selection(pack(wanted), len(lengths))
+            selections[name] = Selection(bits_of(wanted), len(lengths))
         own = [length for length, is_wanted in zip(lengths, wanted, strict=True) if is_wanted]
         per_stream.append(sum(own))
         expected += own
@@ -93,7 +93,7 @@ def test_a_dataset_has_samples_of_these_lengths(caches: dict[str, ShardCache], t
     dataset = StreamingDataset(
         remote=remote, local=str(tmp_path / "local"), selection={"where": "id % 3 <> 1"}, batch_size=1
     )
-    selection = Selection(pack(np.arange(17) % 3 != 1), 17)
+    selection = Selection(bits_of(np.arange(17) % 3 != 1), 17)
     index = caches["a"].read_index()
     by_id = CatalogLengths(Catalog({"a": index}, {"a": selection}), lengths_of({"a": caches["a"]}))
     assert by_id(np.arange(len(dataset))).tolist() == [len(dataset[number]["tokens"]) for number in range(len(dataset))]

@@ -80,9 +80,9 @@ def read(packs: Packs, asked: list[int] | None = None) -> list[list[Row]]:
     numbers = np.arange(len(packs)) if asked is None else np.asarray(asked, np.int64)
     found = packs.rows(numbers)
     assert found.ids.tolist() == [id_of(position) for position in found.positions.tolist()]
-    assert (np.diff(found.packs) >= 0).all()
+    assert (np.diff(found.entries) >= 0).all()
     out: list[list[Row]] = [[] for _ in numbers]
-    columns = (found.packs, found.positions, found.starts, found.lengths)
+    columns = (found.entries, found.positions, found.starts, found.lengths)
     for pack, *row in zip(*(column.tolist() for column in columns), strict=True):
         out[pack].append(tuple(row))
     return out
@@ -366,7 +366,7 @@ def test_the_order_of_packs_depends_on_seed_epoch_and_window() -> None:
 def test_long_documents_do_not_come_first() -> None:
     how = PackSettings(capacity=8192)
     found = packs_of(web_lengths(50 * how.window), how)
-    counts = np.bincount(found.rows(np.arange(len(found))).packs)
+    counts = np.bincount(found.rows(np.arange(len(found))).entries)
     before = found.plan.arrays()["packs_before"]
     halves = [np.array_split(counts[start:stop], 2) for start, stop in pairwise(before)]
     first, second = (np.concatenate(half).mean() for half in zip(*halves, strict=True))
@@ -386,7 +386,7 @@ def test_the_same_settings_mean_the_same_packs_in_every_release(how: AnyPackSett
     lengths = np.arange(2000) ** 2 % 1009 * np.where(np.arange(2000) % 7, 1, 5)
     rows = Packs(plan_of(lengths, how, seed=9176, epoch=3), ids_between, by_ids(lengths))
     found = rows.rows(np.arange(len(rows)))
-    data = b"".join(array.astype("<i8").tobytes() for array in (found.packs, found.positions, found.starts))
+    data = b"".join(array.astype("<i8").tobytes() for array in (found.entries, found.positions, found.starts))
     assert hashlib.blake2b(data, digest_size=8).hexdigest() == expected
 
 

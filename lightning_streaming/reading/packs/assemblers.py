@@ -53,7 +53,7 @@ from lightning_streaming.reading.packs.values import (
     values_of,
 )
 from lightning_streaming.reading.plan import Assembler, Batches, Window, WorkerPlan, by_shard, located
-from lightning_streaming.sequence.batching import PackRows
+from lightning_streaming.sequence.batching import RowPieces
 
 _Measures = TypeVar("_Measures")
 
@@ -83,7 +83,7 @@ class _DocumentAssembler(Assembler):
         tokens = np.cumsum(window.pieces.lengths)
         rooms = np.cumsum(window.pieces.rooms(self._packing.settings()))
         last = window.stops - 1
-        sums = (tokens[last], rooms[window.pieces.packs[last]])
+        sums = (tokens[last], rooms[window.pieces.entries[last]])
         return np.stack([np.diff(counts, prepend=0) for counts in sums], axis=1)
 
     def items(self, plan: WorkerPlan, samples: Generator[Any, None, None]) -> Generator[Any, None, None]:
@@ -125,7 +125,7 @@ class _DocumentAssembler(Assembler):
         return partial(self._joined, join, scheduler.batch_size)
 
     @abstractmethod
-    def _item(self, rows: PackRows, documents: list[Any], types: ColumnTypes) -> Any:
+    def _item(self, rows: RowPieces, documents: list[Any], types: ColumnTypes) -> Any:
         """Return the item of a batch that consists of these documents."""
 
     @abstractmethod
@@ -145,7 +145,7 @@ class PackAssembler(_DocumentAssembler):
         """Return a function that collates packs."""
         return partial(collated, collate_packs if collate is default_collate else collate)
 
-    def _item(self, rows: PackRows, documents: list[Any], types: ColumnTypes) -> PackBatch:
+    def _item(self, rows: RowPieces, documents: list[Any], types: ColumnTypes) -> PackBatch:
         packing, missing = self._packing, missing_of(documents)
         spans = PackSpans.of(rows, 1, packing.capacity).without(missing)
         columns = {name: filled_pack(packing, name, documents, rows, types) for name in packing.columns}
@@ -178,7 +178,7 @@ class Group(list[Any]):
         types: Types of the columns.
     """
 
-    def __init__(self, documents: list[Any], rows: PackRows, types: ColumnTypes) -> None:
+    def __init__(self, documents: list[Any], rows: RowPieces, types: ColumnTypes) -> None:
         super().__init__(documents)
         self.rows, self.types = rows, types
 
@@ -208,7 +208,7 @@ class GroupAssembler(_DocumentAssembler):
             return lambda groups: _collated_group(collate, groups[0])
         return lambda groups: self._padded(groups[0])
 
-    def _item(self, rows: PackRows, documents: list[Any], types: ColumnTypes) -> Group:
+    def _item(self, rows: RowPieces, documents: list[Any], types: ColumnTypes) -> Group:
         budget = self._packing
         for place in {*np.flatnonzero(~rows.are_ends).tolist()} - {*missing_of(documents)}:
             document, length = documents[place], int(rows.lengths[place])
@@ -249,10 +249,10 @@ class GroupAssembler(_DocumentAssembler):
         return {**typed_columns(self._packing, columns, spans, types), "lengths": torch.from_numpy(lengths)}
 
 
-def _spans_of_group(rows: PackRows) -> PackSpans:
+def _spans_of_group(rows: RowPieces) -> PackSpans:
     """Return the spans of a group: each document is filled up like a pack that holds the longest."""
-    apart = replace(rows, packs=np.arange(len(rows.packs)))
-    return PackSpans.of(apart, len(rows.packs), int(rows.lengths.max()))
+    apart = replace(rows, entries=np.arange(len(rows.entries)))
+    return PackSpans.of(apart, len(rows.entries), int(rows.lengths.max()))
 
 
 def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:

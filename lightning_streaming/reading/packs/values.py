@@ -23,7 +23,7 @@ from lightning_streaming.dataset.bad_samples import MISSING
 from lightning_streaming.errors import SampleError
 from lightning_streaming.options.packing import MOST_BYTES, Packing, PackingConfig, fits
 from lightning_streaming.reading.packs.types import BarePack, ColumnTypes, converted
-from lightning_streaming.sequence.batching import PackRows
+from lightning_streaming.sequence.batching import RowPieces
 
 _COUNT = np.dtype(np.int64)
 cut = cast("Callable[[memoryview, slice], memoryview]", getitem)
@@ -45,7 +45,7 @@ class PackSpans:
         capacity: Tokens of each.
     """
 
-    rows: PackRows
+    rows: RowPieces
     num_packs: int
     capacity: int
     lengths: NDArray[np.int64]
@@ -56,11 +56,11 @@ class PackSpans:
     """The row of each span, -1 for padding."""
 
     @classmethod
-    def of(cls, rows: PackRows, num_packs: int, capacity: int) -> PackSpans:
+    def of(cls, rows: RowPieces, num_packs: int, capacity: int) -> PackSpans:
         """Return the spans of some packs."""
-        room = capacity - np.bincount(rows.packs, rows.lengths, num_packs).astype(np.int64)
+        room = capacity - np.bincount(rows.entries, rows.lengths, num_packs).astype(np.int64)
         short = np.flatnonzero(room)
-        packs = np.concatenate([rows.packs, short])
+        packs = np.concatenate([rows.entries, short])
         order = np.argsort(packs, kind="stable")
         return cls(
             rows,
@@ -68,7 +68,7 @@ class PackSpans:
             capacity,
             lengths=np.concatenate([rows.lengths, room[short]])[order],
             packs=packs[order],
-            sources=np.concatenate([np.arange(len(rows.packs)), np.full(len(short), -1)])[order],
+            sources=np.concatenate([np.arange(len(rows.entries)), np.full(len(short), -1)])[order],
         )
 
     def position_ids(self) -> NDArray[np.int64]:
@@ -178,22 +178,22 @@ def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
     return batch
 
 
-def part_of(rows: PackRows, some: slice, first_pack: int) -> PackRows:
+def part_of(rows: RowPieces, some: slice, first_pack: int) -> RowPieces:
     """Return some of the rows, with packs counted from ``first_pack``."""
-    columns = {field.name: getattr(rows, field.name)[some] for field in fields(PackRows)}
-    return PackRows(**{**columns, "packs": columns["packs"] - first_pack})
+    columns = {field.name: getattr(rows, field.name)[some] for field in fields(RowPieces)}
+    return RowPieces(**{**columns, "entries": columns["entries"] - first_pack})
 
 
-def documents_of(samples: Iterator[Any], pieces: PackRows) -> Iterator[tuple[PackRows, list[Any]]]:
+def documents_of(samples: Iterator[Any], pieces: RowPieces) -> Iterator[tuple[RowPieces, list[Any]]]:
     """Yield the rows of each pack, as of the only pack, and their documents; ``samples`` may have more."""
-    num_packs = int(pieces.packs[-1]) + 1 if len(pieces.packs) else 0
-    stops = np.searchsorted(pieces.packs, np.arange(num_packs), side="right").tolist()
+    num_packs = int(pieces.entries[-1]) + 1 if len(pieces.entries) else 0
+    stops = np.searchsorted(pieces.entries, np.arange(num_packs), side="right").tolist()
     for number, (start, stop) in enumerate(pairwise([0, *stops])):
         yield part_of(pieces, slice(start, stop), number), list(islice(samples, stop - start))
 
 
 def filled_pack(
-    pack: PackingConfig, name: str, documents: Sequence[Any], rows: PackRows, types: ColumnTypes
+    pack: PackingConfig, name: str, documents: Sequence[Any], rows: RowPieces, types: ColumnTypes
 ) -> NDArray[Any]:
     """Return the values of a column in one pack, of shape (1, capacity)."""
     whole = np.concatenate(taken_of(pack, name, documents, rows, types))
@@ -201,7 +201,7 @@ def filled_pack(
 
 
 def taken_of(
-    pack: Packing, name: str, documents: Sequence[Any], rows: PackRows, types: ColumnTypes
+    pack: Packing, name: str, documents: Sequence[Any], rows: RowPieces, types: ColumnTypes
 ) -> list[NDArray[Any]]:
     """Return the parts of a column of documents that are packed.
 

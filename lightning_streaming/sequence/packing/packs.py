@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.sequence.base import check_entries, digest_of
-from lightning_streaming.sequence.batching import Batched, PackRows, Rows
+from lightning_streaming.sequence.batching import Batched, RowPieces, Rows
 from lightning_streaming.sequence.draw import EpochPart
 from lightning_streaming.sequence.packing.plan import (
     BLOCK,
@@ -76,7 +76,7 @@ class Packs:
         """Number of tokens that all packs have room for."""
         return self.plan.token_room
 
-    def rows(self, packs: NDArray[np.int64]) -> PackRows:
+    def rows(self, packs: NDArray[np.int64]) -> RowPieces:
         """Return the contents of packs.
 
         Args:
@@ -120,7 +120,7 @@ class _CutPacks:
         self._plan, self._ids_between, self._lengths, self._ids_at = plan, ids_between, lengths, ids_at
         self._tokens_before = plan.named["tokens_before"]
 
-    def rows(self, packs: NDArray[np.int64]) -> PackRows:
+    def rows(self, packs: NDArray[np.int64]) -> RowPieces:
         capacity = self._plan.settings.capacity
         begins = packs * capacity
         ends = np.minimum(begins + capacity, self._plan.num_tokens)
@@ -132,8 +132,8 @@ class _CutPacks:
         row_starts = np.maximum(begins[of_row] - starts[documents], 0)
         lengths = np.minimum(ends[of_row], stops[documents]) - starts[documents] - row_starts
         held = lengths > 0
-        return PackRows(
-            packs=of_row[held],
+        return RowPieces(
+            entries=of_row[held],
             positions=positions[documents[held]],
             ids=ids[documents[held]],
             starts=row_starts[held],
@@ -168,7 +168,7 @@ class _WindowPacks:
         self._plan, self._ids_between, self._lengths, self._ids_at = plan, ids_between, lengths, ids_at
         self._cached: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
 
-    def rows(self, packs: NDArray[np.int64]) -> PackRows:
+    def rows(self, packs: NDArray[np.int64]) -> RowPieces:
         held, settings = self._plan.named, self._plan.settings
         windows = self._windows(packs)
         ends = held["row_ends"]
@@ -182,7 +182,9 @@ class _WindowPacks:
         whole = lengths_of(self._lengths, ids, len(positions))
         starts, lengths = self._taken(rows, whole)
         are_ends = starts + lengths == whole
-        return PackRows(packs=of_row, positions=positions, ids=ids, starts=starts, lengths=lengths, are_ends=are_ends)
+        return RowPieces(
+            entries=of_row, positions=positions, ids=ids, starts=starts, lengths=lengths, are_ends=are_ends
+        )
 
     def bounds(self, pack: int) -> tuple[int, int]:
         size = self._plan.settings.window
@@ -374,7 +376,7 @@ class PackedEpoch(Batched):
             SampleIndexError: A position lies outside the epoch.
         """
         rows = self.pack_rows(positions.reshape(-1))
-        _, firsts = np.unique(rows.packs, return_index=True)
+        _, firsts = np.unique(rows.entries, return_index=True)
         return rows.ids[firsts].reshape(positions.shape)
 
     @property
@@ -387,7 +389,7 @@ class PackedEpoch(Batched):
         pieces = self.pack_rows(entries)
         return Rows(pieces.positions, pieces.ids, pieces)
 
-    def pack_rows(self, positions: NDArray[np.int64]) -> PackRows:
+    def pack_rows(self, positions: NDArray[np.int64]) -> RowPieces:
         """Return the contents of some packs.
 
         Args:
@@ -402,7 +404,7 @@ class PackedEpoch(Batched):
         """
         check_entries(positions, len(self))
         parts = np.searchsorted(self._stops, positions, side="right")
-        chunks = list[PackRows]()
+        chunks = list[RowPieces]()
         for part in np.unique(parts).tolist():
             here = np.flatnonzero(parts == part)
             first = int(self._stops[part - 1]) if part else 0
@@ -412,13 +414,13 @@ class PackedEpoch(Batched):
                 with self._lock:
                     rows = self._packs[part][number].rows(numbers[of_slice])
                 documents = self._parts[part].positions(number, rows.positions)
-                chunks.append(replace(rows, packs=here[of_slice][rows.packs], positions=documents))
+                chunks.append(replace(rows, entries=here[of_slice][rows.entries], positions=documents))
         if len(chunks) == 1:
             return chunks[0]
-        names = [field.name for field in fields(PackRows)]
+        names = [field.name for field in fields(RowPieces)]
         columns = {name: np.concatenate([getattr(rows, name) for rows in chunks]) for name in names}
-        order = np.argsort(columns["packs"], kind="stable")
-        return PackRows(**{name: column[order] for name, column in columns.items()})
+        order = np.argsort(columns["entries"], kind="stable")
+        return RowPieces(**{name: column[order] for name, column in columns.items()})
 
 
 def _ids_between(order: EpochPart, start: int, stop: int) -> Callable[[int, int], NDArray[np.int64]]:

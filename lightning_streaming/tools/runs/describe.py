@@ -152,7 +152,7 @@ class EpochDescription:
             )
         pieces = rows.pieces
         return EpochRows(
-            entries=pieces.packs,
+            entries=pieces.entries,
             ids=pieces.ids,
             positions=pieces.positions,
             starts=pieces.starts,
