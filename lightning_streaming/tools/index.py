@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
-from typing import Any
 
 from lightning_streaming.cache.generated_index import KnownIndex, generated_index
 from lightning_streaming.cache.shared_files import make_cache_directory
 from lightning_streaming.dataset.stream import Stream, StreamDefaults, cache_config_of
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import remove_partials
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
+from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
 from lightning_streaming.storage import Location
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, print_json, print_table, progress
@@ -66,13 +65,24 @@ def run(args: Namespace) -> int:
         text = generated_index(
             source, args.format, args.block_length, known=known, journal=directory / _JOURNAL, progress=advance
         )
-    _write(out / INDEX_BASENAME, text)
-    report = _report(parse_index(text, str(out)), str(out / INDEX_BASENAME), time.monotonic() - began)
+    written = out / INDEX_BASENAME
+    if written.path is not None:
+        remove_partials(written.path)  # of processes that were killed
+    written.put(text)
+    index = parse_index(text, str(out))
+    report = {
+        "written_to": str(written),
+        "shards": len(index.shards),
+        "samples": index.num_samples,
+        "bytes": int(index.shards.data_bytes().sum()),
+        "columns": ", ".join(name for _, shard in index.shards.examples()[:1] for name in shard.schema["column_names"]),
+        "seconds": round(time.monotonic() - began, 1),
+    }
     if args.json:
         print_json(report)
-    else:
-        facts = [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in report.items()]
-        print_table("index", (), [(name.replace("_", " "), value) for name, value in facts])
+        return FINE
+    texts = (f"{value:,}" if isinstance(value, int) else str(value) for value in report.values())
+    print_table("index", (), [(name.replace("_", " "), text) for name, text in zip(report, texts, strict=True)])
     return FINE
 
 
@@ -95,13 +105,6 @@ def _out(args: Namespace, source: Location) -> Location:
     return source
 
 
-def _write(location: Location, text: bytes) -> None:
-    """Write an index, and remove partial files of processes that were killed."""
-    if location.path is not None:
-        remove_partials(location.path)
-    location.put(text)
-
-
 def _known(out: Location) -> KnownIndex | None:
     """Return the existing index; None if there is none, or its store does not report its time."""
     location = out / INDEX_BASENAME
@@ -110,15 +113,3 @@ def _known(out: Location) -> KnownIndex | None:
     if index is None or listed is None or listed.modified is None:
         return None
     return KnownIndex(index.shards, listed.modified)
-
-
-def _report(index: DatasetIndex, written: str, seconds: float) -> dict[str, Any]:
-    columns = [name for _, shard in index.shards.examples()[:1] for name in shard.schema["column_names"]]
-    return {
-        "written_to": written,
-        "shards": len(index.shards),
-        "samples": index.num_samples,
-        "bytes": int(index.shards.data_bytes().sum()),
-        "columns": ", ".join(columns),
-        "seconds": round(seconds, 1),
-    }

@@ -82,7 +82,7 @@ def _merge_format(args: Namespace) -> DatasetIndex:
     below = [path[: -len(INDEX_BASENAME) - 1] for path in out.at.walk() if path.endswith(f"/{INDEX_BASENAME}")]
     parts = [_path_of(part, out) for part in args.parts] or (below if args.format == "litdata" else [])
     if parts:
-        index = joined({path: _part(out, path).cache().read_index() for path in parts})
+        index = joined({path: replace(out, location=(out.at / path).url).cache().read_index() for path in parts})
     else:
         known = {path: own_index((out.at / path / INDEX_BASENAME).read()) for path in below}
         indexes = {path: index for path, index in known.items() if index is not None}
@@ -125,7 +125,3 @@ def _path_of(part: str, out: StoredDataset) -> str:
             path=mask_url(part),
         )
     return path
-
-
-def _part(out: StoredDataset, path: str) -> StoredDataset:
-    return replace(out, location=(out.at / path).url)

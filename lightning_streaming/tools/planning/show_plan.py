@@ -235,14 +235,14 @@ def _charts(report: Mapping[str, Any]) -> Iterator[Markup]:
         yield _mixture_chart(report, marks)
         yield _passes_chart(report, marks)
     if len(steps) > 1 and _fetches_any(report):
-        series = [Curve(name=_limit(cache), x=steps, y=cache["fetched"]) for cache in over["caches"]]
-        words = "; ".join(f"{_limit(cache)}: {format_bytes(cache['bytes'])}" for cache in caches)
-        axis = Axis(label="fetched by all nodes", show=format_bytes, base=1024)
-        yield lines("Bytes fetched, by cache_limit", f"In the end, with {words}.", _STEP, axis, series, marks)
-        series = [Curve(name=_limit(cache), x=steps, y=cache["used"]) for cache in over["caches"]]
-        words = "; ".join(f"{_limit(cache)}: {format_bytes(cache['peak'])}" for cache in caches)
-        axis = Axis(label="in a node's cache", show=format_bytes, base=1024)
-        yield lines("Bytes in a node's cache", f"At most, with {words}.", _STEP, axis, series, marks)
+        for title, words, total, label, over_time in (
+            ("Bytes fetched, by cache_limit", "In the end", "bytes", "fetched by all nodes", "fetched"),
+            ("Bytes in a node's cache", "At most", "peak", "in a node's cache", "used"),
+        ):
+            series = [Curve(name=_limit(cache), x=steps, y=cache[over_time]) for cache in over["caches"]]
+            totals = "; ".join(f"{_limit(cache)}: {format_bytes(cache[total])}" for cache in caches)
+            axis = Axis(label=label, show=format_bytes, base=1024)
+            yield lines(title, f"{words}, with {totals}.", _STEP, axis, series, marks)
     if _fetches_any(report):
         of_caches = [
             Bar(
@@ -323,5 +323,4 @@ def _limit(cache: Mapping[str, Any]) -> str:
     return "no limit" if cache["limit"] is None else format_bytes(cache["limit"])
 
 
-def _percent(part: float) -> str:
-    return f"{part:.0%}"
+_percent = "{:.0%}".format

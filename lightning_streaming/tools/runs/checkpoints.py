@@ -230,7 +230,7 @@ def seen_by_fingerprint(position: SavedPosition) -> list[StreamSeen]:
     for name, stream in fingerprint.streams.items():
         drawn = stream.samples_drawn
         before, now = None if has_skipped else epoch * drawn, 0 if sample == 0 else alone
-        if schedule is not None and order.batching_method != "random":  # some of samples that are drawn is left out
+        if schedule is not None and order.batching_method != "random":  # some samples that are drawn are left out
             before, now = None if epoch else 0, nothing
         elif schedule is not None:
             if epoch and listed_to != order.epoch_size:  # it was moved to an epoch whose phases are not all listed

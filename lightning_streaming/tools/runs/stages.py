@@ -11,20 +11,9 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.reading.dataset import source_of
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.selection.evaluate import MissingIds
+from lightning_streaming.tools import console
 from lightning_streaming.tools.commands import read_run_files
-from lightning_streaming.tools.console import (
-    BAD,
-    FINE,
-    PROGRAM,
-    counted,
-    print_error,
-    print_json,
-    print_line,
-    print_note,
-    print_table,
-    printable_name,
-    progress,
-)
+from lightning_streaming.tools.console import FINE, counted, print_json, print_line, print_table, printable_name
 from lightning_streaming.tools.runs.checkpoints import read_places
 from lightning_streaming.tools.runs.describe import describe_run, packs_documents
 from lightning_streaming.waits import ProgressCallback
@@ -81,8 +70,7 @@ def inspect_run(
     stages = [inspected(stage, config, written, checkpoint, loader) for stage, config in configs.items()]
     if as_json:
         print_json({"stages": stages})
-        return FINE
-    for stage in stages:
+    for stage in () if as_json else stages:
         _print_stage(stage)
     return FINE
 
@@ -136,17 +124,10 @@ def _print_stage(report: Mapping[str, Any]) -> None:
     title = f"{stage}: {counted(report['epoch_size'], 'document' if packing else 'sample')} per epoch"
     width = len(heads) - all(not stream["only"] for stream in streams)
     print_table(title, heads[:width], [row[:width] for row in rows], right=heads[1:-1], whole=heads[1:-1])
-    joins = [
-        (
-            printable_name(stream["stream"]),
-            printable_name(join["join"]),
-            join["how"],
-            f"{join['stored']:,}",
-            ", ".join(map(printable_name, join["columns"])) or "none that is read",
-        )
-        for stream in streams
-        for join in stream["joins"]
-    ]
+    joins = []
+    for name, join in ((stream["stream"], join) for stream in streams for join in stream["joins"]):
+        columns = ", ".join(map(printable_name, join["columns"])) or "none that is read"
+        joins.append((printable_name(name), printable_name(join["join"]), join["how"], f"{join['stored']:,}", columns))
     if joins:
         of_joins = ("stream", "join", "how", "stored", "columns")
         print_table("joined with them", of_joins, joins, right=("stored",), whole=("stored",))
@@ -155,7 +136,7 @@ def _print_stage(report: Mapping[str, Any]) -> None:
     if "schedule" in report:
         _print_schedule(stage, report["schedule"])
     for warning in report["warnings"]:
-        print_note("inspect", f"{stage}: {warning}")
+        console.print_note("inspect", f"{stage}: {warning}")
 
 
 def _print_schedule(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
@@ -210,13 +191,10 @@ def select_run(files: Sequence[str], changes: Mapping[str, Any], *, as_json: boo
     made = [report for reports, _ in results for report in reports]
     missing = [ids for _, of_stage in results for ids in of_stage]
     if as_json:
-        reports = [
-            {
-                **ids._asdict(),
-                "values": [v.decode(errors="backslashreplace") if isinstance(v, bytes) else v for v in ids.values],
-            }
-            for ids in missing
-        ]
+        reports = [ids._asdict() for ids in missing]
+        for report in reports:
+            values = report["values"]
+            report["values"] = [v.decode(errors="backslashreplace") if isinstance(v, bytes) else v for v in values]
         print_json({"made": made, "missing_ids": reports})
     elif made:
         _print_made(made)
@@ -229,13 +207,13 @@ def select_run(files: Sequence[str], changes: Mapping[str, Any], *, as_json: boo
             condition = f'"{ids.on} not in ({", ".join(literals)})"'
         many = f"{ids.samples:,} samples of the stream have ids"
         samples = "1 sample of the stream has an id" if ids.samples == 1 else many
-        print_error(
-            f"{PROGRAM} select",
+        console.print_error(
+            f"{console.PROGRAM} select",
             f"{ids.join}: {samples} that no sample has there; the first is sample {ids.first}, "
             f"{ids.on}={ids.values[0]!r}. Add them there, or leave such samples of the stream out with "
             f"selection.where={condition} or selection.indices",
         )
-    return BAD if missing else FINE
+    return console.BAD if missing else FINE
 
 
 def compute_ahead(stage: str, dataset: Any) -> tuple[list[dict[str, Any]], list[MissingIds]]:
@@ -249,7 +227,7 @@ def compute_ahead(stage: str, dataset: Any) -> tuple[list[dict[str, Any]], list[
     @contextmanager
     def watched(label: str, request: str, samples: int) -> Iterator[ProgressCallback]:
         began = time.monotonic()
-        with progress(samples, label, "samples") as advance:
+        with console.progress(samples, label, "samples") as advance:
             yield advance
         report = {"of": label, "asked": request, "samples": samples, "was_kept": not advance.done}
         reports.append({**report, "seconds": time.monotonic() - began})

@@ -17,16 +17,8 @@ from lightning_streaming.reading.dataset import StreamingDataset
 from lightning_streaming.reading.position import position_of
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.tools.console import (
-    FINE,
-    counted,
-    print_json,
-    print_line,
-    print_note,
-    print_table,
-    printable_name,
-    render,
-)
+from lightning_streaming.tools import console
+from lightning_streaming.tools.console import counted, printable_name
 from lightning_streaming.tools.runs.describe import EpochDescription, EpochRows, PackPart
 from lightning_streaming.tools.runs.training_run import TracedRun, traced_run
 from lightning_streaming.tools.stored.sample_reader import named_sample
@@ -41,26 +33,24 @@ def trace_run(args: Namespace) -> int:
     traced = traced_run(args)
     try:
         if traced.assumed is not None:
-            print_note("trace", traced.assumed)
-        _show(traced, _find(traced, args), args)
+            console.print_note("trace", traced.assumed)
+        if args.step is not None:
+            _show(traced, reads_of_step(traced, args.step, args.rank), args)
+            return console.FINE
+        named = named_sample(args.sample)
+        if named is None or named.stream is None or named.shard is None:
+            raise ConfigError(
+                f"--sample must be STREAM:SHARD:INDEX or a key as JSON, but got {args.sample!r}", option="--sample"
+            )
+        if named.key is not None:
+            reads = reads_of_key(traced, named.key)
+        else:
+            reads = reads_of_sample(traced, named.stream, named.shard, named.index, args.epochs)
+        is_shown = range(traced.replication) if args.rank is not None else None
+        _show(traced, [read for read in reads if is_shown is None or args.rank - read.rank in is_shown], args)
     finally:
         traced.loader.close()
-    return FINE
-
-
-def _find(traced: TracedRun, args: Namespace) -> list[Read]:
-    if args.step is not None:
-        return reads_of_step(traced, args.step, args.rank)
-    named = named_sample(args.sample)
-    if named is None or named.stream is None or named.shard is None:
-        raise ConfigError(
-            f"--sample must be STREAM:SHARD:INDEX or a key as JSON, but got {args.sample!r}", option="--sample"
-        )
-    if named.key is not None:
-        reads = reads_of_key(traced, named.key)
-    else:
-        reads = reads_of_sample(traced, named.stream, named.shard, named.index, args.epochs)
-    return [read for read in reads if args.rank is None or 0 <= args.rank - read.rank < traced.replication]
+    return console.FINE
 
 
 def _show(traced: TracedRun, reads: Sequence[Read], args: Namespace) -> None:
@@ -103,13 +93,15 @@ def _show(traced: TracedRun, reads: Sequence[Read], args: Namespace) -> None:
             **({} if packing is None else {"pack_capacity": packing.capacity}),
             "begins": {**traced.begins._asdict(), "global_step": traced.steps.first_step},
         }
-        print_json({"run": run, "reads": rows})
+        console.print_json({"run": run, "reads": rows})
     elif args.step is not None:
         _print_reads(f"step {args.step}, epoch {reads[0].key.epoch}, {machines}", rows, heads)
     elif reads:
         _print_reads(f"sample {args.sample}, {machines}", rows, [*_WHEN, *heads])
     else:
-        print_line(f"{args.sample} is not read in {counted(args.epochs, 'epoch')} from epoch {traced.begins.epoch} on")
+        console.print_line(
+            f"{args.sample} is not read in {counted(args.epochs, 'epoch')} from epoch {traced.begins.epoch} on"
+        )
     if failure is not None:
         raise failure
 
@@ -137,7 +129,7 @@ def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: list[str
             "fields": ", ".join(values) + (", …" if len(fields) > _COLUMNS_SHOWN else "") or "-",
         }
         rows.append([cells[head] for head in heads])
-    print_table(title, heads, rows, right=(*_WHEN, "batch", "rank", "place", "position", "pack", "tokens"))
+    console.print_table(title, heads, rows, right=(*_WHEN, "batch", "rank", "place", "position", "pack", "tokens"))
 
 
 def _fields_of(run: TracedRun, reads: Iterable[Read], *, fetch: bool) -> dict[int, dict[str, str]]:
@@ -161,7 +153,7 @@ def _fields_of(run: TracedRun, reads: Iterable[Read], *, fetch: bool) -> dict[in
         if read.sample not in fields and is_cached[shard]:
             # The stored columns, also if a subclass of the user changes them.
             values = StreamingDataset.get_item(run.loader.dataset, read.sample)
-            fields[read.sample] = {column: render(value) for column, value in values.items()}
+            fields[read.sample] = {column: console.render(value) for column, value in values.items()}
     return fields
 
 

@@ -208,14 +208,12 @@ def _image_task(
         values, lambda value: is_image(value) or (isinstance(value, bytes) and image_type(value) is not None)
     )
     images += [name for name in files if name not in images]
-    arrays = _columns_where(
-        values,
-        lambda value: (
-            isinstance(value, np.ndarray)
-            and value.dtype == np.uint8
-            and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (3, 4)))
-        ),
-    )
+
+    def is_pixels(value: Any) -> bool:
+        is_bytes = isinstance(value, np.ndarray) and value.dtype == np.uint8
+        return is_bytes and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (3, 4)))
+
+    arrays = _columns_where(values, is_pixels)
     if not images and not arrays:
         return None
     # The label is a column of whole numbers: one of a usual name, or the only one that does not count rows.

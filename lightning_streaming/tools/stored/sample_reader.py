@@ -23,8 +23,7 @@ from lightning_streaming.cache.sources import takes_room_in_place
 from lightning_streaming.dataset.sample_key import SampleKey
 from lightning_streaming.errors import ConfigError, DownloadError, FormatError, SampleIndexError, StreamingError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.readers import ShardReader
-from lightning_streaming.formats.shard import FilePart, SingleSampleReader, check_shard, table_part, unsafe_columns
+from lightning_streaming.formats.shard import SingleSampleReader, check_shard, table_part, unsafe_columns
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, column_names
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.retries import is_of_store
@@ -265,16 +264,15 @@ class SampleReader:
             if size > _MAX_SAMPLE_BYTES and not force
         }
         runs: list[list[int]] = []
-        for number in numbers:
-            if number in read:
-                continue
-            if not runs or not _are_near(parts, runs[-1], number):
+        for number in (number for number in numbers if number not in read):
+            part = parts[number]
+            is_near = runs and part.start - parts[runs[-1][-1]].stop <= _MAX_GAP
+            if not is_near or part.stop - parts[runs[-1][0]].start > _MAX_SAMPLE_BYTES:
                 runs.append([])
             runs[-1].append(number)
         for run in runs:
-            for number, data in zip(
-                run, read_parts(at / info.raw_data.basename, [parts[number] for number in run]), strict=True
-            ):
+            pieces = read_parts(at / info.raw_data.basename, [parts[number] for number in run])
+            for number, data in zip(run, pieces, strict=True):
                 read[number] = self._cached(number, partial(table.decode, number - first, data), sizes[number])
         return read
 
@@ -340,25 +338,13 @@ class SampleReader:
         if self._open is None or self._open[0] != shard:
             self.close()
             if info.format in OTHER_FORMATS:
-                reader: ShardReader = self._opened.enter_context(
-                    open_cached(
-                        self._cache,
-                        info,
-                        self._allowed_columns(info),
-                        allow_unsafe_types=self._allows_unsafe,
-                        as_files=column_names(info),
-                    )
-                )
-                self._open = shard, reader
+                how: Any = {"allow_unsafe_types": self._allows_unsafe, "as_files": column_names(info)}
+                opened = open_cached(self._cache, info, self._allowed_columns(info), **how)
+                self._open = shard, self._opened.enter_context(opened)
             else:
                 scratch = self._opened.enter_context(TemporaryDirectory(prefix="lightning_streaming_"))
                 self._open = shard, Location(str(raw_directory(self.dataset, info, Path(scratch))), {}, 1, 60.0)
         return self._open[1]
-
-
-def _are_near(parts: Mapping[int, FilePart], run: Sequence[int], number: int) -> bool:
-    start, last, part = parts[run[0]].start, parts[run[-1]], parts[number]
-    return bool(part.start - last.stop <= _MAX_GAP and part.stop - start <= _MAX_SAMPLE_BYTES)
 
 
 def _memory_of(value: Any) -> int:

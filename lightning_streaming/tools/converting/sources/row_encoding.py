@@ -272,18 +272,14 @@ def _float(value: Any, dtype: np.dtype[Any] = _FLOAT64) -> float:
     return float(value)
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, (date, time)):  # datetime is a date
-        return value.isoformat()
-    raise _expected("text", value)
+def _text(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, (date, time)) else _instance(value, str, "text")  # datetime is a date
 
 
-def _bytes(value: Any) -> bytes:
-    if isinstance(value, bytes):
+def _instance(value: Any, kind: type, what: str) -> Any:
+    if isinstance(value, kind):
         return value
-    raise _expected("bytes", value)
+    raise _expected(what, value)
 
 
 def _decimal(value: Any) -> Decimal:
@@ -365,7 +361,7 @@ _CONVERTERS: dict[str, _Converter] = {
     **{f"{kind}{width}": _integer for kind in ("int", "uint") for width in (8, 16, 32, 64)},
     **{f"float{width}": partial(_float, dtype=np.dtype(f"float{width}")) for width in (16, 32, 64)},
     "str": _text,
-    "bytes": _bytes,
+    "bytes": partial(_instance, kind=bytes, what="bytes"),
     "json": _json,
     "str_int": _integer,
     "str_float": _float,
