@@ -96,7 +96,13 @@ def show(args: Namespace) -> int:
     directories = _find_caches(args.directory)
     with progress(None, "read caches", "files") as advance:
         surveys, failures = _for_each(directories, lambda directory: _survey(directory, advance))
-    caches = [survey | {name: _iso(survey[name]) for name in ("checked", "last_used")} for survey in surveys]
+    caches = []
+    for survey in surveys:
+        times = {name: survey[name] for name in ("checked", "last_used") if survey[name] is not None}
+        iso = {
+            name: datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds") for name, at in times.items()
+        }
+        caches.append(survey | iso)
     return _report(args, {"caches": caches}, lambda: _print_surveys(surveys), failures)
 
 
@@ -281,10 +287,6 @@ def _is_leftover(file: CacheFile) -> bool:
     if file.kind is FileKind.SELECTION:
         return not (are_bits(Path(file.name)) or is_lock(Path(file.name)))
     return file.kind is FileKind.ARRIVING or (file.kind is FileKind.INDEX and staging_name_of(file.name) is not None)
-
-
-def _iso(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
 
 
 def _print_surveys(surveys: Sequence[_Survey]) -> None:

@@ -132,7 +132,10 @@ def print_table(
 
     def lines_of(cells: Sequence[Sequence[str]], style: str = "{}") -> Iterator[str]:
         for texts in zip(*cells, strict=True):
-            padded = [_padded(*cell) for cell in zip(texts, widths, is_right, strict=True)]
+            padded = list[str]()
+            for text, width, right_aligned in zip(texts, widths, is_right, strict=True):
+                padding = " " * (width - _cells(text))
+                padded.append(padding + text if right_aligned else text + padding)
             yield style.format((begin + between.join(padded)).rstrip())
 
     bold = "\033[1m{}\033[0m" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else "{}"
@@ -147,11 +150,6 @@ def print_table(
         height = max(map(len, cells))
         drawn += lines_of([cell + [""] * (height - len(cell)) for cell in cells])
     print("\n".join(drawn).rstrip() + "\n")
-
-
-def _padded(text: str, width: int, is_right: bool) -> str:
-    padding = " " * (width - _cells(text))
-    return padding + text if is_right else text + padding
 
 
 def _cells(text: str) -> int:
@@ -251,7 +249,10 @@ def render(value: Any, depth: int = 0) -> str:
         more = "…" if len(value) > _MOST_BYTES else ""
         return f"{counted(len(value), 'byte')} {value[:_MOST_BYTES]!r}{more}"
     if isinstance(value, np.ndarray):
-        return _array_ends(value)
+        flat: Any = value.reshape(-1)  # array.flat knows 32 dimensions, arrays 64
+        half = _MOST_NUMBERS // 2
+        numbers = [*flat[:half], "…", *flat[-half:]] if value.size > _MOST_NUMBERS else flat
+        return f"{value.dtype}[{'×'.join(map(str, value.shape))}] {' '.join(map(str, numbers))}".rstrip()
     if isinstance(value, np.generic | Decimal | bool | float | None):
         return str(value)
     if is_image(value):
@@ -261,7 +262,11 @@ def render(value: Any, depth: int = 0) -> str:
         return f"{{{_first_of(items, len(value), depth)}}}"
     if isinstance(value, list | tuple):
         return f"[{_first_of((render(item, depth + 1) for item in value), len(value), depth)}]"
-    return _cut_repr(value)
+    try:
+        text = reprlib.repr(value)
+    except ValueError:  # Python refuses to write ints of thousands of digits
+        return f"a huge {type(value).__name__}"
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def printable_name(text: str) -> str:
@@ -275,24 +280,7 @@ def is_image(value: object) -> bool:
     return pil is not None and isinstance(value, pil.Image)
 
 
-def _array_ends(array: Any) -> str:
-    shape = "×".join(map(str, array.shape))
-    half = _MOST_NUMBERS // 2
-    is_long = array.size > _MOST_NUMBERS
-    flat = array.reshape(-1)  # array.flat knows 32 dimensions, arrays 64
-    numbers = [*flat[:half], "…", *flat[-half:]] if is_long else flat
-    return f"{array.dtype}[{shape}] {' '.join(map(str, numbers))}".rstrip()
-
-
 def _first_of(items: Iterator[str], length: int, depth: int) -> str:
     if depth >= _DEEPEST and length:
         return f"… {counted(length, 'item')}"
     return ", ".join(islice(items, _MOST_ITEMS)) + (f", … {length:,} items" if length > _MOST_ITEMS else "")
-
-
-def _cut_repr(value: object) -> str:
-    try:
-        text = reprlib.repr(value)
-    except ValueError:  # Python refuses to write ints of thousands of digits
-        return f"a huge {type(value).__name__}"
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -19,17 +19,7 @@ from typing import Any
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.formats.shard import check_shard, unsafe_columns
-from lightning_streaming.tools.commands import (
-    add_dataset,
-    add_format,
-    add_json,
-    add_loader,
-    add_set,
-    add_storage_options,
-    check_config_or_dataset,
-    not_negative,
-    of_run,
-)
+from lightning_streaming.tools import commands
 from lightning_streaming.tools.console import FINE, print_json, print_table, printable_name, render
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset, columns_of, find_dataset, samples_of
 from lightning_streaming.tools.stored.summary import facts_of, summarize
@@ -40,30 +30,32 @@ _BAR_WIDTH = 24
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the tool."""
-    add_dataset(parser, or_else=True)
-    add_format(parser)
+    commands.add_dataset(parser, or_else=True)
+    commands.add_format(parser)
     words = "show what the run of this configuration reads; of several, a later one overrides an earlier one"
     parser.add_argument("--config", metavar="C", action="append", default=[], help=words)
     words = (
         "with --config: show the training that resumes from this checkpoint; streams it no longer reads may be missing"
     )
     parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
-    parser.add_argument("--samples", metavar="N", type=not_negative, help="how many samples to show; 2 by default")
-    add_loader(parser, ", with --ckpt")
-    add_set(parser, "with --config: ")
-    add_json(parser)
-    add_storage_options(parser)
+    parser.add_argument(
+        "--samples", metavar="N", type=commands.not_negative, help="how many samples to show; 2 by default"
+    )
+    commands.add_loader(parser, ", with --ckpt")
+    commands.add_set(parser, "with --config: ")
+    commands.add_json(parser)
+    commands.add_storage_options(parser)
 
 
 def run(args: Namespace) -> int:
     """Print the dataset's numbers and its first samples, or what a run reads."""
-    check_config_or_dataset(args, "samples", "storage_options", "allow_unsafe_types", "format", "block_length")
+    commands.check_config_or_dataset(args, "samples", "storage_options", "allow_unsafe_types", "format", "block_length")
     if args.config:
         if args.loader is not None and args.checkpoint is None:
             raise ConfigError(
                 "--loader names a train loader of a checkpoint", hint="give --ckpt with it", option="--loader"
             )
-        inspect_run = of_run("runs.stages.inspect_run")
+        inspect_run = commands.of_run("runs.stages.inspect_run")
         return inspect_run(args.config, dict(args.set), args.checkpoint, args.loader, as_json=args.json)
     if args.checkpoint is not None or args.loader is not None:
         option = "--loader" if args.checkpoint is None else "--ckpt"

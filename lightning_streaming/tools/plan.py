@@ -20,17 +20,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools.commands import (
-    add_json,
-    add_loader,
-    add_run,
-    add_set,
-    not_negative,
-    not_negative_number,
-    of_run,
-    parsed,
-    positive,
-)
+from lightning_streaming.tools import commands
+from lightning_streaming.tools.commands import parsed
 from lightning_streaming.tools.planning.fail_if import names_help, parse_condition
 from lightning_streaming.units import parse_bytes
 
@@ -41,22 +32,24 @@ _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 def add_arguments(parser: ArgumentParser) -> None:
     """See :data:`~lightning_streaming.tools.commands.COMMANDS`."""
     parser.epilog = f"conditions of --fail-if are NAME OP NUMBER or NAME(STREAM) OP NUMBER; names are\n\n{names_help()}"
-    add_run(parser)
-    add_set(parser)
+    commands.add_run(parser)
+    commands.add_set(parser)
     words = "plan the run that resumes from this Lightning checkpoint"
     parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
-    add_loader(parser)
-    parser.add_argument("--accumulate", metavar="A", type=positive, help="batches of a step")
+    commands.add_loader(parser)
+    parser.add_argument("--accumulate", metavar="A", type=commands.positive, help="batches of a step")
     parser.add_argument(
-        "--epochs", metavar="N", type=positive, help="number of epochs to plan, instead of the trainer's"
+        "--epochs", metavar="N", type=commands.positive, help="number of epochs to plan, instead of the trainer's"
     )
-    parser.add_argument("--steps", metavar="N", type=not_negative, help="last step to plan, instead of the trainer's")
+    parser.add_argument(
+        "--steps", metavar="N", type=commands.not_negative, help="last step to plan, instead of the trainer's"
+    )
     words = "also plan caches of this limit, as 500gb; none for no limit; may be given several times"
     parser.add_argument("--limit", metavar="SIZE", type=parsed(_parse_limit), action="append", default=[], help=words)
     words = "between a node and the store, as 10gbit, or 1.2gb for bytes a second (default: 10gbit)"
     parser.add_argument("--link", metavar="SPEED", type=parsed(_parse_link), default="10gbit", help=words)
     words = "seconds before the store answers (default: 0.05)"
-    parser.add_argument("--latency", metavar="S", type=not_negative_number, default=0.05, help=words)
+    parser.add_argument("--latency", metavar="S", type=commands.not_negative_number, default=0.05, help=words)
     parser.add_argument(
         "--html", metavar="F", type=Path, help="also write a self-contained page with charts to this file"
     )
@@ -64,12 +57,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--fail-if", metavar="CONDITION", type=parsed(parse_condition), action="append", default=[], help=words
     )
-    add_json(parser)
+    commands.add_json(parser)
 
 
 def run(args: Namespace) -> int:
     """See :data:`~lightning_streaming.tools.commands.COMMANDS`."""
-    return of_run("planning.plan_run.plan_run")(args)
+    return commands.of_run("planning.plan_run.plan_run")(args)
 
 
 def _parse_limit(text: str) -> int | None:

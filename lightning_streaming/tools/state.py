@@ -174,7 +174,7 @@ def show(args: Namespace) -> int:
 
 
 def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[StreamSeen]]:
-    """Return the size of an epoch and the samples read of each stream, as far as state, data or configuration tell."""
+    """Return the size of an epoch and the samples read of each stream, as far as they are known."""
     seen, data, options = checkpoints.seen_by_fingerprint(loader.position), args.data, args.storage_options
     if not data and not args.config:
         return loader.epoch_size, seen
@@ -210,7 +210,7 @@ def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[Strea
         if len(data) == len(seen) == 1 and pairs[0][0] != seen[0].name:  # unnamed; a URL may have an equals sign
             places = {seen[0].name: data[0]}
         counts = describe.read_by_data(loader.position, places, options)
-    return loader.epoch_size, [replace(one, this_epoch=counts.get(one.name, 0)) for one in seen]
+    return loader.epoch_size, [replace(stream, this_epoch=counts.get(stream.name, 0)) for stream in seen]
 
 
 def _show_by_config(checkpoint: str, loader: str | None) -> str:
@@ -274,15 +274,15 @@ def _print_loader(
         print_line("no phase had begun, so nothing was read of any stream\n")
         return
     heads = ("stream", "samples", "drawn" if phases else "per epoch", "before", "this epoch", "in all", "digest")
-    cells = [
-        (one.name, *map(_value, (one.samples, one.drawn, one.before, one.this_epoch, one.total)), stream.digest)
-        for one, stream in zip(streams, listed.values(), strict=True)
-    ]
+    cells = []
+    for stream, saved_stream in zip(streams, listed.values(), strict=True):
+        counts = (stream.samples, stream.drawn, stream.before, stream.this_epoch, stream.total)
+        cells.append((stream.name, *map(_value, counts), saved_stream.digest))
     title = f"{'documents' if loader.is_packed else 'samples'} read, {name}"
     if phases:
         title += f"; drawn: from an epoch's beginning to the end of {printable_name(list(phases)[-1])}"
     print_table(title, heads, cells, right=heads[1:-1], whole=heads[1:])
-    if any(one.this_epoch is None for one in streams):
+    if any(stream.this_epoch is None for stream in streams):
         needs_config = phases or loader.is_packed or any(stream.selection is not None for stream in listed.values())
         how = f"`{by_config}`" if needs_config else "--data NAME=PLACE for each of them"
         print_line(f"to count what this epoch has read of each stream, use {how}\n")

@@ -93,7 +93,7 @@ class PlanCondition:
         """
         key: Any = self.name if self.stream is None else (self.name, self.stream)
         if key not in values:
-            streams = sorted(one[1] for one in values if isinstance(one, tuple) and one[0] == self.name)
+            streams = sorted(known[1] for known in values if isinstance(known, tuple) and known[0] == self.name)
             raise ConfigError(
                 f"--fail-if {self.text!r}: there is no stream {self.stream!r}",
                 hint=f"there are {', '.join(map(repr, streams))}",
@@ -111,7 +111,8 @@ class PlanCondition:
         if not isinstance(value, AtLeast):
             return compare(value, self.number)
         # It holds for the lower bound, for a number between, and for any that is larger; or for none of them.
-        answers = {compare(one, self.number) for one in (value.number, max(value.number, self.number), math.inf)}
+        candidates = (value.number, max(value.number, self.number), math.inf)
+        answers = {compare(candidate, self.number) for candidate in candidates}
         if len(answers) > 1:
             raise ConfigError(
                 f"--fail-if {self.text!r}: {self.name} is known to be {value.number:,.10g} or more, which does not "
@@ -167,14 +168,14 @@ def values_of(report: Mapping[str, Any]) -> dict[Any, float | AtLeast | None]:
         steps = [stream["first_repeat"]["step"] for stream in streams if stream["first_repeat"] is not None]
         return min(steps, default=math.inf if all(stream["is_exact"] for stream in streams) else None)
 
-    repeats = [one["repeats"] if one["is_exact"] else AtLeast(one["repeats"]) for one in streams]
+    repeats = [stream["repeats"] if stream["is_exact"] else AtLeast(stream["repeats"]) for stream in streams]
     values: dict[Any, float | AtLeast | None] = {
         "samples": sum(stream["samples"] for stream in streams),
         "tokens": None if None in tokens else sum(tokens),
         "share": 1.0,
         "passes": max(stream["passes"] for stream in streams),
         # Of two that are as large, the one that may be larger.
-        "repeats": max(repeats, key=lambda one: (one.number, True) if isinstance(one, AtLeast) else (one, False)),
+        "repeats": max(repeats, key=lambda most: (most.number, True) if isinstance(most, AtLeast) else (most, False)),
         "first_repeat": first_repeat(streams),
         "bytes": fetched(cache["bytes"]),
         "refetched": fetched(cache["refetched"]),

@@ -283,7 +283,7 @@ class NodeCache:
     def _set_accessed(self, shard: int, accessed: int) -> None:
         self._accessed[shard] = accessed
         if len(self._coldest) > 2 * len(self._accessed) + 1000:  # most of it is stale
-            self._coldest = [(time, one) for one, time in self._accessed.items()]
+            self._coldest = [(time, other) for other, time in self._accessed.items()]
             heapify(self._coldest)
         else:
             heappush(self._coldest, (accessed, shard))
@@ -449,7 +449,9 @@ def read_epoch(
     """
     if cache.room is not None and last is None:
         last = reads.last_uses()
-    workers = [_SimulatedWorker(*one, reads, cache, last) for one in enumerate(reads.workers())]
+    workers = [
+        _SimulatedWorker(number, partition, reads, cache, last) for number, partition in enumerate(reads.workers())
+    ]
     for worker in workers:
         worker.prefetch()
     done = 0

@@ -38,7 +38,7 @@ _MOST_NODES = 4
 _PARTS = (0.5, 0.25)
 """Parts of what a node reads: limits that are planned if none are requested."""
 _MOST_TICKS = 400
-"""Points of what is reported over time."""
+"""Points of curves over time."""
 
 
 def plan_run(args: Namespace) -> int:
@@ -319,7 +319,7 @@ class RunPlan:
         by_node, needed, downloads = [node.by_limit[number] for node in self._fetches], [], []
         part = min(fetches.part for fetches in by_node)
         for node, fetches in zip(self._fetches, by_node, strict=True):
-            keeping = next((other for other, one in enumerate(node.by_limit) if one.keeps_all), None)
+            keeping = next((other for other, of_limit in enumerate(node.by_limit) if of_limit.keeps_all), None)
             later = 0 if keeping is None else self._fetched_later(node, keeping).sum()
             needed.append(node.needed.sum() + later)
             last = int(fetches.epochs[-1].sum())
@@ -333,7 +333,7 @@ class RunPlan:
             "is_configured": number == 0,
             "bytes": round(fetched * self._run.num_nodes),
             "bytes_of_node": round(fetched),
-            # Without room for it, some of what is prefetched and not read in the end is not fetched.
+            # Without room for them, some shards that are requested ahead and not read in the end are not fetched.
             "refetched": max(1.0, fetched / float(np.mean(needed))) if np.mean(needed) else 1.0,
             "downloads_of_node": round(float(np.mean(downloads))),
             "peak": max(fetches.peak for fetches in by_node),

@@ -361,11 +361,11 @@ class Tally:
 
     def add(self, ids: NDArray[np.int64]) -> None:
         """Count reads, of which a sample may have several."""
-        most, one = np.iinfo(self.reads.dtype).max, self.reads.dtype.type(1)
+        most, once = np.iinfo(self.reads.dtype).max, self.reads.dtype.type(1)
         for start in range(0, len(ids), _TALLIED_AT_ONCE):
             some = ids[start : start + _TALLIED_AT_ONCE]
             before = self.reads[some]
-            np.add.at(self.reads, some, one)  # with another type it takes a hundred times as long
+            np.add.at(self.reads, some, once)  # with another type it takes a hundred times as long
             has_overflowed = self.reads[some] < before
             if has_overflowed.any():
                 self.reads[some[has_overflowed]] = most

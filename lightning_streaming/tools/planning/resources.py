@@ -334,11 +334,12 @@ def memory_of(run: TracedRun, num_epochs: int) -> dict[str, int]:
     catalog, epoch = described.catalog, described.epoch(run.begins)
     sample_bytes = float(np.average(catalog.mean_sample_bytes, weights=np.maximum(catalog.samples_per_shard, 1e-9)))
     samples = epoch.partition.geometry.batch_size * epoch.rows_per_entry
-    tables = (index.shards for index in catalog.indexes)
+    tables = [index.shards for index in catalog.indexes]
     memory = {
         "order": described.order_bytes(num_epochs),
         "lengths": described.lengths_bytes(epoch),
-        "index": sum(one.samples.nbytes + one.sizes.nbytes + one.text.nbytes + one.text_stops.nbytes for one in tables),
+        "index": sum(table.samples.nbytes + table.sizes.nbytes + table.text.nbytes for table in tables)
+        + sum(table.text_stops.nbytes for table in tables),
         "batches": round(run.ranks_per_node * max(1, batches_ahead(run.loader)) * samples * sample_bytes),
     }
     return {**memory, "total": sum(memory.values())}

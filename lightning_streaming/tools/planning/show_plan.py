@@ -101,7 +101,7 @@ def _tables(report: Mapping[str, Any]) -> tuple[Table, Table | None, Table | Non
         return [*row, tokens] if has_tokens else row
 
     streams = report["streams"]
-    has_tokens, fetches = any(one["tokens"] for one in streams), any(one["bytes"] for one in streams)
+    has_tokens, fetches = (any(stream[field] for stream in streams) for field in ("tokens", "bytes"))
     heads = ["stream", "available", "samples", "share", *(["tokens"] if has_tokens else [])]
     heads += ["passes", "most reads", "first repeat", *(["fetched"] if fetches else [])]
     rows = []
@@ -287,7 +287,7 @@ def _mixture_chart(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     # Each interval has one share: two points of equal height.
     xs = [over["steps"][tick] for pair in pairwise(ticks) for tick in pair]
     series = [
-        Curve(name=name, x=xs, y=[part for one, total in zip(of, sums, strict=True) for part in [one / total] * 2])
+        Curve(name=name, x=xs, y=[part for count, total in zip(of, sums, strict=True) for part in [count / total] * 2])
         for name, of in counts.items()
     ]
     words = "; ".join(f"{stream['stream']} {stream['share']:.1%}" for stream in report["streams"][:_MOST_SERIES])

@@ -523,7 +523,7 @@ def read_by_data(position: SavedPosition, places: Mapping[str, str], options: Ma
             hint="give --data NAME=PLACE for each of them",
             option="--data",
         )
-    # Without the epoch's size, which is the sum of what is drawn from each stream.
+    # Without the epoch's size, which is the sum of the samples drawn from all streams.
     settings = {name: value for name in _ORDER if (value := getattr(order, name)) is not None}
     world, batch_size = _geometry_of(position)
     with TemporaryDirectory() as cache:

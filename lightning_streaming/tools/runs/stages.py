@@ -187,7 +187,8 @@ def select_run(files: Sequence[str], changes: Mapping[str, Any], *, as_json: boo
         StorageError: A shard could not be fetched.
     """
     written, configs = read_stages(files, changes)
-    results = [compute_ahead(stage, written.datamodule.build_dataset(stage, one)) for stage, one in configs.items()]
+    build = written.datamodule.build_dataset
+    results = [compute_ahead(stage, build(stage, config)) for stage, config in configs.items()]
     made = [report for reports, _ in results for report in reports]
     missing = [ids for _, of_stage in results for ids in of_stage]
     if as_json:
@@ -246,10 +247,10 @@ def compute_ahead(stage: str, dataset: Any) -> tuple[list[dict[str, Any]], list[
 
 def _print_made(reports: Sequence[Mapping[str, Any]]) -> None:
     """Print a line for each computed file, and where it is cached."""
-    rows = [
-        (one["of"], one["asked"], f"{one['samples']:,}", "was kept" if one["was_kept"] else f"{one['seconds']:.1f} s")
-        for one in reports
-    ]
+    rows = []
+    for report in reports:
+        took = "was kept" if report["was_kept"] else f"{report['seconds']:.1f} s"
+        rows.append((report["of"], report["asked"], f"{report['samples']:,}", took))
     print_table("made ahead", ("of", "by", "samples", "took"), rows, right=("samples",))
     nowhere = "kept nowhere: its cache directory is not writable; give another as local:"
     for report in reports:
@@ -297,8 +298,8 @@ def lengths_run(files: Sequence[str], *, as_json: bool) -> int:
     _print_made(made)
     heads = ("of", "epoch", "documents", "tokens", "packs", "fill", "took")
     rows = [
-        (one["of"], *(f"{one[head]:,}" for head in heads[1:5]), f"{one['fill']:.2%}", f"{one['seconds']:.1f} s")
-        for one in planned
+        (plan["of"], *(f"{plan[head]:,}" for head in heads[1:5]), f"{plan['fill']:.2%}", f"{plan['seconds']:.1f} s")
+        for plan in planned
     ]
     print_table("packs planned", heads, rows, right=heads[1:])
     return FINE

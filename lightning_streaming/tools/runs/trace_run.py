@@ -326,10 +326,10 @@ class _TracedEpoch:
 
     def entries_in(self, first: int, stop: int, is_wanted: Callable[[EpochRows], NDArray[np.bool_]]) -> list[int]:
         """Return the positions between two of the epoch that have a wanted row."""
-        found = list[int]()
+        entries = list[int]()
         for positions, rows in self.described.chunks(first, stop):
-            found += np.unique(positions[rows.entries[is_wanted(rows)]]).tolist()
-        return found
+            entries += np.unique(positions[rows.entries[is_wanted(rows)]]).tolist()
+        return entries
 
     def of_entries(self, entries: Sequence[int]) -> list[Read]:
         """Return the reads of some positions, in order; several of one that is read again to keep the ranks even."""

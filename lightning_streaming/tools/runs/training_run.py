@@ -92,6 +92,16 @@ class _Checkpoint:
     epoch: int
     """The current epoch, as the trainer counts: without epochs that were skipped as a whole."""
 
+    @classmethod
+    def read(cls, path: str, loader_name: str | None) -> _Checkpoint:
+        content = find_state_file(Path(path)).peek()
+        places = find_places(content, path)
+        if places.trainer is None or places.global_step is None:
+            hint = "only checkpoints of Lightning do"
+            raise StateError(f"{path} does not have its trainer's step", hint=hint, path=path)
+        trainer, loader = settled(places.trainer), places.loaders[places.choose(loader_name)]
+        return cls(loader, places.global_step, batches_trained(content), trainer.batches, trainer.epoch)
+
 
 def traced_run(args: Namespace) -> TracedRun:
     """Read configuration and checkpoint, and the indexes of the data.
@@ -135,7 +145,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], args: Namespace) -> TracedRun:
             f"gives a {type(loader).__name__}",
             option="data",
         )
-    saved = None if args.checkpoint is None else _read_checkpoint(args.checkpoint, args.loader)
+    saved = None if args.checkpoint is None else _Checkpoint.read(args.checkpoint, args.loader)
     nodes, by_strategy = args.nodes or int(trainer.get("num_nodes") or 1), StrategyRanks(loader.dataset.replication)
     if loader.dataset.replication is None:
         by_strategy = strategy_ranks(trainer, nodes, args.ranks_per_node)
@@ -182,16 +192,6 @@ def run_on(data: Any, trainer: Mapping[str, Any], args: Namespace) -> TracedRun:
         assumed="; ".join(filter(None, (assumed, by_strategy.assumed))) or None,
         saved=None if saved is None else saved.loader,
     )
-
-
-def _read_checkpoint(path: str, loader_name: str | None) -> _Checkpoint:
-    content = find_state_file(Path(path)).peek()
-    places = find_places(content, path)
-    if places.trainer is None or places.global_step is None:
-        raise StateError(f"{path} does not have its trainer's step", hint="only checkpoints of Lightning do", path=path)
-    loader = places.loaders[places.choose(loader_name)]
-    trainer = settled(places.trainer)
-    return _Checkpoint(loader, places.global_step, batches_trained(content), trainer.batches, trainer.epoch)
 
 
 def _ranks_per_node(

@@ -153,22 +153,20 @@ def task_of(previews: Sequence[DatasetPreview]) -> Task:
     """
     common = [name for name in previews[0].columns if all(name in preview.columns for preview in previews)]
     task = _find_task(previews, common)
-    if len(previews) > 1:
-        single = [_find_task([preview], list(preview.columns)) for preview in previews]
-        if task is None or any(other is None or other.kind is not task.kind for other in single):
-            each = "; ".join(
-                f"{preview.dataset.shown} ({', '.join(map(printable_name, preview.columns))}) is for "
-                f"{'no model that init knows' if other is None else other.kind.value}"
-                for preview, other in zip(previews, single, strict=True)
-            )
-            shared = ", ".join(map(printable_name, common)) or "no column"
-            raise ConfigError(
-                f"no model of init takes all datasets: {each}. They have {shared} in common. Write a run for each",
-                hint="or start from the tutorial, whose transform converts two kinds of samples to the input of one "
-                f"model: {_DOCS}/tutorial.md. If samples of two datasets belong together, join their columns: "
-                f"{_DOCS}/joining.md",
-                option="DATASET",
-            )
+    single = [_find_task([preview], list(preview.columns)) for preview in previews] if len(previews) > 1 else []
+    if single and (task is None or any(other is None or other.kind is not task.kind for other in single)):
+        each = "; ".join(
+            f"{preview.dataset.shown} ({', '.join(map(printable_name, preview.columns))}) is for "
+            f"{'no model that init knows' if other is None else other.kind.value}"
+            for preview, other in zip(previews, single, strict=True)
+        )
+        shared = ", ".join(map(printable_name, common)) or "no column"
+        raise ConfigError(
+            f"no model of init takes all datasets: {each}. They have {shared} in common. Write a run for each",
+            hint="or start from the tutorial, whose transform converts two kinds of samples to the input of one model: "
+            f"{_DOCS}/tutorial.md. If samples of two datasets belong together, join their columns: {_DOCS}/joining.md",
+            option="DATASET",
+        )
     if task is None:
         columns = ", ".join(f"{printable_name(name)} ({encoding})" for name, encoding in previews[0].columns.items())
         shown = previews[0].dataset.shown

@@ -44,7 +44,7 @@ _FETCHING_SECONDS = 10.0
 _SWEPT_TO = 0.9
 """Part of a limit that eviction leaves filled; see docs/internals/cache.md."""
 _OUT_OF_STEP = 1.15
-"""Ratio of what is open to what would be open if all readers were in the same batch."""
+"""Ratio of the shards that are open to those that would be if all readers were in the same batch."""
 _PREFETCHED = 4
 """Shards that all readers of a node together prefetch by default."""
 _DISK_MARGIN = 0.9
