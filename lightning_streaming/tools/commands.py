@@ -12,6 +12,7 @@ import threading
 from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from inspect import getdoc
 from io import TextIOWrapper
@@ -342,24 +343,22 @@ def _parse_change(text: str) -> tuple[str, str]:
     return name.removeprefix("data.").removeprefix("init_args."), value
 
 
-def positive(text: str) -> int:
-    """Return a whole number in [1, 2^31), for ``add_argument(type=...)``."""
-    return _within(1, _LARGEST, text)
+def _within(smallest: int, largest: int | None, text: str) -> int:
+    if largest is not None and text.isdecimal() and (len(text) > len(str(largest)) or int(text) > largest):
+        raise ArgumentTypeError(f"must be a whole number of at most {largest}, but got {text!r:.40}")
+    if len(text) > _MOST_DIGITS or not text.isdecimal() or int(text) < smallest:
+        raise ArgumentTypeError(f"must be a whole number of at least {smallest}, but got {text!r:.40}")
+    return int(text)
 
 
-def not_negative(text: str) -> int:
-    """Return a whole number in [0, 2^31), for ``add_argument(type=...)``."""
-    return _within(0, _LARGEST, text)
-
-
-def position(text: str) -> int:
-    """Return a whole number of at least 0: of samples there may be more than 2^31 in an epoch."""
-    return _within(0, None, text)
-
-
-def amount(text: str) -> int:
-    """Return a whole number of at least 1, of any size."""
-    return _within(1, None, text)
+positive = partial(_within, 1, _LARGEST)
+"""Parses a whole number in [1, 2^31), for ``add_argument(type=...)``."""
+not_negative = partial(_within, 0, _LARGEST)
+"""Parses a whole number in [0, 2^31)."""
+position = partial(_within, 0, None)
+"""Parses a whole number of at least 0: of samples there may be more than 2^31 in an epoch."""
+amount = partial(_within, 1, None)
+"""Parses a whole number of at least 1, of any size."""
 
 
 def not_negative_number(text: str) -> float:
@@ -385,14 +384,6 @@ def parsed(parse: Callable[[str], _Parsed]) -> Callable[[str], _Parsed]:
 def usable_cpus() -> int:
     """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _within(smallest: int, largest: int | None, text: str) -> int:
-    if largest is not None and text.isdecimal() and (len(text) > len(str(largest)) or int(text) > largest):
-        raise ArgumentTypeError(f"must be a whole number of at most {largest}, but got {text!r:.40}")
-    if len(text) > _MOST_DIGITS or not text.isdecimal() or int(text) < smallest:
-        raise ArgumentTypeError(f"must be a whole number of at least {smallest}, but got {text!r:.40}")
-    return int(text)
 
 
 def _parse_pair(text: str) -> tuple[str, Any]:

@@ -472,6 +472,21 @@ def describe_run(
     return RunDescription(dataset=dataset, run=run_state_of(dataset).on(world, batch_size))
 
 
+def only_loader(module: Any, data: str) -> StreamingDataLoader:
+    """Return the loader of a set-up data module for its data of one name, like "train".
+
+    Raises:
+        ConfigError: The data module returns something else.
+    """
+    loader = getattr(module, f"{data}_dataloader")()
+    if isinstance(loader, Mapping) and len(loader) == 1:
+        loader = next(iter(loader.values()))
+    if not isinstance(loader, StreamingDataLoader):
+        returned = f"this data module's {data}_dataloader returned a {type(loader).__name__}"
+        raise ConfigError(f"the tool needs one StreamingDataLoader, but {returned}", option=f"data.{data}")
+    return loader
+
+
 def load_position(
     reader: StreamingDataset | StreamingDataLoader, position: SavedPosition, checkpoint: str | None
 ) -> None:

@@ -28,7 +28,13 @@ from lightning_streaming.tools.runs.checkpoints import (
     find_state_file,
     settled,
 )
-from lightning_streaming.tools.runs.describe import RunDescription, StrategyRanks, load_position, strategy_ranks
+from lightning_streaming.tools.runs.describe import (
+    RunDescription,
+    StrategyRanks,
+    load_position,
+    only_loader,
+    strategy_ranks,
+)
 from lightning_streaming.world import World
 
 
@@ -136,15 +142,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], args: Namespace) -> TracedRun:
     train = data.configs["train"]
     data.configs["train"] = replace(train, storage=replace(group_of(train, StorageConfig), on_demand=True))
     data.setup("fit")
-    loader = data.train_dataloader()
-    if isinstance(loader, Mapping) and len(loader) == 1:
-        loader = next(iter(loader.values()))
-    if not isinstance(loader, StreamingDataLoader):
-        raise ConfigError(
-            "a run with one StreamingDataLoader to train on can be traced, but this data module's train_dataloader "
-            f"gives a {type(loader).__name__}",
-            option="data",
-        )
+    loader = only_loader(data, "train")
     saved = None if args.checkpoint is None else _Checkpoint.read(args.checkpoint, args.loader)
     nodes, by_strategy = args.nodes or int(trainer.get("num_nodes") or 1), StrategyRanks(loader.dataset.replication)
     if loader.dataset.replication is None:

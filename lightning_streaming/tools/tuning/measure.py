@@ -6,7 +6,7 @@ import multiprocessing
 import signal
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ from lightning_streaming.reading.measures import LoaderStatistics
 from lightning_streaming.reading.position import position_of
 from lightning_streaming.tools.commands import STAGES, count_ranks, read_run_files
 from lightning_streaming.tools.console import counted
-from lightning_streaming.tools.runs.describe import cache_configs, is_in_place
+from lightning_streaming.tools.runs.describe import cache_configs, is_in_place, only_loader
 from lightning_streaming.world import World
 
 _CONCURRENT_FETCHES = 4
@@ -97,21 +97,12 @@ class TunedRun:
         module.num_workers = num_workers
         module.persistent_workers = num_workers > 0
         module.prefetch_factor = self.setting("prefetch_factor") if num_workers else None
-        loader = getattr(module, f"{self.data}_dataloader")()
-        if isinstance(loader, Mapping) and len(loader) == 1:
-            loader = next(iter(loader.values()))
-        if not isinstance(loader, StreamingDataLoader):
-            raise ConfigError(
-                f"a run with one StreamingDataLoader for {self.data!r} can be tuned, but this data module's "
-                f"{self.data}_dataloader returns a {type(loader).__name__}",
-                option=f"data.{self.data}",
-            )
+        loader = only_loader(module, self.data)
         if loader.num_workers != num_workers:
+            set_to, returned = f"num_workers={num_workers} is set", f"returns a loader with {loader.num_workers}"
+            hint = "let it use self.num_workers"
             raise ConfigError(
-                f"num_workers={num_workers} is set, but this data module's build_dataloader returns a loader with "
-                f"{loader.num_workers}",
-                hint="let it use self.num_workers",
-                option="num_workers",
+                f"{set_to}, but this data module's build_dataloader {returned}", hint=hint, option="num_workers"
             )
         if world is not None:
             loader.dataset.world = world
