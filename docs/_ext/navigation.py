@@ -1,8 +1,8 @@
 """The sidebar, made of the lists of links that readers of the Markdown see; and links to files that are no pages.
 
 A page of :data:`LISTS` leads to others. Each of its headings that has links to pages below becomes a part of the
-sidebar, so what belongs where is written once. Links that leave the pages, to an example or a package's README, lead to
-the repository.
+sidebar, so what belongs where is written once. The list of the home page is also the site's ``llms.txt``. Links that
+leave the pages, to an example or a package's README, lead to the repository.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _LINK = re.compile(r"(?<=\]\()(?![\w+]+:|#)([^)#\s]+)(?=[)#])")
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("source-read", _read)
+    app.connect("build-finished", _write_llms_txt)
     return {"parallel_read_safe": True}
 
 
@@ -44,6 +45,25 @@ def sidebar(text: str) -> Iterator[str]:
         if pages:
             told = f":caption: {caption}\n" if caption else ""
             yield "\n\n```{toctree}\n:hidden:\n" + told + "\n" + "\n".join(pages) + "\n```\n"
+
+
+def _write_llms_txt(app: Sphinx, error: Exception | None) -> None:
+    if error is None and app.builder.name == "html":
+        text = llms_txt((Path(app.srcdir) / "index.md").read_text(), app.config.html_baseurl)
+        (Path(app.outdir) / "llms.txt").write_text(text)
+
+
+def llms_txt(index: str, site: str) -> str:
+    """Return the text for language models, as llmstxt.org has it: title, summary, and the pages of each heading."""
+    top, *parts = _HEADING.split(index)
+    title, summary = (" ".join(paragraph.split()) for paragraph in top.split("\n\n")[:2])
+    lines = [title, "", f"> {summary}"]
+    for caption, below in zip(parts[::2], parts[1::2], strict=True):
+        pages = re.findall(r"^- \[([^\]]+)\]\((?!\w+:)([^)#]+)\.md\)(.*)$", below, re.MULTILINE)
+        if pages:
+            lines += ["", f"## {caption}", ""]
+            lines += [f"- [{name}]({site}{page}.html){words}" for name, page, words in pages]
+    return "\n".join(lines) + "\n"
 
 
 def with_repository_links(text: str, directory: Path, root: Path) -> str:

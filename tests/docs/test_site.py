@@ -14,7 +14,7 @@ import pytest
 
 import lightning_streaming
 from docs._ext.command_reference import description, marked
-from docs._ext.navigation import REPOSITORY, sidebar, with_repository_links
+from docs._ext.navigation import REPOSITORY, llms_txt, sidebar, with_repository_links
 from docs._ext.python_reference import readied, with_defaults, with_programs
 from lightning_streaming import errors
 from lightning_streaming.replaced_names import TOPICS
@@ -151,6 +151,21 @@ def test_the_sidebar_is_what_a_page_lists() -> None:
     text = "# Home\n\n## Start\n\n- [One](one.md): first\n- [2](a/two.md)\n\n## More\n\nwords, [three](three.md)\n"
     (made,) = sidebar(text)
     assert made.split() == ["```{toctree}", ":hidden:", ":caption:", "Start", "One", "<one>", "a/two", "```"]
+
+
+def test_a_list_for_language_models_has_every_page_of_the_home_page(site: Path) -> None:
+    text = (site / "llms.txt").read_text()
+    assert text.startswith("# lightning_streaming\n\n> Stream training data")
+    pages = re.findall(r"^- \[[^\]]+\]\(([\w/-]+)\.md\)", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert len(pages) > 30
+    assert [page for page in pages if f"/{page}.html)" not in text] == []
+
+
+def test_a_list_for_language_models_has_title_summary_and_pages() -> None:
+    text = "# Home\n\nA **library**\nfor data.\n\nMore.\n\n## Start\n\n- [One](one.md): first\n\n## Empty\n\nwords\n"
+    assert llms_txt(text, "https://x/") == (
+        "# Home\n\n> A **library** for data.\n\n## Start\n\n- [One](https://x/one.html): first\n"
+    )
 
 
 def test_links_to_files_that_are_no_pages_lead_to_the_repository() -> None:
