@@ -42,6 +42,7 @@ PROGRAMS = [
     "compare_runs",
     "custom_datamodule",
     "demo",
+    "elastic",
     "every_nth",
     "fabric_loop",
     "huggingface_trainer",
@@ -121,6 +122,14 @@ def test_plain_pytorch_resumes_exactly(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.startswith("2000 samples read")
     assert "samples and their order True, weights True." in ended.stdout
+
+
+@pytest.mark.nightly
+def test_elastic_counts_each_sample_once_an_epoch(tmp_path: Path) -> None:
+    ended = run("elastic", "--out", str(tmp_path / "out"), "--pause", "0")
+    assert ended.returncode == 0, ended.stderr
+    epochs = [f"Epoch {epoch}: 240 of 240 samples exactly once" for epoch in range(4)]
+    assert ended.stdout.splitlines() == ["1 ranks, from step 0", *epochs]
 
 
 def test_replicas_die_and_return(
