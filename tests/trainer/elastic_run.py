@@ -1,7 +1,7 @@
 """The elastic example with weights that depend on the step of each sample, and with stops that a test controls.
 
 ``python -m tests.trainer.elastic_run DIRECTORY``, also by ``torchrun``. The file ``DIRECTORY/stop`` has the step at
-which each rank stops, and what it waits for: a writer of the pipe ``DIRECTORY/pipe``, or a signal.
+which each rank stops, and what it waits for: a writer of the pipe that is named by its process id, or a signal.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Stop(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         if trainer.global_step != self.step:
             return
+        os.mkfifo(pipe := self.directory / str(os.getpid()))
+        received, notify = os.pipe()
+        os.set_blocking(notify, False)
+        signal.set_wakeup_fd(notify)
+        report(f"stopped at step {self.step}, process {os.getpid()}")
         if self.event == "signal":
-            received, notify = os.pipe()
-            os.set_blocking(notify, False)
-            signal.set_wakeup_fd(notify)
-            report(f"stopped at step {self.step}, process {os.getpid()}")
             os.read(received, 1)
         else:
-            report(f"stopped at step {self.step}, process {os.getpid()}")
-            (self.directory / "pipe").read_text()
+            pipe.read_text()
 
 
 def main(directory: Path) -> None:

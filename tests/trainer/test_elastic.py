@@ -84,7 +84,6 @@ def test_nodes_leave_and_return_within_one_job(tmp_path: Path, nodes: list[Node]
 
     directory, port = tmp_path / "elastic", free_port()
     directory.mkdir()
-    os.mkfifo(pipe := directory / "pipe")
     stop = directory / "stop"
 
     def start() -> Node:
@@ -105,7 +104,7 @@ def test_nodes_leave_and_return_within_one_job(tmp_path: Path, nodes: list[Node]
 
     stop.write_text("27 signal")
     second.kill()  # a node is lost; the last checkpoint is of step 20
-    pipe.write_text("")
+    (directory / str(first.worker)).write_text("")
     assert first.wait_for(r"rank 0 of 1 from step (\d+)") == "20"
     first.wait_for("stopped at step (27)")
 
@@ -118,7 +117,7 @@ def test_nodes_leave_and_return_within_one_job(tmp_path: Path, nodes: list[Node]
 
     stop.write_text("-1 pipe")
     os.kill(again.worker, signal.SIGKILL)  # a process dies, in the second epoch; its node remains
-    pipe.write_text("")
+    (directory / str(first.worker)).write_text("")
     for node in (first, again):
         assert node.wait_for(r"rank \d of 2 from step (\d+)") == "40"
     for node in (first, again):
