@@ -39,7 +39,7 @@ def test_it_goes_on_with_another_future(data: Path, tmp_path: Path, stop: int) -
     stopped, _ = began.fit(callbacks=[SaveThenStop("on_train_batch_end", stop, saved)])
     changed = run_of(data, tmp_path, FIRST, RAMP, OTHER, workers=1)
     if stop == 13:  # the last phase has begun
-        with pytest.raises(StateMismatchError, match=r"schedule\.last.*(\n.*)*state branch .*/saved\.ckpt` says"):
+        with pytest.raises(StateMismatchError, match=r"schedule\.last.*(\n.*)*state branch .*/saved\.ckpt` prints"):
             changed.fit(ckpt_path=saved)
         changed = began
     onward, trainer = changed.fit(ckpt_path=saved)
