@@ -101,12 +101,18 @@ def _mismatch(path: str, values: Sequence[Any]) -> _Mismatch | None:
     """Return why values cannot be collated: the first of their parts that torch does not take.
 
     Args:
-        path: Where in the samples they stand; empty for the samples themselves.
+        path: Path to the values in the samples; empty for the samples themselves.
         values: One of each sample.
     """
     place, first = f"column {path}" if path else "each sample", values[0]
     if any(value is None for value in values):
-        return _missing(place, values)
+        nones = [number for number, value in enumerate(values) if value is None]
+        are_all = len(nones) == len(values)
+        return _Mismatch(
+            f"{place} is None" if are_all else f"{place} is None in {len(nones)} of {len(values)} samples",
+            f"put a value there {_IN_TRANSFORM}, or pass the loader a collate_fn=",
+            None if are_all else nones[0],
+        )
     if isinstance(first, Mapping):
         return _mappings(path, place, values)
     if isinstance(first, (tuple, list)):
@@ -117,15 +123,17 @@ def _mismatch(path: str, values: Sequence[Any]) -> _Mismatch | None:
         return None
     if isinstance(first, Number):
         return _of_other_kinds(place, values, Number)
-    return _Mismatch(f"{place} is {_kind_in_words(type(first))}", _hint_of(type(first)))
-
-
-def _missing(place: str, values: Sequence[Any]) -> _Mismatch:
-    nones = [number for number, value in enumerate(values) if value is None]
-    hint = f"put a value there {_IN_TRANSFORM}, or pass the loader a collate_fn="
-    if len(nones) == len(values):
-        return _Mismatch(f"{place} is None", hint)
-    return _Mismatch(f"{place} is None in {len(nones)} of {len(values)} samples", hint, nones[0])
+    kind = type(first)
+    if is_image(kind):
+        return _Mismatch(
+            f"{place} is a PIL image ({kind.__name__})",
+            f"make an array of it {_IN_TRANSFORM}, as numpy.array(image) or torchvision's ToTensor do, of one size for "
+            "all images; or pass the loader a collate_fn=",
+        )
+    return _Mismatch(
+        f"{place} is an object of type {kind.__module__}.{kind.__qualname__}",
+        f"make a tensor, array, number or text of it {_IN_TRANSFORM}, or pass the loader a collate_fn=",
+    )
 
 
 def _of_other_kinds(place: str, values: Sequence[Any], kind: type) -> _Mismatch | None:
@@ -189,21 +197,6 @@ def _arrays(place: str, values: Sequence[Any]) -> _Mismatch | None:
             hint = f"convert it to {np.dtype(f'{dtype.kind}{min(dtype.itemsize, largest)}')} {_IN_TRANSFORM}"
         return _Mismatch(f"{place} is an array of dtype {dtype}", hint)
     return None
-
-
-def _kind_in_words(kind: type) -> str:
-    if is_image(kind):
-        return f"a PIL image ({kind.__name__})"
-    return f"an object of type {kind.__module__}.{kind.__qualname__}"
-
-
-def _hint_of(kind: type) -> str:
-    if is_image(kind):
-        return (
-            f"make an array of it {_IN_TRANSFORM}, as numpy.array(image) or torchvision's ToTensor do, of one size for "
-            "all images; or pass the loader a collate_fn="
-        )
-    return f"make a tensor, array, number or text of it {_IN_TRANSFORM}, or pass the loader a collate_fn="
 
 
 def is_image(kind: type) -> bool:

@@ -162,7 +162,11 @@ def weight_of(stream: Stream) -> StreamWeight:
 def options_of(stream: Stream, defaults: StreamDefaults) -> StreamDefaults:
     """Return the options of a stream, with fields that are None taken from ``defaults``."""
     own = {item.name: getattr(stream, item.name) for item in fields(StreamDefaults)}
-    known = {name: _over(value, getattr(defaults, name)) for name, value in own.items() if value is not None}
+    known = {
+        name: value.over(getattr(defaults, name)) if isinstance(value, OptionGroup) else value
+        for name, value in own.items()
+        if value is not None
+    }
     return replace(defaults, **known)
 
 
@@ -350,10 +354,6 @@ def _listed(names: Sequence[str]) -> str:
 def _check_split(split: object) -> None:
     if split is not None:
         check_text("split", split, "a subdirectory, like 'train'")
-
-
-def _over(own: Any, default: Any) -> Any:
-    return own.over(default) if isinstance(own, OptionGroup) else own
 
 
 def _with_subdirectory(location: str | None, subdirectory: str | None) -> str | None:

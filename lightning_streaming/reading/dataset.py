@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields
+from inspect import getattr_static
 from itertools import islice
 from math import ceil
 from typing import Any
@@ -17,7 +18,6 @@ from lightning_streaming.dataset.options import DatasetOptions
 from lightning_streaming.dataset.samples import SampleSource
 from lightning_streaming.dataset.stream import (
     DatasetStreams,
-    Stream,
     StreamSpec,
     cache_config_of,
     join_sources_of,
@@ -36,6 +36,7 @@ from lightning_streaming.options.schedule import Schedule
 from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.options.storage import StorageConfig
 from lightning_streaming.options.token_budget import TokenBudget
+from lightning_streaming.reading.assemble import SampleAssembler
 from lightning_streaming.reading.other_trainers import AcceleratedDataset
 from lightning_streaming.reading.packs.assemblers import assembler_of
 from lightning_streaming.reading.plan import PassPlanner
@@ -127,7 +128,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         self._arguments = {
             name: value
             for name, value in vars(options).items()
-            if isinstance(getattr(type(self), name, None), readonly_property)
+            if isinstance(getattr_static(type(self), name, None), readonly_property)
         }
         named, defaults, settings = options.named_streams(), options.defaults(), options.order()
         if options.shuffle_algo == "py1b":
@@ -164,7 +165,9 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             ),
         )
         self._run_state = RunState(request, source, PassCounter())
-        self._planner = PassPlanner(self._run_state, source, options, assembler_of(documents))
+        self._planner = PassPlanner(
+            self._run_state, source, options, SampleAssembler() if documents is None else assembler_of(documents)
+        )
         self._direct_pass: tuple[int, WorkerSamples] | None = None
         """The latest pass that is read here without a loader, and the moves of the run state at its beginning."""
         self.streams = DatasetStreams(named, defaults, self._run_state, source)
@@ -185,7 +188,9 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
 
     def __repr__(self) -> str:
         streams = islice(self.streams.items(), _MOST_STREAMS)
-        shown = [f"{name}={_where(stream.asked)!r}" for name, stream in streams]
+        user_streams = ((name, stream.asked) for name, stream in streams)
+        locations = {name: spec.local if spec.remote is None else spec.remote for name, spec in user_streams}
+        shown = [f"{name}={mask_url(str(location))!r}" for name, location in locations.items()]
         if len(self.streams) > _MOST_STREAMS:
             shown.append(f"and {len(self.streams) - _MOST_STREAMS} more streams")
         catalog = self._source.known_catalog
@@ -314,11 +319,6 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
                 option="batch_size",
             )
         return self.batch_size
-
-
-def _where(stream: Stream) -> str:
-    place = stream.local if stream.remote is None else stream.remote
-    return mask_url(str(place))
 
 
 def run_state_of(dataset: StreamingDataset) -> RunState:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from lightning_streaming.dataset.bad_samples import BadTally
@@ -306,7 +305,12 @@ class StreamingDataLoader(AcceleratedLoader):
         self._tally.begin_pass(self.num_workers)
         if self.drop_last and (error := no_batch_error(self)):
             _log.warning(str(error))
-        return progress.passes_begun, self._reading(start) if start.world.is_reader else self._without_samples(start)
+        if start.world.is_reader:
+            return progress.passes_begun, self._reading(start)
+        # As many batches as on ranks that read samples, without workers.
+        num_batches = state.epoch_of(start).partition.num_batches(self.drop_last)
+        batches = (({}, self._tally.nothing()) for _ in range(num_batches))
+        return progress.passes_begun, _UnderWay(start, None, batches, {}, None)
 
     def _reading(self, start: EpochStart) -> _UnderWay:
         """Return a pass whose batches are made by workers, or in this process."""
@@ -334,11 +338,6 @@ class StreamingDataLoader(AcceleratedLoader):
             batches = planner.assembler.checked(batches, self._batch_types)
         return _UnderWay(start, groups, batches, replaced, planner.bad_tally(start), channel.fetched)
 
-    def _without_samples(self, start: EpochStart) -> _UnderWay:
-        """Return a pass of a rank that reads no samples: as many batches as on the others, without workers."""
-        batches = run_state_of(self.dataset).epoch_of(start).partition.num_batches(self.drop_last)
-        return _UnderWay(start, None, (({}, self._tally.nothing()) for _ in range(batches)), {}, None)
-
     def _end_workers(self, batches: Iterator[Any] | None) -> None:
         """End the workers behind torch's iterator of a pass, persistent ones too."""
         workers.end_workers(batches)
@@ -358,13 +357,6 @@ class StreamingDataLoader(AcceleratedLoader):
                 hint="make a second loader with another dataset to read two at a time",
             )
         return number == progress.passes_begun
-
-    def _hand_out(self, start: EpochStart, end: Cursor, measures: NDArray[np.int64], wait_ns: int) -> None:
-        """Note that a batch of the pass that began at ``start`` is yielded: where it ends, and what it took."""
-        self._tally.add(measures, wait_ns)
-        self._progress.end = end
-        self._progress.unclaimed.append(end)
-        run_state_of(self.dataset).note_yielded(start, end)
 
     def _forget_pass(self) -> None:
         progress = self._progress
@@ -422,12 +414,22 @@ class LoaderPass(Iterator[Any]):
                 self._reporter = None
         waited = perf_counter_ns() - began
         end = next(self._ends, None)
+        if made is None and end is None:
+            raise StopIteration
         if made is None or end is None:
-            raise _at_end(made, end)
+            raise ConfigError(
+                f"the pass has {'fewer' if end else 'more'} batches than its epoch",
+                hint="a dataset must yield exactly the samples of its share; an __iter__ that yields fewer or more is "
+                "for torch's DataLoader, and here a collate_fn= does that",
+            )
         batch, measures = made
         if self._keys is not None:
             batch = self._labelled(batch, delivered_keys(next(self._keys), under_way.replaced))
-        self._loader._hand_out(under_way.start, end, measures, waited)
+        loader = self._loader
+        loader._tally.add(measures, waited)
+        loader._progress.end = end
+        loader._progress.unclaimed.append(end)
+        run_state_of(loader.dataset).note_yielded(under_way.start, end)
         self._under_way = under_way
         return batch
 
@@ -473,17 +475,6 @@ class _UnderWay(NamedTuple):
     """Counts those; None where a bad sample is an error."""
     fetched: FetchCounts | None = None
     """Counts of fetched shards; None without a callback for them."""
-
-
-def _at_end(made: workers.Measured | None, end: Cursor | None) -> Exception:
-    """Return what to raise where the batches, or the positions at which they end, are exhausted."""
-    if made is None and end is None:
-        return StopIteration()
-    return ConfigError(
-        f"the pass has {'fewer' if end else 'more'} batches than its epoch",
-        hint="a dataset must yield exactly the samples of its share; an __iter__ that yields fewer or more is "
-        "for torch's DataLoader, and here a collate_fn= does that",
-    )
 
 
 def _ends_of_batches(partition: Partition, start: Cursor, drop_last: bool) -> Iterator[Cursor]:

@@ -40,7 +40,17 @@ def _watchers(debug: DebugConfig, source: SampleSource, start: EpochStart, worke
     key = keys_of_rows(source.catalog, start)
     rank = start.world.rank
     log = None if debug.sample_log is None else _sample_log_path(debug.sample_log, rank, worker)
-    watchers: list[Watcher] = [] if log is None else [_open_log(log, key)]
+    watchers = list[Watcher]()
+    if log is not None:
+        try:
+            watchers.append(_SampleLog(log, key))
+        except OSError as error:
+            raise StorageError(
+                f"debug.sample_log={str(log.parent)!r} cannot be written: {error}",
+                hint="pass a directory that can be written to",
+                option="debug.sample_log",
+                path=str(log.parent),
+            ) from error
     if debug.watchdog_seconds is not None:
         stacks = None if log is None else log.with_suffix(".stacks")
         watchers.append(_Watchdog(debug.watchdog_seconds, f"worker {worker} of rank {rank}", key, stacks))
@@ -71,18 +81,6 @@ def last_sample(directory: str | os.PathLike[str] | None, rank: int, worker: int
     if sample is None or sample.pid != pid:
         return "it had read no sample"
     return f"the last sample it read: dataset.restore_sample({json.dumps(sample.key.as_dict())})"
-
-
-def _open_log(path: Path, key: Callable[[Row], SampleKey]) -> _SampleLog:
-    try:
-        return _SampleLog(path, key)
-    except OSError as error:
-        raise StorageError(
-            f"debug.sample_log={str(path.parent)!r} cannot be written: {error}",
-            hint="pass a directory that can be written to",
-            option="debug.sample_log",
-            path=str(path.parent),
-        ) from error
 
 
 class Watcher(Protocol):

@@ -20,7 +20,6 @@ import pickle
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterator
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 
@@ -101,28 +100,25 @@ class BatchSender:
 
 def _pack(batch: Any, slot: memoryview) -> tuple[slice, list[_Place]] | None:
     """Copy a batch into a slot; return its location, or None if torch must send it."""
-    pickled, shelf = io.BytesIO(), _Shelf(slot)
+    pickled, buffers = io.BytesIO(), _SlotBuffers(slot)
     try:
-        _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=shelf.refuses).dump(_with_buffers(batch))
+        _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.refuses).dump(_with_buffers(batch))
     except _UnfitError:
         return None
-    start, stop = shelf.used, shelf.used + pickled.tell()
+    start, stop = buffers.used, buffers.used + pickled.tell()
     if stop > len(slot):
         return None
     slot[start:stop] = pickled.getbuffer()
-    return slice(start, stop), shelf.places
+    return slice(start, stop), buffers.places
 
 
 def _unpack(slot: memoryview, pickled: slice, places: list[_Place]) -> Any:
-    return pickle.loads(slot[pickled], buffers=_copies(slot, places))  # noqa: S301  # what our own worker has put there
+    """Return a copy of the batch in a slot."""
+    copies = (bytearray(slot[a:b]) if is_writable else bytes(slot[a:b]) for a, b, is_writable in places)
+    return pickle.loads(slot[pickled], buffers=copies)  # noqa: S301  # from our own worker
 
 
-def _copies(slot: memoryview, places: list[_Place]) -> Iterator[bytes | bytearray]:
-    for start, stop, is_writable in places:
-        yield bytearray(slot[start:stop]) if is_writable else bytes(slot[start:stop])
-
-
-class _Shelf:
+class _SlotBuffers:
     """Receives the buffers that pickling leaves out, while there is room."""
 
     def __init__(self, slot: memoryview) -> None:

@@ -110,10 +110,6 @@ class WorkerChannel:
     fetched: FetchCounts | None = None
     """Counts of the shards that workers fetch; None without a callback for them."""
 
-    def sender(self) -> BatchSender | None:
-        """Return the sender of a worker, which puts batches where :meth:`opened` reads them."""
-        return None if self.slots is None else BatchSender(self.slots)
-
     def opened(self, group: BatchGroup) -> BatchGroup:
         """Return the group as its worker made it, from what torch returns. Call it once for each."""
         message = group.batches
@@ -210,7 +206,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
     ) -> None:
         self.dataset = dataset
         self.pass_start = channel.pass_start
-        self._sender = channel.sender()
+        self._sender = None if channel.slots is None else BatchSender(channel.slots)
         self._fetched = channel.fetched
         self._collate = collate
         self._drop_last = drop_last
@@ -218,13 +214,13 @@ class WorkerBatches(IterableDataset[BatchGroup]):
 
     def __iter__(self) -> Iterator[BatchGroup]:
         info = get_worker_info()
-        return self._groups(0, 1) if info is None else self._with_failure(info.id, info.num_workers)
-
-    def _with_failure(self, worker: int, num_workers: int) -> Generator[BatchGroup, None, None]:
+        if info is None:
+            yield from self._groups(0, 1)
+            return
         try:
-            yield from self._groups(worker, num_workers)
+            yield from self._groups(info.id, info.num_workers)
         except StreamingError as error:
-            yield BatchGroup(worker, WorkerFailure(error, worker), np.zeros((1, 0), np.int64))
+            yield BatchGroup(info.id, WorkerFailure(error, info.id), np.zeros((1, 0), np.int64))
 
     def _groups(self, worker: int, num_workers: int) -> Generator[BatchGroup, None, None]:
         if self._sender is not None:
@@ -314,10 +310,6 @@ class WorkerFailure:
         self._traceback = None if is_complete else f"in worker process {worker}:\n{lines}"
 
     def __iter__(self) -> Iterator[Any]:
-        raise self._error()
-        yield
-
-    def _error(self) -> StreamingError:
         error = self._kind(message=self._words, **self._fields)
         cause = None if self._cause is None else _unpickled(self._cause)
         where = None if self._traceback is None else _WorkerError(self._traceback)
@@ -325,7 +317,8 @@ class WorkerFailure:
             error.__cause__ = where
         else:
             error.__cause__, cause.__cause__ = cause, where
-        return error
+        raise error
+        yield
 
 
 def _pickled(error: BaseException) -> bytes | None:

@@ -33,7 +33,7 @@ from lightning_streaming.formats.columns import flat_column
 from lightning_streaming.formats.readers import FlatColumn, ShardReader
 from lightning_streaming.options.packing import Packing, PackingConfig
 from lightning_streaming.options.token_budget import TokenBudget
-from lightning_streaming.reading.assemble import ReadSome, SampleAssembler, Scheduler, read_batches
+from lightning_streaming.reading.assemble import ReadSome, Scheduler, read_batches
 from lightning_streaming.reading.packs.types import BarePack, ColumnTypes, alike_batches, converted, stored_types
 from lightning_streaming.reading.packs.values import (
     PackBatch,
@@ -58,11 +58,9 @@ from lightning_streaming.sequence.batching import RowPieces
 _Measures = TypeVar("_Measures")
 
 
-def assembler_of(packing: Packing | None) -> Assembler:
-    """Return the assembler of a dataset with these options of packing, or without packing."""
-    if isinstance(packing, PackingConfig):
-        return PackAssembler(packing)
-    return GroupAssembler(packing) if isinstance(packing, TokenBudget) else SampleAssembler()
+def assembler_of(packing: Packing) -> Assembler:
+    """Return the assembler of a dataset with these options of packing."""
+    return GroupAssembler(packing) if isinstance(packing, TokenBudget) else PackAssembler(packing)
 
 
 class _DocumentAssembler(Assembler):
