@@ -162,7 +162,7 @@ def weight_of(stream: Stream) -> StreamWeight:
 def options_of(stream: Stream, defaults: StreamDefaults) -> StreamDefaults:
     """Return the options of a stream, with fields that are None taken from ``defaults``."""
     own = {item.name: getattr(stream, item.name) for item in fields(StreamDefaults)}
-    known = {
+    known: dict[str, Any] = {
         name: value.over(getattr(defaults, name)) if isinstance(value, OptionGroup) else value
         for name, value in own.items()
         if value is not None

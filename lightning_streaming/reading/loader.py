@@ -309,7 +309,7 @@ class StreamingDataLoader(AcceleratedLoader):
             return progress.passes_begun, self._reading(start)
         # As many batches as on ranks that read samples, without workers.
         num_batches = state.epoch_of(start).partition.num_batches(self.drop_last)
-        batches = (({}, self._tally.nothing()) for _ in range(num_batches))
+        batches: Iterator[workers.Measured] = (({}, self._tally.nothing()) for _ in range(num_batches))
         return progress.passes_begun, _UnderWay(start, None, batches, {}, None)
 
     def _reading(self, start: EpochStart) -> _UnderWay:
