@@ -152,6 +152,22 @@ def print_table(
     print("\n".join(drawn).rstrip() + "\n")
 
 
+def print_records(
+    title: str, records: Sequence[Mapping[str, str]], *, left: Sequence[str] = (), whole: Sequence[str] = ()
+) -> None:
+    """Print a table of records, which map heads to texts; columns without any text are left out.
+
+    Args:
+        title: Title of the table.
+        records: At least one; all have the same heads.
+        left: Columns that are aligned to the left, and not to the right.
+        whole: As for :func:`print_table`.
+    """
+    heads = [head for head in records[0] if any(record[head] for record in records)]
+    rows = [[record[head] for head in heads] for record in records]
+    print_table(title, heads, rows, right=[head for head in heads if head not in left], whole=whole)
+
+
 def _cells(text: str) -> int:
     """Return the number of terminal cells that a text takes: two for a wide character, none for a combining one."""
     if text.isascii():

@@ -13,7 +13,15 @@ from lightning_streaming.resume.state import Cursor
 from lightning_streaming.selection.evaluate import MissingIds
 from lightning_streaming.tools import console
 from lightning_streaming.tools.commands import read_run_files
-from lightning_streaming.tools.console import FINE, counted, print_json, print_line, print_table, printable_name
+from lightning_streaming.tools.console import (
+    FINE,
+    counted,
+    print_json,
+    print_line,
+    print_records,
+    print_table,
+    printable_name,
+)
 from lightning_streaming.tools.runs.checkpoints import read_places
 from lightning_streaming.tools.runs.describe import describe_run, packs_documents
 from lightning_streaming.waits import ProgressCallback
@@ -110,20 +118,18 @@ def packs_in_words(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _print_stage(report: Mapping[str, Any]) -> None:
     """Print tables of streams, joins, packs and phases, and the warnings."""
     stage, streams, packing = report["stage"], report["streams"], packs_in_words(report)
-    heads = ("stream", "stored", "selected", "drawn", "share", "passes", "only")
-    rows = [
-        (
-            printable_name(stream["stream"]),
-            *(f"{stream[head]:,}" for head in ("stored", "selected", "drawn")),
-            f"{stream['share']:.1%}",
-            f"{stream['passes']:.4g}",
-            stream["only"],
-        )
+    records = [
+        {
+            "stream": printable_name(stream["stream"]),
+            **{head: f"{stream[head]:,}" for head in ("stored", "selected", "drawn")},
+            "share": f"{stream['share']:.1%}",
+            "passes": f"{stream['passes']:.4g}",
+            "only": stream["only"],
+        }
         for stream in streams
     ]
     title = f"{stage}: {counted(report['epoch_size'], 'document' if packing else 'sample')} per epoch"
-    width = len(heads) - all(not stream["only"] for stream in streams)
-    print_table(title, heads[:width], [row[:width] for row in rows], right=heads[1:-1], whole=heads[1:-1])
+    print_records(title, records, left=("stream", "only"), whole=("stored", "selected", "drawn", "share", "passes"))
     joins = []
     for name, join in ((stream["stream"], join) for stream in streams for join in stream["joins"]):
         columns = ", ".join(map(printable_name, join["columns"])) or "none that is read"
@@ -141,33 +147,26 @@ def _print_stage(report: Mapping[str, Any]) -> None:
 
 def _print_schedule(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
     """Print a line for each stream of each phase; with the steps if a phase has several, or is a ramp."""
-    heads = ["phase", "ends", "stream", "drawn", "share", "so far", "passes"]
     ramps = any(stream["begin_share"] != stream["end_share"] for phase in phases for stream in phase["streams"])
-    if ramps or any(phase["steps"] > 1 for phase in phases):
-        heads.insert(heads.index("stream"), "steps")
-    if any(phase["ended_at"] is not None for phase in phases):
-        heads.insert(heads.index("ends") + 1, "ended")
-    if ramps:
-        heads.insert(heads.index("share") + 1, "to")
-    rows = []
+    has_steps, records = ramps or any(phase["steps"] > 1 for phase in phases), []
     for phase in phases:
         for number, stream in enumerate(phase["streams"]):
-            is_ramp = stream["begin_share"] != stream["end_share"]
-            cells = {
-                "stream": printable_name(stream["stream"]),
-                "drawn": f"{stream['drawn']:,}",
-                "share": f"{stream['begin_share'] if is_ramp else stream['share']:.1%}",
-                "to": f"{stream['end_share']:.1%}" if is_ramp else "",
-                "so far": f"{stream['drawn_by_end']:,}",
-                "passes": "-" if stream["passes_by_end"] is None else f"{stream['passes_by_end']:.4g}",
-            }
-            if number == 0:
-                cells |= {"phase": printable_name(phase["phase"])}
-                cells |= {head: f"{phase[head]:,}" for head in ("ends", "steps")}
-                cells["ended"] = "" if phase["ended_at"] is None else "early"
-            rows.append([cells.get(head, "") for head in heads])
-    right = [head for head in heads if head not in ("phase", "ended", "stream")]
-    print_table(f"{stage}: phases of an epoch", heads, rows, right=right, whole=heads)
+            is_ramp, is_first = stream["begin_share"] != stream["end_share"], number == 0
+            records.append(
+                {
+                    "phase": printable_name(phase["phase"]) if is_first else "",
+                    "ends": f"{phase['ends']:,}" if is_first else "",
+                    "ended": "early" if is_first and phase["ended_at"] is not None else "",
+                    "steps": f"{phase['steps']:,}" if is_first and has_steps else "",
+                    "stream": printable_name(stream["stream"]),
+                    "drawn": f"{stream['drawn']:,}",
+                    "share": f"{stream['begin_share'] if is_ramp else stream['share']:.1%}",
+                    "to": f"{stream['end_share']:.1%}" if is_ramp else "",
+                    "so far": f"{stream['drawn_by_end']:,}",
+                    "passes": "-" if stream["passes_by_end"] is None else f"{stream['passes_by_end']:.4g}",
+                }
+            )
+    print_records(f"{stage}: phases of an epoch", records, left=("phase", "ended", "stream"), whole=list(records[0]))
 
 
 # select --config
