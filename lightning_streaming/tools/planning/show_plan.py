@@ -95,47 +95,52 @@ def _speed(first: Mapping[str, Any]) -> str:
 def _tables(report: Mapping[str, Any]) -> tuple[Table, Table | None, Table | None]:
     """Return the tables of streams, phases and caches; None without a schedule, and if nothing is fetched."""
 
-    def row_of(stream: Mapping[str, Any], has_tokens: bool) -> list[str]:
-        tokens = "?" if stream["tokens"] is None else f"{stream['tokens']:,}"
-        row = [printable_name(stream["stream"]), f"{stream['samples']:,}", f"{stream['share']:.1%}"]
-        return [*row, tokens] if has_tokens else row
+    def table(rows: Sequence[Mapping[str, str]]) -> Table:
+        return list(rows[0]), [list(row.values()) for row in rows]
 
-    streams = report["streams"]
-    has_tokens, fetches = (any(stream[field] for stream in streams) for field in ("tokens", "bytes"))
-    heads = ["stream", "available", "samples", "share", *(["tokens"] if has_tokens else [])]
-    heads += ["passes", "most reads", "first repeat", *(["fetched"] if fetches else [])]
-    rows = []
+    def counts(stream: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        cells = {"samples": f"{stream['samples']:,}", "share": f"{stream['share']:.1%}"}
+        tokens = "?" if stream["tokens"] is None else f"{stream['tokens']:,}"
+        return cells | {"tokens": tokens} if any(other["tokens"] for other in others) else cells
+
+    streams, rows, fetches = report["streams"], [], any(stream["bytes"] for stream in report["streams"])
     for stream in streams:
         repeat, is_exact = stream["first_repeat"], stream["is_exact"]
-        name, *numbers = row_of(stream, has_tokens)
-        row = [name, f"{stream['selected']:,}", *numbers, f"{stream['passes']:.3f}"]
-        row.append(f"{'' if is_exact else '≥ '}{stream['repeats']}")
-        row.append(f"step {repeat['step']:,}" if repeat is not None else "-" if is_exact else "?")
-        rows.append([*row, format_bytes(stream["bytes"])] if fetches else row)
-    of_streams: Table = (heads, rows)
-    has_tokens = any(stream["tokens"] for phase in report["schedule"] for stream in phase["streams"])
-    heads = ["phase", "stream", "samples", "share", *(["tokens"] if has_tokens else [])]
-    of_phases = [
-        [printable_name(phase["phase"]), *row_of(stream, has_tokens)]
-        for phase in report["schedule"]
-        for stream in phase["streams"]
+        rows.append(
+            {
+                "stream": printable_name(stream["stream"]),
+                "available": f"{stream['selected']:,}",
+                **counts(stream, streams),
+                "passes": f"{stream['passes']:.3f}",
+                "most reads": f"{'' if is_exact else '≥ '}{stream['repeats']}",
+                "first repeat": f"step {repeat['step']:,}" if repeat is not None else "-" if is_exact else "?",
+                **({"fetched": format_bytes(stream["bytes"])} if fetches else {}),
+            }
+        )
+    in_phases = [(phase["phase"], stream) for phase in report["schedule"] for stream in phase["streams"]]
+    phases = [
+        {
+            "phase": printable_name(phase),
+            "stream": printable_name(stream["stream"]),
+            **counts(stream, [stream for _, stream in in_phases]),
+        }
+        for phase, stream in in_phases
     ]
     caches = []
     for cache in report["caches"]:
         limit = "none" if cache["limit"] is None else format_bytes(cache["limit"])
         about = "" if cache["simulated"] == 1 else "≈ " if cache["was_full"] else "≥ "
         caches.append(
-            [
-                f"{limit}{' (configured)' if cache['is_configured'] else ''}",
-                f"{about}{format_bytes(cache['bytes'])}",
-                f"{about}{format_bytes(cache['bytes_of_node'])}",
-                f"{about}{cache['refetched']:.2f}",
-                format_bytes(cache["peak"]),
-                counted(cache["exceeded"], "time") if cache["exceeded"] else "-",
-            ]
+            {
+                "cache_limit": f"{limit}{' (configured)' if cache['is_configured'] else ''}",
+                "fetched in all": f"{about}{format_bytes(cache['bytes'])}",
+                "by a node": f"{about}{format_bytes(cache['bytes_of_node'])}",
+                "× needed": f"{about}{cache['refetched']:.2f}",
+                "peak of a node": format_bytes(cache["peak"]),
+                "exceeded": counted(cache["exceeded"], "time") if cache["exceeded"] else "-",
+            }
         )
-    of_caches = (["cache_limit", "fetched in all", "by a node", "× needed", "peak of a node", "exceeded"], caches)
-    return of_streams, (heads, of_phases) if of_phases else None, of_caches if _fetches_any(report) else None
+    return table(rows), table(phases) if phases else None, table(caches) if _fetches_any(report) else None
 
 
 def _fetches_any(report: Mapping[str, Any]) -> bool:

@@ -108,8 +108,7 @@ def _show(traced: TracedRun, reads: Sequence[Read], args: Namespace) -> None:
 
 def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: list[str]) -> None:
     """Print a line for each read, with its phase if there is a schedule, and the first of its fields if known."""
-    heads = [*heads, *(head for head in ("phase", "fields") if any(read[head] is not None for read in reads))]
-    rows = []
+    has_fields, records = any(read["fields"] is not None for read in reads), []
     for read in reads:
         pack, key, fields = read["packing"] or {"position": 0, "start": 0, "stop": 0}, read["key"], read["fields"] or {}
         values = [
@@ -124,12 +123,12 @@ def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: list[str
             "position": f"{key['position']:,}",
             "pack": f"{pack['position']:,}",
             "tokens": f"{pack['start']:,} to {pack['stop'] - 1:,}",
-            "phase": printable_name(read["phase"] or ""),
+            "phase": "" if read["phase"] is None else printable_name(read["phase"]),
             "sample": f"{printable_name(key['stream'])}:{key['shard']}:{key['sample_index']}",
-            "fields": ", ".join(values) + (", …" if len(fields) > _COLUMNS_SHOWN else "") or "-",
+            "fields": (", ".join(values) + (", …" if len(fields) > _COLUMNS_SHOWN else "") or "-") * has_fields,
         }
-        rows.append([cells[head] for head in heads])
-    console.print_table(title, heads, rows, right=(*_WHEN, "batch", "rank", "place", "position", "pack", "tokens"))
+        records.append({head: cells[head] for head in (*heads, "phase", "fields")})
+    console.print_records(title, records, left=("sample", "phase", "fields"))
 
 
 def _fields_of(run: TracedRun, reads: Iterable[Read], *, fetch: bool) -> dict[int, dict[str, str]]:
