@@ -1,4 +1,4 @@
-"""Which stream has left, come, been renamed or changed is told, however many streams there are, in a small state."""
+"""A mismatch names the stream that was removed, added, renamed or changed, also among many streams."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_a_stream_that_left_is_named(root: Path, form: str, place: int) -> None:
     state = loader(streams).state_dict()
     assert len(json.dumps(state)) < 4096
     name = form.format(place)
-    told = refused({one: path for one, path in streams.items() if one != name}, state)
-    assert f"streams.{name} there 'absent'" in told
-    assert told.count("streams.") == 1
+    message = refused({other: path for other, path in streams.items() if other != name}, state)
+    assert f"streams.{name} there 'absent'" in message
+    assert message.count("streams.") == 1
 
 
 @pytest.mark.parametrize("form", [SHORT, LONG])
@@ -73,8 +73,8 @@ def test_a_stream_that_was_renamed_is_named_with_its_new_name(root: Path, form: 
     streams = many(root, form)
     old = form.format(57)
     renamed = {"another" if name == old else name: path for name, path in streams.items()}
-    told = refused(renamed, loader(streams).state_dict())
-    assert f"streams.{old}: saved there, now named 'another'" in told
+    message = refused(renamed, loader(streams).state_dict())
+    assert f"streams.{old}: saved there, now named 'another'" in message
 
 
 def test_a_stream_that_came_changed_moved_or_is_weighted_otherwise_is_named(root: Path) -> None:
@@ -84,31 +84,31 @@ def test_a_stream_that_came_changed_moved_or_is_weighted_otherwise_is_named(root
     assert "streams.s57.digest" in refused({**streams, "s57": root / "6"}, state)
     assert "streams.s57.digest" in refused(streams, state, s57=2.0)
     moved = {"s1": streams["s1"], **streams}
-    told = refused(moved, state)
-    assert "streams.s0.index 0 1" in told
-    assert "streams.s1.index 1 0" in told
+    message = refused(moved, state)
+    assert "streams.s0.index 0 1" in message
+    assert "streams.s1.index 1 0" in message
 
 
 def test_where_all_are_others_only_the_first_are_listed(root: Path) -> None:
-    told = refused(many(root, "other{}"), loader(many(root)).state_dict())
-    assert "streams.s0 there named 'other0'" in told
-    assert "and 96 more" in told or "and 97 more" in told
+    message = refused(many(root, "other{}"), loader(many(root)).state_dict())
+    assert "streams.s0 there named 'other0'" in message
+    assert "and 96 more" in message or "and 97 more" in message
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("count", "tells"), [(700, True), (1000, True), (1500, False)])
-def test_of_very_many_streams_the_place_is_told_as_long_as_there_is_room(root: Path, count: int, tells: bool) -> None:
+def test_of_very_many_streams_the_index_is_reported_if_there_is_room(root: Path, count: int, tells: bool) -> None:
     streams = many(root, LONG, count)
     state = loader(streams).state_dict()
     assert len(json.dumps(state)) < 4096
-    gone, before = LONG.format(57), LONG.format(56)
-    told = refused({name: path for name, path in streams.items() if name != gone}, state)
+    missing, before = LONG.format(57), LONG.format(56)
+    message = refused({name: path for name, path in streams.items() if name != missing}, state)
     if tells and "names" not in state["stream_list"]:
-        assert f"streams[57] a stream, after '{before}' changed, renamed or 'absent'" in told
+        assert f"streams[57] a stream, after '{before}' changed, renamed or 'absent'" in message
     elif tells:
-        assert f"streams.{gone} there 'absent'" in told
+        assert f"streams.{missing} there 'absent'" in message
     else:
-        assert "all_streams.digest" in told
+        assert "all_streams.digest" in message
 
 
 @pytest.mark.parametrize("names", [1, 40])
@@ -127,16 +127,16 @@ def test_what_differs_by_hashes_alone_says_so(
     for alone in (True, False):
         kind = "with" if alone else "written with"
         state = loader({f"s{number}": root / f"{kind} {then}" for number in range(names)}).state_dict()
-        told = refused({f"s{number}": root / f"{kind} {now}" for number in range(names)}, state)
-        assert f"({words})" in told
-        assert 'on_mismatch="warn"' in told
-        assert ("Only hashes in the indexes differ" in told) == ("digest" not in told) == alone
+        message = refused({f"s{number}": root / f"{kind} {now}" for number in range(names)}, state)
+        assert f"({words})" in message
+        assert 'on_mismatch="warn"' in message
+        assert ("Only hashes in the indexes differ" in message) == ("digest" not in message) == alone
 
 
 def test_other_values_of_a_hash_are_other_data(root: Path, tmp_path: Path) -> None:
     other = write_dataset(tmp_path / "other", 5, first_id=50, size_limit=1000, hashes=["sha1"])
-    told = refused({"0": other}, loader({"0": root / "written with ['sha1']"}).state_dict())
-    assert "streams.0.digest: saved" in told
+    message = refused({"0": other}, loader({"0": root / "written with ['sha1']"}).state_dict())
+    assert "streams.0.digest: saved" in message
 
 
 def of_an_earlier_release(state: State) -> State:
@@ -150,22 +150,22 @@ def test_a_state_of_an_earlier_release_is_as_good(root: Path, count: int) -> Non
     resumed = loader(streams)
     resumed.load_state_dict(state)
     assert of_an_earlier_release(resumed.state_dict()) == state
-    told = refused({**streams, "s0": root / "5"}, state)
-    assert "digest" in told
+    message = refused({**streams, "s0": root / "5"}, state)
+    assert "digest" in message
 
 
-def test_a_state_of_an_earlier_release_tells_hashes_that_were_added(root: Path) -> None:
+def test_a_state_of_an_earlier_release_reports_added_hashes(root: Path) -> None:
     state = of_an_earlier_release(loader({"a": root / "with []"}).state_dict())
     assert "streams.a.hashes: saved none, now sha1" in refused({"a": root / "with ['sha1']"}, state)
 
 
-def test_few_streams_may_become_many_and_are_told_one_by_one(root: Path) -> None:
+def test_few_streams_may_become_many_and_are_reported_individually(root: Path) -> None:
     few = many(root, count=20)
-    told = refused({**few, **{f"new{number}": root / "5" for number in range(15)}}, loader(few).state_dict())
-    assert "streams.new14 'absent' 5 samples" in told
+    message = refused({**few, **{f"new{number}": root / "5" for number in range(15)}}, loader(few).state_dict())
+    assert "streams.new14 'absent' 5 samples" in message
 
 
-def test_what_helps_to_tell_is_not_compared(root: Path) -> None:
+def test_the_stream_list_is_not_compared(root: Path) -> None:
     streams = many(root)
     state: dict[str, Any] = loader(streams).state_dict()
     state["stream_list"]["hashes"] = "sha1"
@@ -188,7 +188,7 @@ def test_what_helps_to_tell_is_not_compared(root: Path) -> None:
 def test_every_difference_is_found(
     saved: dict[str, Any], now: dict[str, Any], expected: list[tuple[str, str, str]]
 ) -> None:
-    assert differences(saved, now) == [Difference(*one) for one in expected]
+    assert differences(saved, now) == [Difference(*change) for change in expected]
 
 
 def test_one_difference_is_a_phrase() -> None:
@@ -196,8 +196,8 @@ def test_one_difference_is_a_phrase() -> None:
 
 
 def test_several_differences_are_a_table() -> None:
-    found = [Difference("order.shuffle_algo", "'py1e'", "'naive'"), Difference("streams.0.samples", "29", "30")]
-    assert format_differences(found).splitlines() == [
+    changes = [Difference("order.shuffle_algo", "'py1e'", "'naive'"), Difference("streams.0.samples", "29", "30")]
+    assert format_differences(changes).splitlines() == [
         "setting             saved   now",
         "order.shuffle_algo  'py1e'  'naive'",
         "streams.0.samples   29      30",
@@ -218,16 +218,16 @@ _LINE = "lightning-streaming fit: all is well"
 )
 def test_names_and_values_of_a_state_add_no_lines_to_a_refusal(saved: dict[str, Any], several: bool) -> None:
     now: dict[str, Any] = {name: {} for name in saved}
-    found = differences({**saved, "more": 1} if several else saved, now)
-    for text in (format_differences(found), mismatch_message(found)):
+    changes = differences({**saved, "more": 1} if several else saved, now)
+    for text in (format_differences(changes), mismatch_message(changes)):
         assert f"\\n{_LINE}" in text
         assert f"\n{_LINE}" not in text
         assert "\x1b" not in text
 
 
 def test_names_of_hashes_and_sentences_on_phases_add_no_lines_to_a_refusal() -> None:
-    found = [Difference("streams.a.hashes", f"sha1\n{_LINE}", "none")]
-    text = mismatch_message(found, phase_hints=f" Run `state branch a\n{_LINE}`.")
+    changes = [Difference("streams.a.hashes", f"sha1\n{_LINE}", "none")]
+    text = mismatch_message(changes, phase_hints=f" Run `state branch a\n{_LINE}`.")
     assert text.count(f"\\n{_LINE}") == 3
     assert f"\n{_LINE}" not in text
 
@@ -242,11 +242,11 @@ def test_the_mix_of_a_phase_is_one_line() -> None:
     assert format_mix(phase("ramp", 10, {"web": (1.0, 2.0), "code": 1.0})) == "code 1.0, web 1.0 to 2.0"
 
 
-def test_mixes_of_many_streams_are_told_apart_in_short() -> None:
+def test_mixes_of_many_streams_are_short_and_distinct() -> None:
     many: dict[str, float | tuple[float, float]] = {f"stream{number}": 1.0 for number in range(100)}
-    told = [format_mix(phase("one", 10, {**many, "stream7": one})) for one in (1.0, 1.5, (1.0, 1.5))]
-    assert len(set(told)) == 3
-    assert all(one.startswith("of 100 streams, ") and len(one) < 100 for one in told)
+    mixes = [format_mix(phase("one", 10, {**many, "stream7": weight})) for weight in (1.0, 1.5, (1.0, 1.5))]
+    assert len(set(mixes)) == 3
+    assert all(mix.startswith("of 100 streams, ") and len(mix) < 100 for mix in mixes)
 
 
 def test_values_that_cannot_be_compared_are_differences() -> None:

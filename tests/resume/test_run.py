@@ -69,8 +69,8 @@ def read_from(run: Run, cursor: Cursor) -> list[int]:
     steps = np.arange(partition.num_batches(run.machines.drop_last))
     ranks = np.ndindex(run.machines.num_nodes, run.machines.ranks_per_node)
     positions = np.concatenate([partition.batches(steps, node, rank) for node, rank in ranks], axis=1)
-    found = sorted({int(one) for one in positions.ravel() if one >= 0})
-    return [int(one) for one in plan.ids(np.asarray(found, np.int64))]
+    read = sorted({int(position) for position in positions.ravel() if position >= 0})
+    return [int(sample) for sample in plan.ids(np.asarray(read, np.int64))]
 
 
 def fields_of(run: Run) -> dict[str, Any]:
@@ -87,8 +87,8 @@ methods = st.sampled_from(BATCHING_METHODS)
 def test_no_question_changes_a_run(
     catalog: Catalog, method: Any, world: tuple[int, int, int], position: int, drop_last: bool, skips: bool
 ) -> None:
-    asked = request(batching_method=method, num_canonical_nodes=12, skip=("1-2",) if skips else ())
-    run = new_run(asked, catalog, machines(*world, drop_last=drop_last))
+    options = request(batching_method=method, num_canonical_nodes=12, skip=("1-2",) if skips else ())
+    run = new_run(options, catalog, machines(*world, drop_last=drop_last))
     try:
         start = run.normalise(Cursor(0, min(position, len(run.epoch(Cursor(0, 0)).sequence))))
     except ConfigError:  # a stream that does not fill a batch of so many ranks
@@ -121,15 +121,15 @@ def test_a_resumed_run_reads_the_rest_of_the_epoch(
     steps: int,
     data: st.DataObject,
 ) -> None:
-    asked = request(batching_method=method, num_canonical_nodes=12)
+    options = request(batching_method=method, num_canonical_nodes=12)
     try:
-        run = new_run(asked, catalog, machines(*first)).at(Cursor(0, 0))
+        run = new_run(options, catalog, machines(*first)).at(Cursor(0, 0))
         begins = run.epoch(Cursor(0, 0)).partition.position_after(steps)
     except ConfigError:
         return
     cursor = run.normalise(Cursor(0, min(begins, len(run.epoch(Cursor(0, 0)).sequence))))
     state = json_copy(run.saved(cursor).as_state())
-    onward = data.draw(st.sampled_from([request(batching_method=method), asked]), label="asked on resume")
+    onward = data.draw(st.sampled_from([request(batching_method=method), options]), label="requested on resume")
     resumed = resume(read_state(state), onward, catalog, machines(*second))
     assert (list(resumed.differences), list(resumed.notes())) == ([], [])
     if cursor.epoch == 0 and cursor.sample_in_epoch:
@@ -212,23 +212,23 @@ def test_weights_follow_the_saved_seed(catalog: Catalog) -> None:
 
 
 CHANGES: dict[str, Callable[[RunRequest], RunRequest]] = {
-    "order.shuffle": lambda asked: replace(asked, settings=replace(asked.settings, shuffle=False)),
-    "order.shuffle_algo": lambda asked: replace(asked, settings=replace(asked.settings, shuffle_algo="naive")),
-    "order.shuffle_block_size": lambda asked: replace(asked, settings=replace(asked.settings, shuffle_block_size=17)),
-    "order.sampling_method": lambda asked: replace(asked, settings=replace(asked.settings, sampling_method="fixed")),
-    "order.epoch_size": lambda asked: replace(asked, epoch_size=50),
-    "streams.a.samples_drawn": lambda asked: replace(asked, weights=(StreamWeight(choose=9), StreamWeight())),
+    "order.shuffle": lambda base: replace(base, settings=replace(base.settings, shuffle=False)),
+    "order.shuffle_algo": lambda base: replace(base, settings=replace(base.settings, shuffle_algo="naive")),
+    "order.shuffle_block_size": lambda base: replace(base, settings=replace(base.settings, shuffle_block_size=17)),
+    "order.sampling_method": lambda base: replace(options, settings=replace(options.settings, sampling_method="fixed")),
+    "order.epoch_size": lambda options: replace(options, epoch_size=50),
+    "streams.a.samples_drawn": lambda options: replace(options, weights=(StreamWeight(choose=9), StreamWeight())),
 }
 
 
 @pytest.mark.parametrize("setting", CHANGES)
-def test_what_has_changed_is_told_and_refused(catalog: Catalog, setting: str) -> None:
+def test_changes_are_listed_and_refused(catalog: Catalog, setting: str) -> None:
     state = new_run(request(), catalog, machines()).saved(Cursor(0, 8))
     changed = CHANGES[setting](request())
     with pytest.raises(StateMismatchError, match=rf"(?s)text: the saved position belongs to other data.*{setting}"):
         resume(state, changed, catalog, machines(), reader="text")
     resumed = resume(state, changed, catalog, machines(), "warn", reader="text")
-    assert setting in {one.setting for one in resumed.differences}
+    assert setting in {change.setting for change in resumed.differences}
     (note,) = resumed.notes()
     assert note.startswith("text: resuming although data or order have changed:")
     assert resumed.run.may_end_early
@@ -237,14 +237,14 @@ def test_what_has_changed_is_told_and_refused(catalog: Catalog, setting: str) ->
 @pytest.mark.parametrize(
     "alike",
     [{"shuffle_seed": 3}, {"num_canonical_nodes": 7}, {"partition_algo": "orig"}],
-    ids=lambda one: next(iter(one)),
+    ids=lambda changes: next(iter(changes)),
 )
 def test_what_the_state_brings_or_does_not_matter_is_no_difference(catalog: Catalog, alike: dict[str, Any]) -> None:
     state = new_run(request(num_canonical_nodes=2), catalog, machines()).saved(Cursor(0, 8))
     assert resume(state, request(**alike), catalog, machines()).differences == []
 
 
-def test_other_data_is_told_stream_by_stream(catalog: Catalog, smaller: Catalog) -> None:
+def test_other_data_is_reported_stream_by_stream(catalog: Catalog, smaller: Catalog) -> None:
     state = new_run(request(), catalog, machines()).saved(Cursor(0, 80))
     resumed = resume(state, request(), smaller, machines(), "warn")
     assert Difference("streams.a.samples", "37", "18") in resumed.differences
@@ -262,17 +262,17 @@ def test_a_state_without_a_fingerprint_is_taken_as_it_is(catalog: Catalog, small
         resumed.run.normalise(Cursor(0, 80))
 
 
-def test_a_state_that_does_not_tell_its_first_nodes_has_none_to_go_on_with(catalog: Catalog) -> None:
-    asked = request(batching_method="device_per_stream", num_canonical_nodes=4)
-    state = new_run(asked, catalog, machines(4, 1, 2)).saved(Cursor(1, 0))
-    told = resume(state, asked, catalog, machines(3, 1, 2)).run
-    assert told.epoch(Cursor(1, 0)).composed.num_nodes == 1
-    untold = resume(replace(state, initial_physical_nodes=None), asked, catalog, machines(3, 1, 2)).run
+def test_a_state_without_its_first_nodes_has_no_nodes_to_continue_with(catalog: Catalog) -> None:
+    options = request(batching_method="device_per_stream", num_canonical_nodes=4)
+    state = new_run(options, catalog, machines(4, 1, 2)).saved(Cursor(1, 0))
+    known = resume(state, options, catalog, machines(3, 1, 2)).run
+    assert known.epoch(Cursor(1, 0)).composed.num_nodes == 1
+    unknown = resume(replace(state, initial_physical_nodes=None), options, catalog, machines(3, 1, 2)).run
     with pytest.raises(ConfigError, match="num_canonical_nodes=4 must be a multiple of the 3 nodes"):
-        untold.epoch(Cursor(1, 0))
+        unknown.epoch(Cursor(1, 0))
 
 
-def test_too_many_canonical_nodes_are_refused_as_whoever_asked_for_them(catalog: Catalog) -> None:
+def test_too_many_canonical_nodes_are_refused_as_an_option_or_a_state(catalog: Catalog) -> None:
     many = request(num_canonical_nodes=2**17)
     with pytest.raises(ConfigError, match="is 131072, and an epoch of 90 samples has 65536 at most"):
         new_run(many, catalog, machines())
@@ -290,7 +290,7 @@ def test_too_many_canonical_nodes_are_refused_as_whoever_asked_for_them(catalog:
         resume(saved, request(), catalog, machines())
 
 
-@pytest.mark.parametrize("method", [one for one in BATCHING_METHODS if one != "random"])
+@pytest.mark.parametrize("method", [name for name in BATCHING_METHODS if name != "random"])
 def test_an_epoch_under_way_keeps_its_batches_on_other_machines(catalog: Catalog, method: Any) -> None:
     begun = new_run(request(batching_method=method), catalog, machines(1, 2, 4)).at(Cursor(1, 0))
     composed = begun.epoch(Cursor(1, 0)).composed
@@ -324,8 +324,8 @@ def test_ranges_to_skip_stay_where_they_were_placed(catalog: Catalog) -> None:
     assert list(counted.skipped_ranges.values()) == [((0, 12), (0, 20)), ((0, 24), (0, 26))]
     assert counted.skipped_too_late(Cursor(0, 8)) == []
     assert counted.skipped_too_late(Cursor(0, 25)) == []
-    assert [str(one) for one in counted.skipped_too_late(Cursor(0, 26))] == ["8"]
-    assert [str(one) for one in counted.skipped_too_late(Cursor(1, 0))] == ["8"]
+    assert [str(batches) for batches in counted.skipped_too_late(Cursor(0, 26))] == ["8"]
+    assert [str(batches) for batches in counted.skipped_too_late(Cursor(1, 0))] == ["8"]
 
 
 def test_what_is_new_to_skip_is_placed_also_where_the_data_has_become_smaller(
@@ -335,7 +335,7 @@ def test_what_is_new_to_skip_is_placed_also_where_the_data_has_become_smaller(
     run = resume(state, request(skip=("3-4", "21")), smaller, machines(), "warn").run
     run = run.counted_from(TrainProgress(steps=20, place=(0, 80), steps_in_epoch=20))
     assert run.normalise(Cursor(0, 80)) == Cursor(1, 0)
-    assert [str(one) for one in run.skipped_too_late(Cursor(0, 80))] == ["3-4"]
+    assert [str(batches) for batches in run.skipped_too_late(Cursor(0, 80))] == ["3-4"]
     assert list(run.skipped_ranges.values()) == [((0, 80), (0, 80)), ((1, 4), (1, 8))]
 
 
@@ -348,7 +348,7 @@ def test_what_was_placed_for_a_trainer_that_has_begun_stays_there(catalog: Catal
     assert untouched.on(machines(batch_size=9)).skipped_ranges != run.skipped_ranges
 
 
-def test_what_was_placed_by_a_pass_is_placed_anew_for_a_trainer_and_for_other_machines(catalog: Catalog) -> None:
+def test_ranges_located_by_a_pass_are_located_again_for_a_trainer_and_for_other_machines(catalog: Catalog) -> None:
     run = new_run(request(skip=("5",)), catalog, machines(batch_size=4)).at(Cursor(0, 0))
     assert list(run.skipped_ranges.values()) == [((0, 20), (0, 24))]
     # Two steps of other machines have come as far as 16, so that three more lie between there and batch 5.
@@ -358,9 +358,9 @@ def test_what_was_placed_by_a_pass_is_placed_anew_for_a_trainer_and_for_other_ma
 
 
 def test_ranges_of_later_epochs_stay_when_the_epoch_that_they_were_counted_from_is_over(catalog: Catalog) -> None:
-    asked = request(batching_method="per_stream", num_canonical_nodes=4)
-    state = new_run(asked, catalog, machines(1, 2, 4)).at(Cursor(0, 0)).saved(Cursor(0, 16))
-    skipping = replace(asked, skip=parse_batch_ranges(["40", "80"], "skip"))
+    options = request(batching_method="per_stream", num_canonical_nodes=4)
+    state = new_run(options, catalog, machines(1, 2, 4)).at(Cursor(0, 0)).saved(Cursor(0, 16))
+    skipping = replace(options, skip=parse_batch_ranges(["40", "80"], "skip"))
     run = resume(state, skipping, catalog, machines(1, 1, 3)).run
     run = run.counted_from(TrainProgress(steps=2, place=(0, 16), steps_in_epoch=2))
     lengths = [len(run.epoch(Cursor(*place)).sequence) for place in ((0, 16), (1, 0))]
@@ -373,15 +373,15 @@ def test_ranges_of_later_epochs_stay_when_the_epoch_that_they_were_counted_from_
 
 
 @pytest.mark.parametrize("method", BATCHING_METHODS)
-def test_a_process_that_is_told_a_pass_reads_the_same(catalog: Catalog, method: Any) -> None:
-    asked = request(batching_method=method, skip=("2",))
-    run = new_run(asked, catalog, machines(2, 2, 3)).at(Cursor(1, 0))
+def test_a_process_that_gets_a_pass_reads_the_same(catalog: Catalog, method: Any) -> None:
+    options = request(batching_method=method, skip=("2",))
+    run = new_run(options, catalog, machines(2, 2, 3)).at(Cursor(1, 0))
     begins = Cursor(0, 12)
     world = World(num_nodes=2, ranks_per_node=2, rank=3)
-    told = SharedEpochStart(most_skipped_runs=1)
-    told.assign(run.epoch(begins).pass_start(world))
-    start = told.assigned()
-    mine, theirs = run.epoch(begins), Epoch.of_pass(order_of_pass(asked, catalog, start), start)
+    shared = SharedEpochStart(most_skipped_runs=1)
+    shared.assign(run.epoch(begins).pass_start(world))
+    start = shared.assigned()
+    mine, theirs = run.epoch(begins), Epoch.of_pass(order_of_pass(options, catalog, start), start)
     assert theirs.partition.sequence.digest == mine.partition.sequence.digest
     assert replace(theirs.partition, sequence=mine.partition.sequence) == mine.partition
     positions = np.arange(len(mine.sequence))

@@ -28,21 +28,21 @@ FITTING = st.sampled_from([1, 2, 3, 6, 12])
 WEIGHTS = st.floats(1e-3, 10.0)
 
 
-def asked_for(algo: str, **said: object) -> ResolvedOrder:
+def settings_for(algo: str, **said: object) -> ResolvedOrder:
     """A shuffle in small blocks; none where there is no name."""
     return make_settings(**{"shuffle": bool(algo), "shuffle_algo": algo or "py1s", "shuffle_block_size": 20, **said})
 
 
 @st.composite
-def mixtures(draw: st.DrawFn, asked: ResolvedOrder) -> Mixture:
+def mixtures(draw: st.DrawFn, options: ResolvedOrder) -> Mixture:
     """Streams of a few shards, in one to four phases of which some are ramps."""
     shards = {
         name: draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
         for name in draw(st.permutations(["code", "math", "news", "web"]))
     }
-    lengths = st.integers(asked.num_canonical_nodes, asked.num_canonical_nodes + 40)
+    lengths = st.integers(options.num_canonical_nodes, options.num_canonical_nodes + 40)
     phases = draw(phase_lists(sorted(shards), lengths, WEIGHTS, most_phases=4, most_steps=4))
-    return make_mixture(asked, phases, shards, draw(st.sampled_from([16, 1 << 20])))
+    return make_mixture(options, phases, shards, draw(st.sampled_from([16, 1 << 20])))
 
 
 @pytest.mark.rotate(2)
@@ -54,8 +54,8 @@ def test_samples_of_a_stream_come_again_only_when_all_of_it_was_read(
 ) -> None:
     # Large enough to give a block to each stream by its share.
     block = 20 if method == "random" else 10**6
-    asked = asked_for(algo, num_canonical_nodes=nodes, batching_method=method, shuffle_block_size=block)
-    mixture = data.draw(mixtures(asked))
+    options = settings_for(algo, num_canonical_nodes=nodes, batching_method=method, shuffle_block_size=block)
+    mixture = data.draw(mixtures(options))
     ids = {name: ids_of(mixture, name) for name in mixture.plan.streams}
     counts = np.zeros(max(of.stop for of in ids.values()), np.int64)
     drawn = dict.fromkeys(ids, 0)
@@ -81,13 +81,13 @@ def test_samples_of_a_stream_come_again_only_when_all_of_it_was_read(
 def test_an_epoch_cut_three_times_reads_what_one_that_was_not_does(
     algo: str, legs: list[Leg], epoch: int, data: st.DataObject
 ) -> None:
-    asked = asked_for(algo, num_canonical_nodes=6)
-    mixture = data.draw(mixtures(asked))
-    whole = sequence_of(asked, mixture, ALONE, epoch)
+    options = settings_for(algo, num_canonical_nodes=6)
+    mixture = data.draw(mixtures(options))
+    whole = sequence_of(options, mixture, ALONE, epoch)
     expected = whole.ids_between(0, len(whole)).tolist()
     assert len(expected) == mixture.plan.epoch_size
     # Nothing is read twice at the end of a step, also on more nodes than canonical nodes.
-    assert read_epoch(asked, mixture, epoch, legs) == expected
+    assert read_epoch(options, mixture, epoch, legs) == expected
 
 
 @UNHURRIED
@@ -95,13 +95,13 @@ def test_an_epoch_cut_three_times_reads_what_one_that_was_not_does(
 def test_relaxed_goes_on_with_nodes_that_canonical_nodes_do_not_fit(
     legs: list[Leg], algo: str, data: st.DataObject
 ) -> None:
-    asked = asked_for(algo, num_canonical_nodes=6)
-    mixture = data.draw(mixtures(asked))
-    assert read_epoch(asked, mixture, 1, legs) == read_epoch(asked, mixture, 1, legs[:1])
+    options = settings_for(algo, num_canonical_nodes=6)
+    mixture = data.draw(mixtures(options))
+    assert read_epoch(options, mixture, 1, legs) == read_epoch(options, mixture, 1, legs[:1])
 
 
 @st.composite
-def composed(draw: st.DrawFn, asked: ResolvedOrder) -> tuple[Mixture, list[Leg]]:
+def composed(draw: st.DrawFn, options: ResolvedOrder) -> tuple[Mixture, list[Leg]]:
     """Phases that fill a few batches of each stream; the machines of later legs may be any."""
     legs = draw(legs_on(st.sampled_from([1, 2, 4]), st.integers(1, 7)))
     shards = {name: draw(st.lists(st.integers(9, 20), min_size=2, max_size=4)) for name in ("a", "b", "c")}
@@ -115,7 +115,7 @@ def composed(draw: st.DrawFn, asked: ResolvedOrder) -> tuple[Mixture, list[Leg]]
     begins = BatchGeometry(
         num_nodes=machines.num_nodes, ranks_per_node=min(machines.ranks_per_node, 2), batch_size=3 + machines.batch_size
     )
-    return make_mixture(asked, phases, shards), [
+    return make_mixture(options, phases, shards), [
         Leg(machines=begins, workers=legs[0].workers, steps=legs[0].steps + 1),
         *legs[1:],
     ]
@@ -128,15 +128,15 @@ def composed(draw: st.DrawFn, asked: ResolvedOrder) -> tuple[Mixture, list[Leg]]
 def test_composed_batches_stay_those_of_the_machines_that_the_epoch_began_with(
     method: str, algo: str, epoch: int, data: st.DataObject
 ) -> None:
-    asked = asked_for(algo, num_canonical_nodes=4, batching_method=method)
-    mixture, legs = data.draw(composed(asked))
+    options = settings_for(algo, num_canonical_nodes=4, batching_method=method)
+    mixture, legs = data.draw(composed(options))
     try:
-        whole = sequence_of(asked, mixture, legs[0].machines, epoch)
+        whole = sequence_of(options, mixture, legs[0].machines, epoch)
         expected = whole.ids_between(0, len(whole)).tolist()
     except ConfigError:  # a stream that fills no batch of so many ranks
         assume(False)
-    assert read_epoch(asked, mixture, epoch, legs) == expected
-    # Each phase begins with a batch of its own.
+    assert read_epoch(options, mixture, epoch, legs) == expected
+    # Each phase begins with a separate batch.
     stops = whole.part_stops()[mixture.plan.last_steps]
     assert not (stops % legs[0].machines.global_batch_size).any()
     of = [ids_of(mixture, name) for name in ("a", "b", "c")]
@@ -146,30 +146,30 @@ def test_composed_batches_stay_those_of_the_machines_that_the_epoch_began_with(
 
 
 def test_composed_batches_are_of_the_mixture_of_their_phase() -> None:
-    asked = make_settings(num_canonical_nodes=1, batching_method="stratified")
+    options = make_settings(num_canonical_nodes=1, batching_method="stratified")
     phases = [phase("one", 80, {"a": 3.0, "b": 1.0}), phase("two", 160, {"a": 1.0, "b": 3.0})]
-    mixture = make_mixture(asked, phases, {"a": [100], "b": [100]})
+    mixture = make_mixture(options, phases, {"a": [100], "b": [100]})
     whole = Phased(mixture, geometry_of(1, 1, 8), 0)
     from_a = (whole.ids_between(0, len(whole)) < 100).reshape(-1, 8).sum(axis=1)
     assert from_a.tolist() == [6] * 10 + [2] * 10
 
 
 def test_a_stream_of_which_no_batch_can_be_composed_is_named_with_its_phase() -> None:
-    asked = make_settings(num_canonical_nodes=1, batching_method="stratified")
+    options = make_settings(num_canonical_nodes=1, batching_method="stratified")
     phases = [phase("one", 80, {"a": 1.0}), phase("ramp", 880, {"a": (1.0, 0.99), "b": (0.0, 0.02)}, steps=8)]
-    mixture = make_mixture(asked, phases, {"a": [100], "b": [100]})
+    mixture = make_mixture(options, phases, {"a": [100], "b": [100]})
     with pytest.raises(ConfigError, match=r"phase 'ramp': stream 'b' has a share of 0.01, less.*raise its weight"):
         len(Phased(mixture, geometry_of(1, 1, 8), 0))
-    few = make_mixture(replace(asked, batching_method="per_stream"), phases, {"a": [100], "b": [100]})
+    few = make_mixture(replace(options, batching_method="per_stream"), phases, {"a": [100], "b": [100]})
     with pytest.raises(ConfigError, match=r"phase 'ramp': stream 'b' draws 1 samples, too few"):
         len(Phased(few, geometry_of(1, 1, 8), 0))
 
 
 @pytest.mark.parametrize("method", BATCHING_METHODS)
 def test_places_are_all_of_the_epoch_once(method: str) -> None:
-    asked = make_settings(num_canonical_nodes=1, batching_method=method)
+    options = make_settings(num_canonical_nodes=1, batching_method=method)
     phases = [phase("one", 60, {"a": 3.0, "b": 1.0}), phase("two", 144, {"a": (1.0, 2.0), "b": (3.0, 2.0)}, steps=2)]
-    whole = Phased(make_mixture(asked, phases, {"a": [50], "b": [50]}), geometry_of(1, 1, 3), 0)
+    whole = Phased(make_mixture(options, phases, {"a": [50], "b": [50]}), geometry_of(1, 1, 3), 0)
     places = whole.places(np.arange(len(whole)))
     assert len(set(places.tolist())) == len(whole)
     assert places.min() >= 0
@@ -177,7 +177,7 @@ def test_places_are_all_of_the_epoch_once(method: str) -> None:
     assert (method == "random") == (len(whole) == 144)
 
 
-def test_positions_may_be_asked_for_in_any_order_and_shape() -> None:
+def test_positions_may_be_requested_in_any_order_and_shape() -> None:
     whole = phased_of(three_phases())
     together = whole.ids_between(0, len(whole))
     positions = np.random.default_rng(0).integers(0, len(whole), (7, 11))
@@ -193,8 +193,8 @@ def three_phases(shards: dict[str, list[int]] | None = None, **said: object) -> 
         phase("two", 120, {"b": (3.0, 1.0), "c": (1.0, 2.0)}, steps=4),
         phase("three", 160, {"c": 1.0, "d": 1.0}),
     ]
-    asked = make_settings(num_canonical_nodes=4, shuffle_block_size=20, **said)
-    return make_mixture(asked, phases, shards or {"a": [9, 8], "b": [20, 20], "c": [5, 6, 7], "d": [30]})
+    options = make_settings(num_canonical_nodes=4, shuffle_block_size=20, **said)
+    return make_mixture(options, phases, shards or {"a": [9, 8], "b": [20, 20], "c": [5, 6, 7], "d": [30]})
 
 
 def phased_of(mixture: Mixture, epoch: int = 0) -> Phased:
@@ -220,36 +220,36 @@ def test_streams_that_come_or_go_change_only_the_ids_of_others(algo: str) -> Non
 
 
 @pytest.mark.parametrize("method", BATCHING_METHODS)
-def test_what_is_gone_can_be_counted_and_not_read(method: str) -> None:
-    asked: dict[str, Any] = {"batching_method": method, "shuffle_algo": "py1s"}
-    all_here = phased_of(three_phases(**asked))
-    gone = phased_of(three_phases({"b": [20, 20], "c": [5, 6, 7], "d": [30]}, **asked))
-    assert len(gone) == len(all_here)
-    assert gone.part_stops().tolist() == all_here.part_stops().tolist()
-    positions = np.arange(len(gone))
-    assert gone.places(positions).tolist() == all_here.places(positions).tolist()
-    begun = int(gone.part_stops()[three_phases(**asked).plan.last_steps[0]])
-    assert len(gone.ids(positions[begun:])) == len(gone) - begun
+def test_removed_streams_can_be_counted_and_not_read(method: str) -> None:
+    options: dict[str, Any] = {"batching_method": method, "shuffle_algo": "py1s"}
+    all_here = phased_of(three_phases(**options))
+    removed = phased_of(three_phases({"b": [20, 20], "c": [5, 6, 7], "d": [30]}, **options))
+    assert len(removed) == len(all_here)
+    assert removed.part_stops().tolist() == all_here.part_stops().tolist()
+    positions = np.arange(len(removed))
+    assert removed.places(positions).tolist() == all_here.places(positions).tolist()
+    begun = int(removed.part_stops()[three_phases(**options).plan.last_steps[0]])
+    assert len(removed.ids(positions[begun:])) == len(removed) - begun
     with pytest.raises(ConfigError, match=r"phase 'one' reads stream 'a'.*add it again"):
-        gone.ids(positions[: begun + 1])
+        removed.ids(positions[: begun + 1])
 
 
-def test_the_step_that_follows_is_told_and_each_is_drawn_once() -> None:
+def test_the_next_step_is_passed_on_and_each_is_drawn_once() -> None:
     drawn: list[int] = []
-    told: list[int] = []
+    following: list[int] = []
 
     def draw(order: Shuffled) -> np.ndarray:
         drawn.append(order.step)
         return drawn_here(order)
 
     mixture = three_phases()
-    whole = Phased(mixture, geometry_of(1, 1, 4), 0, draw, lambda order: told.append(order.step))
+    whole = Phased(mixture, geometry_of(1, 1, 4), 0, draw, lambda order: following.append(order.step))
     len(whole), whole.places(np.arange(len(whole)))
-    assert (drawn, told) == ([], [])
+    assert (drawn, following) == ([], [])
     for first in range(0, len(whole), 8):
         whole.ids(np.arange(first, first + 8))
     assert drawn == list(range(len(mixture.plan)))
-    assert told == drawn[1:]
+    assert following == drawn[1:]
 
 
 def digests(mixture: Mixture, epochs: Sequence[int] = (0, 1)) -> list[str]:
@@ -260,8 +260,8 @@ def digests(mixture: Mixture, epochs: Sequence[int] = (0, 1)) -> list[str]:
 @pytest.mark.parametrize("algo", SHUFFLE_ALGOS)
 def test_a_tiny_stream_is_read_as_often_as_it_takes_pass_by_pass(algo: str) -> None:
     # More passes than 16 bits count.
-    asked = asked_for(algo, shuffle_block_size=4_096)
-    mixture = make_mixture(asked, [phase("p", 300_000, {"tiny": 1.0, "web": 1.0})], {"tiny": [1, 1], "web": [9_999]})
+    options = settings_for(algo, shuffle_block_size=4_096)
+    mixture = make_mixture(options, [phase("p", 300_000, {"tiny": 1.0, "web": 1.0})], {"tiny": [1, 1], "web": [9_999]})
     epoch = Phased(mixture, geometry_of(1, 1, 1), 0)
     ids = epoch.ids(np.arange(len(epoch)))
     tiny, web = ids[ids < 2], ids[ids >= 2]
@@ -280,33 +280,33 @@ def test_each_step_has_a_digest_of_its_own() -> None:
 
 
 def test_steps_of_one_mixture_are_shuffled_each_in_its_own_way() -> None:
-    asked = make_settings(num_canonical_nodes=1)
-    mixture = make_mixture(asked, [phase("one", 400, {"a": 1.0})], {"a": [100]}, longest_step=100)
+    options = make_settings(num_canonical_nodes=1)
+    mixture = make_mixture(options, [phase("one", 400, {"a": 1.0})], {"a": [100]}, longest_step=100)
     read = [tuple(mixture.shuffled(epoch, step).ids(np.arange(100))) for epoch in (0, 1) for step in range(4)]
     assert len(set(read)) == 8
 
 
-def test_ids_beyond_four_bytes_are_told_apart() -> None:
-    asked = make_settings(num_canonical_nodes=1, shuffle_algo="py1s")
-    mixture = make_mixture(asked, [phase("one", 20, {"a": 1.0})], {"large": [1 << 33], "a": [20]})
+def test_ids_beyond_four_bytes_are_distinct() -> None:
+    options = make_settings(num_canonical_nodes=1, shuffle_algo="py1s")
+    mixture = make_mixture(options, [phase("one", 20, {"a": 1.0})], {"large": [1 << 33], "a": [20]})
     assert sorted(mixture.shuffled(0, 0).ids(np.arange(20)).tolist()) == list(range(1 << 33, (1 << 33) + 20))
 
 
 def test_unshuffled_steps_read_stream_after_stream_as_stored() -> None:
-    asked = make_settings(num_canonical_nodes=1, shuffle=False)
+    options = make_settings(num_canonical_nodes=1, shuffle=False)
     phases = [phase("one", 6, {"a": 2.0, "b": 1.0}), phase("two", 12, {"a": 1.0, "b": 1.0})]
-    whole = Phased(make_mixture(asked, phases, {"b": [20], "a": [5]}), ALONE, 0)
+    whole = Phased(make_mixture(options, phases, {"b": [20], "a": [5]}), ALONE, 0)
     assert whole.ids_between(0, 12).tolist() == [20, 21, 22, 23, 0, 1, 24, 20, 21, 2, 3, 4]
 
 
 @given(canonical=st.sampled_from([1, 2, 4, 6]), nodes=st.integers(1, 12), method=st.sampled_from(BATCHING_METHODS))
 def test_nodes_that_do_not_fit_are_refused_as_without_phases(canonical: int, nodes: int, method: str) -> None:
-    asked = make_settings(num_canonical_nodes=canonical, batching_method=method, partition_algo="orig")
-    mixture = make_mixture(asked, [phase("one", 600, {"a": 1.0})], {"a": [100]})
+    options = make_settings(num_canonical_nodes=canonical, batching_method=method, partition_algo="orig")
+    mixture = make_mixture(options, [phase("one", 600, {"a": 1.0})], {"a": [100]})
     leg = Leg(machines=geometry_of(nodes, 1, 2), workers=1, steps=1)
     can = {"stratified": True, "device_per_stream": canonical % nodes == 0}.get(method, fits(canonical, nodes))
     if can:
-        assert len(read_epoch(asked, mixture, 0, [leg])) > 600 - 2 * nodes
+        assert len(read_epoch(options, mixture, 0, [leg])) > 600 - 2 * nodes
     else:
         with pytest.raises(ConfigError, match="num_canonical_nodes"):
-            read_epoch(asked, mixture, 0, [leg])
+            read_epoch(options, mixture, 0, [leg])
