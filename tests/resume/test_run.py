@@ -215,9 +215,9 @@ CHANGES: dict[str, Callable[[RunRequest], RunRequest]] = {
     "order.shuffle": lambda base: replace(base, settings=replace(base.settings, shuffle=False)),
     "order.shuffle_algo": lambda base: replace(base, settings=replace(base.settings, shuffle_algo="naive")),
     "order.shuffle_block_size": lambda base: replace(base, settings=replace(base.settings, shuffle_block_size=17)),
-    "order.sampling_method": lambda base: replace(options, settings=replace(options.settings, sampling_method="fixed")),
-    "order.epoch_size": lambda options: replace(options, epoch_size=50),
-    "streams.a.samples_drawn": lambda options: replace(options, weights=(StreamWeight(choose=9), StreamWeight())),
+    "order.sampling_method": lambda base: replace(base, settings=replace(base.settings, sampling_method="fixed")),
+    "order.epoch_size": lambda base: replace(base, epoch_size=50),
+    "streams.a.samples_drawn": lambda base: replace(base, weights=(StreamWeight(choose=9), StreamWeight())),
 }
 
 
