@@ -62,7 +62,7 @@ from lightning_streaming.trainer.cli_errors import (
 )
 from lightning_streaming.trainer.config import StreamingConfig, shown
 from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
-from lightning_streaming.trainer.lightning_internals import checkpoints_beside, checkpoints_told
+from lightning_streaming.trainer.lightning_internals import existing_checkpoints, known_checkpoints
 
 _NAMED: Mapping[str, type] = {"streams": Stream, "schedule": MixturePhase, "join": JoinConfig}
 """Fields that map names to objects, and the classes of these."""
@@ -188,7 +188,7 @@ def _print_resume_hint(trainer: Trainer) -> None:
     """Print the step in which a run was interrupted, and the newest checkpoint that can resume it, to stderr."""
     if not trainer.is_global_zero or trainer.state.fn != TrainerFn.FITTING:
         return
-    newest = _newest_checkpoint(checkpoints_told(trainer))
+    newest = _newest_checkpoint(known_checkpoints(trainer))
     hint = f"no checkpoint of it is on this machine; {_SAVE_REGULARLY} saves them"
     if newest is not None:
         path, step = newest
@@ -198,7 +198,7 @@ def _print_resume_hint(trainer: Trainer) -> None:
 
 @rank_zero_only
 def _log_earlier_checkpoint(trainer: Trainer) -> None:
-    newest = _newest_checkpoint(checkpoints_beside(trainer))
+    newest = _newest_checkpoint(existing_checkpoints(trainer))
     if newest is not None:
         path, step = newest
         rank_zero_info(

@@ -129,7 +129,7 @@ def null_argument(args: Sequence[str]) -> str | None:
 
     jsonargparse passes such a field on as text: "None" would become a directory or a column.
     """
-    for argument, value in _given(args):
+    for argument, value in _named_values(args):
         for name, inner in _flat(_parsed(value), argument) if argument else ():
             if _STAGE_FIELD.match(name) and inner in (None, "null", "Null", "NULL", "~"):
                 return f"{name} cannot be null on the command line; leave it out, or set it to null in a file"
@@ -138,7 +138,11 @@ def null_argument(args: Sequence[str]) -> str | None:
 
 def with_files(message: str, args: Sequence[str]) -> str:
     """Prefix an error with the configuration files, if the arguments set no field of model, data or trainer."""
-    files = [] if any(name.partition(".")[0] in ("model", *_DEFAULTS) for name, _ in _given(args)) else _files_in(args)
+    files = (
+        []
+        if any(name.partition(".")[0] in ("model", *_DEFAULTS) for name, _ in _named_values(args))
+        else _files_in(args)
+    )
     return f"{', '.join(files)}: {message}" if files else message
 
 
@@ -217,7 +221,7 @@ def _faults(name: str, value: Any, kind: Any, classes: Mapping[str, str]) -> Ite
     kinds = [
         one for one in (get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)) if one is not NoneType
     ]
-    elements = [get_args(one)[0] for one in kinds if get_origin(one) in (list, Sequence) and get_args(one)]
+    elements = [get_args(each)[0] for each in kinds if get_origin(each) in (list, Sequence) and get_args(each)]
     path = value.get("class_path", classes.get(name)) if isinstance(value, Mapping) else value
     names_class = _is_class_path(path) and (isinstance(value, Mapping) or name in _BASES)
     if names_class and not Path(path).is_file() and (fault := _class_fault(path, _BASES.get(name, object))):
@@ -310,11 +314,13 @@ def _class_fault(path: str, base: type) -> str | None:
         module = import_module(module_name)
     except (ImportError, SyntaxError) as error:
         return f"cannot import {module_name}: {error}"
-    found = getattr(module, name, None)
-    if found is None:
-        close = get_close_matches(name, [known for known, one in vars(module).items() if inspect.isclass(one)], 1, 0.5)
+    cls = getattr(module, name, None)
+    if cls is None:
+        close = get_close_matches(
+            name, [known for known, value in vars(module).items() if inspect.isclass(value)], 1, 0.5
+        )
         return f"the module {module_name} has no {name}" + (f"; did you mean {close[0]}?" if close else "")
-    is_wrong = inspect.isclass(found) and not issubclass(found, base)
+    is_wrong = inspect.isclass(cls) and not issubclass(cls, base)
     return f"{path} is not derived from {base.__name__}" if is_wrong else None
 
 
@@ -431,7 +437,7 @@ _OPTIONS = re.compile(r"(?:^|\.)storage(?:\.|$)|storage.?opt", re.IGNORECASE)
 
 def fields_in(args: Sequence[str]) -> list[tuple[str, Any]]:
     """Return the fields that arguments, and the files that they name, set: dotted, without ``init_args``."""
-    return [field for name, value in _given(args) for field in _flat(value, name)]
+    return [field for name, value in _named_values(args) for field in _flat(value, name)]
 
 
 def secrets_in(args: Sequence[str]) -> set[str]:
@@ -439,7 +445,7 @@ def secrets_in(args: Sequence[str]) -> set[str]:
 
     These are values below storage options, values of fields with a name like that of a secret, and parts of URLs.
     """
-    return {text for name, value in _given(args) for text in _secrets(value, name)}
+    return {text for name, value in _named_values(args) for text in _secrets(value, name)}
 
 
 def _files_in(args: Sequence[str]) -> list[str]:
@@ -453,7 +459,7 @@ def yaml_error_text(error: yaml.YAMLError) -> str:
     return f"{getattr(error, 'problem', None) or 'not YAML'}{position}"
 
 
-def _given(args: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _named_values(args: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield name and value of each argument; the content of a file has no name."""
     for option, value in _options_in(args):
         yield ("", _content(value)) if option in _CONFIG else (_short(option.removeprefix("--")), value)

@@ -423,8 +423,8 @@ def _wanted_replication(trainer: Trainer, dimensions: Sequence[str]) -> int | No
         wanted = trainer.distributed_sampler_kwargs
     except KeyError:  # of Lightning's, which looks for a dimension by its own name
         raise ConfigError(
-            f"the device mesh of {strategy} has the dimensions {', '.join(map(repr, dimensions))}, and nobody says "
-            "along which of them ranks read different samples",
+            f"the device mesh of {strategy} has the dimensions {', '.join(map(repr, dimensions))}, and none of "
+            "them is known to be the one along which ranks read different samples",
             hint=f"name those {' or '.join((_LIGHTNINGS_OWN, *DATA_PARALLEL))}, or pass replication=1 and set "
             "dataset.world = World.from_mesh(mesh, readers=(...)) in build_dataset",
             option="replication",

@@ -1,10 +1,10 @@
-"""Everything that this package knows of Lightning's private state: of its fit loop, progress bars, signals and saving.
+"""Every use of Lightning's private state: of its fit loop, progress bars, signals and saving.
 
-The fit loop's counters are derived from the place in the data, which the callback knows, never the other way round.
-Lightning goes on well from most of the shapes in which its counters are saved, not from all: saved in
-``on_train_epoch_start`` it loses an epoch; saved at the end of a run that ``max_steps`` cut, it calls the rest of the
-epoch the next one; and its batches are those of the ranks and the batch size of then. So they are set to what an
-uninterrupted run would have had there. What a checkpoint holds of them is in lightning_checkpoint.py.
+The fit loop's counters are derived from the position in the data, which the callback knows, never the other way round.
+Lightning resumes correctly from most states of its saved counters, but not from all: saved in ``on_train_epoch_start``
+it loses an epoch; saved at the end of a run that ``max_steps`` cut short, it takes the rest of the epoch for the next
+one; and its batches are those of the saving run's ranks and batch size. So they are set to the values of an
+uninterrupted run at this position. The counters in a checkpoint are in lightning_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -52,38 +52,38 @@ _Handler = Callable[[int, FrameType | None], None]
 
 
 def streaming_loaders(trainer: Trainer) -> dict[str, StreamingDataLoader]:
-    """The streaming loaders that the fit loop reads from now, by name.
+    """Return the streaming loaders that the fit loop reads from now, by name.
 
-    A single loader is "train"; those in a dict or list are named by key or place, nested ones like "text.0".
+    A single loader is "train"; those in a dict or list are named by key or index, nested ones like "text.0".
     """
     return _streaming_among(trainer.train_dataloader)
 
 
 def has_loaders(trainer: Trainer) -> bool:
-    """Whether this fit has made its train loaders."""
+    """Return whether this fit has created its train loaders."""
     return trainer.fit_loop._combined_loader is not None
 
 
-def when_loaders_are_made(trainer: Trainer, prepare: Callable[[dict[str, StreamingDataLoader]], None]) -> None:
-    """In ``setup``: have ``prepare`` called with the streaming loaders, by name, whenever train loaders are made.
+def on_loaders_created(trainer: Trainer, prepare: Callable[[dict[str, StreamingDataLoader]], None]) -> None:
+    """In ``setup``: call ``prepare`` with the streaming loaders, by name, whenever train loaders are created.
 
-    That is before Lightning asks for their lengths, from which it works out when epochs end and validation is due.
+    That is before Lightning reads their lengths, from which it computes when epochs end and validation is due.
     """
     source = trainer.fit_loop._data_source
     trainer.fit_loop._data_source = _PreparedSource(source.instance, source.name, prepare)
 
 
 class _PreparedSource(_DataLoaderSource):
-    """Where Lightning has train loaders from."""
+    """Source of Lightning's train loaders that calls a function with them."""
 
     def __init__(self, instance: Any, name: str, prepare: Callable[[dict[str, StreamingDataLoader]], None]) -> None:
         super().__init__(instance, name)
         self._prepare = prepare
 
     def dataloader(self) -> Any:
-        made = super().dataloader()
-        self._prepare(_streaming_among(made.iterables if isinstance(made, CombinedLoader) else made))
-        return made
+        loaders = super().dataloader()
+        self._prepare(_streaming_among(loaders.iterables if isinstance(loaders, CombinedLoader) else loaders))
+        return loaders
 
 
 def _streaming_among(loaders: Any) -> dict[str, StreamingDataLoader]:
@@ -92,12 +92,12 @@ def _streaming_among(loaders: Any) -> dict[str, StreamingDataLoader]:
 
 
 def is_overfitting(trainer: Trainer) -> bool:
-    """Whether every epoch is to read the same few batches."""
+    """Return whether every epoch reads the same few batches."""
     return bool(trainer.overfit_batches > 0)  # type: ignore[attr-defined]  # set by Lightning's data connector
 
 
 def named_loaders(loaders: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The loaders in dicts and lists, with their names joined by dots; a single one has the name given."""
+    """Yield the loaders in dicts and lists, with their names joined by dots; a single one has ``name``."""
     if isinstance(loaders, Mapping):
         entries: Any = loaders.items()
     elif isinstance(loaders, (list, tuple)):
@@ -110,7 +110,7 @@ def named_loaders(loaders: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def combination_mode(trainer: Trainer) -> str:
-    """How Lightning combines several train loaders: "min_size", "max_size", "max_size_cycle"."""
+    """Return how Lightning combines several train loaders: "min_size", "max_size", "max_size_cycle"."""
     combined = trainer.fit_loop._combined_loader
     return "max_size_cycle" if combined is None else combined._mode
 
@@ -119,33 +119,33 @@ def combination_mode(trainer: Trainer) -> str:
 
 
 def weights_have_seen_the_batch(trainer: Trainer) -> bool:
-    """In ``on_train_batch_end``: whether the batch's gradient is in the weights, not still being accumulated."""
+    """In ``on_train_batch_end``: return whether the batch's gradient is in the weights, not still accumulated."""
     return not trainer.fit_loop._should_accumulate()
 
 
 def steps_fetch_batches(trainer: Trainer) -> bool:
-    """From ``on_train_start`` on: whether ``training_step`` takes ``dataloader_iter``, and reads as it likes."""
+    """From ``on_train_start`` on: return whether ``training_step`` takes ``dataloader_iter``, and reads batches."""
     return isinstance(_reading(trainer)[0], _DataLoaderIterDataFetcher)
 
 
 def logging_step(trainer: Trainer) -> int | None:
-    """In ``on_train_batch_end``: the step under which loggers are to be told; None if they are not to be told now."""
+    """In ``on_train_batch_end``: return the step to log metrics under; None if this step is not logged."""
     if not trainer._logger_connector.should_update_logs or not weights_have_seen_the_batch(trainer):
         return None
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def put_first(trainer: Trainer, callback: Callback) -> None:
-    """Have Lightning call ``callback`` before all others. Safe in its ``setup``: those passed already stay passed."""
+    """Make Lightning call ``callback`` before all others. Safe in its ``setup``: earlier ones are not called again."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connector
     callbacks.remove(callback)
     callbacks.insert(0, callback)
 
 
 def put_last(trainer: Trainer, callback: Callback) -> None:
-    """Have Lightning call ``callback`` after all others. Safe in its ``setup``: the list gone through is kept."""
+    """Make Lightning call ``callback`` after all others. Safe in its ``setup``: the list it iterates over is kept."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connector
-    others = [one for one in callbacks if one is not callback]
+    others = [other for other in callbacks if other is not callback]
     trainer.callbacks = [*others, callback]  # type: ignore[attr-defined]
 
 
@@ -153,12 +153,12 @@ def put_last(trainer: Trainer, callback: Callback) -> None:
 
 
 def is_untouched(trainer: Trainer) -> bool:
-    """Whether this trainer has neither begun an epoch nor loaded a checkpoint that has."""
+    """Return whether this trainer has neither started an epoch nor loaded a checkpoint of one."""
     return trainer.fit_loop.epoch_progress.total.ready == 0
 
 
 def batches_in_epoch(trainer: Trainer) -> int:
-    """Batches of an epoch on each rank, as the trainer is limited to; 0 where some other loader has no length."""
+    """Return the batches of an epoch on each rank, within the trainer's limit; 0 if another loader has no length."""
     batches = trainer.num_training_batches
     return 0 if batches == float("inf") else int(batches)
 
@@ -169,11 +169,11 @@ def batches_completed(trainer: Trainer) -> int:
 
 
 def leads_to_another_epoch(trainer: Trainer, epoch: int, batches: int) -> bool:
-    """Whether ``max_epochs`` and ``max_steps`` let a run begin an epoch after the one under way.
+    """Return whether ``max_epochs`` and ``max_steps`` allow another epoch after the current one.
 
     Args:
         trainer: The trainer.
-        epoch: The one under way.
+        epoch: The current epoch.
         batches: How many batches of it are done.
     """
     if trainer.max_epochs not in (None, -1) and trainer.max_epochs <= epoch + 1:
@@ -181,7 +181,7 @@ def leads_to_another_epoch(trainer: Trainer, epoch: int, batches: int) -> bool:
     if trainer.max_steps == -1:
         return True
     in_epoch = batches_in_epoch(trainer)
-    # An optimizer that the model steps by itself counts as it likes; an epoch without a length may never end.
+    # A model that steps its optimizers itself may count differently; an epoch without a length may never end.
     if not trainer.lightning_module.automatic_optimization or not in_epoch:
         return False
     accumulate = trainer.accumulate_grad_batches
@@ -190,27 +190,27 @@ def leads_to_another_epoch(trainer: Trainer, epoch: int, batches: int) -> bool:
 
 
 def batches_trained(trainer: Trainer, epoch: int, batches: int) -> int:
-    """In ``on_train_start``: batches over all epochs that the weights have seen who stand after these of ``epoch``."""
+    """In ``on_train_start``: return the batches over all epochs in the weights, after these of ``epoch``."""
     done, in_all = _completed_batches(trainer)
     return in_all - (done - batches if _current_epochs(trainer).started > epoch else 0)
 
 
 def count_batches_of_epoch(trainer: Trainer) -> None:
-    """Have the trainer expect the batches of the epochs in which its loaders stand.
+    """Set the number of batches that the trainer expects to that of the current epochs of its loaders.
 
-    Lightning asks loaders for their length once, when they are made: before their place is known, under strategies
+    Lightning reads the lengths of loaders once, when they are created: before their position is known, under strategies
     that load checkpoints late; and skipping makes some epochs shorter.
 
     Raises:
-        ConfigError: Batches are to be skipped while overfitting.
+        ConfigError: ``skip`` is combined with overfitting.
     """
     fetcher, combined = _reading(trainer)
     assert combined.limits is not None, "set with the loaders"
     loaders, limits = combined.flattened, combined.limits
     if is_overfitting(trainer) and any(_skips(loader) for loader in loaders):
         raise ConfigError(
-            "skip counts batches over a run, and overfit_batches reads the same again",
-            hint="drop one of them",
+            "skip counts batches over a run, but overfit_batches reads the same ones again",
+            hint="remove one of the two",
             option="skip",
         )
     counted = TrainProgress(limit=trainer.limit_train_batches)
@@ -229,15 +229,15 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
 
 
 def _reading(trainer: Trainer) -> tuple[_DataFetcher, CombinedLoader]:
-    """What Lightning reads the train loaders with, from ``on_train_start`` on."""
+    """Return Lightning's fetcher and combined train loader, from ``on_train_start`` on."""
     fetcher, combined = trainer.fit_loop._data_fetcher, trainer.fit_loop._combined_loader
-    assert fetcher is not None, "made before on_train_start"
+    assert fetcher is not None, "created before on_train_start"
     assert combined is not None, "as well"
     return fetcher, combined
 
 
 def _length_of_epoch(combined: CombinedLoader) -> int | float:
-    """Batches of the epoch under way: more than ``len``, which bounds Lightning's count, if it was begun elsewhere."""
+    """Return the batches of the current epoch: more than ``len``, if it was started with other ranks."""
     assert combined.limits is not None, "set by the caller"
     lengths = [
         limit if isinstance(loader, StreamingDataLoader) else min(_length(loader), limit)
@@ -256,41 +256,41 @@ def _skips(loader: object) -> bool:
 
 
 def has_fetched_ahead(trainer: Trainer) -> bool:
-    """Whether Lightning has read a batch before training, as it does beside a loader without length and limit."""
+    """Return whether Lightning has read a batch before training, as it does with a loader without length and limit."""
     fetcher, _ = _reading(trainer)
     return isinstance(fetcher, _PrefetchDataFetcher) and bool(fetcher.batches)
 
 
-def fetch_anew(trainer: Trainer, finished: Collection[StreamingDataLoader]) -> None:
-    """In ``on_train_start``: have Lightning read anew from loaders that have been moved since it made its iterators.
+def restart_fetching(trainer: Trainer, finished: Collection[StreamingDataLoader]) -> None:
+    """In ``on_train_start``: create Lightning's iterators again, for loaders whose position has changed.
 
-    That matters where it has fetched one batch ahead, as it does if any of several loaders has no length, and where
-    some are not to be read: in mode "max_size" a loader that has come to its end rests until the next epoch.
+    That matters if it has prefetched a batch, as it does if any of several loaders has no length, and for loaders that
+    are finished: in mode "max_size" these are not read until the next epoch.
 
     Args:
         trainer: The trainer.
-        finished: Loaders to leave out of the epoch that goes on.
+        finished: Loaders to leave out of the current epoch.
     """
     fetcher, combined = _reading(trainer)
     if not has_fetched_ahead(trainer) and not finished:
         return
     loaders = combined.flattened
-    combined.flattened = [() if any(loader is one for one in finished) else loader for loader in loaders]
+    combined.flattened = [() if any(loader is done for done in finished) else loader for loader in loaders]
     length = fetcher.length
     iter(fetcher)
     combined.flattened, fetcher.length = loaders, length
 
 
 def count_as_under_way(trainer: Trainer, epoch: int) -> None:
-    """Have a trainer that has cut this epoch short, and counted it as done, fit on in it; else it may end at once."""
+    """Count an epoch that the trainer cut short as not completed, so that ``fit`` continues it."""
     if _current_epochs(trainer).processed > epoch:
         _set_epochs(trainer, begun=epoch + 1, done=epoch)
 
 
 def lightning_closes_the_epoch(trainer: Trainer) -> bool:
-    """In ``on_train_start``: whether Lightning is about to end a finished epoch without asking for data.
+    """In ``on_train_start``: return whether Lightning is about to end a finished epoch without reading data.
 
-    So it does after a checkpoint from the validation at an epoch's end: the hooks of that end are still to run.
+    It does so after a checkpoint from the validation at an epoch's end: only the hooks of that end are missing.
     """
     loop = trainer.fit_loop.epoch_loop
     progress = loop.batch_progress
@@ -303,7 +303,7 @@ def lightning_closes_the_epoch(trainer: Trainer) -> bool:
 
 
 def begin_epoch(trainer: Trainer, epoch: int) -> None:
-    """In ``on_train_start``: have the trainer begin ``epoch`` at its first batch."""
+    """In ``on_train_start``: make the trainer start ``epoch`` at its first batch."""
     fit_loop = trainer.fit_loop
     was_under_way = _current_epochs(trainer).started > epoch
     _set_epochs(trainer, begun=epoch, done=epoch)
@@ -318,13 +318,13 @@ def begin_epoch(trainer: Trainer, epoch: int) -> None:
 
 
 def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) -> None:
-    """In ``on_train_start``: have the trainer go on in the middle of ``epoch``.
+    """In ``on_train_start``: make the trainer resume in the middle of ``epoch``.
 
     Args:
         trainer: The trainer.
-        epoch: Epoch to go on in.
-        batches_then: Batches done of it, counted in those of the run that saved.
-        batches: The same place in batches of this run: other ranks or another batch size make another number.
+        epoch: The epoch.
+        batches_then: Completed batches of it, in those of the run that saved.
+        batches: The same position in batches of this run, which may have other ranks or another batch size.
     """
     fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     _set_epochs(trainer, begun=epoch + 1, done=epoch)
@@ -337,8 +337,8 @@ def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) 
         _set_counters(epoch_loop.batch_progress.current, batches)
         _settle_steps_of_loggers(trainer)
     else:
-        # Some batches since are to be read again, or a batch was under way. There is nothing to finish for Lightning;
-        # and the step it adds to the loggers' count, for a batch that it takes to be finished, is taken off beforehand.
+        # Some later batches are read again, or a batch was incomplete. Lightning has nothing to complete; and the step
+        # that it adds to the loggers' count, for a batch that it takes for completed, is subtracted beforehand.
         _settle_total(trainer, batches_then)
         _set_counters(epoch_loop.batch_progress.current, batches)
         epoch_loop.reset_restart_stage()
@@ -353,7 +353,7 @@ def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) 
 
 
 def set_accumulation(trainer: Trainer) -> None:
-    """Accumulate as a GradientAccumulationScheduler says for this epoch; it does so itself only where epochs begin."""
+    """Set the accumulation of a GradientAccumulationScheduler for this epoch, which it sets only when epochs start."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, GradientAccumulationScheduler):
             callback.on_train_epoch_start(trainer)
@@ -415,9 +415,9 @@ def validate_when_due(trainer: Trainer) -> None:
 
 
 def _settle_steps_of_loggers(trainer: Trainer) -> None:
-    """Count the last batch's step for loggers once: a checkpoint does not tell whether that was done.
+    """Count the last batch's step for loggers once: a checkpoint does not record whether that was done.
 
-    Lightning does so where the validation that followed was one of its rhythm, and not the one before an early stop.
+    Lightning counts it if the validation that followed was a regular one, and not the one before an early stop.
     """
     loop = trainer.fit_loop.epoch_loop
     if trainer.lightning_module.automatic_optimization and not loop._should_accumulate():
@@ -425,14 +425,14 @@ def _settle_steps_of_loggers(trainer: Trainer) -> None:
 
 
 def _completed_batches(trainer: Trainer) -> tuple[int, int]:
-    """Batches that Lightning would count as completed once it goes on: of the current epoch, and in all."""
+    """Return the batches that Lightning would count as completed when it resumes: of this epoch, and in total."""
     loop = trainer.fit_loop.epoch_loop
     progress, more = loop.batch_progress, int(loop.restarted_on_train_batch_end)
     return progress.current.completed + more, progress.total.completed + more
 
 
 def _settle_total(trainer: Trainer, batches_then: int) -> None:
-    """Count over all epochs what is done, less what will be read again; nothing is under way."""
+    """Set the batches over all epochs to the completed ones, without those that are read again."""
     done, in_all = _completed_batches(trainer)
     _set_counters(trainer.fit_loop.epoch_loop.batch_progress.total, in_all - (done - batches_then))
 
@@ -453,18 +453,18 @@ def _set_counters(tracker: Any, done: int | float) -> None:
 
 
 def _keep_loaders(trainer: Trainer) -> None:
-    # They were made a moment ago; an epoch number that changes under Lightning must not make it load them again.
+    # They were created just now; the changed epoch number must not make Lightning create them again.
     trainer.fit_loop._last_train_dl_reload_epoch = trainer.current_epoch
 
 
-# Progress bars: tell them of an epoch that goes on in its middle -----------------------------------------------------
+# Progress bars in a resumed epoch ------------------------------------------------------------------------------------
 
 
 def show_epoch_from(trainer: Trainer, pl_module: LightningModule, batches: int) -> None:
-    """Give the bar the epoch's number and total, which it learns at an epoch's start, and the batches done of it.
+    """Set the epoch's number and total in the progress bar, and the completed batches.
 
-    Lightning leaves ``on_train_epoch_start`` out when an epoch goes on. Its bars then know no total, or that of the
-    epoch before; their speed would count what an earlier run has done.
+    Lightning does not call ``on_train_epoch_start`` when it resumes an epoch. Its bars then have no total, or that of
+    the previous epoch, and their speed would count batches of an earlier run.
     """
     bar = trainer.progress_bar_callback
     if bar is None:
@@ -479,10 +479,10 @@ def show_epoch_from(trainer: Trainer, pl_module: LightningModule, batches: int) 
 
 
 def line_in_rich_bar(trainer: Trainer) -> Callable[[str | None], object] | None:
-    """A line of words within Lightning's display of rich, which draws over whatever else is written to the terminal.
+    """Add a line to Lightning's display of rich, which overwrites other output to the terminal.
 
     Returns:
-        Shows other words there, or for None nothing any more. None where there is no such display.
+        A function that changes the text, or hides the line for None; None without such a display.
     """
     bar = trainer.progress_bar_callback
     display = bar.progress if isinstance(bar, RichProgressBar) else None
@@ -491,7 +491,7 @@ def line_in_rich_bar(trainer: Trainer) -> Callable[[str | None], object] | None:
     line = display.add_task("", total=float("inf"))
 
     def show(words: str | None) -> None:
-        # Hidden, not removed: Lightning takes a task's number for its place in the list of them.
+        # Hidden, not removed: Lightning uses a task's number as its index in the list of tasks.
         display.update(line, description=words or "", visible=words is not None)
         display.refresh()
 
@@ -499,19 +499,19 @@ def line_in_rich_bar(trainer: Trainer) -> Callable[[str | None], object] | None:
 
 
 def show_next_epoch(trainer: Trainer) -> None:
-    """Before the bar is told of the next epoch: let it count from that one's first batch again."""
+    """Before the bar starts the next epoch: reset its first batch."""
     bar = trainer.progress_bar_callback
     if isinstance(bar, TQDMProgressBar):
         bar.train_progress_bar.initial = 0
 
 
-# Signals: Lightning sets its handlers after on_fit_start, and puts back the former at the end of every fit -----------
+# Signals: Lightning sets its handlers after on_fit_start, and restores the former ones at the end of every fit --------
 
 
 def take_over(trainer: Trainer, signals: Iterable[signal.Signals], handler: _Handler) -> None:
-    """Put ``handler`` in the place of Lightning's as soon as Lightning has set its own; Lightning puts back the former.
+    """Replace Lightning's handler by ``handler`` as soon as it is set; Lightning restores the former one.
 
-    Outside the main thread nobody can handle signals, Lightning neither.
+    Outside the main thread signals cannot be handled, by Lightning either.
     """
     connector = trainer._signal_connector
 
@@ -529,7 +529,7 @@ def give_back(trainer: Trainer) -> None:
 
 
 def in_this_process_alone(note: Callable[[signal.Signals], None]) -> _Handler:
-    """A handler that a forked child does not take over: a program's other children still end when told to."""
+    """Return a handler that forked children do not inherit: other children of a program still end on SIGTERM."""
     owner = os.getpid()
 
     def handle(signum: int, _frame: FrameType | None) -> None:
@@ -542,8 +542,8 @@ def in_this_process_alone(note: Callable[[signal.Signals], None]) -> _Handler:
     return handle
 
 
-def asks_for_requeue(trainer: Trainer, signals: Iterable[signal.Signals]) -> bool:
-    """Whether SLURM has sent the signal on which Lightning would requeue the job."""
+def needs_requeue(trainer: Trainer, signals: Iterable[signal.Signals]) -> bool:
+    """Return whether SLURM has sent the signal on which Lightning would requeue the job."""
     environment = trainer._accelerator_connector.cluster_environment
     return (
         isinstance(environment, SLURMEnvironment)
@@ -553,22 +553,22 @@ def asks_for_requeue(trainer: Trainer, signals: Iterable[signal.Signals]) -> boo
 
 
 def requeue() -> None:
-    """Have SLURM run this job, or this task of an array, again. On one rank only."""
+    """Requeue this SLURM job, or this task of an array. On one rank only."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     job = f"{array}_{task}" if array else os.environ["SLURM_JOB_ID"]
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         rank_zero_warn(f"cannot requeue SLURM job {job}: scontrol is not on the PATH; the checkpoint is saved")
         return
-    asked = subprocess.run([scontrol, "requeue", job], check=False, capture_output=True, text=True)  # noqa: S603
-    if asked.returncode:
-        rank_zero_warn(f"SLURM did not requeue job {job} (status {asked.returncode}): {asked.stderr.strip()}")
+    result = subprocess.run([scontrol, "requeue", job], check=False, capture_output=True, text=True)  # noqa: S603
+    if result.returncode:
+        rank_zero_warn(f"SLURM did not requeue job {job} (status {result.returncode}): {result.stderr.strip()}")
     else:
         rank_zero_info(f"Requeued SLURM job {job}.")
 
 
 def exit_status(trainer: Trainer, signum: signal.Signals) -> int:
-    """What the process is to exit with: as if the signal had ended it, or 0 where another process speaks for it.
+    """Return the exit status of the process: as if the signal had ended it, or 0 if another process reports it.
 
     Lightning kills all ranks that it started, its own process first, when one of them ends with another status than 0.
     """
@@ -581,11 +581,11 @@ def exit_status(trainer: Trainer, signum: signal.Signals) -> int:
 
 
 def save_whole(trainer: Trainer, path: str) -> None:
-    """Save a checkpoint beside ``path``, bring it to disk, and rename it. To be called on all ranks.
+    """Save a checkpoint next to ``path``, sync it to the disk, and rename it. Call it on all ranks.
 
-    A checkpoint in a directory, as sharded strategies write them, cannot take another's name in one step: the one
-    before it is moved aside first, to ``*.replaced``, and removed after. A path that is a URL is written to as it is:
-    an object store shows an object when all of it has arrived.
+    A checkpoint in a directory, as sharded strategies write it, cannot replace another atomically: the previous one is
+    renamed to ``*.replaced`` first, and removed afterwards. A URL is written to directly: an object store shows an
+    object once it is complete.
     """
     if "://" in path:
         trainer.save_checkpoint(path)
@@ -607,31 +607,31 @@ def save_whole(trainer: Trainer, path: str) -> None:
     trainer.strategy.barrier("checkpoint in place")
 
 
-def checkpoints_told(trainer: Trainer) -> list[Path]:
-    """The checkpoints on this machine that the trainer's callbacks tell of, and the one it went on from."""
+def known_checkpoints(trainer: Trainer) -> list[Path]:
+    """Return the checkpoints on this machine that the trainer's callbacks have saved, and the resumed one."""
     names = ("ckpt_path", "best_model_path", "_last_checkpoint_saved", "last_model_path")
-    told = [getattr(one, name, None) for one in trainer.checkpoint_callbacks for name in names]
-    return [Path(path) for path in (trainer.ckpt_path, *told) if path and Path(path).exists()]
+    saved = [getattr(callback, name, None) for callback in trainer.checkpoint_callbacks for name in names]
+    return [Path(path) for path in (trainer.ckpt_path, *saved) if path and Path(path).exists()]
 
 
-def checkpoints_beside(trainer: Trainer) -> list[Path]:
-    """Before a trainer fits: the checkpoints where its callbacks will save, if that is a directory of this machine.
+def existing_checkpoints(trainer: Trainer) -> list[Path]:
+    """Return the checkpoints where a trainer's callbacks will save, before it fits, if that is a local directory.
 
-    Empty where Lightning will choose a new directory, or goes on by itself: from what an OnExceptionCheckpoint saved,
-    or a job of SLURM before it was put back into the queue.
+    None are returned if Lightning will choose a new directory, or resumes automatically: from a checkpoint of an
+    OnExceptionCheckpoint, or of a SLURM job that was requeued.
     """
     callbacks = trainer.checkpoint_callbacks
-    if any(isinstance(one, OnExceptionCheckpoint) for one in callbacks) or (
+    if any(isinstance(callback, OnExceptionCheckpoint) for callback in callbacks) or (
         SLURMEnvironment.detect() and trainer._checkpoint_connector._hpc_resume_path is not None
     ):
         return []
     default = None if trainer.loggers else f"{trainer.default_root_dir}/checkpoints"
-    directories = {str(getattr(one, "dirpath", None) or default or "://") for one in callbacks}
-    return [path for one in directories if "://" not in one for path in Path(one).glob("*.ckpt")]
+    directories = {str(getattr(callback, "dirpath", None) or default or "://") for callback in callbacks}
+    return [path for name in directories if "://" not in name for path in Path(name).glob("*.ckpt")]
 
 
 def _wait_until_written(trainer: Trainer) -> None:
-    writer = getattr(trainer.strategy, "_checkpoint_io", None)  # strategies without one refuse to be asked
+    writer = getattr(trainer.strategy, "_checkpoint_io", None)  # strategies without one raise errors
     if isinstance(writer, AsyncCheckpointIO):
         writer.teardown()  # waits, and raises what went wrong; the next save sets it up again
 

@@ -49,7 +49,7 @@ class StreamingMonitor(Callback):
     def on_train_batch_start(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Print the phase that begins, if any."""
         for watched in self._watched.values() if trainer.is_global_zero else ():
-            line = watched.tell_phase()
+            line = watched.new_phase()
             if line:
                 rank_zero_info(line)
 
@@ -113,7 +113,7 @@ class _Watched:
         self._begin(loader)
 
     def look(self, loader: StreamingDataLoader) -> None:
-        """Count what the loader has done since it was last looked at."""
+        """Add the loader's statistics since the last call."""
         now = loader.statistics()
         if self._loader() is not loader:
             self._seen = LoaderStatistics()
@@ -124,12 +124,12 @@ class _Watched:
         self._since_taken += new
 
     def take(self) -> LoaderStatistics:
-        """What it has done since this was last asked."""
+        """Return the statistics since the last call."""
         taken, self._since_taken = self._since_taken, LoaderStatistics()
         return taken
 
-    def tell_phase(self) -> str | None:
-        """Where a batch begins: which phase it is read from, if the one before was read from another."""
+    def new_phase(self) -> str | None:
+        """Return a message when a batch is of another phase than the previous one; else None."""
         loader = self._loader()
         if loader is None or not self._phases:
             return None
@@ -140,13 +140,13 @@ class _Watched:
         return f"{self._name}: reading phase {phase!r}, number {self.phase}, at {self._place}."
 
     def end_batch(self) -> None:
-        """Take note of where the next batch begins."""
+        """Record the start of the next batch."""
         loader = self._loader()
         if loader is not None and self._phases:
             self._place = position_of(loader).cursor()
 
     def _begin(self, loader: StreamingDataLoader) -> None:
-        # A weak reference: nothing but Lightning is to keep a loader, or its workers would live on.
+        # A weak reference: only Lightning keeps a loader, or its workers would not end.
         self._loader = weakref.ref(loader)
         self.num_ranks = dataset_world(loader.dataset).num_ranks
         self.setup = LoadingSetup(
@@ -158,28 +158,28 @@ class _Watched:
 
 @dataclass
 class _TrainingClock:
-    """Seconds of training since it was made, those while it is stopped left out."""
+    """Seconds of training since its creation, without those while it is stopped."""
 
     _began: float = field(default_factory=perf_counter)
     _stopped: float | None = None
 
     def seconds(self) -> float:
-        """Until now."""
+        """Return the seconds until now."""
         return (perf_counter() if self._stopped is None else self._stopped) - self._began
 
     def stop(self) -> None:
-        """Until it goes on."""
+        """Stop the clock."""
         self._stopped = perf_counter()
 
     def go_on(self) -> None:
-        """After it was stopped."""
+        """Start the clock again."""
         if self._stopped is not None:
             self._began += perf_counter() - self._stopped
             self._stopped = None
 
 
 def _metrics(statistics: LoaderStatistics, seconds: float, num_ranks: int) -> Mapping[str, float]:
-    """What loggers are told of some steps; docs/monitoring.md explains each."""
+    """Return the metrics of some steps; docs/monitoring.md explains each."""
     batches, wait = max(1, statistics.batches), statistics.wait
     samples_per_s = statistics.samples / seconds
     return {
@@ -224,7 +224,7 @@ _REASONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadingSetup:
-    """How a loader loads: what advice depends on."""
+    """Settings of a loader that advice depends on."""
 
     name: str
     """The loader's name among the train loaders."""
@@ -233,12 +233,12 @@ class LoadingSetup:
 
 
 def advice(statistics: LoaderStatistics, seconds: float, setup: LoadingSetup) -> str | None:
-    """One line for a run that waited for its data; None for one that did not.
+    """Return advice for a run that waited for its data; None for one that did not.
 
     Args:
-        statistics: What the loader handed out in this run.
-        seconds: How long training took, without validation.
-        setup: How the loader loads.
+        statistics: Statistics of the loader in this run.
+        seconds: Seconds of training, without validation.
+        setup: Settings of the loader.
     """
     waited = statistics.wait.total
     if not statistics.batches or waited < _BOTTLENECK * seconds:
@@ -247,16 +247,16 @@ def advice(statistics: LoaderStatistics, seconds: float, setup: LoadingSetup) ->
     share = getattr(statistics.wait, reason) / waited
     return (
         f"Waited for the data of {setup.name!r} {waited / seconds:.0%} of the training time ({waited:.1f} of "
-        f"{seconds:.1f} s), mostly for {_REASONS[reason]} ({share:.0%} of it): {_way_out(reason, setup)}."
+        f"{seconds:.1f} s), mostly for {_REASONS[reason]} ({share:.0%} of it): {_fix_for(reason, setup)}."
     )
 
 
 def main_reason(wait: WaitTimes) -> str:
-    """The field of :class:`WaitTimes` that is the largest."""
+    """Return the field of :class:`WaitTimes` that is the largest."""
     return max(WaitTimes._fields, key=lambda name: float(getattr(wait, name)))
 
 
-def _way_out(reason: str, setup: LoadingSetup) -> str:
+def _fix_for(reason: str, setup: LoadingSetup) -> str:
     more_workers = "raise num_workers" if setup.num_workers else "load in other processes with num_workers=1 or more"
     if reason == "download":
         return f"raise predownload, {more_workers}, keep a cache across runs with local=, or bring the data nearer"

@@ -65,13 +65,13 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
     ) -> None:
         super().__init__(dirpath, "preempted")
         try:
-            self._signals = tuple(signal.Signals(one) for one in signals)
+            self._signals = tuple(signal.Signals(number) for number in signals)
         except (TypeError, ValueError):  # other values than signals, or no list
             self._signals = ()
         if not self._signals or {*self._signals} - {*SHIELDED_SIGNALS}:
-            names = ", ".join(one.name for one in self._signals)
+            names = ", ".join(sent.name for sent in self._signals)
             raise ConfigError(
-                f"signals must be a list of some of {', '.join(one.name for one in SHIELDED_SIGNALS)}, but got "
+                f"signals must be a list of some of {', '.join(known.name for known in SHIELDED_SIGNALS)}, but got "
                 f"{names or short_repr(signals)}",
                 option="signals",
             )
@@ -82,11 +82,13 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
         self._validating = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Come last, so that all others have had the step that is saved; listen from when Lightning does."""
+        """Move to the end of the callbacks, so that all others have run for the saved step, and set signal handlers."""
         if stage != "fit":
             return
         if threading.current_thread() is not threading.main_thread():
-            rank_zero_warn("PreemptionCheckpoint hears no signal: only a process's main thread can handle them.")
+            rank_zero_warn(
+                "PreemptionCheckpoint receives no signals: only the main thread of a process can handle them."
+            )
         self._received, self._batches, self._validating = [], 0, False
         lightning_internals.put_last(trainer, self)
         lightning_internals.take_over(
@@ -94,21 +96,21 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
         )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look for signals that came during the sanity check."""
-        self._stop_if_told(trainer)
+        """Check for signals that came during the sanity check."""
+        self._stop_if_signaled(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        """Look for signals."""
+        """Check for signals."""
         self._batches += 1
         if self._batches % self._every_n_steps == 0:
-            self._stop_if_told(trainer)
+            self._stop_if_signaled(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look for signals."""
-        self._stop_if_told(trainer)
+        """Check for signals."""
+        self._stop_if_signaled(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find out for how many steps all ranks validate together: beyond it, they must not wait for each other."""
+        """Compute for how many steps all ranks validate: after these, they must not wait for each other."""
         self._validating = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
         if not self._validating:
             return
@@ -118,42 +120,42 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
             self._validation_steps_left = 0.0
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        """Look for signals."""
+        """Check for signals."""
         if self._validating and self._validation_steps_left > 0:
             self._validation_steps_left -= 1
-            self._stop_if_told(trainer)
+            self._stop_if_signaled(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look for signals; the validation is done."""
+        """Check for signals; the validation is done."""
         if self._validating:
             self._validating = False
-            self._stop_if_told(trainer)
+            self._stop_if_signaled(trainer)
 
     def on_exception(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Save nothing: an exception is not a preemption."""
         lightning_internals.give_back(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Hand a signal that came too late for training to whoever else handles it now."""
+        """Raise a signal that arrived after training again, for the handlers that are set now."""
         lightning_internals.give_back(trainer)
         if stage == "fit" and self._received:
             signal.raise_signal(self._received[0])
 
-    def _stop_if_told(self, trainer: Trainer) -> None:
-        told = _highest(trainer, [float(one in self._received) for one in self._signals])
-        signals = [one for one, was_sent in zip(self._signals, told, strict=True) if was_sent]
+    def _stop_if_signaled(self, trainer: Trainer) -> None:
+        was_sent = _highest(trainer, [float(sent in self._received) for sent in self._signals])
+        signals = [sent for sent, is_sent in zip(self._signals, was_sent, strict=True) if is_sent]
         if not signals:
             return
-        rank_zero_info(f"{' and '.join(one.name for one in signals)} received: saving {self.ckpt_path}.")
+        rank_zero_info(f"{' and '.join(sent.name for sent in signals)} received: saving {self.ckpt_path}.")
         save_whole(trainer, self.ckpt_path)
-        if lightning_internals.asks_for_requeue(trainer, signals) and trainer.is_global_zero:
+        if lightning_internals.needs_requeue(trainer, signals) and trainer.is_global_zero:
             lightning_internals.requeue()
         self._received = []
         raise PreemptedExit(lightning_internals.exit_status(trainer, signals[0]))
 
 
 def _highest(trainer: Trainer, values: list[float]) -> list[float]:
-    """The highest of each value over all ranks. Every rank must ask at the same place."""
+    """Return the highest of each value over all ranks. Every rank must call it at the same point."""
     if trainer.world_size == 1:
         return values
     gathered = torch.tensor(values, device=trainer.strategy.root_device)

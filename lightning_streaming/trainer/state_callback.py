@@ -1,6 +1,6 @@
-"""The one authority for the place in the data: counts what the weights have seen, saves it, goes on from it.
+"""The callback that owns the position in the data: counts batches in the weights, saves it, resumes from it.
 
-Read it in the order of a run: ``on_load_checkpoint`` takes the place out of the checkpoint, ``on_train_start`` moves
+Read it in the order of a run: ``on_load_checkpoint`` reads the position from the checkpoint, ``on_train_start`` moves
 loaders and trainer there, ``on_train_batch_end`` counts, ``state_dict`` saves.
 """
 
@@ -77,12 +77,12 @@ class StreamingStateCallback(Callback):
 
     @property
     def state_key(self) -> str:
-        """Fixed, so that a renamed subclass still finds its state."""
+        """The key of the state: fixed, so that a renamed subclass still finds it."""
         return CALLBACK_KEY
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the data, as plain values that load with ``weights_only=True``."""
-        if self._restored is not None:  # saved again before training went on
+        """Return the position in the data, as plain values that load with ``weights_only=True``."""
+        if self._restored is not None:  # saved again before training continued
             return self._restored.as_state()
         place = self._place
         if place is None:
@@ -95,10 +95,7 @@ class StreamingStateCallback(Callback):
         ).as_state()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Come first among the callbacks, so that whoever saves in a hook finds the place counted there already.
-
-        And be told of the train loaders when they are made.
-        """
+        """Move to the front of the callbacks, so that others save the new position, and prepare train loaders."""
         lightning_internals.put_first(trainer, self)
         if stage == "fit":
             self._restored, self._put_back = None, {}
@@ -107,19 +104,19 @@ class StreamingStateCallback(Callback):
                 self._place = None
             elif self._place is not None and not self._place.is_finished:
                 lightning_internals.count_as_under_way(trainer, self._place.epoch)
-            lightning_internals.when_loaders_are_made(trainer, partial(self._put_loaders_back, trainer))
-        # Lightning doubts the length of every iterable dataset; that of ours is exact, on every rank.
+            lightning_internals.on_loaders_created(trainer, partial(self._put_loaders_back, trainer))
+        # Lightning warns about the length of every iterable dataset; ours is exact, on every rank.
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined", category=UserWarning)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep secrets out of hyperparameters, also those of a model that was given streams."""
+        """Remove secrets from hyperparameters, also from streams in those of a model."""
         for module in (pl_module, trainer.datamodule):  # type: ignore[attr-defined]
             name = getattr(module, "CHECKPOINT_HYPER_PARAMS_KEY", "")
             if name in checkpoint:
                 checkpoint[name] = shown(checkpoint[name])
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Take the saved place out of a checkpoint that ``fit`` resumes from."""
+        """Read the saved position from a checkpoint that ``fit`` resumes from."""
         if trainer.state.fn != TrainerFn.FITTING:
             return
         state = checkpoint.get("callbacks", {}).get(self.state_key)
@@ -142,12 +139,12 @@ class StreamingStateCallback(Callback):
             lightning_checkpoint.reopen_epoch(checkpoint, place.epoch)
         if lightning_internals.has_loaders(
             trainer
-        ):  # strategies that load checkpoints late: a schedule has asked for lengths
+        ):  # strategies that load checkpoints late: a schedule has read lengths
             self._put_loaders_back(trainer, lightning_internals.streaming_loaders(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put trainer and loaders at the saved place, or note where they begin."""
-        if lightning_internals.is_untouched(trainer):  # Lightning's tuners try steps and take them back
+        """Move trainer and loaders to the saved position, or record where they start."""
+        if lightning_internals.is_untouched(trainer):  # Lightning's tuners run steps and undo them
             self._place = None
         loaders = lightning_internals.streaming_loaders(trainer)
         _check_loaders(trainer, loaders)
@@ -173,8 +170,8 @@ class StreamingStateCallback(Callback):
             begins = {name: Cursor(0, 0) for name in loaders} | self._first if self._begins_again else {}
             is_ahead = lightning_internals.has_fetched_ahead(trainer)  # what is read again
             at = {
-                name: run_state_of(one.dataset).began() if is_ahead else position_of(one).cursor()
-                for name, one in loaders.items()
+                name: run_state_of(loader.dataset).began() if is_ahead else position_of(loader).cursor()
+                for name, loader in loaders.items()
             }
             self._first = at | {name: cursor for name, cursor in begins.items() if name in at}
             self._place = _TrainedSoFar(epoch=trainer.current_epoch, cursors=dict(self._first))
@@ -183,10 +180,10 @@ class StreamingStateCallback(Callback):
         _check_cut_is_read_once(trainer, self._place, loaders)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let every loader begin an epoch of the data."""
+        """Start an epoch of the data in every loader."""
         lightning_internals.show_next_epoch(trainer)
         loaders = lightning_internals.streaming_loaders(trainer)
-        self._check_data({name: one for name, one in loaders.items() if self._is_new(name, one)})
+        self._check_data({name: loader for name, loader in loaders.items() if self._is_new(name, loader)})
         self._know(loaders)
         if not loaders or self._place is None:
             return
@@ -203,7 +200,7 @@ class StreamingStateCallback(Callback):
         place.batches_in_epoch = lightning_internals.batches_in_epoch(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        """Let the progress bar know the epoch that goes on."""
+        """Show the resumed epoch in the progress bar."""
         self._show_place(trainer, pl_module)
         if self._resumes_mid_epoch:
             self._resumes_mid_epoch = False
@@ -213,7 +210,7 @@ class StreamingStateCallback(Callback):
             self._place.validation = replace(self._place.validation, is_due=False)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the place as well; until its end, a checkpoint says that this validation is due.
+        """Show the resumed epoch, too; until its end, a checkpoint records that this validation is due.
 
         After this callback counted the batch, another may have stopped the run, or the time to validate may have come.
         """
@@ -225,12 +222,12 @@ class StreamingStateCallback(Callback):
             self._place.validation = replace(self._place.validation, is_due=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that the validation is done; until here a checkpoint says that it is due."""
+        """Record that the validation is done."""
         if self._place is not None and lightning_internals.is_validation_of_fit(trainer):
             self._place.validation = SavedValidation(done_after=self._batches_trained)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        """Count a batch; everything up to it is safe to save if the weights have seen it."""
+        """Count a batch, and commit its end if the weights have seen it."""
         if self._place is None:
             return
         self._is_placed = False
@@ -248,7 +245,7 @@ class StreamingStateCallback(Callback):
             self._place.validation = replace(self._place.validation, is_due=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Close the epoch, unless it was only cut short by a limit on steps or an early stop."""
+        """Close the epoch, unless a limit on steps or an early stop cut it short."""
         self._show_place(trainer, pl_module)
         place = self._place
         if place is None or not trainer.is_last_batch:
@@ -257,21 +254,21 @@ class StreamingStateCallback(Callback):
         place.begin(trainer.current_epoch + 1)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say so where no epoch has a batch."""
+        """Raise an error if no epoch has a batch."""
         _check_for_batches(trainer, lightning_internals.streaming_loaders(trainer))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Let the workers of the train loaders go. The place stays, for whoever saves it now.
+        """Stop the workers of the train loaders. The position stays, for callbacks that save it now.
 
-        Lightning keeps what it was reading if the exception came up in a validation during training.
+        Lightning keeps its iterators if the exception was raised in a validation during training.
         """
         for loader in lightning_internals.streaming_loaders(trainer).values():
             loader.close()
 
     def _put_loaders_back(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
-        """Let datasets that were made anew go on where those before them stood, or where the checkpoint says.
+        """Move new datasets to the position of the previous ones, or of the checkpoint.
 
-        Their canonical nodes decide how many batches an epoch has, so this comes before anybody asks.
+        Their canonical nodes determine the batches of an epoch, so this happens before Lightning reads lengths.
         """
         for name, loader in loaders.items():
             reader = f"train loader {name!r}" if len(loaders) > 1 else ""
@@ -304,9 +301,9 @@ class StreamingStateCallback(Callback):
         }
 
     def _begins_with_own(self, name: str, cursor: Cursor, dataset: StreamingDataset) -> bool:
-        """Whether a dataset needs no state: it is known, or other data or another order for an epoch that begins.
+        """Return whether a dataset needs no state: it is known, or has other data or another order for a new epoch.
 
-        A module may return such from a loader that is made anew for each epoch.
+        A module that creates a loader for each epoch may return such a dataset.
         """
         known = self._known[name].dataset
         if known is dataset:
@@ -317,7 +314,7 @@ class StreamingStateCallback(Callback):
         return name not in self._known or self._known[name].dataset is not loader.dataset
 
     def _check_data(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
-        """Refuse train loaders of which ranks see different data."""
+        """Raise an error for train loaders whose data differs between ranks."""
         for loader in loaders.values():
             check_same_data(loader, run_state_of(loader.dataset).reader)
 
@@ -328,7 +325,7 @@ class StreamingStateCallback(Callback):
         }
 
     def _go_to_place(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
-        """Set trainer and loaders to where training has come."""
+        """Move trainer and loaders to the position of training."""
         place = self._place
         assert place is not None, "set by the caller"
         known = {name: place.cursors.get(name, position_of(loader).cursor()) for name, loader in loaders.items()}
@@ -363,7 +360,7 @@ class StreamingStateCallback(Callback):
         self._batches_not_shown = batches or None
         self._seek(trainer, loaders)
         place.batches_in_epoch = lightning_internals.batches_in_epoch(trainer)
-        lightning_internals.fetch_anew(trainer, finished)
+        lightning_internals.restart_fetching(trainer, finished)
 
     def _still_ends_epoch(self, trainer: Trainer, place: _TrainedSoFar, in_epoch: int) -> bool:
         """Return whether a validation or hooks of the finished epoch's end are left; prepare the trainer for them."""
@@ -385,7 +382,7 @@ class StreamingStateCallback(Callback):
             place.validation = replace(place.validation, done_after=0)
 
     def _read_appended(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> bool:
-        """Before an epoch: read what was appended to streams that are followed; whether anything was."""
+        """Before an epoch: read data appended to followed streams; return whether there was any."""
         place = self._place
         assert place is not None, "set by the caller"
         if lightning_internals.is_overfitting(trainer) or not can_ask_others():
@@ -410,7 +407,7 @@ class StreamingStateCallback(Callback):
         self._batches_trained = place.batches
 
     def _next_beginning(self, trainer: Trainer, name: str) -> Cursor:
-        """Where the loader's next epoch begins: after the one being read, or at the same one when overfitting to it."""
+        """Return the start of the loader's next epoch; when overfitting, that of the current one."""
         assert self._place is not None, "set by the caller"
         cursor = self._place.cursors.get(name)
         if cursor is None:
@@ -435,7 +432,7 @@ class _Known(NamedTuple):
 
 @dataclass(slots=True)
 class _TrainedSoFar:
-    """How far training has come, in the trainer's words and in the data's."""
+    """The position of training, in the trainer's counts and in the data."""
 
     epoch: int = 0
     """The trainer's current epoch."""
@@ -475,7 +472,7 @@ class _TrainedSoFar:
 
 
 def _counted(trainer: Trainer, place: _TrainedSoFar, cursor: Cursor) -> TrainProgress:
-    """Which number the next batch of a loader has, as loggers count."""
+    """Return the number of the next batch of a loader, as loggers count."""
     return TrainProgress(
         steps=lightning_internals.batches_trained(trainer, place.epoch, place.batches),
         place=cursor,
@@ -487,17 +484,16 @@ def _counted(trainer: Trainer, place: _TrainedSoFar, cursor: Cursor) -> TrainPro
 def _batches_done(
     trainer: Trainer, place: _TrainedSoFar, loaders: Mapping[str, StreamingDataLoader], ended: Collection[str] = ()
 ) -> int:
-    """Batches of the trainer's epoch that lie before the place, in batches of this run.
+    """Return the completed batches of the trainer's epoch, in batches of this run.
 
-    They are worked out from what is left of the loader that decides when the epoch ends, because its ranks and batch
-    size may have changed since the place was saved.
+    They are computed from the remaining batches of the loader that determines the end of the epoch, because ranks and
+    batch size may have changed since the position was saved.
 
     Args:
         trainer: The trainer.
-        place: Where training stands.
+        place: The position of training.
         loaders: The streaming ones, by name.
-        ended: Those that have come to the end of the epoch they were in, as today's data or list of batches to skip
-            has nothing left of it.
+        ended: Those at the end of their epoch, as the current data or ``skip`` leaves no batches of it.
     """
     decides = min if lightning_internals.combination_mode(trainer) == "min_size" else max
     name = decides(loaders, key=lambda name: position_of(loaders[name]).batches_of_epoch())
@@ -523,7 +519,7 @@ def _report_resume(
     loaders: Mapping[str, StreamingDataLoader],
     global_batches_then: Mapping[str, int],
 ) -> None:
-    """One line for each loader, and another where its batches were of another size over all ranks."""
+    """Log a line for each loader, and another if its global batch size has changed."""
     for name, cursor in cursors.items():
         loader = loaders[name]
         run = run_of(loader)
@@ -541,7 +537,7 @@ def _report_resume(
 
 
 def _check_loaders(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
-    """Refuse train loaders whose place nobody could tell, or that others would move.
+    """Raise an error for train loaders without a known position, or with one that other loaders would change.
 
     Raises:
         ConfigError: A loader of torch's own reads a StreamingDataset; a CombinedLoader within other train loaders holds
@@ -549,39 +545,39 @@ def _check_loaders(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader])
     """
     for name, loader in lightning_internals.named_loaders(trainer.train_dataloader):
         within = loader.flattened if isinstance(loader, CombinedLoader) else [loader]
-        if any(_reads_past_us(one) for one in within):
+        if any(_reads_past_us(inner) for inner in within):
             raise ConfigError(
                 f"the train loader {name or 'train'!r} is a torch DataLoader that reads a StreamingDataset: no "
                 "checkpoint would hold its place in the data, and a resumed run would read samples again",
                 hint="use StreamingDataLoader; what a dataset around it does, a transform or the loader's collate_fn "
                 "can do",
             )
-        if isinstance(loader, CombinedLoader) and any(isinstance(one, StreamingDataLoader) for one in within):
+        if isinstance(loader, CombinedLoader) and any(isinstance(inner, StreamingDataLoader) for inner in within):
             raise ConfigError(
                 f"the train loader {name!r} is a CombinedLoader within other train loaders, and the place of the "
-                "streaming loaders in it cannot be told",
-                hint="give Lightning one CombinedLoader of them all",
+                "streaming loaders in it is unknown",
+                hint="pass one CombinedLoader of all loaders",
             )
-    found = [(f"train loader {name!r}", loader) for name, loader in loaders.items()]
+    readers = [(f"train loader {name!r}", loader) for name, loader in loaders.items()]
     for name, loader in lightning_internals.named_loaders(trainer.val_dataloaders):
         if isinstance(loader, StreamingDataLoader):
-            found.append((f"validation loader {name or 'val'!r}", loader))
+            readers.append((f"validation loader {name or 'val'!r}", loader))
     first_readers: dict[int, str] = {}
-    for reader, loader in found:
+    for reader, loader in readers:
         first = first_readers.setdefault(id(loader.dataset), reader)
         if first != reader and first.startswith("train"):
             raise ConfigError(
                 f"the {first} and the {reader} read one dataset, so each would move the other's place in it",
-                hint="give each a StreamingDataset of its own",
+                hint="pass a separate StreamingDataset to each",
             )
 
 
 def _reads_past_us(loader: object) -> bool:
-    """Whether a loader that is none of ours iterates over a dataset of ours; what picks single samples may."""
+    """Return whether a loader of another class iterates over a StreamingDataset; it may read single samples."""
     dataset = getattr(loader, "dataset", None)
     if isinstance(loader, StreamingDataLoader) or not isinstance(dataset, IterableDataset):
         return False
-    return any(isinstance(one, StreamingDataset) for one in datasets_within(dataset))
+    return any(isinstance(inner, StreamingDataset) for inner in datasets_within(dataset))
 
 
 def _check_cut_is_read_once(trainer: Trainer, place: _TrainedSoFar, loaders: Mapping[str, StreamingDataLoader]) -> None:
@@ -601,10 +597,10 @@ def _check_cut_is_read_once(trainer: Trainer, place: _TrainedSoFar, loaders: Map
 
 
 def _check_for_batches(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
-    """In ``on_fit_end``: tell why there was nothing to train on, which Lightning takes for a run that has ended.
+    """In ``on_fit_end``: raise an error if there were no batches, which Lightning treats as a completed run.
 
     Raises:
-        ConfigError: An epoch of a train loader has fewer samples than a batch, and those are to be left out.
+        ConfigError: An epoch of a train loader has fewer samples than a batch, and ``drop_last`` is set.
     """
     if lightning_internals.batches_in_epoch(trainer) or not trainer.limit_train_batches:
         return

@@ -59,7 +59,7 @@ class StepLog(Callback):
         """Open the log. It numbers the runs, because the clocks of machines differ."""
         if lightning_internals.steps_fetch_batches(trainer):
             raise UnsupportedError(
-                f"StepLog was asked to log the batches of {type(pl_module).__name__}, but its training_step takes "
+                f"StepLog cannot log the batches of {type(pl_module).__name__}: its training_step takes "
                 "dataloader_iter and may read more or fewer than it trains on",
                 hint="take batch, batch_idx, or drop StepLog",
             )
@@ -188,7 +188,7 @@ def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> lis
 
     Where a run resumed from a checkpoint, the batches that an earlier run had read after that checkpoint are not in the
     weights, and are dropped. So are batches at the end that no optimizer step used. Two runs have trained on the same
-    samples in the same order if these lists are equal, whatever their number of ranks and batch size. A sample that was
+    samples in the same order if these lists are equal, with any number of ranks and any batch size. A sample that was
     read twice in an epoch is listed twice, unless the second time only filled the last batch of the epoch. A document
     that was cut between packs is listed once for each part: all but the first are a :class:`PartKey`.
 
@@ -219,10 +219,10 @@ def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> lis
     last = max(runs, default=0)
     kept = [line for line in kept if line.run != last or line.batch < taken.get(last, 0)]
     if not any(line.loader == loader for line in kept):
-        found = ", ".join(sorted({line.loader for line in kept})) or "none"
+        names = ", ".join(sorted({line.loader for line in kept})) or "none"
         raise ConfigError(
             f"{os.fspath(dirpath)} has no log of steps of the train loader {loader!r}",
-            hint=f"loaders in it: {found}. It is written by lightning_streaming.StepLog, a callback of the trainer",
+            hint=f"loaders in it: {names}. It is written by lightning_streaming.StepLog, a callback of the trainer",
             option="loader",
             path=os.fspath(dirpath),
         )

@@ -108,7 +108,7 @@ def fit(loaders: Callable[[], Any], directory: Path, validation: Callable[[], An
 
 
 def test_a_combined_loader_within_another_is_refused(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'y' is a CombinedLoader within other train loaders.*give Lightning one"):
+    with pytest.raises(ConfigError, match=r"'y' is a CombinedLoader within other train loaders.*pass one"):
         fit(lambda: {"x": streaming(data, "a"), "y": CombinedLoader([streaming(data, "b")], "min_size")}, tmp_path)
 
 

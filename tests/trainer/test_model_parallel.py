@@ -272,7 +272,7 @@ def test_on_several_machines_a_node_is_what_shares_readers_and_orders_of_ranks_i
 
 def test_a_mesh_that_does_not_say_who_reads_what_is_refused(tmp_path: Path) -> None:
     for said in on_ranks(_readers, _NamelessToUs, meeting=tmp_path / "ranks", count=4):
-        assert "of _NamelessToUs has the dimensions 'batch', 'tensor_parallel', and nobody says" in said
+        assert "of _NamelessToUs has the dimensions 'batch', 'tensor_parallel', and none of" in said
         assert "data_parallel or dp_replicate or dp_shard" in said
 
 

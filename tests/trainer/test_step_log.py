@@ -197,7 +197,7 @@ def test_whoever_saves_at_a_batchs_end_finds_it_in_the_log(data: Path, tmp_path:
 
 @pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")
 def test_a_model_that_fetches_batches_itself_is_refused(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"of _Fetches, but its training_step takes dataloader_iter .* drop"):
+    with pytest.raises(UnsupportedError, match=r"of _Fetches: its training_step takes dataloader_iter .* drop"):
         Run(data=data, directory=tmp_path).fit(callbacks=[StepLog(tmp_path / "log")], model=_Fetches)
     assert not (tmp_path / "log").exists()
 
