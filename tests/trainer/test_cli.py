@@ -415,7 +415,8 @@ def test_printed_configuration_explains_every_field_of_data_once(
     words = " ".join(line.strip(" #") for line in printed.splitlines() if line.strip().startswith("#"))
     for documented in (StreamingConfig, Stream, StreamingDataModule):
         for param in docstring_parser.parse(documented.__doc__ or "").params:
-            text = " ".join((param.description or "").replace("``", "").replace("None", "null").split())
+            text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", param.description or "")
+            text = " ".join(text.replace("``", "").replace("None", "null").split())
             assert text in words, param.arg_name
     text = "Share of an epoch drawn from this stream, relative to the other streams."
     assert words.count(text) == 1
