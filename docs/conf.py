@@ -18,6 +18,7 @@ extensions = [
     "docs._ext.navigation",
     "docs._ext.python_reference",
     "docs._ext.command_reference",
+    "docs._ext.tabs",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
@@ -44,7 +45,7 @@ nitpick_ignore_regex = [
 
 html_theme = "furo"
 html_baseurl = "https://lightning-streaming.github.io/lightning-streaming/"
-html_title = "lightning_streaming"
+html_title = f"lightning_streaming {release}"
 html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]

@@ -1,6 +1,6 @@
-"""What every command can be told, from its parser: a ``{tools}`` block becomes a heading for each, training first.
+"""Reference of the command line: a ``{tools}`` block becomes a heading for each command, training first.
 
-The text is Markdown, with a block of reStructuredText for the options, which so have anchors and are found by search.
+The text is Markdown, with a block of reStructuredText for the options, which gives them anchors for links and search.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ def _read(_: Sphinx, __: str, source: list[str]) -> None:
 
 
 class _Parsers(StreamingCLI):
-    """Has parsers, and parses nothing."""
+    """Command line that creates its parsers and parses nothing."""
 
     def parse_arguments(self, *_: object) -> None:
         """See :class:`lightning.pytorch.cli.LightningCLI`."""
-        raise _Made(self._subcommand_parsers)
+        raise _Created(self._subcommand_parsers)
 
 
-class _Made(Exception):  # noqa: N818  # it is no error
+class _Created(Exception):  # noqa: N818  # it is no error
     pass
 
 
 def training() -> Iterator[str]:
-    """The lines of what Lightning's command line does, but for the fields of a configuration."""
+    """Yield the lines about Lightning's command line, without the fields of a configuration."""
     try:
         _Parsers([])
-    except _Made as made:
-        (parsers,) = made.args
+    except _Created as created:
+        (parsers,) = created.args
     for name, words in SUBCOMMANDS.items():
         yield from (f"## {name}", "", "```text", f"{PROGRAM} {name} [OPTION ...] [--FIELD VALUE ...]", "```", "")
         yield f"{words[:1].upper()}{words[1:]}. Every field: [Configuration](configuration.md)."
@@ -66,14 +66,15 @@ def training() -> Iterator[str]:
 
 
 def _without_fields(parser: ArgumentParser, name: str) -> Any:
-    """What there is to tell of a parser beside the fields of a configuration, of which there are hundreds."""
-    known = [one for one in parser._actions if one.option_strings and not _FIELD.match(one.option_strings[0])]
-    told = SimpleNamespace(title="options", _group_actions=list(map(_in_a_sentence, known)))
-    return SimpleNamespace(prog=f"{PROGRAM} {name}", _action_groups=[told])
+    """Return a parser without the fields of a configuration, of which there are hundreds."""
+    named = [action for action in parser._actions if action.option_strings]
+    known = [action for action in named if not _FIELD.match(action.option_strings[0])]
+    group = SimpleNamespace(title="options", _group_actions=list(map(_in_a_sentence, known)))
+    return SimpleNamespace(prog=f"{PROGRAM} {name}", _action_groups=[group])
 
 
 def _in_a_sentence(action: Action) -> Action:
-    """An option whose help is one sentence, without the markup of Lightning's docstrings."""
+    """Return an option with the first sentence of its help, without the markup of Lightning's docstrings."""
     short = copy(action)
     words = re.sub(r"^Defaults to \S+\. ", "", (action.help or "").replace("``", "`"))
     short.help = " ".join(re.split(r"\.\s|\n\n", words)[0].replace("%", "%%").rstrip(".").split())
@@ -81,17 +82,17 @@ def _in_a_sentence(action: Action) -> Action:
 
 
 def tool(name: str) -> Iterator[str]:
-    """The lines of a tool."""
+    """Yield the lines of a tool."""
     yield from described(name, parser_of(name), "##")
 
 
 def described(name: str, parser: CommandParser, heading: str) -> Iterator[str]:
-    """The lines of a parser, and of those of its actions."""
-    typed = [spelt(one) for one in parser._actions if not one.option_strings]
+    """Yield the lines of a parser and of its actions."""
+    typed = [spelt(action) for action in parser._actions if not action.option_strings]
     yield from (f"{heading} {name}", "", "```text", " ".join([parser.prog, "[OPTION ...]", *typed]), "```", "")
     yield from description(parser.description or "")
     yield from description(parser.examples)
-    actions = [one for one in parser._actions if isinstance(one, _SubParsersAction)]
+    actions = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
     if not actions:
         yield from options(parser)
         yield from description(parser.epilog or "")
@@ -101,32 +102,33 @@ def described(name: str, parser: CommandParser, heading: str) -> Iterator[str]:
 
 
 def description(text: str) -> Iterator[str]:
-    """A docstring as Markdown: what is indented by four is shown as it stands."""
+    """Yield a docstring as Markdown; a paragraph indented by four becomes a block of code."""
     for paragraph in text.rstrip().split("\n\n"):
         if not paragraph:
             continue
         if paragraph.startswith("    "):
             language = "console" if PROGRAM in paragraph else "text"
-            told = [line.removeprefix("    ") for line in paragraph.splitlines()]
-            yield from (f"```{language}", *(f"$ {line}" if language == "console" else line for line in told), "```", "")
+            rows = [line.removeprefix("    ") for line in paragraph.splitlines()]
+            yield from (f"```{language}", *(f"$ {line}" if language == "console" else line for line in rows), "```", "")
         else:
             yield from ("```{eval-rst}", marked(paragraph), "```", "")
 
 
 def options(parser: ArgumentParser) -> Iterator[str]:
-    """The arguments of a parser, group by group, as reStructuredText."""
+    """Yield the arguments of a parser, group by group, as reStructuredText."""
     yield from ("```{eval-rst}", f".. program:: {parser.prog}", "")
     for group in parser._action_groups:
-        shown = [one for one in group._group_actions if one.help != SUPPRESS and "--help" not in one.option_strings]
+        actions = [action for action in group._group_actions if action.help != SUPPRESS]
+        shown = [action for action in actions if "--help" not in action.option_strings]
         if shown:
             yield from (f".. rubric:: {str(group.title).capitalize()}", "")
-        for one in shown:
-            yield from (f".. option:: {spelt(one)}", "", f"   {marked(_help(one))}", "")
+        for action in shown:
+            yield from (f".. option:: {spelt(action)}", "", f"   {marked(_help(action))}", "")
     yield from ("```", "")
 
 
 def spelt(action: Action) -> str:
-    """How an argument is typed."""
+    """Return the syntax of an argument."""
     if not action.option_strings:
         word = str(action.metavar or action.dest)
         return {"?": f"[{word}]", "*": f"[{word} ...]", "+": f"{word} [{word} ...]"}.get(str(action.nargs), word)
@@ -136,12 +138,12 @@ def spelt(action: Action) -> str:
 
 
 def _help(action: Action) -> str:
-    told = (action.help or "") % {"default": action.default, "prog": PROGRAM}
-    return f"{told[:1].upper()}{told[1:]}{'' if told.endswith(('.', ')')) else '.'}"
+    words = (action.help or "") % {"default": action.default, "prog": PROGRAM}
+    return f"{words[:1].upper()}{words[1:]}{'' if words.endswith(('.', ')')) else '.'}"
 
 
 def marked(text: str) -> str:
-    """Words of a help text as reStructuredText, options in it as code."""
+    """Return a help text as reStructuredText, with options as code."""
     parts = re.split(r"(`[^`]+`)", text)
     return "".join(
         f"``{part.strip('`')}``" if part.startswith("`") else _SYNTAX.sub(r"``\1``", escaped(part)) for part in parts

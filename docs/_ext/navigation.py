@@ -1,8 +1,7 @@
-"""The sidebar, made of the lists of links that readers of the Markdown see; and links to files that are no pages.
+"""The sidebar, generated from the lists of links in the Markdown; and links to files that are no pages.
 
-A page of :data:`LISTS` leads to others. Each of its headings that has links to pages below becomes a part of the
-sidebar, so what belongs where is written once. The list of the home page is also the site's ``llms.txt``. Links that
-leave the pages, to an example or a package's README, lead to the repository.
+Each heading of a page of :data:`LISTS` with links to pages below it becomes a part of the sidebar. The list of the home
+page is also the site's ``llms.txt``. Links to other files, like an example or a package's README, lead to the repository.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sphinx.application import Sphinx
 
 REPOSITORY = "https://github.com/lightning-streaming/lightning-streaming/blob/main"
 LISTS = ("index", "decisions/README", "api/README")
-"""Pages whose links make the sidebar."""
+"""Pages whose links are the sidebar."""
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _LISTED = re.compile(r"^(?:- |\| )\[([^\]]+)\]\((?!\w+:)([^)#]+)\.md\)", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?![\w+]+:|#)([^)#\s]+)(?=[)#])")
@@ -37,14 +36,14 @@ def _read(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def sidebar(text: str) -> Iterator[str]:
-    """A hidden table of contents for each heading of a page that has a list, or table, of pages below it."""
+    """Yield a hidden table of contents for each heading of a page with a list, or table, of pages below it."""
     parts = _HEADING.split(text)
     for caption, below in zip(["", *parts[1::2]], parts[::2], strict=True):
-        # A number says too little: the page's own title is shown.
+        # Instead of a number, show the page's own title.
         pages = [page if name.isdecimal() else f"{name} <{page}>" for name, page in _LISTED.findall(below)]
         if pages:
-            told = f":caption: {caption}\n" if caption else ""
-            yield "\n\n```{toctree}\n:hidden:\n" + told + "\n" + "\n".join(pages) + "\n```\n"
+            title = f":caption: {caption}\n" if caption else ""
+            yield "\n\n```{toctree}\n:hidden:\n" + title + "\n" + "\n".join(pages) + "\n```\n"
 
 
 def _write_llms_txt(app: Sphinx, error: Exception | None) -> None:
@@ -67,7 +66,7 @@ def llms_txt(index: str, site: str) -> str:
 
 
 def with_repository_links(text: str, directory: Path, root: Path) -> str:
-    """The text, with links to files that are no pages leading to the repository; those to nowhere stay as they are."""
+    """Return the text with links to files that are no pages pointed to the repository; links to no file stay."""
 
     def resolved(link: re.Match[str]) -> str:
         target = (directory / link[1]).resolve()

@@ -50,22 +50,22 @@ def _made(kind: str, lines: list[str]) -> Iterator[str]:
         yield from ("```", "")
 
 
-def _prepare(app: Sphinx, __: str, ___: str, found: Any, ____: Any, lines: list[str]) -> None:
+def _prepare(app: Sphinx, __: str, ___: str, item: Any, ____: Any, lines: list[str]) -> None:
     lines[:] = list(with_programs([readied(line) for line in lines]))
-    if callable(found) and _has_many_arguments(found):
-        lines[:] = with_defaults(lines, inspect.signature(found))
+    if callable(item) and _has_many_arguments(item):
+        lines[:] = with_defaults(lines, inspect.signature(item))
     app.env.temp_data["prepared"] = list(lines)
 
 
 def _restore(app: Sphinx, what: str, ___: str, ____: Any, _____: Any, lines: list[str]) -> None:
-    """Undo what napoleon makes of attributes: it takes words before a colon for their type."""
+    """Undo a change of napoleon to attributes: it takes words before a colon for their type."""
     prepared = list(app.env.temp_data.pop("prepared") or ())
     if what in ("attribute", "property") and not any(map(_SECTION.fullmatch, prepared)):
         lines[:] = prepared
 
 
 def with_programs(lines: list[str]) -> Iterator[str]:
-    """A docstring whose indented blocks before its sections are programs."""
+    """Yield a docstring with indented blocks before its sections as programs."""
     is_before = True
     for above, line in zip(["words", *lines], lines, strict=False):
         is_before &= not _SECTION.fullmatch(line)
@@ -74,44 +74,44 @@ def with_programs(lines: list[str]) -> Iterator[str]:
         yield line
 
 
-def _shorten(*told: Any) -> tuple[str, str | None] | None:
-    _, _, _, found, _, signature, returns = told
-    return ("(...)", returns) if signature and callable(found) and _has_many_arguments(found) else None
+def _shorten(*event: Any) -> tuple[str, str | None] | None:
+    _, _, _, item, _, signature, returns = event
+    return ("(...)", returns) if signature and callable(item) and _has_many_arguments(item) else None
 
 
 def _draw_dashes(_: Sphinx, page: nodes.document) -> None:
-    """The dash between an argument and its meaning, which Sphinx writes as two and leaves to its smart quotes."""
+    """Replace the two dashes between an argument and its meaning, which Sphinx leaves to its smart quotes."""
     for text in list(page.findall(nodes.Text)):
         if text == " -- ":
             text.parent.replace(text, nodes.Text(" – "))
 
 
-def _has_many_arguments(found: Any) -> bool:
-    """Whether a signature is too long to be read as a whole; each default is then told with its argument."""
+def _has_many_arguments(function: Any) -> bool:
+    """Return whether a signature is too long to read as a whole; its defaults are then next to the arguments."""
     try:
-        return len(inspect.signature(found).parameters) > _MOST_ARGUMENTS
+        return len(inspect.signature(function).parameters) > _MOST_ARGUMENTS
     except (TypeError, ValueError):  # of some builtins
         return False
 
 
 def with_defaults(lines: list[str], signature: inspect.Signature) -> list[str]:
-    """A docstring whose arguments say what they are by default, where it is no word of theirs."""
-    told: list[str] = []
+    """Return a docstring with the default of each argument."""
+    rows: list[str] = []
     default = ""
     for line in [*lines, ""]:
         named = _ARGUMENT.match(line)
-        if default and not line.startswith("     "):  # what was said of the argument before ends here
-            told[-1] += f" Default: ``{default}``."
+        if default and not line.startswith("     "):  # the previous argument ends here
+            rows[-1] += f" Default: ``{default}``."
             default = ""
-        one = signature.parameters.get(named[1]) if named else None
-        if one is not None and one.default is not one.empty:
-            default = shown(one.default)
-        told.append(line)
-    return told[:-1]
+        argument = signature.parameters.get(named[1]) if named else None
+        if argument is not None and argument.default is not argument.empty:
+            default = shown(argument.default)
+        rows.append(line)
+    return rows[:-1]
 
 
 def readied(line: str) -> str:
-    """A line of a docstring as reStructuredText: asterisks and underscores are themselves, pages are linked."""
+    """Return a line of a docstring as reStructuredText: asterisks and underscores escaped, pages linked."""
     parts = _MARKED.split(line)
     parts[::2] = [_MENTION.sub(r":doc:`/\1`", re.sub(r"[*|]|_(?!\w)", r"\\\g<0>", part)) for part in parts[::2]]
     return "".join(parts)
@@ -125,36 +125,37 @@ def documented(name: str, members: str) -> Iterator[str]:
         members: Names of its members; ``*`` for all.
     """
     home, _, own = f"{PACKAGE}.{name}".rpartition(".")
-    found = getattr(import_module(home), own)
-    if not inspect.isclass(found):
+    public = getattr(import_module(home), own)
+    if not inspect.isclass(public):
         yield f".. autofunction:: {home}.{own}"
         return
     yield f".. autoclass:: {home}.{own}"
-    if issubclass(found, BaseException):
+    if issubclass(public, BaseException):
         yield "   :show-inheritance:"
     if members == "*":
-        yield from ("   :members:", f"   :inherited-members: {', '.join(sorted(_foreign_bases(found)))}")
+        yield from ("   :members:", f"   :inherited-members: {', '.join(sorted(_foreign_bases(public)))}")
     elif members:
         yield f"   :members: {', '.join(members.split())}"
 
 
 def _foreign_bases(kind: type) -> set[str]:
-    """Classes of other packages that it is made of, whose members others document."""
-    return {one.__name__ for one in kind.__mro__ if not one.__module__.startswith(PACKAGE)}
+    """Return the base classes from other packages, which document their members."""
+    return {base.__name__ for base in kind.__mro__ if not base.__module__.startswith(PACKAGE)}
 
 
 def arguments(name: str) -> Iterator[str]:
-    """The arguments of a class as a list of definitions: name, type, default, meaning."""
+    """Yield the arguments of a class as a list of definitions: name, type, default, meaning."""
     kind = getattr(lightning_streaming, name)
-    told = {option: _meaning(text) for option, text in explanations_of(kind).items()}
+    meanings = {option: _meaning(text) for option, text in explanations_of(kind).items()}
     hints = {**get_type_hints(kind), **inspect.get_annotations(kind.__init__)}
-    for one in inspect.signature(kind).parameters.values():
-        default = "" if one.default is one.empty else f" = {shown(one.default)}"
-        yield from (f"**{one.name}** : ``{spelt(hints[one.name])}{default}``", f"   {told[one.name]}", "")
+    for argument in inspect.signature(kind).parameters.values():
+        default = "" if argument.default is argument.empty else f" = {shown(argument.default)}"
+        named = f"**{argument.name}** : ``{spelt(hints[argument.name])}{default}``"
+        yield from (named, f"   {meanings[argument.name]}", "")
 
 
 def _meaning(text: str) -> str:
-    """What a docstring says of an argument, in one line."""
+    """What a docstring says of an argument, in argument line."""
     return readied(" ".join(text.partition(":")[2].split()))
 
 

@@ -1,6 +1,6 @@
-"""Take the pictures of docs/view.md, of data that is drawn for them. Run: python -m docs.img.view [DIRECTORY]
+"""Take the images of docs/view.md, from generated data. Run: python -m docs.img.view [DIRECTORY]
 
-The data stays in the directory, if one is given, to be looked at by oneself.
+If a directory is given, the data stays there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COLUMNS = {
     "sound": "bytes",
 }
 _STREAMS: dict[str, dict[str, Any]] = {
-    "day": {"remote": "day", "proportion": 0.7, "where": "score >= 0.5"},
+    "day": {"remote": "day", "proportion": 0.7, "selection": {"where": "score >= 0.5"}},
     "night": {"remote": "night", "proportion": 0.3},
 }
 _SHOTS = {
@@ -60,9 +60,9 @@ def write_all(directory: Path) -> None:
         with MDSWriter(out=stream, columns=_COLUMNS, size_limit="3mb", hashes=["sha1"]) as writer:
             for place in range(_SAMPLES):
                 writer.write(_landscape(stream, place, rng))
-    data = {"batch_size": 8, "train": {"streams": _STREAMS, "columns": ["score"]}}  # goes on on two ranks
+    data = {"batch_size": 8, "train": {"streams": _STREAMS, "columns": ["score"]}}  # resumes on two ranks
     Path("run.yaml").write_text(json.dumps({"data": {"init_args": data}, "trainer": {"devices": 2}}, indent=2))
-    streams = {name: Stream(**one) for name, one in _STREAMS.items()}
+    streams = {name: Stream(**options) for name, options in _STREAMS.items()}
     module = StreamingDataModule(train=StreamingConfig(streams=streams, columns=["score"]), batch_size=16)
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(max_steps=40, accelerator="cpu", **quiet)

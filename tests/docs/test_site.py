@@ -16,6 +16,7 @@ import lightning_streaming
 from docs._ext.command_reference import description, marked
 from docs._ext.navigation import REPOSITORY, llms_txt, sidebar, with_repository_links
 from docs._ext.python_reference import readied, with_defaults, with_programs
+from docs._ext.tabs import with_tabs
 from lightning_streaming import errors
 from lightning_streaming.replaced_names import TOPICS
 from lightning_streaming.tools.commands import COMMANDS, parser_of
@@ -178,6 +179,16 @@ def test_links_to_files_that_are_no_pages_lead_to_the_repository() -> None:
         "https://x.y",
         f"{REPOSITORY}/docs/img/packing.py",
     ]
+
+
+def test_blocks_after_a_mark_become_tabs() -> None:
+    python = "<!-- not run -->\n```python\nx = 1\n```\n"
+    text = f"a\n\n<!-- tabs -->\n\n```bash\nls\n```\n\n{python}\nb\n\n```yaml\ny: 1\n```\n"
+    tabbed = with_tabs(text)
+    assert re.findall(r"<label[^>]*>(.*?)</label>", tabbed) == ["Command line", "Python"]
+    assert tabbed.count(" checked") == 1
+    assert tabbed.count("<div") == tabbed.count("</div>") == 3
+    assert tabbed.endswith("b\n\n```yaml\ny: 1\n```\n")
 
 
 def test_docstrings_become_what_they_mean() -> None:

@@ -34,7 +34,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rich(directory / "data")
     write_rich(directory / "<img src=x onerror=alert(1)>", 3)
     streams = {name: {"remote": name} for name in ("data", "<img src=x onerror=alert(1)>")}
-    streams["data"]["where"] = "score >= 1"
+    streams["data"]["selection"] = {"where": "score >= 1"}
     written = {
         "data": {"init_args": {"batch_size": 4, "train": {"streams": streams}}},
         "trainer": {"devices": 2, "max_steps": 50},
@@ -196,7 +196,7 @@ def test_the_first_key_leads_past_what_all_pages_have(of_dataset: Viewer, chromi
     chromium.press("Enter")
     assert chromium.evaluate("document.activeElement.id") == "content"
     chromium.press("Tab")
-    assert "/sample/0" in chromium.evaluate("document.activeElement.href")
+    assert chromium.evaluate("document.activeElement.id") == "match"
 
 
 def test_a_sample_is_found_by_typing(of_dataset: Viewer, chromium: Browser) -> None:
