@@ -1,7 +1,8 @@
 """The sidebar, generated from the lists of links in the Markdown; and links to files that are no pages.
 
-Each heading of a page of :data:`LISTS` with links to pages below it becomes a part of the sidebar. The list of the home
-page is also the site's ``llms.txt``. Links to other files, like an example or a package's README, lead to the repository.
+Each heading of a page of :data:`LISTS` with links to pages below it becomes a part of the sidebar. The list of the
+home page is also the site's ``llms.txt``. Links to other files, like an example or a package's README, lead to the
+repository.
 """
 
 from __future__ import annotations
