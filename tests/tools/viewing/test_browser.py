@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -33,7 +34,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("rich")
     write_rich(directory / "data")
     write_rich(directory / "<img src=x onerror=alert(1)>", 3)
-    streams = {name: {"remote": name} for name in ("data", "<img src=x onerror=alert(1)>")}
+    streams: dict[str, dict[str, Any]] = {name: {"remote": name} for name in ("data", "<img src=x onerror=alert(1)>")}
     streams["data"]["selection"] = {"where": "score >= 1"}
     written = {
         "data": {"init_args": {"batch_size": 4, "train": {"streams": streams}}},
