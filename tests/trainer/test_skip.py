@@ -159,7 +159,7 @@ def test_validation_by_time(data: Path, batches: list[Seen], tmp_path: Path) -> 
 
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
 def test_overfitting_skips_nothing(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="skip counts batches over a run, and overfit_batches"):
+    with pytest.raises(ConfigError, match="skip counts batches over a run, but overfit_batches"):
         skipping(data, tmp_path, ["1"]).fit(overfit_batches=2)
 
 
