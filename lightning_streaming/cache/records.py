@@ -305,11 +305,13 @@ class CacheEntry(NamedTuple):
     """Its access time, in nanoseconds: see ``eviction.py``."""
     modified: int
     """Its modification time, in nanoseconds."""
+    inode: int
+    """Number that it keeps when it is renamed."""
 
     @classmethod
     def of(cls, path: str, status: os.stat_result) -> CacheEntry:
         """Return the entry of a file from the result of ``stat``."""
-        return cls(path, status.st_size, status.st_atime_ns, status.st_mtime_ns)
+        return cls(path, status.st_size, status.st_atime_ns, status.st_mtime_ns, status.st_ino)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +321,7 @@ class Scan:
     files: list[CacheEntry]
     """Complete files that are ours."""
     staged_bytes: int
-    """Size of all staging files."""
+    """Size of all staging files but those that are among the complete ones by now."""
 
     @property
     def bytes(self) -> int:
@@ -330,17 +332,20 @@ class Scan:
 def scan(root: Path, own: OwnTags) -> Scan:
     """Scan a cache directory; a missing one is empty.
 
-    Staging files are read first: one that is published meanwhile is counted twice rather than missed.
+    Staging files are listed first, so that a file published meanwhile is not missed; its inode shows that it is one.
 
     Args:
         root: The directory.
         own: The tags of files that are ours.
     """
-    staged_bytes = 0
+    staged = {}
     for entry in staging_files(root):
         with suppress(FileNotFoundError):
-            staged_bytes += entry.stat(follow_symlinks=False).st_size
-    return Scan([file for file in shard_files(root) if own.include(file.modified)], staged_bytes)
+            staged[entry.inode()] = entry.stat(follow_symlinks=False).st_size
+    files = [file for file in shard_files(root) if own.include(file.modified)]
+    for file in files:
+        staged.pop(file.inode, None)
+    return Scan(files, sum(staged.values()))
 
 
 def shard_files(root: Path) -> Iterator[CacheEntry]:

@@ -26,7 +26,7 @@ NOW = 1_800_000_000 * 10**9
 
 
 def entry(name: str, stamp: int) -> CacheEntry:
-    return CacheEntry(name, 10, stamp, 0)
+    return CacheEntry(name, 10, stamp, 0, 0)
 
 
 def test_what_was_finished_last_goes_first_then_what_was_used_longest_ago() -> None:

@@ -15,13 +15,13 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_streaming.cache import CacheConfig, ShardCache, file_states, shared_files
+from lightning_streaming.cache import CacheConfig, ShardCache, file_states, records, shared_files
 from lightning_streaming.cache.config import (
     MANIFEST_BASENAME,
     QUEUE_BASENAME,
@@ -32,7 +32,9 @@ from lightning_streaming.cache.config import (
 from lightning_streaming.cache.file_states import StagingFile, claim, lock_if_dead, staging_path
 from lightning_streaming.cache.quota import WaitQueue
 from lightning_streaming.cache.records import (
+    CacheEntry,
     CacheManifest,
+    OwnTags,
     find_entry,
     make_tag,
     read_number,
@@ -164,6 +166,26 @@ def test_what_was_published_meanwhile_says_nothing_of_the_next_writer(
     assert lock_if_dead(part.path) is None
     assert writers[0].is_unpublished()
     writers[0].close()
+
+
+def test_a_file_that_is_published_during_a_scan_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, list_complete = OwnTags(make_tag()), records.shard_files
+    arriving, waiting = claimed(tmp_path), claimed(tmp_path, "shard.00001.mds")
+    arriving.resize(1000)
+    waiting.resize(200)
+
+    def publish_then_list(root: Path) -> Iterator[CacheEntry]:
+        assert arriving.publish(own.of_remote)
+        return list_complete(root)
+
+    monkeypatch.setattr(records, "shard_files", publish_then_list)
+    scanned = records.scan(tmp_path, own)
+    assert [file.size for file in scanned.files] == [1000]
+    assert (scanned.staged_bytes, scanned.bytes) == (200, 1200)
+    for part in (arriving, waiting):
+        part.close()
 
 
 def test_a_part_of_another_machine_is_dead_after_a_day_without_a_byte(tmp_path: Path) -> None:
