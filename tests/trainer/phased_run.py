@@ -1,20 +1,21 @@
-"""A run on a mixture that changes, with a log of what each step is trained on: a trainer in processes of its own.
+"""A run on a mixture that changes, with a log of what each step is trained on: a trainer in separate processes.
 
-As a program it is given its settings as JSON; Lightning starts it once more for each other rank. At ``pause_after`` it
-writes a line and waits to be killed.
+Its processes are forked from the test, which has imported everything: an interpreter that imports Lightning takes six
+seconds. At ``pause_after`` the run reports to the test and waits to be killed.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from examples.every_nth import EveryNth as EveryNth  # a configuration may name it, where it is imported
 from lightning_streaming import KeyedBatch, StreamingDataModule
 from lightning_streaming.trainer.config import config_of
+from tests.forked_ranks import on_ranks
 
-PAUSED = "paused"
+_CONTEXT = multiprocessing.get_context("fork")
 
 
 class Line(LightningModule):
-    """Trains on nothing in particular; each rank appends what its steps were on to a file of its own."""
+    """Trains on nothing in particular; each rank appends what its steps were on to a separate file."""
 
     def __init__(self, log: Path) -> None:
         super().__init__()
@@ -50,15 +52,15 @@ class Line(LightningModule):
 
 
 class Pause(Callback):
-    """Says that a step is done, and does no more."""
+    """Reports that a step is done, and trains no further."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int | None, paused: Connection) -> None:
         self.step = step
+        self.paused = paused
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step == self.step and trainer.is_global_zero:
-            sys.stdout.write(f"{PAUSED}\n")
-            sys.stdout.flush()
+            self.paused.send(self.step)
             signal.pause()
 
 
@@ -77,8 +79,12 @@ class PhasedRun:
     pause_after: int | None = None
     """The step after which it waits to be killed."""
 
-    def fit(self) -> None:
-        """Train to the end, or until killed."""
+    def fit(self, paused: Connection | None = None) -> None:
+        """Train to the end, or until killed.
+
+        Args:
+            paused: Where a run that is to pause reports that it does.
+        """
         directory = Path(self.directory)
         directory.mkdir(exist_ok=True)
         data = StreamingDataModule(
@@ -91,40 +97,58 @@ class PhasedRun:
             strategy="ddp" if self.devices > 1 else "auto",
             max_epochs=1,
             logger=False,
-            callbacks=[saving] + ([] if self.pause_after is None else [Pause(self.pause_after)]),
+            callbacks=[saving]
+            if self.pause_after is None or paused is None
+            else [saving, Pause(self.pause_after, paused)],
             enable_progress_bar=False,
             enable_model_summary=False,
         )
         trainer.fit(Line(directory), datamodule=data, ckpt_path=self.ckpt_path)
 
-    def start(self) -> subprocess.Popen[str]:
-        """Train in a process, or several; they are one group."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.phased_run", json.dumps(asdict(self))],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-
     def run_and_kill(self) -> None:
-        """Train up to the pause; then end every process of it by ``SIGKILL``."""
-        with self.start() as running:
-            assert running.stdout is not None
-            is_paused = any(line.strip() == PAUSED for line in iter(running.stdout.readline, ""))
-            assert is_paused, "it ended before"
-            os.killpg(running.pid, signal.SIGKILL)
+        """Train up to the pause; then end every process of the run by ``SIGKILL``."""
+        leader, paused = self._start()
+        try:
+            assert paused.poll(100), "the run does not reach its pause"
+            assert paused.recv() == self.pause_after
+        except EOFError:
+            raise AssertionError("the run ended before its pause") from None
+        finally:
+            self._kill(leader, paused)
 
     def run_to_end(self) -> None:
         """Train to the end."""
-        with self.start() as running:
-            try:
-                running.communicate(timeout=120)
-            except BaseException:
-                os.killpg(running.pid, signal.SIGKILL)
-                raise
-        assert running.returncode == 0
+        leader, paused = self._start()
+        try:
+            leader.join(100)
+            assert leader.exitcode == 0
+        finally:
+            self._kill(leader, paused)
+
+    def _start(self) -> tuple[ForkProcess, Connection]:
+        """Start a process for the run, or several; they are one group."""
+        paused, pause = _CONTEXT.Pipe(duplex=False)
+        leader = _CONTEXT.Process(target=self._lead, args=(pause,))
+        leader.start()
+        pause.close()  # the run has the other end, which closes when it ends
+        return leader, paused
+
+    def _kill(self, leader: ForkProcess, paused: Connection) -> None:
+        assert leader.pid is not None
+        if leader.exitcode is None:
+            os.killpg(leader.pid, signal.SIGKILL)
+            leader.join()
+        paused.close()
+
+    def _lead(self, pause: Connection) -> None:
+        os.setsid()
+        torch.set_num_threads(1)  # the parent's pool of threads is not here
+        warnings.simplefilter("ignore")
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        if self.devices == 1:
+            self.fit(pause)
+        else:
+            on_ranks(self.fit, pause, meeting=Path(self.directory) / "ranks", count=self.devices)
 
     def newest_checkpoint(self) -> Path:
         """The last that was saved."""
@@ -142,9 +166,9 @@ class PhasedRun:
         steps: dict[int, list[tuple[int, int, int]]] = {}
         for log in Path(self.directory).glob("rank*.jsonl"):
             for line in log.read_text().splitlines():
-                one = json.loads(line)
-                if last_step is None or one["step"] <= last_step:
-                    steps.setdefault(one["step"], []).extend(tuple(read) for read in one["read"])
+                entry = json.loads(line)
+                if last_step is None or entry["step"] <= last_step:
+                    steps.setdefault(entry["step"], []).extend(tuple(read) for read in entry["read"])
         return [sorted(steps[step]) for step in sorted(steps)]
 
     def read_up_to(self, checkpoint: Path) -> list[list[tuple[int, int, int]]]:
@@ -155,9 +179,3 @@ class PhasedRun:
 def flat(steps: Sequence[Sequence[tuple[int, int, int]]]) -> list[tuple[int, int, int]]:
     """The samples of some steps, one after another."""
     return [read for step in steps for read in step]
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    PhasedRun(**json.loads(sys.argv[1])).fit()

@@ -47,6 +47,7 @@ def train_of(data: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_changing_mixture_killed_twice_and_changed_goes_on_exactly(data: Path) -> None:
     then, now = train_of(data, THEN), train_of(data, NOW)
 

@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:.*use of fork.*:DeprecationWarning")
 def test_a_run_with_a_step_resumes_on_two_ranks(root: Path) -> None:
     train = train_of(root, STEP)
     whole = PhasedRun(directory=str(root / "whole"), train=train, batch_size=4)
