@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from lightning_streaming.dataset.sample_key import SampleKey as SampleKey
     from lightning_streaming.dataset.stream import Stream as Stream
     from lightning_streaming.formats.images.decode import EncodedImage as EncodedImage
-    from lightning_streaming.options.bad_samples import BadSamplesConfig as BadSamplesConfig
-    from lightning_streaming.options.debug import DebugConfig as DebugConfig
-    from lightning_streaming.options.decode import DecodeConfig as DecodeConfig
-    from lightning_streaming.options.join import JoinConfig as JoinConfig
     from lightning_streaming.options.packing import PackingConfig as PackingConfig
+    from lightning_streaming.options.packing import TokenBudget as TokenBudget
+    from lightning_streaming.options.reading import BadSamplesConfig as BadSamplesConfig
+    from lightning_streaming.options.reading import DebugConfig as DebugConfig
+    from lightning_streaming.options.reading import DecodeConfig as DecodeConfig
     from lightning_streaming.options.schedule import MixturePhase as MixturePhase
     from lightning_streaming.options.selection import SelectionConfig as SelectionConfig
+    from lightning_streaming.options.storage import JoinConfig as JoinConfig
     from lightning_streaming.options.storage import StorageConfig as StorageConfig
-    from lightning_streaming.options.token_budget import TokenBudget as TokenBudget
     from lightning_streaming.reading.dataset import StreamingDataset as StreamingDataset
     from lightning_streaming.reading.loader import StreamingDataLoader as StreamingDataLoader
     from lightning_streaming.trainer.config import StreamingConfig as StreamingConfig

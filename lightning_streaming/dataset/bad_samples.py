@@ -32,7 +32,7 @@ from lightning_streaming.errors import (
     StreamingError,
 )
 from lightning_streaming.escaping import in_one_line, package_logger
-from lightning_streaming.options.bad_samples import BadSamplesConfig, parse_limit
+from lightning_streaming.options.reading import BadSamplesConfig, parse_limit
 from lightning_streaming.resume.state import EpochStart
 
 _log = package_logger(__name__)

@@ -15,9 +15,6 @@ import numpy as np
 from lightning_streaming.dataset.stream import Stream, StreamDefaults, StreamSpec, joins_of, named_streams, weight_of
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
-from lightning_streaming.options.bad_samples import BadSamplesConfig
-from lightning_streaming.options.debug import DebugConfig
-from lightning_streaming.options.decode import DecodeConfig
 from lightning_streaming.options.groups import (
     OptionGroup,
     as_group,
@@ -27,11 +24,11 @@ from lightning_streaming.options.groups import (
     store_group,
     store_plain,
 )
-from lightning_streaming.options.join import JoinConfig, Joins
-from lightning_streaming.options.packing import Packing, PackingConfig
+from lightning_streaming.options.packing import Packing, PackingConfig, TokenBudget
+from lightning_streaming.options.reading import BadSamplesConfig, DebugConfig, DecodeConfig
 from lightning_streaming.options.schedule import Schedule, check_mixes, named_phases, resolved_phases
 from lightning_streaming.options.selection import SelectionConfig
-from lightning_streaming.options.token_budget import TokenBudget
+from lightning_streaming.options.storage import JoinConfig, Joins
 from lightning_streaming.sequence.phases import ResolvedPhase
 from lightning_streaming.sequence.settings import OrderSettings
 from lightning_streaming.sequence.skips import parse_batch_ranges

@@ -17,8 +17,8 @@ from lightning_streaming.dataset.stream import Stream, StreamDefaults, cache_con
 from lightning_streaming.dataset.transform import SampleFactory, SampleTransform, global_generators_kept
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.options.decode import DecodeConfig
 from lightning_streaming.options.groups import as_group
+from lightning_streaming.options.reading import DecodeConfig
 from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.units import check_path, check_truth

@@ -13,9 +13,8 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.options.groups import OptionGroup, group_of, named_groups, store_group, store_plain
-from lightning_streaming.options.join import JoinConfig, Joins
 from lightning_streaming.options.selection import SelectionConfig
-from lightning_streaming.options.storage import StorageConfig
+from lightning_streaming.options.storage import JoinConfig, Joins, StorageConfig
 from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.selection.joins import JoinedDataset, JoinSource, joined_label
 from lightning_streaming.sequence.weights import ResolvedWeights, StreamWeight

@@ -26,16 +26,12 @@ from lightning_streaming.dataset.stream import (
     weight_of,
 )
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.options.bad_samples import BadSamplesConfig
-from lightning_streaming.options.debug import DebugConfig
-from lightning_streaming.options.decode import DecodeConfig
 from lightning_streaming.options.groups import group_of
-from lightning_streaming.options.join import Joins
-from lightning_streaming.options.packing import PackingConfig
+from lightning_streaming.options.packing import PackingConfig, TokenBudget
+from lightning_streaming.options.reading import BadSamplesConfig, DebugConfig, DecodeConfig
 from lightning_streaming.options.schedule import Schedule
 from lightning_streaming.options.selection import SelectionConfig
-from lightning_streaming.options.storage import StorageConfig
-from lightning_streaming.options.token_budget import TokenBudget
+from lightning_streaming.options.storage import Joins, StorageConfig
 from lightning_streaming.reading.assemble import SampleAssembler
 from lightning_streaming.reading.other_trainers import AcceleratedDataset
 from lightning_streaming.reading.packs.assemblers import assembler_of

@@ -26,10 +26,8 @@ from lightning_streaming.dataset.samples import SampleSource
 from lightning_streaming.dataset.transform import SampleFactory, failed_sample
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.options.bad_samples import BadSamplesConfig
-from lightning_streaming.options.debug import DebugConfig
-from lightning_streaming.options.decode import DecodeConfig
 from lightning_streaming.options.groups import group_of
+from lightning_streaming.options.reading import BadSamplesConfig, DebugConfig, DecodeConfig
 from lightning_streaming.reading.measures import BatchMeter
 from lightning_streaming.reading.sample_log import SampleWatch, watch_of
 from lightning_streaming.resume.run_state import RunState, drawn_sequence

@@ -25,7 +25,7 @@ from lightning_streaming.dataset.line_log import LineLog, last_whole_line, whole
 from lightning_streaming.dataset.sample_key import Row, SampleKey, keys_of_rows
 from lightning_streaming.dataset.samples import SampleSource
 from lightning_streaming.errors import FormatError, StorageError
-from lightning_streaming.options.debug import DebugConfig
+from lightning_streaming.options.reading import DebugConfig
 from lightning_streaming.resume.state import EpochStart
 
 _NO_MORE = object()

@@ -30,7 +30,7 @@ from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.options.groups import fields_of
-from lightning_streaming.options.join import JoinConfig
+from lightning_streaming.options.storage import JoinConfig
 from lightning_streaming.saved_fields import Fields
 from lightning_streaming.selection.id_index import IdIndex, check_ids
 from lightning_streaming.sequence.runs import RunLookup

@@ -35,15 +35,11 @@ from lightning_streaming import lightning_checkpoint
 from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.escaping import shell_word
-from lightning_streaming.options.bad_samples import BadSamplesConfig
-from lightning_streaming.options.debug import DebugConfig
-from lightning_streaming.options.decode import DecodeConfig
-from lightning_streaming.options.join import JoinConfig
-from lightning_streaming.options.packing import PackingConfig
+from lightning_streaming.options.packing import PackingConfig, TokenBudget
+from lightning_streaming.options.reading import BadSamplesConfig, DebugConfig, DecodeConfig
 from lightning_streaming.options.schedule import MixturePhase
 from lightning_streaming.options.selection import SelectionConfig
-from lightning_streaming.options.storage import StorageConfig
-from lightning_streaming.options.token_budget import TokenBudget
+from lightning_streaming.options.storage import JoinConfig, StorageConfig
 from lightning_streaming.resume.state import CALLBACK_KEY
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
 from lightning_streaming.terminal import report_error

@@ -16,8 +16,8 @@ from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
-from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.groups import group_of
+from lightning_streaming.options.reading import BadSamplesConfig
 from lightning_streaming.reading.dataset import StreamingDataset, source_of
 from lightning_streaming.reading.loader import StreamingDataLoader, watch_first_download
 from lightning_streaming.reading.measures import DownloadCallback, Fetched

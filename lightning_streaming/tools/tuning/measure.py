@@ -23,8 +23,8 @@ from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError, SampleError, StorageError, StreamingError, UnsupportedError
 from lightning_streaming.escaping import in_one_line
 from lightning_streaming.formats.index import dump_index
-from lightning_streaming.options.bad_samples import BadSamplesConfig
 from lightning_streaming.options.groups import group_of
+from lightning_streaming.options.reading import BadSamplesConfig
 from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world, run_state_of, source_of
 from lightning_streaming.reading.loader import StreamingDataLoader

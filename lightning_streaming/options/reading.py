@@ -1,18 +1,20 @@
-"""Options for samples that cannot be read: an error, or replacements up to a limit."""
+"""Options of how samples are read: decoding of images, samples that cannot be read, and tools for debugging."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
+from lightning_streaming.formats.images.decode import KINDS
 from lightning_streaming.options.groups import OptionGroup, store_plain
 from lightning_streaming.replaced_names import suggests_names
-from lightning_streaming.units import LARGEST_COUNT, check_path, is_one_of
+from lightning_streaming.units import LARGEST_COUNT, check_path, check_whole, is_one_of, plain_number
 
 OnBadSample = Literal["error", "replace"]
 _LEAST_READ = 1000
@@ -21,6 +23,51 @@ _SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
 _COUNT = re.compile(r"\d+")
 _LONGEST_TEXT = 64
 """Most characters of a limit."""
+_LONGEST_TIMEOUT = 10**6
+"""Seconds of the watchdog."""
+
+
+@suggests_names
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeConfig(OptionGroup):
+    """Decoding of columns of images.
+
+    Args:
+        columns: Type of image columns in samples, by name, like ``{"image": "array"}``: "pil" images; the "bytes" of
+            their files; an "array" of numpy, uint8 of shape (height, width, 3); a "tensor" of torch, uint8 of shape
+            (3, height, width); or "encoded", an :class:`~lightning_streaming.EncodedImage` that ``transform`` decodes.
+            None: the type of their format. See docs/images.md.
+        threads: Threads of each reading process that decode samples and apply ``transform``, up to a batch ahead.
+            0: the reading thread only.
+
+    Raises:
+        ConfigError: A field has a value that cannot work.
+    """
+
+    option: ClassVar[str] = "decode"
+    example: ClassVar[str] = "{columns: {image: array}}"
+
+    columns: Mapping[str, str] | None = None
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        store_plain(self)
+        object.__setattr__(self, "threads", check_whole("decode.threads", self.threads, 0))
+        if self.columns is None:
+            return
+        if not isinstance(self.columns, Mapping) or not all(isinstance(name, str) for name in self.columns):
+            raise ConfigError(
+                "decode.columns must map names of columns to kinds, like {'image': 'array'}, but got "
+                f"{short_repr(self.columns)}",
+                option="decode.columns",
+            )
+        for name, kind in self.columns.items():
+            if not is_one_of(kind, KINDS):
+                known = ", ".join(map(repr, KINDS))
+                raise ConfigError(
+                    f"decode.columns must make one of {known} of column {name!r}, but got {short_repr(kind)}",
+                    option=f"decode.columns.{name}",
+                )
 
 
 class BadLimit(NamedTuple):
@@ -118,3 +165,38 @@ class BadSamplesConfig(OptionGroup):
     def replaces(self) -> bool:
         """True if bad samples are replaced."""
         return self.action == "replace"
+
+
+@suggests_names
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DebugConfig(OptionGroup):
+    """Tools to find the sample at which a worker fails or hangs.
+
+    Args:
+        sample_log: Directory for a log of the samples that each worker reads; existing logs are extended. See
+            docs/loading.md.
+        watchdog_seconds: Seconds that one sample may take before its key and the stacks of its process are written to
+            stderr.
+
+    Raises:
+        ConfigError: A field has a value that cannot work.
+    """
+
+    option: ClassVar[str] = "debug"
+    example: ClassVar[str] = "{sample_log: logs}"
+
+    sample_log: str | os.PathLike[str] | None = None
+    watchdog_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        store_plain(self)
+        log, seconds = self.sample_log, self.watchdog_seconds
+        if log is not None:
+            path = check_path("debug.sample_log", log, "a directory to write logs to")
+            object.__setattr__(self, "sample_log", path)
+        if seconds is not None and not 0 < (plain_number(seconds) or 0) < _LONGEST_TIMEOUT:
+            raise ConfigError(
+                f"debug.watchdog_seconds must be a number of seconds above 0 and below 10**6, "
+                f"but got {short_repr(seconds)}",
+                option="debug.watchdog_seconds",
+            )
