@@ -36,7 +36,6 @@ FLOORS = {
     "world": 0,
     "files": 0,
     "lightning_checkpoint": 0,
-    "replaced_names": 0,
     "saved_fields": 0,
     "signatures": 0,
     "terminal": 0,
@@ -166,7 +165,7 @@ def test_modules_are_imported_by_name_only_where_it_takes_lightning() -> None:
 
 
 def test_floor_0_imports_only_what_its_errors_need() -> None:
-    below = ("", "errors", "escaping", "replaced_names")
+    below = ("", "errors", "escaping", "signatures")
     assert not _told(one for one in IMPORTS if FLOORS[one.room] == 0 and one.target not in below)
 
 

@@ -28,8 +28,8 @@ from lightning_streaming import (
     XSVWriter,
 )
 from lightning_streaming.dataset.options import DatasetOptions
+from lightning_streaming.exports import TOPICS
 from lightning_streaming.reading.reference_names import ReferenceNames, readonly_property
-from lightning_streaming.replaced_names import TOPICS
 from lightning_streaming.trainer.datamodule import ModuleOptions
 from lightning_streaming.writing import plan_parts, write_parallel
 from lightning_streaming.writing.parallel import ParallelOptions

@@ -29,7 +29,8 @@ from lightning_streaming import (
     XSVWriter,
 )
 from lightning_streaming.errors import ConfigError, MissingArgumentError, UnknownArgumentError
-from lightning_streaming.replaced_names import HINTS, MODULE_HINTS, TOPICS
+from lightning_streaming.exports import MODULE_HINTS, TOPICS
+from lightning_streaming.signatures import HINTS
 from lightning_streaming.writing.writers import ShardWriter
 from tests.helpers import assert_error, make_loader, write_dataset
 

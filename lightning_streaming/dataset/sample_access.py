@@ -19,8 +19,8 @@ from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.options.groups import as_group
 from lightning_streaming.options.reading import DecodeConfig
-from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.signatures import suggests_names
 from lightning_streaming.units import check_path, check_truth
 
 SampleIndex = int | slice | Sequence[Any] | NDArray[np.integer[Any]]

@@ -15,10 +15,9 @@ from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.options.groups import OptionGroup, group_of, named_groups, store_group, store_plain
 from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.options.storage import JoinConfig, Joins, StorageConfig
-from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.selection.joins import JoinedDataset, JoinSource, joined_label
 from lightning_streaming.sequence.weights import ResolvedWeights, StreamWeight
-from lightning_streaming.signatures import explains_options_of
+from lightning_streaming.signatures import explains_options_of, suggests_names
 from lightning_streaming.storage import is_url, join_url, mask_url
 from lightning_streaming.units import check_path, check_text
 

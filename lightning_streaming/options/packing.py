@@ -13,14 +13,13 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, as_plain, fields_of, store_plain
 from lightning_streaming.options.lengths import LengthsRequest
-from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.sequence.packing.settings import (
     LARGEST_WINDOW,
     AnyPackSettings,
     BudgetSettings,
     PackSettings,
 )
-from lightning_streaming.signatures import explains_options_of
+from lightning_streaming.signatures import explains_options_of, suggests_names
 from lightning_streaming.units import plain_number
 
 MADE = ("position_ids", "document_ids", "cu_seqlens", "max_seqlen")

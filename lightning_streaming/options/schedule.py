@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, named_groups, store_plain
-from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.sequence.phases import Mix, ResolvedPhase
+from lightning_streaming.signatures import suggests_names
 from lightning_streaming.units import check_whole, parse_count, plain_number
 
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")

@@ -18,7 +18,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.column_functions import WHERE, function_name
 from lightning_streaming.options.groups import OptionGroup, store_plain
-from lightning_streaming.replaced_names import suggests_names
+from lightning_streaming.signatures import suggests_names
 from lightning_streaming.units import check_text, check_whole
 
 Where = str | Callable[..., Any]

@@ -40,7 +40,6 @@ from lightning_streaming.reading.reference_names import ReferenceNames, readonly
 from lightning_streaming.reading.transport import PassCounter
 from lightning_streaming.reading.worker_samples import WorkerSamples
 from lightning_streaming.reading.workers import prepare_worker_process
-from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.resume.run import OnMismatch
 from lightning_streaming.resume.run_order import RunRequest
 from lightning_streaming.resume.run_state import RunState
@@ -48,7 +47,7 @@ from lightning_streaming.resume.state import Cursor, SavedPosition, read_state
 from lightning_streaming.sequence.settings import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.sequence.skips import parse_batch_ranges
 from lightning_streaming.sequence.steps import SequenceStep
-from lightning_streaming.signatures import explains_options_of
+from lightning_streaming.signatures import explains_options_of, suggests_names
 from lightning_streaming.storage import mask_url
 from lightning_streaming.units import check_whole
 from lightning_streaming.world import World

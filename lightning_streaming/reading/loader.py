@@ -41,12 +41,11 @@ from lightning_streaming.reading.other_trainers import AcceleratedLoader, Accele
 from lightning_streaming.reading.position import position_of, read_appended, run_of
 from lightning_streaming.reading.sample_log import last_sample
 from lightning_streaming.reading.transport import make_slots
-from lightning_streaming.replaced_names import suggests_names
 from lightning_streaming.resume.run import OnMismatch
 from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor, EpochStart
 from lightning_streaming.sequence.partition import Partition
-from lightning_streaming.signatures import check_accepts
+from lightning_streaming.signatures import check_accepts, suggests_names
 from lightning_streaming.units import check_truth, check_whole
 
 _log = package_logger(__name__)

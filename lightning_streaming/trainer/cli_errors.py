@@ -35,7 +35,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from lightning_streaming import errors
 from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StateMismatchError, StreamingError
-from lightning_streaming.replaced_names import argument_hint
+from lightning_streaming.signatures import argument_hint
 from lightning_streaming.storage.secrets import is_secret_name, secrets_of, secrets_of_options
 from lightning_streaming.trainer import SUBCOMMANDS
 from lightning_streaming.trainer.config import config_of

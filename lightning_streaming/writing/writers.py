@@ -19,8 +19,7 @@ from lightning_streaming.errors import ConfigError, EncodingError, StreamingErro
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
 from lightning_streaming.formats.mds.shard import encode_config
-from lightning_streaming.replaced_names import suggests_names
-from lightning_streaming.signatures import explains_options_of
+from lightning_streaming.signatures import explains_options_of, suggests_names
 from lightning_streaming.units import store_whole
 from lightning_streaming.writing.destination import Destination
 from lightning_streaming.writing.journal import Journal, check_format, check_settings, find_start, prepare_start

@@ -24,7 +24,8 @@ from lightning_streaming import (
     XSVWriter,
 )
 from lightning_streaming.errors import UnknownArgumentError
-from lightning_streaming.replaced_names import HINTS, MODULE_HINTS
+from lightning_streaming.exports import MODULE_HINTS
+from lightning_streaming.signatures import HINTS
 from tests.helpers import make_loader, write_dataset
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrate-from-mosaicml.md").read_text()

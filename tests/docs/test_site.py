@@ -18,7 +18,7 @@ from docs._ext.navigation import REPOSITORY, llms_txt, sidebar, with_repository_
 from docs._ext.python_reference import readied, with_defaults, with_programs
 from docs._ext.tabs import with_tabs
 from lightning_streaming import errors
-from lightning_streaming.replaced_names import TOPICS
+from lightning_streaming.exports import TOPICS
 from lightning_streaming.tools.commands import COMMANDS, parser_of
 from lightning_streaming.trainer import SUBCOMMANDS
 from tests.chromium import Browser, browser, needs_chromium
