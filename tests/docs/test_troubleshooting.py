@@ -1,4 +1,4 @@
-"""Each error of docs/troubleshooting.md really happens, with the message that stands there.
+"""Each error of docs/troubleshooting.md and of errors.md really happens, with the message that is shown there.
 
 A block after ``<!-- raises -->`` must raise what the ``text`` block below it shows; ``without PACKAGE`` hides a package
 from it, ``with NAME=VALUE`` sets a variable of the environment, and :data:`TROUBLES` has what else may be wrong with
@@ -31,6 +31,7 @@ from tests.cache.helpers import disk_of
 from tests.servers import HttpStore, fresh_store, http_server
 
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+PAGES = (PAGE, Path(__file__).with_name("errors.md"))
 HOST = "https://data.example.com"
 """Where the page has a store; it answers that nobody may read it."""
 HOME = "/home/me"
@@ -126,14 +127,19 @@ def errors(page: str, store: HttpStore) -> Iterator[tuple[re.Match[str], str]]:
             exec(block["code"], names)
 
 
+def test_the_pages_have_the_common_errors() -> None:
+    assert sum(path.read_text().count("<!-- raises") for path in PAGES) >= 25
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_each_error_happens_and_says_what_the_page_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, http_store: HttpStore
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, http_store: HttpStore
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = PAGE.read_text()
+    page = path.read_text()
     found = list(errors(page, http_store))
     assert [told for _, told in found] == [block["told"] and block["told"].rstrip("\n") for block, _ in found]
-    assert len(found) == page.count("<!-- raises") >= 14
+    assert len(found) == page.count("<!-- raises")
 
 
 SCRIPT = """
@@ -208,11 +214,18 @@ def test_torch_says_that_a_forked_process_may_not_use_cuda() -> None:
     assert words in Path(torch.cuda.__file__).read_text()
 
 
-if __name__ == "__main__":
-    text = PAGE.read_text()
+def write_messages(path: Path) -> None:
+    """Write what each block of a page raises below it."""
+    text = path.read_text()
     with TemporaryDirectory() as home, TemporaryDirectory() as root, http_server(Path(root)) as url:
         os.chdir(home)
-        for one, message in list(errors(text, fresh_store(url, Path(root)))):
-            head = one[0][: one.start("told") - one.start() - len("\n```text\n")] if one["told"] else one[0]
-            text = text.replace(one[0], f"{head}\n```text\n{message}\n```\n", 1)
-    PAGE.write_text(text)
+        for block, message in list(errors(text, fresh_store(url, Path(root)))):
+            head = block[0][: block.start("told") - block.start() - len("\n```text\n")] if block["told"] else block[0]
+            text = text.replace(block[0], f"{head}\n```text\n{message}\n```\n", 1)
+        os.chdir(path.parent)
+    path.write_text(text)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        write_messages(page)
