@@ -10,7 +10,6 @@ seconds on two cores; exits with 1 if a sample or a bit of the weights differs.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -19,19 +18,10 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 
-from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from lightning_streaming import StreamingDataLoader, StreamingDataset
 
-SAMPLES, BATCH_SIZE, EPOCHS = 240, 8, 2
-
-
-def write_samples(out: Path) -> None:
-    """Write points of a line as a dataset, unless it exists."""
-    if (out / "index.json").exists():
-        return
-    with MDSWriter(out=out, columns={"id": "int", "x": "float32", "y": "float32"}, size_limit="4kb") as writer:
-        for sample in range(SAMPLES):
-            x = sample / SAMPLES
-            writer.write({"id": sample, "x": x, "y": 2 * x - 1})
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the other examples, from any directory
+from examples.line_run import BATCH_SIZE, EPOCHS, parse_arguments, write_samples
 
 
 def launched() -> Fabric:
@@ -75,17 +65,14 @@ def train(data: Path, checkpoint: Path, stop_after: int | None = None, resume: b
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo_output/fabric"), help="default: %(default)s")
-    parser.add_argument("--stop-after", type=int, default=20, metavar="STEPS", help="default: %(default)s")
-    arguments = parser.parse_args()
-    data, checkpoint = arguments.out / "data", arguments.out / "checkpoint.pt"
+    out, stop_after = parse_arguments(__doc__, "demo_output/fabric", 20)
+    data, checkpoint = out / "data", out / "checkpoint.pt"
     fabric = launched()
     with fabric.rank_zero_first():
         write_samples(data)
 
     whole, weight = train(data, checkpoint)
-    before, _ = train(data, checkpoint, stop_after=arguments.stop_after)
+    before, _ = train(data, checkpoint, stop_after=stop_after)
     after, resumed_weight = train(data, checkpoint, resume=True)
     is_same = before + after == whole and resumed_weight == weight
     rank = f"process {fabric.global_rank} of {fabric.world_size}"

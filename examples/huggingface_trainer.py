@@ -10,7 +10,7 @@ seconds on two cores; exits with 1 if a sample or a bit of the weights differs.
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,10 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from lightning_streaming import StreamingDataLoader, StreamingDataset
 
-SAMPLES, BATCH_SIZE, EPOCHS = 240, 8, 2
-
-
-def write_samples(out: Path) -> None:
-    """Write points of a line as a dataset, unless it exists."""
-    if (out / "index.json").exists():
-        return
-    with MDSWriter(out=out, columns={"id": "int", "x": "float32", "y": "float32"}, size_limit="4kb") as writer:
-        for sample in range(SAMPLES):
-            x = sample / SAMPLES
-            writer.write({"id": sample, "x": x, "y": 2 * x - 1})
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the other examples, from any directory
+from examples.line_run import BATCH_SIZE, EPOCHS, parse_arguments, write_samples
 
 
 class StreamingPlace(TrainerCallback, ExportableState):
@@ -91,22 +82,18 @@ def train(out: Path, stop_after: int | None = None, resume: bool = False) -> tup
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo_output/huggingface"), help="default: %(default)s")
-    parser.add_argument("--stop-after", type=int, default=20, metavar="STEPS", help="default: %(default)s")
-    arguments = parser.parse_args()
-    out: Path = arguments.out
+    out, stop_after = parse_arguments(__doc__, "demo_output/huggingface", 20)
     setup = TrainingArguments(output_dir=str(out), use_cpu=True, report_to="none")
     with setup.main_process_first():
         write_samples(out / "data")
 
     whole, weight = train(out)
-    before, _ = train(out, stop_after=arguments.stop_after)
+    before, _ = train(out, stop_after=stop_after)
     after, resumed_weight = train(out, resume=True)
     is_same = before + after == whole and resumed_weight == weight
     rank = f"process {setup.process_index}"
     print(f"{rank}: {len(before)} + {len(after)} samples read; same as without a stop: {is_same}.")
-    raise SystemExit(not is_same)
+    sys.exit(0 if is_same else 1)
 
 
 if __name__ == "__main__":

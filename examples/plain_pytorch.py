@@ -18,8 +18,7 @@ import torch
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
-SAMPLES, BATCH_SIZE, EPOCHS = 1000, 8, 2
-"""1000 samples / 8 samples per batch = 125 batches per epoch."""
+SAMPLES, BATCH_SIZE, EPOCHS = 1000, 8, 2  # 125 batches are an epoch
 
 
 def write_samples(out: Path) -> None:
@@ -59,8 +58,7 @@ def train(data: Path, checkpoint: Path, stop_after: int | None = None) -> None:
 
     for _ in range(dataset.next_epoch, EPOCHS):
         for batch in loader:  # an epoch, or the rest of it after a resume
-            prediction = model(batch["x"].float().unsqueeze(1)).squeeze(1)
-            loss = (prediction - batch["y"]).square().mean()
+            loss = (model(batch["x"].unsqueeze(1)).squeeze(1) - batch["y"]).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

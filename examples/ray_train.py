@@ -19,18 +19,10 @@ import torch
 from ray import train as ray_train
 from ray.train.torch import TorchTrainer, prepare_model
 
-from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from lightning_streaming import StreamingDataLoader, StreamingDataset
 
-SAMPLES, BATCH_SIZE, EPOCHS = 240, 8, 2
-SAVE_EVERY = 5  # steps
-
-
-def write_samples(out: Path) -> None:
-    """Write points of a line as a dataset."""
-    with MDSWriter(out=out, columns={"id": "int", "x": "float32", "y": "float32"}, size_limit="4kb") as writer:
-        for sample in range(SAMPLES):
-            x = sample / SAMPLES
-            writer.write({"id": sample, "x": x, "y": 2 * x - 1})
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the other examples, from any directory
+from examples.line_run import BATCH_SIZE, EPOCHS, write_samples
 
 
 def on_worker(config: dict[str, Any]) -> None:
@@ -58,7 +50,7 @@ def on_worker(config: dict[str, Any]) -> None:
             steps = len(seen) // BATCH_SIZE
             if steps == config["fail_after"] and saved is None and rank == 0:
                 raise RuntimeError("this worker is lost")
-            if steps % SAVE_EVERY == 0:
+            if steps % config["save_every"] == 0:
                 report(rank, {name: part.state_dict() for name, part in parts.items()}, seen)
 
 
@@ -79,7 +71,7 @@ def report(rank: int, state: dict[str, Any], seen: list[int]) -> None:
 
 def train(out: Path, name: str, workers: int, fail_after: int | None = None) -> tuple[list[list[int]], torch.Tensor]:
     """Train to the end; return the ids that each worker has read, and the weight."""
-    settings = {"data": str(out / "data"), "fail_after": fail_after}
+    settings = {"data": str(out / "data"), "save_every": 5, "fail_after": fail_after}
     scaling, failures = ray_train.ScalingConfig(num_workers=workers), ray_train.FailureConfig(max_failures=1)
     run = ray_train.RunConfig(name=name, storage_path=str(out), failure_config=failures)
     trainer = TorchTrainer(on_worker, train_loop_config=settings, scaling_config=scaling, run_config=run)

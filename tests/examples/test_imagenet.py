@@ -41,7 +41,7 @@ def test_the_middle_is_in_the_middle() -> None:
     assert middle_box((256, 512), share=7 / 8) == (16, 144, 240, 368)
 
 
-def test_pixels_are_normalize() -> None:
+def test_pixels_are_normalized() -> None:
     pixels = torch.tensor([round(255 * one) for one in MEAN], dtype=torch.uint8).view(1, 3, 1, 1)
     assert normalize(pixels).abs().max() < 0.01
     white = normalize(torch.full((3, 2, 2), 255, dtype=torch.uint8))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples import accelerate_loop
+from examples import line_run
 from examples.demo import ROOT
 from examples.write_dataset import BLOCK
 from lightning_streaming import StreamingDataset
@@ -55,7 +55,7 @@ PROGRAMS = [
     "write_dataset",
     "write_parquet",
 ]
-NO_PROGRAMS = ["__init__", "byte_transformer", "loss_log"]
+NO_PROGRAMS = ["__init__", "byte_transformer", "line_run", "loss_log"]
 
 
 @pytest.mark.rotate(3)
@@ -138,7 +138,7 @@ def test_replicas_die_and_return(
     "module", ["plain_pytorch", "accelerate_loop", "fabric_loop", "huggingface_trainer", "ray_train"]
 )
 def test_a_program_for_another_trainer_is_short(module: str) -> None:
-    assert len((ROOT / "examples" / f"{module}.py").read_text().splitlines()) <= 115
+    assert len((ROOT / "examples" / f"{module}.py").read_text().splitlines()) <= 100
 
 
 def _on_one_rank(train: Callable[..., tuple[list[int], float]], stop_after: int) -> list[Any]:
@@ -151,7 +151,7 @@ def _on_one_rank(train: Callable[..., tuple[list[int], float]], stop_after: int)
 @pytest.mark.filterwarnings("ignore:OMP_NUM_THREADS/MKL_NUM_THREADS unset:UserWarning")
 def test_other_trainers_resume_exactly_on_two_processes(module: str, tmp_path: Path) -> None:
     program = importlib.import_module(f"examples.{module}")
-    accelerate_loop.write_samples(tmp_path / "data")
+    line_run.write_samples(tmp_path / "data")
     folders = (tmp_path,) if module == "huggingface_trainer" else (tmp_path / "data", tmp_path / "saved")
     ranks = on_ranks(_on_one_rank, partial(program.train, *folders), 11, meeting=tmp_path / "ranks")
     read: list[int] = []
@@ -159,7 +159,7 @@ def test_other_trainers_resume_exactly_on_two_processes(module: str, tmp_path: P
         assert before + after == whole
         assert weight == resumed_weight
         read += whole
-    assert sorted(read) == sorted([*range(accelerate_loop.SAMPLES)] * accelerate_loop.EPOCHS)
+    assert sorted(read) == sorted([*range(line_run.SAMPLES)] * line_run.EPOCHS)
 
 
 @pytest.mark.nightly

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from examples import accelerate_loop
+from examples import line_run
 from lightning_streaming import StreamingDataLoader, StreamingDataset, World
 from tests.examples.test_programs import run_here
 
@@ -56,8 +56,8 @@ def test_it_explains_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def _read_by(data: Path, rank: int) -> list[dict[str, torch.Tensor]]:
     """The batches of one of two workers of whom none is lost."""
     dataset = StreamingDataset(remote=str(data), shuffle=True, world=World(ranks_per_node=2, rank=rank))
-    loader = StreamingDataLoader(dataset, batch_size=accelerate_loop.BATCH_SIZE)
-    return [batch for _ in range(accelerate_loop.EPOCHS) for batch in loader]
+    loader = StreamingDataLoader(dataset, batch_size=line_run.BATCH_SIZE)
+    return [batch for _ in range(line_run.EPOCHS) for batch in loader]
 
 
 def _trained_on(steps: Iterable[tuple[dict[str, torch.Tensor], ...]]) -> torch.Tensor:
@@ -77,7 +77,7 @@ def _trained_on(steps: Iterable[tuple[dict[str, torch.Tensor], ...]]) -> torch.T
 def test_a_lost_worker_costs_no_sample(tmp_path: Path, cluster: None) -> None:
     from examples.ray_train import train
 
-    accelerate_loop.write_samples(tmp_path / "data")
+    line_run.write_samples(tmp_path / "data")
     seen, weight = train(tmp_path, "failing", workers=2, fail_after=12)
     batches = [_read_by(tmp_path / "data", rank) for rank in range(2)]
     assert seen == [[sample for batch in one for sample in batch["id"].tolist()] for one in batches]
