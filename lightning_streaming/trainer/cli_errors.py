@@ -35,6 +35,8 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from lightning_streaming import errors
 from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StateMismatchError, StreamingError
+from lightning_streaming.options.join import JoinConfig
+from lightning_streaming.options.schedule import MixturePhase
 from lightning_streaming.signatures import argument_hint
 from lightning_streaming.storage.secrets import is_secret_name, secrets_of, secrets_of_options
 from lightning_streaming.trainer import SUBCOMMANDS
@@ -54,6 +56,14 @@ _TYPE_NAMES: Mapping[Any, str] = {
     **dict.fromkeys((list, tuple, Sequence), "a list"),
     **dict.fromkeys((dict, Mapping), "a mapping"),
 }
+_STREAM = '{remote: "s3://corpus/code"}'
+_EXAMPLES: Mapping[str, str] = {
+    "data": "{train: ...}",
+    "streams": f"{{code: {_STREAM}}}",
+    "schedule": f"{{broad: {MixturePhase.example}}}",
+    "join": f"{{captions: {JoinConfig.example}}}",
+}
+"""Mappings that are not groups of options, by the last name of their field."""
 _NOT_REASONS = (
     *("Subtypes: ", "Errors:", "Given value", "Does not validate", "Problem with given class_path"),
     *("Expected a <class 'NoneType'>", "Expected a <class 'collections.abc.Mapping'>"),
@@ -107,12 +117,12 @@ def wrong_field(args: Sequence[str], options: Mapping[str, Any], *, read_files: 
     """
     classes = {name.removesuffix(".class_path"): value for name, value in fields_in(args) if _is_class_path(value)}
     for option, value in _options_in(args):
-        content, prefix = _parsed(value), ""
         if option not in _CONFIG:
+            content, prefix = _parsed(value), ""
             for key in reversed(_short(option.removeprefix("--")).split(".")):
                 content = {key: content}
         elif read_files:
-            content, prefix = _content(value), f"{value}: " if Path(value).is_file() else ""
+            content, prefix = _content(value), f"{value}: " if _is_file(value) else ""
             if not isinstance(content, Mapping | None):
                 is_not = "is not a configuration, which has model:, data: and trainer:"
                 return f"{value} {is_not}" if prefix else f"there is no file {value} for {option}"
@@ -224,12 +234,10 @@ def _faults(name: str, value: Any, kind: Any, classes: Mapping[str, str]) -> Ite
     elements = [get_args(each)[0] for each in kinds if get_origin(each) in (list, Sequence) and get_args(each)]
     path = value.get("class_path", classes.get(name)) if isinstance(value, Mapping) else value
     names_class = _is_class_path(path) and (isinstance(value, Mapping) or name in _BASES)
-    if names_class and not Path(path).is_file() and (fault := _class_fault(path, _BASES.get(name, object))):
+    below: Mapping[str, Any] | None = None
+    if names_class and not _is_file(path) and (fault := _class_fault(path, _BASES.get(name, object))):
         yield f"{name}.class_path: {fault}"
-    elif isinstance(value, Mapping):
-        below = _fields_below(name, value, kinds, path)
-        if below is None:
-            return
+    elif isinstance(value, Mapping) and (below := _fields_below(name, value, kinds, path)) is not None:
         inner = value.get("init_args")
         for key, item in {**value, **(inner if isinstance(inner, Mapping) else {})}.items():
             field = f"{name}.{key}"
@@ -241,27 +249,36 @@ def _faults(name: str, value: Any, kind: Any, classes: Mapping[str, str]) -> Ite
     elif isinstance(value, list) and elements:
         for item in value:
             yield from _faults(name, item, elements[0], classes)
-    elif not _is_accepted(kind, value):
-        is_file = isinstance(value, str) and Path(value).is_file()
-        takes_objects = any(inspect.isclass(one) and not is_dataclass(one) and one not in _TYPE_NAMES for one in kinds)
-        if is_file or (takes_objects and isinstance(value, str | None)):
-            return  # a file that holds the field, or the class of an object
-        literals = [repr(one) for one in kinds if get_origin(one) is Literal for one in get_args(one)]
-        # A group may also be a mapping of its fields.
-        groups = [one for one in kinds if hasattr(one, "example")] or [
-            one for one in kinds if get_origin(one) is not Literal
-        ]
-        types = [_type_name(one, name) for one in groups]
-        types += [f"one of {', '.join(literals)}"] if literals else []
-        # A mapping could hold secrets.
-        got = "" if _OPTIONS.search(name) or isinstance(value, list) else f", but got {str(value)!r}"
-        yield f"{name} must be {' or '.join(dict.fromkeys(types))}{got}"
+    elif not _may_be_object(kinds, value) and not _is_accepted(kind, value):
+        yield _wrong_value(name, kinds, value)
 
 
-def _type_name(kind: Any, name: str) -> str:
+def _may_be_object(kinds: Iterable[Any], value: Any) -> bool:
+    """Return whether a value may be a file that holds the field, or set an object of a class."""
+    takes_objects = any(inspect.isclass(one) and not is_dataclass(one) and one not in _TYPE_NAMES for one in kinds)
+    return (isinstance(value, str) and _is_file(value)) or (takes_objects and isinstance(value, str | Mapping | None))
+
+
+def _wrong_value(name: str, kinds: Sequence[Any], value: Any) -> str:
+    """Return an error that names the types of a field; without a value that is part of a mapping or a list."""
+    types = [_type_name(one) for one in kinds if get_origin(one) is not Literal]
+    actual = "empty" if value is None else _type_name(type(value))
+    if {*types} == {"a mapping"} or name in ("model", *_DEFAULTS):
+        of_field = _EXAMPLES.get(name.rpartition(".")[2], _STREAM if any(map(is_dataclass, kinds)) else "")
+        example = next((one.example for one in kinds if hasattr(one, "example")), of_field)
+        return f"{name} must be a mapping{f', like {example}' if example else ''}, but is {actual}"
+    literals = [repr(one) for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
+    types += [f"one of {', '.join(literals)}"] if literals else []
+    # The text of a mapping could hold secrets, also if a brace is missing.
+    is_hidden = _OPTIONS.search(name) or isinstance(value, list | Mapping) or re.search(r"[{[]", str(value))
+    got = f"is {actual}" if is_hidden else f"got {str(value)!r}"
+    return f"{name} must be {' or '.join(dict.fromkeys(types))}, but {got}"
+
+
+def _type_name(kind: Any) -> str:
+    if is_dataclass(kind):
+        return "a mapping"
     origin = get_origin(kind) or kind
-    if is_dataclass(kind) or origin in _DEFAULTS.values() or name in _BASES:
-        return f"a mapping, like {kind.example}" if hasattr(kind, "example") else "a mapping"
     return _TYPE_NAMES.get(origin) or f"of type {getattr(origin, '__name__', origin)}"
 
 
@@ -314,11 +331,13 @@ def _class_fault(path: str, base: type) -> str | None:
         module = import_module(module_name)
     except (ImportError, SyntaxError) as error:
         return f"cannot import {module_name}: {error}"
+    except Exception as error:
+        # Not with its context, the error of jsonargparse, which repeats the configuration, secrets included.
+        raise error from error.__cause__
     cls = getattr(module, name, None)
     if cls is None:
-        close = get_close_matches(
-            name, [known for known, value in vars(module).items() if inspect.isclass(value)], 1, 0.5
-        )
+        fitting = [known for known, one in vars(module).items() if inspect.isclass(one) and issubclass(one, base)]
+        close = get_close_matches(name, fitting, 1, 0.5)
         return f"the module {module_name} has no {name}" + (f"; did you mean {close[0]}?" if close else "")
     is_wrong = inspect.isclass(cls) and not issubclass(cls, base)
     return f"{path} is not derived from {base.__name__}" if is_wrong else None
@@ -449,7 +468,12 @@ def secrets_in(args: Sequence[str]) -> set[str]:
 
 
 def _files_in(args: Sequence[str]) -> list[str]:
-    return [value for option, value in _options_in(args) if option in _CONFIG and Path(value).is_file()]
+    return [value for option, value in _options_in(args) if option in _CONFIG and _is_file(value)]
+
+
+def _is_file(value: str) -> bool:
+    """Return whether a text is the path of a file; False for a text that cannot be a path, like a long mapping."""
+    return os.path.isfile(value)  # noqa: PTH113 - Path.is_file raises an error for those
 
 
 def yaml_error_text(error: yaml.YAMLError) -> str:
@@ -473,9 +497,8 @@ def _options_in(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _content(file: str) -> Any:
-    path = Path(file)
     try:
-        return yaml.safe_load(path.read_text() if path.is_file() else file)
+        return yaml.safe_load(Path(file).read_text() if _is_file(file) else file)
     except (OSError, ValueError, yaml.YAMLError):  # its parser reports it
         return None
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import sys
 import traceback
@@ -349,7 +350,7 @@ def test_wrong_settings_are_named_and_little_else(
             "{remote: data/b, proportion: big}",
             "data.train.streams.b.proportion must be a number, but got 'big'",
         ),
-        ("{remote: data/b, proportion: 0.5}", "data/b", "data.train.streams.b must be a mapping, but got 'data/b'"),
+        ("{remote: data/b, proportion: 0.5}", "data/b", "data.train.streams.b must be a mapping, like {remote: "),
     ],
 )
 def test_wrong_field_of_a_file_is_named_whole(
@@ -390,6 +391,69 @@ def test_debug_shows_no_secret(arg: str, run_yaml: str) -> None:
     with pytest.raises(ConfigError, match="_size") as raised:
         main(["fit", "--config", run_yaml, arg, "--debug"])
     assert "hunter2" not in "".join(traceback.format_exception(raised.value))
+
+
+HIDDEN = "{remote: data/b, storage: {options: {secret: hunter2hunter2}}"
+
+
+@pytest.mark.rotate(3)
+@pytest.mark.parametrize(
+    ("arg", "reason"),
+    [
+        (
+            f"--data.train.streams.b={HIDDEN}",  # a brace is missing, so no field of it has a name
+            'data.train.streams.b must be a mapping, like {remote: "s3://corpus/code"}, but is text',
+        ),
+        (
+            f"--data.train.streams={{b: {HIDDEN}}}",
+            'data.train.streams must be a mapping, like {code: {remote: "s3://corpus/code"}}, but is text',
+        ),
+        (f"--data.train.join={HIDDEN}", "data.train.join must be a mapping, like {captions: {remote: s3://corpus/cap"),
+        (f"--data.train.columns={HIDDEN}", "data.train.columns must be a list, but is text"),
+        (f"--data.train.columns={HIDDEN}}}", "data.train.columns must be a list, but is a mapping"),
+        (f"--data.batch_size={HIDDEN}", "data.batch_size must be a whole number, but is text"),
+        (f"--data.batch_size={HIDDEN}}}", "data.batch_size must be a whole number, but is a mapping"),
+    ],
+)
+def test_errors_do_not_show_the_text_of_a_mapping(
+    arg: str, reason: str, run_yaml: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = error_of("fit", "--config", run_yaml, arg, capsys=capsys)
+    assert f"error: {reason}" in error
+    assert "hunter2" not in error
+
+
+def test_a_secret_of_a_long_inline_configuration_is_hidden(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = {"storage": {"options": {"secret": "hunter2hunter2"}}, "split": "x" * 300}
+    inline = json.dumps({"data": {"train": secret}})
+    wrong = "--data.batch_size=hunter2hunter2"
+    error = error_of("fit", "--config", run_yaml, f"--config={inline}", wrong, capsys=capsys)
+    assert "data.batch_size must be a whole number" in error
+    assert "hunter2" not in error
+
+
+def test_a_long_class_path_is_an_error(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error = error_of("fit", "--config", run_yaml, f"--model=my.{'m' * 300}", capsys=capsys)
+    assert "model.class_path: cannot import my: " in error
+
+
+def test_only_classes_that_fit_the_field_are_suggested(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("suggested.py").write_text(
+        "import lightning.pytorch as pl\nclass MyModels: ...\nclass MyModelOfText(pl.LightningModule): ...\n"
+    )
+    error = error_of("fit", "--config", run_yaml, "--model=suggested.MyModel", capsys=capsys)
+    assert error.endswith("the module suggested has no MyModel; did you mean MyModelOfText?\n")
+
+
+def test_an_error_of_an_imported_module_shows_no_secret(run_yaml: str) -> None:
+    Path("unfinished.py").write_text("x = y\n")
+    secret = "--data.train.storage.options={secret: hunter2hunter2}"
+    with pytest.raises(NameError) as raised:
+        main(["fit", "--config", run_yaml, secret, "--model=unfinished.Model"])
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "unfinished.py" in shown
+    assert "hunter2" not in shown
+    assert "During handling" not in shown  # of jsonargparse's error, which repeats the configuration
 
 
 @pytest.mark.rotate(1)
@@ -668,7 +732,7 @@ def test_a_configuration_that_is_not_there_is_named(capsys: pytest.CaptureFixtur
 def test_a_schedule_must_be_a_mapping(phased_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = "--data.train.schedule=[{mix: {a: 1, b: 1}}]"
     error = error_of("fit", "--config", phased_yaml, wrong, capsys=capsys)
-    assert "error: data.train.schedule must be a mapping" in error
+    assert "error: data.train.schedule must be a mapping, like {broad: {end: 800m" in error
 
 
 def test_phases_that_read_what_is_not_there_end_the_run_with_a_line(

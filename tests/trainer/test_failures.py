@@ -113,7 +113,7 @@ def told(*args: str, code: int = 2) -> str:
             ["data.train.streams.cod: a stream needs remote=", "the streams are code, docs, cod"],
         ),
         (["--data.train.streams.docs.proportion=-1"], ["data.train.streams.docs: proportion must be", "-1"]),
-        (["--data.train.streams=[1]"], ["data.train.streams must be a mapping"]),
+        (["--data.train.streams=[1]"], ["data.train.streams must be a mapping", "a list"]),
         (["--data.val.shuffle=true"], ["data.val: the data of a stage needs streams=, remote= or local="]),
         (["--model=failing_models.Wid"], ["model.class_path", "failing_models has no Wid", "did you mean Wide?"]),
         (["--model=failing_nowhere.Model"], ["model.class_path", "cannot import failing_nowhere"]),
