@@ -245,7 +245,8 @@ def _faults(name: str, value: Any, kind: Any, classes: Mapping[str, str]) -> Ite
                 yield from _faults(field, item, below[str(key)], classes)
             elif key not in _ABOUT_CLASSES and not str(key).endswith("+"):
                 hint = next((hint for one in kinds if (hint := argument_hint(one, str(key)))), None)
-                yield f"there is no field {field}: {hint}" if hint else _unknown_field(field, below)
+                unknown = _unknown_field(field, below, path if names_class else None)
+                yield f"there is no field {field}: {hint}" if hint else unknown
     elif isinstance(value, list) and elements:
         for item in value:
             yield from _faults(name, item, elements[0], classes)
@@ -318,10 +319,11 @@ def _is_accepted(kind: Any, value: Any) -> bool:
     return True
 
 
-def _unknown_field(field: str, known: Iterable[str]) -> str:
+def _unknown_field(field: str, known: Iterable[str], class_path: str | None = None) -> str:
     parent, dot, name = field.rpartition(".")
-    close = get_close_matches(name, known, 1)
-    return f"there is no field {field}" + (f"; did you mean {parent}{dot}{close[0]}?" if close else "")
+    if close := get_close_matches(name, known, 1):
+        return f"there is no field {field}; did you mean {parent}{dot}{close[0]}?"
+    return f"there is no field {field}" + (f": {class_path} has no such argument" if class_path else "")
 
 
 def _class_fault(path: str, base: type) -> str | None:
