@@ -140,7 +140,7 @@ class CommandParser(ArgumentParser):
         form = self._get_formatter()
         required = [[action] for action in self._actions if action.required and action.option_strings]
         required += [group._group_actions for group in self._mutually_exclusive_groups if group.required]
-        spelt = [" | ".join(f"{action.option_strings[0]} {action.metavar}" for action in group) for group in required]
+        spelt = [" | ".join(_with_values(form, action) for action in group) for group in required]
         words = [f"({text})" if " | " in text else text for text in spelt] + ["[OPTION ...]"]
         words += [form._format_args(action, action.dest) for action in self._actions if not action.option_strings]
         self.usage = " ".join(["%(prog)s", *words])
@@ -153,6 +153,11 @@ class CommandParser(ArgumentParser):
         shown = f"{words}{unknown}{' '.join([name for name in names if name.startswith('-')] or names)}"
         print_error(self.prog, ConfigError(shown, hint=f"see {self.prog} --help"))
         sys.exit(UNUSABLE)
+
+
+def _with_values(form: Any, action: Action) -> str:
+    """Return an option as a usage line shows it, with its metavar or its choices, if it takes a value."""
+    return f"{action.option_strings[0]} {form._format_args(action, action.dest.upper())}".rstrip()
 
 
 @contextmanager

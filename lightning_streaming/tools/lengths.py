@@ -29,7 +29,6 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,7 +83,7 @@ def run(args: Namespace) -> int:
         )
     request = LengthsRequest(column=args.column, dtype=args.dtype, lengths=args.lengths)
     dataset = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
-    cache = dataset.cache(None if args.local is None else Path(args.local))
+    cache = dataset.cache(args.local)
     index, began = cache.read_index(), time.monotonic()
     if not index.num_samples:
         raise ConfigError(f"{dataset.shown} has no documents", path=dataset.shown)

@@ -16,6 +16,7 @@ Pass the duration of a training step without waiting, and the settings are rated
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from contextlib import suppress
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.commands import STAGES, add_json, add_run, not_negative_number, of_run, parsed
@@ -71,6 +72,7 @@ def _parse_candidates(text: str) -> list[int]:
 
 
 def _positive_number(text: str) -> float:
-    if number := not_negative_number(text):
-        return number
+    with suppress(ArgumentTypeError):
+        if number := not_negative_number(text):
+            return number
     raise ArgumentTypeError(f"must be a positive number, but got {text!r}")

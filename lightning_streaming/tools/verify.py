@@ -210,13 +210,13 @@ def _examine_all(
     with ExitStack() as stack:
         advance = stack.enter_context(progress(len(index.shards), "verify", "shards"))
         results: Iterable[list[_Problem]] = map(check, index.shards)
-        if workers > 1:
-            # Spawned, because a fork would copy the threads of a store's client in an undefined state.
-            pool = stack.enter_context(ProcessPoolExecutor(workers, get_context("spawn"), ignore_interrupts))
-            stack.callback(pool.shutdown, cancel_futures=True)
-            with without_interrupts():  # all processes are started here
-                results = pool.map(check, index.shards)
         try:
+            if workers > 1:
+                # Spawned, because a fork would copy the threads of a store's client in an undefined state.
+                pool = stack.enter_context(ProcessPoolExecutor(workers, get_context("spawn"), ignore_interrupts))
+                stack.callback(pool.shutdown, cancel_futures=True)
+                with without_interrupts():  # all processes are started here; the first may be killed meanwhile
+                    results = pool.map(check, index.shards)
             for number, problems in enumerate(results):
                 advance(1)
                 if problems:

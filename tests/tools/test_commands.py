@@ -53,6 +53,13 @@ def test_every_tool_explains_itself(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_the_usage_names_the_value_of_each_required_option(command: str) -> None:
+    usage = run(command, "--help").out.partition("\n\n")[0]
+    assert "None" not in usage
+    assert ("--format {" in usage) == (command == "index")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_argument_has_help(command: str) -> None:
     parser = ArgumentParser()
     import_module(f"lightning_streaming.tools.{command}").add_arguments(parser)

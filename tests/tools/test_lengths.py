@@ -113,6 +113,16 @@ def test_of_remote_shards_the_heads_alone_are_read(remote: HttpStore, tmp_path: 
     assert not list((tmp_path / "local").glob("shard.*"))
 
 
+def test_a_local_that_is_a_url_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with MDSWriter(out="data", columns={"n": "int"}) as writer:
+        writer.write({"n": 1})
+    refused = run("lengths", "data", "--lengths", "n", "--local", "s3://b/x")
+    assert (refused.code, refused.out) == (2, "")
+    assert "must be a directory of this machine, but is s3://b/x" in refused.err
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
+
+
 def test_data_that_was_appended_is_all_that_is_counted(tmp_path: Path) -> None:
     root = tmp_path / "x"
     modes: tuple[dict[str, Any], ...] = ({}, {"mode": "append"})

@@ -19,9 +19,13 @@ import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import LightningModule
 
 from lightning_streaming import MDSWriter, StreamingConfig, StreamingDataLoader, StreamingDataModule, StreamingDataset
-from lightning_streaming.tools.commands import read_run_files
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.tools.commands import parser_of, read_run_files
+from lightning_streaming.tools.runs.trace_run import trace_run
+from lightning_streaming.tools.tuning.tune_run import tune_run
 from lightning_streaming.units import parse_bytes
 from tests.broken_data import write_broken_json
+from tests.helpers import assert_error
 from tests.reading.processes import wait_until
 from tests.servers import HttpStore, http_server, refused_port
 from tests.tools.running import Outcome, contents, run
@@ -279,6 +283,7 @@ def refused(*args: object) -> Outcome:
     [
         (["--num-workers", "2,x"], "must be whole numbers with commas between"),
         (["--seconds", "0"], "must be a positive number"),
+        (["--seconds", "-1"], "must be a positive number"),
         (["--consumer-ms", "soon"], "must be a number of at least 0"),
         (["--consumer-ms", "-1"], "must be a number of at least 0"),
         (["--disk", "much"], "size must be a number"),
@@ -349,6 +354,16 @@ def test_data_modules_that_cannot_be_tuned_are_refused(module: str, words: str, 
     write_data(tmp_path / "data")
     config = write_config(tmp_path / "run.yaml", {"streams": streams(tmp_path / "data")}, module)
     assert words in refused("--config", config, *QUICK, "--num-workers", "1").err
+
+
+def test_errors_about_several_loaders_name_the_option_of_the_data(tmp_path: Path) -> None:
+    write_data(tmp_path / "data")
+    train = {"streams": streams(tmp_path / "data")}
+    config = str(write_config(tmp_path / "run.yaml", train, "tests.tools.test_tune.Manifold"))
+    with assert_error(ConfigError, option="data.train"):
+        tune_run(parser_of("tune").parse_args(["--config", config, "--num-workers", "1"]))
+    with assert_error(ConfigError, option="data"):
+        trace_run(parser_of("trace").parse_args(["--config", config, "--step", "0"]))
 
 
 @pytest.mark.rotate(2)

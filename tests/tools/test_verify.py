@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import random
 import shutil
 import struct
 import tarfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,6 +21,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from lightning_streaming.formats.index import dump_index
+from lightning_streaming.tools import verify
 from lightning_streaming.tools.console import first_few
 from lightning_streaming.tools.stored.stored_dataset import unnamed_files
 from lightning_streaming.writing.writers import MDSWriter
@@ -212,6 +216,24 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     assert alone.json == together.json
     assert [bad["shard"] for bad in together.json["bad_shards"]] == [3]
     assert together.err == ""
+
+
+class KilledPool(ProcessPoolExecutor):
+    """A pool of which a process is dead before it gets work."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        super().submit(os._exit, 1).exception()
+        return super().submit(fn, *args, **kwargs)
+
+
+def test_a_process_that_is_killed_before_it_gets_work_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_texts(tmp_path)
+    monkeypatch.setattr(verify, "ProcessPoolExecutor", KilledPool)
+    ended = run("verify", tmp_path, "--workers", 2)
+    assert ended.code == 2
+    assert "one of 2 processes was killed" in ended.err
 
 
 @pytest.mark.nightly

@@ -144,9 +144,10 @@ class RunPlan:
         with progress(self._reads.entries_before() + num_samples, "plan", "sample") as advance:
             self._reads.count_before(advance)
             for epoch in chain([begun], epochs):
-                self._reads.count(epoch, whole.epochs, advance)
+                edges = epoch.edges(whole.epochs)
+                self._reads.count(epoch, edges, advance)
                 for node, fetches in zip(self._nodes, self._fetches, strict=True):
-                    fetches.read(self._node_reads(epoch, node), epoch.edges(whole.epochs))
+                    fetches.read(self._node_reads(epoch, node), edges)
                 if self._reads.is_enough():
                     break
         self._reads.finish(epoch)
@@ -371,7 +372,8 @@ class RunPlan:
             )
         schedule = []
         if not run.begins.epoch:  # the step at which each phase of the first epoch begins, as far as that is read
-            epoch, partition = run.described.epoch(run.begins), run.described.epoch(run.begins).partition
+            epoch = run.described.epoch(run.begins)
+            partition = epoch.partition
             for phase, begin in zip(run.described.phases, [0, *epoch.phase_stops.tolist()], strict=False):
                 entries = partition.sequence.entries_before(begin) - partition.entries_before
                 batch = entries // partition.geometry.global_batch_size

@@ -292,15 +292,15 @@ class RunReads:
         """Return whether as many samples or epochs were counted as is affordable."""
         return self._samples_left <= 0 or len(self.epochs) >= _MOST_EPOCHS
 
-    def count(self, epoch: PlannedEpoch, num_epochs: int, progress: Progress = lambda _: None) -> None:
+    def count(self, epoch: PlannedEpoch, edges: NDArray[np.int64], progress: Progress = lambda _: None) -> None:
         """Count an epoch.
 
         Args:
             epoch: The epoch.
-            num_epochs: Epochs of the run.
+            edges: Batches at its ticks, as for :class:`EpochReads`.
             progress: Called with the samples that are counted or skipped.
         """
-        edges, size = epoch.edges(num_epochs), epoch.partition.geometry.global_batch_size
+        size = epoch.partition.geometry.global_batch_size
         rows = epoch.batches * size * epoch.described.rows_per_entry
         reads = EpochReads(epoch, edges, self._tokens_of_sample, self._rng)
         reads.part = min(1.0, max(self._samples_left, MOST_SAMPLES // 20) / max(1, rows))

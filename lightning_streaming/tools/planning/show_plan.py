@@ -98,19 +98,20 @@ def _tables(report: Mapping[str, Any]) -> tuple[Table, Table | None, Table | Non
     def table(rows: Sequence[Mapping[str, str]]) -> Table:
         return list(rows[0]), [list(row.values()) for row in rows]
 
-    def counts(stream: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    def counts(stream: Mapping[str, Any], has_tokens: bool) -> dict[str, str]:
         cells = {"samples": f"{stream['samples']:,}", "share": f"{stream['share']:.1%}"}
         tokens = "?" if stream["tokens"] is None else f"{stream['tokens']:,}"
-        return cells | {"tokens": tokens} if any(other["tokens"] for other in others) else cells
+        return cells | {"tokens": tokens} if has_tokens else cells
 
     streams, rows, fetches = report["streams"], [], any(stream["bytes"] for stream in report["streams"])
+    has_tokens = any(stream["tokens"] for stream in streams)
     for stream in streams:
         repeat, is_exact = stream["first_repeat"], stream["is_exact"]
         rows.append(
             {
                 "stream": printable_name(stream["stream"]),
                 "available": f"{stream['selected']:,}",
-                **counts(stream, streams),
+                **counts(stream, has_tokens),
                 "passes": f"{stream['passes']:.3f}",
                 "most reads": f"{'' if is_exact else '≥ '}{stream['repeats']}",
                 "first repeat": f"step {repeat['step']:,}" if repeat is not None else "-" if is_exact else "?",
@@ -118,11 +119,12 @@ def _tables(report: Mapping[str, Any]) -> tuple[Table, Table | None, Table | Non
             }
         )
     in_phases = [(phase["phase"], stream) for phase in report["schedule"] for stream in phase["streams"]]
+    has_tokens = any(stream["tokens"] for _, stream in in_phases)
     phases = [
         {
             "phase": printable_name(phase),
             "stream": printable_name(stream["stream"]),
-            **counts(stream, [stream for _, stream in in_phases]),
+            **counts(stream, has_tokens),
         }
         for phase, stream in in_phases
     ]

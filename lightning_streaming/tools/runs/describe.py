@@ -472,8 +472,13 @@ def describe_run(
     return RunDescription(dataset=dataset, run=run_state_of(dataset).on(world, batch_size))
 
 
-def only_loader(module: Any, data: str) -> StreamingDataLoader:
+def only_loader(module: Any, data: str, option: str) -> StreamingDataLoader:
     """Return the loader of a set-up data module for its data of one name, like "train".
+
+    Args:
+        module: The data module.
+        data: The name of its data.
+        option: Option for errors.
 
     Raises:
         ConfigError: The data module returns something else.
@@ -482,8 +487,8 @@ def only_loader(module: Any, data: str) -> StreamingDataLoader:
     if isinstance(loader, Mapping) and len(loader) == 1:
         loader = next(iter(loader.values()))
     if not isinstance(loader, StreamingDataLoader):
-        returned = f"this data module's {data}_dataloader returned a {type(loader).__name__}"
-        raise ConfigError(f"the tool needs one StreamingDataLoader, but {returned}", option=f"data.{data}")
+        returned = f"this data module's {data}_dataloader returns a {type(loader).__name__}"
+        raise ConfigError(f"the tool needs one StreamingDataLoader, but {returned}", option=option)
     return loader
 
 

@@ -142,7 +142,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], args: Namespace) -> TracedRun:
     train = data.configs["train"]
     data.configs["train"] = replace(train, storage=replace(group_of(train, StorageConfig), on_demand=True))
     data.setup("fit")
-    loader = only_loader(data, "train")
+    loader = only_loader(data, "train", option="data")
     saved = None if args.checkpoint is None else _Checkpoint.read(args.checkpoint, args.loader)
     nodes, by_strategy = args.nodes or int(trainer.get("num_nodes") or 1), StrategyRanks(loader.dataset.replication)
     if loader.dataset.replication is None:

@@ -76,7 +76,7 @@ class StoredDataset:
         assert directory is not None
         return join_under(directory, basename)
 
-    def cache(self, local: Path | None = None) -> ShardCache:
+    def cache(self, local: str | Path | None = None) -> ShardCache:
         """Return a cache that makes its shards present on this node, as a run does.
 
         Args:

@@ -97,7 +97,7 @@ class TunedRun:
         module.num_workers = num_workers
         module.persistent_workers = num_workers > 0
         module.prefetch_factor = self.setting("prefetch_factor") if num_workers else None
-        loader = only_loader(module, self.data)
+        loader = only_loader(module, self.data, option=f"data.{self.data}")
         if loader.num_workers != num_workers:
             set_to, returned = f"num_workers={num_workers} is set", f"returns a loader with {loader.num_workers}"
             hint = "let it use self.num_workers"

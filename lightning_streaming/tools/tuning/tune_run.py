@@ -74,6 +74,11 @@ def tune_run(args: Namespace) -> int:
     return FINE
 
 
+def doublings(most: int) -> list[int]:
+    """Return the numbers of workers to try: 0, 1, 2, 4, ... and ``most``."""
+    return sorted({0, most, *(2**power for power in range(most.bit_length()))})
+
+
 def _measure_and_recommend(run: TunedRun, args: Namespace) -> dict[str, Any]:
     """Measure a run's data on this machine.
 
@@ -90,7 +95,7 @@ def _measure_and_recommend(run: TunedRun, args: Namespace) -> dict[str, Any]:
     consumer = (args.consumer_ms or 0.0) / 1000
     cores = min([usable_cpus(), *measure.quotas()])
     most = max(1, cores // run.world.ranks_per_node)
-    candidates = args.num_workers or sorted({0, most, *(2**power for power in range(most.bit_length()))})
+    candidates = args.num_workers or doublings(most)
     with TemporaryDirectory(prefix="lightning-streaming-tune-") as name:
         directory = Path(name)
         run.use(measure.without_side_effects(run.config, directory))

@@ -16,6 +16,7 @@ from lightning_streaming.tools.tuning.tune_run import (
     advise_limit,
     advise_predownload,
     advise_workers,
+    doublings,
     max_open_bytes,
     round_up,
 )
@@ -70,6 +71,10 @@ def test_trying_ends_where_more_workers_gain_nothing(
     measured: tuple[float, ...], consumer: float, enough: bool
 ) -> None:
     assert is_enough(speeds(*measured), consumer) is enough
+
+
+def test_candidates_are_powers_of_two_up_to_all_cores() -> None:
+    assert [doublings(most) for most in (1, 2, 6, 8)] == [[0, 1], [0, 1, 2], [0, 1, 2, 4, 6], [0, 1, 2, 4, 8]]
 
 
 @pytest.mark.parametrize(
