@@ -35,8 +35,8 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from lightning_streaming import errors
 from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StateMismatchError, StreamingError
-from lightning_streaming.options.join import JoinConfig
 from lightning_streaming.options.schedule import MixturePhase
+from lightning_streaming.options.storage import JoinConfig
 from lightning_streaming.signatures import argument_hint
 from lightning_streaming.storage.secrets import is_secret_name, secrets_of, secrets_of_options
 from lightning_streaming.trainer import SUBCOMMANDS
