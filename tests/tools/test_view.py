@@ -441,6 +441,29 @@ def test_labels_are_counted_by_class(tmp_path: Path) -> None:
     assert "Most frequent values of label" in Elements.of(html(pages_of(tmp_path), "s/0/columns")).text
 
 
+def test_numbers_that_no_chart_can_draw_have_no_bars(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"label": "str_int"}) as writer:
+        for number in range(30):
+            writer.write({"label": 10**400 if number % 2 else 1})
+    shown = Elements.of(html(pages_of(tmp_path), "s/0/columns")).text
+    assert "too large for the chart" in shown
+    assert "Most frequent" not in shown
+
+
+class Silent:
+    """An object without a text."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_a_search_passes_values_without_a_text(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"a": "pkl", "id": "int"}) as writer:
+        for number in range(3):
+            writer.write({"a": [Silent()], "id": number})
+    assert _numbers(html(pages_of(tmp_path, allow_unsafe_types=True), "s/0/samples", match="2")) == [2]
+
+
 def test_a_sample_after_decode_and_transform_is_next_to_the_stored_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

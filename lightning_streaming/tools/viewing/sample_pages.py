@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -105,7 +106,9 @@ def _cards(reader: SampleReader, numbers: Sequence[int], sort: str = "", match: 
 
 def _searched(value: Any) -> str:
     """Return the text of a value in which a list is searched; of arrays, images and bytes there is none."""
-    return str(value) if isinstance(value, (str, int, float, np.number, np.bool_, dict, list)) else ""
+    with suppress(Exception):  # of an object within it, or of a number with too many digits
+        return str(value) if isinstance(value, (str, int, float, np.number, np.bool_, dict, list)) else ""
+    return ""
 
 
 def _order_of(value: Any) -> tuple[int, Any]:
@@ -195,7 +198,7 @@ def sample(frame: Frame, request: Request, stream_number: int, sample_number: in
     reader = stream.reader
     shard, index = reader.find(sample_number)
     read = reader.read([sample_number], force=request.force)[0]
-    unread, values = None, list[dict[str, Any]]()
+    unread, values, wants_prepared = None, list[dict[str, Any]](), _wants_prepared(frame, request)
     if isinstance(read, (TooMuch, Unreadable)):
         unread = _without_secrets(read)
     else:
@@ -234,15 +237,25 @@ def sample(frame: Frame, request: Request, stream_number: int, sample_number: in
         is_of_run=frame.viewed.run is not None and stream.stage == "train",
         reads=_reads(frame, request, stream, shard, index),
         can_prepare=frame.viewed.run is not None,
-        prepared=_prepared_values(frame, request, stream, shard, index),
+        wants_prepared=wants_prepared,
+        prepared=_prepared_values(frame, request, stream, shard, index) if wants_prepared and not unread else None,
     )
 
 
-def _prepared(frame: Frame, request: Request, stream: ViewedStream, shard: int, index: int) -> list[tuple[str, Any]]:
-    """Return names and values of a sample after decode and transform; none if they are not requested."""
+def _wants_prepared(frame: Frame, request: Request) -> bool:
+    return frame.viewed.run is not None and request.query.get("prepared") == "1"
+
+
+def _too_much(frame: Frame, request: Request, stage: str) -> TooMuch | None:
+    """Return what must be read to know the samples of a stage, unless it was requested."""
     run = frame.viewed.run
-    if run is None or request.query.get("prepared") != "1":
-        return []
+    return None if run is None or request.force else run.too_much(stage)
+
+
+def _prepared(frame: Frame, stream: ViewedStream, shard: int, index: int) -> list[tuple[str, Any]]:
+    """Return names and values of a sample after decode and transform."""
+    run = frame.viewed.run
+    assert run is not None, "only a run prepares samples"
     sample = run.prepared(stream.stage, stream.name, shard, index)
     items = (
         sample.items() if isinstance(sample, Mapping) else enumerate(sample if isinstance(sample, tuple) else [sample])
@@ -251,14 +264,17 @@ def _prepared(frame: Frame, request: Request, stream: ViewedStream, shard: int, 
 
 
 def _prepared_values(frame: Frame, request: Request, stream: ViewedStream, shard: int, index: int) -> Any:
-    """Return what a page shows of a sample after decode and transform, or of the error of the user's code."""
+    """Return what a page shows of a sample after decode and transform, the reason why not, or the error of the code."""
+    too_much, shown = None, list[tuple[str, ShownValue]]()
     try:
-        values = _prepared(frame, request, stream, shard, index)
+        too_much = _too_much(frame, request, stream.stage)
+        values = [] if too_much else _prepared(frame, stream, shard, index)
         shown = [(printable_name(name), show_unpickled(shown_value, value)) for name, value in values]
     except Exception as error:  # noqa: BLE001  a transform may raise anything; the page shows it
         words = error_text(error) if isinstance(error, StreamingError) else f"{type(error).__name__}: {error}"
         shown = [("transform", ShownValue(kind="failed", words=redact(words, {})))]
-    return [{"at": at, "name": name, "encoding": "", "value": value} for at, (name, value) in enumerate(shown)]
+    items = [{"at": at, "name": name, "encoding": "", "value": value} for at, (name, value) in enumerate(shown)]
+    return {"too_much": too_much, "items": items}
 
 
 def _reads(frame: Frame, request: Request, stream: ViewedStream, shard: int, index: int) -> Any:
@@ -282,15 +298,18 @@ def file(
     frame: Frame, request: Request, stream_number: int, sample_number: int, column: int, media_number: int
 ) -> Response | None:
     """Return an image or audio file within a value; None if there is none."""
-    reader = frame.stream(stream_number).reader
+    stream = frame.stream(stream_number)
+    reader = stream.reader
     shard, index = reader.find(sample_number)
-    if request.query.get("prepared") == "1":
-        values = dict(enumerate(_prepared(frame, request, frame.stream(stream_number), shard, index)))
-        media = media_of(values[column][1], media_number) if column in values else None
-        return None if media is None else Response(data=media.data, content_type=media.content_type)
     read = reader.read([sample_number], force=request.force)[0]
     if isinstance(read, (TooMuch, Unreadable)):
         return None
+    if _wants_prepared(frame, request):
+        if _too_much(frame, request, stream.stage) is not None:
+            return None
+        values = dict(enumerate(_prepared(frame, stream, shard, index)))
+        media = media_of(values[column][1], media_number) if column in values else None
+        return None if media is None else Response(data=media.data, content_type=media.content_type)
     value = next((read.get(name) for at, name in _columns_in(reader, shard, read) if at == column), None)
     media = media_of(value, media_number)
     return None if media is None else Response(data=media.data, content_type=media.content_type)

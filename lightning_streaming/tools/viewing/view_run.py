@@ -17,6 +17,8 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.config import SELECTIONS_BASENAME
 from lightning_streaming.cache.selection_files import selection_path
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.options.groups import group_of
+from lightning_streaming.options.storage import StorageConfig
 from lightning_streaming.selection.bitmap import Selection
 from lightning_streaming.selection.document_lengths import map_lengths
 from lightning_streaming.selection.evaluate import is_selection_cached
@@ -110,6 +112,8 @@ class ViewedRun:
         self.configs = {stage: config for stage, config in written.datamodule.configs.items() if config is not None}
         self._stages: dict[str, dict[str, Any]] = {}
         self._traced: TracedRun | None = None
+        self._preparing: dict[str, Any] = {}
+        """Dataset of each stage of which a prepared sample was requested."""
 
     @classmethod
     def read(cls, options: Namespace) -> ViewedRun:
@@ -150,11 +154,14 @@ class ViewedRun:
         return path
 
     def close(self) -> None:
-        """Close the loader, unless a thread still uses it."""
+        """Close the loader and the datasets, unless a thread still uses them."""
         if self.lock.acquire(timeout=_GRACE):
             try:
                 if self._traced is not None:
                     self._traced.loader.close()
+                for dataset in self._preparing.values():
+                    dataset.close()
+                self._preparing.clear()
             finally:
                 self.lock.release()
 
@@ -414,12 +421,13 @@ class ViewedRun:
             StreamingError: As for ``StreamingDataset.restore_sample``; the transform may raise anything.
         """
         with self.lock:
-            dataset = self._dataset(stage)
+            config = self.configs[stage]
+            if stage not in self._preparing:
+                storage = replace(group_of(config, StorageConfig), on_demand=True)
+                dataset = self._written.datamodule.build_dataset(stage, replace(config, storage=storage))
+                self._preparing[stage] = dataset
             key = {"stream": stream, "shard": shard, "sample_index": index, "epoch": 0, "position": 0}
-            try:
-                return dataset.restore_sample({**key, "shuffle_seed": self.configs[stage].shuffle_seed or 0})
-            finally:
-                dataset.close()
+            return self._preparing[stage].restore_sample({**key, "shuffle_seed": config.shuffle_seed or 0})
 
     def positions_before(self, stream: str, shard: int, index: int) -> list[int]:
         """Return the positions at which the checkpoint's epoch has read a sample before it; none without one.

@@ -313,7 +313,9 @@ def _describe_numbers(name: str, values: Sequence[Any]) -> tuple[_Facts, Any]:
     facts += [("min", format_number(min(finite))), ("mean", format_number(mean)), ("max", format_number(max(finite)))]
     counts = Counter(value if value == value else None for value in numbers)  # nan differs from itself
     facts.append(("different", f"{len(counts):,}"))
-    if len(counts) <= _FEW_VALUES * len(numbers) and all(isinstance(value, int) for value in counts):
+    if len(counts) <= _FEW_VALUES * len(numbers) and all(
+        isinstance(value, int) and abs(value) <= LARGEST for value in counts
+    ):
         return facts, _most_frequent(name, Counter({str(value): count for value, count in counts.items()}))
     drawn = [float(value) for value in finite if abs(value) <= LARGEST]
     if len(drawn) < len(finite):

@@ -15,7 +15,8 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_streaming import Stream, StreamingConfig, StreamingDataModule
+from lightning_streaming import Stream, StreamingConfig, StreamingDataModule, StreamingDataset
+from lightning_streaming.tools.viewing.pages import Request
 from lightning_streaming.writing.writers import MDSWriter
 from tests.schedules import schedule
 from tests.servers.stores import S3Bucket
@@ -209,11 +210,49 @@ def test_a_selection_of_a_store_is_evaluated_when_that_is_asked_for(streams: Pat
             assert "is not known yet" in html(pages, path, when="1")
         for only in ("read", "left-out"):
             assert "is not known yet" in html(pages, "s/0/samples", only=only)
+        prepared = html(pages, "s/0/sample/3", prepared="1")
+        assert "is not known yet" in prepared
+        assert _link_to_ask(prepared) == {"prepared": "1", "force": "1"}
+        assert pages.respond(Request(root="/token/", path="s/0/file/3/0/0", query={"prepared": "1"})) is None
         assert all(entry.range for entry in s3_bucket.log() if "shard" in entry.name)
         asked = _link_to_ask(html(pages, "s/0/samples", only="left-out", **{"from": "31"}))
         assert asked == {"from": "31", "only": "left-out", "force": "1"}
         assert "text 031" in html(pages, "s/0/samples", **asked)
         assert "60 30 50.0%" in Elements.of(html(pages, "")).text
+        assert "After decode and transform" in html(pages, "s/0/sample/3", prepared="1", force="1")
+
+
+@pytest.mark.nightly
+def test_samples_of_a_store_are_prepared_from_their_bytes_alone(streams: Path, s3_bucket: S3Bucket) -> None:
+    s3_bucket.put_all(streams / "web")
+    _config({"web": {"remote": s3_bucket.url, "storage": {"options": s3_bucket.options}}})
+    with run_pages() as pages:
+        for number in range(12):
+            shown = html(pages, f"s/0/sample/{number}", prepared="1")
+            assert "After decode and transform" in shown
+            assert shown.count(f"text {number:03}") == 2
+        entries = [entry for entry in s3_bucket.log() if "index" in entry.name]
+        assert all(entry.range for entry in s3_bucket.log() if "shard" in entry.name)
+        html(pages, "s/0/sample/30", prepared="1")
+        assert [entry for entry in s3_bucket.log() if "index" in entry.name] == entries, "one dataset reads all"
+
+
+def test_datasets_that_prepare_samples_are_closed_with_the_pages(
+    streams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _config(MIXED, val={"remote": "code"})
+    closed, close = list[StreamingDataset](), StreamingDataset.close
+
+    def count(dataset: StreamingDataset) -> None:
+        closed.append(dataset)
+        close(dataset)
+
+    monkeypatch.setattr(StreamingDataset, "close", count)
+    with run_pages() as pages:
+        for path in ("s/0/sample/1", "s/1/sample/2", "s/2/sample/3", "s/0/sample/4"):
+            assert "After decode and transform" in html(pages, path, prepared="1")
+        closed.clear()
+    assert len(closed) == 2
 
 
 def _link_to_ask(text: str) -> dict[str, str]:
