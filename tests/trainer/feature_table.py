@@ -16,7 +16,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "lightning.md"
 TESTS = Path(__file__).with_name("test_training_features.py")
 START, END = "<!-- table: start -->\n", "<!-- table: end -->\n"
 
-
 class Outcomes:
     """A plugin of pytest that counts passed cases by feature and position."""
 
@@ -36,7 +35,6 @@ class Outcomes:
         if report.when == "call" and report.passed and report.nodeid in self._cells:
             self.passed[self._cells[report.nodeid]] += 1
 
-
 def table(passed: Counter[tuple[str, str]]) -> str:
     """Return the table in Markdown: features by positions, each cell how many changes of the world passed."""
     # After the tests: pytest rewrites the assertions of what it imports first.
@@ -44,10 +42,9 @@ def table(passed: Counter[tuple[str, str]]) -> str:
 
     lines = ["| | " + " | ".join(POSITIONS) + " |", "|---|" + "--:|" * len(POSITIONS)]
     for feature in FEATURES:
-        cells = [f"{passed[feature, position]} of {len(WORLDS)}" for position in POSITIONS]
+        cells = [f"{passed[feature, position]}/{len(WORLDS)}" for position in POSITIONS]
         lines.append(f"| {feature} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
 
 def main() -> int:
     """Run the tests and write the table; return the exit status of pytest."""
@@ -58,7 +55,6 @@ def main() -> int:
     after = rest.split(END)[1]
     PAGE.write_text(f"{before}{START}\n{table(outcomes.passed)}\n{END}{after}")
     return int(status)
-
 
 if __name__ == "__main__":
     sys.exit(main())
