@@ -522,7 +522,7 @@ def test_every_command_prints_what_the_document_says(
     datasets.disable_progress_bars()
     names = {"__name__": "__main__"}
     with http_server(tmp_path) as url:
-        assert _follow(DOCUMENT.read_text().replace(HOST, url), names, capsys) >= 6
+        assert _follow(DOCUMENT.read_text().replace(HOST, url), names, capsys) >= 5
 
 def _follow(document: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]) -> int:
     """Run a document, and give the number of its commands."""
