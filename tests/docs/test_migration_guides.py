@@ -101,6 +101,7 @@ module = importlib.import_module(sys.argv[1])
 print(json.dumps({name: list(inspect.signature(getattr(module, name)).parameters) for name in sys.argv[2:]}))
 """
 
+
 @cache
 def python_with(package: str) -> str | None:
     """A Python that can import a package; None if there is none."""
@@ -111,12 +112,14 @@ def python_with(package: str) -> str | None:
     found = peers and subprocess.run([peers, "-c", looks], capture_output=True, check=False)
     return peers if found and found.returncode == 0 else None
 
+
 def need(package: str) -> str:
     """The same, or the test is skipped."""
     found = python_with(package)
     if found is None:
         pytest.skip(f"{package} is not installed: PEERS=/path/to/python names a Python that has it")
     return found
+
 
 def run_before(python: str, code: str, directory: Path) -> str:
     """What a program prints for another library."""
@@ -128,6 +131,7 @@ def run_before(python: str, code: str, directory: Path) -> str:
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)  # other libraries take their time to import
@@ -146,6 +150,7 @@ def test_what_was_before_prints_what_the_guide_says(
     else:
         raise AssertionError("nothing was before")
 
+
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_scripts_of_mosaicml_streaming_run_there_but_for_one_line(tmp_path: Path) -> None:
@@ -153,6 +158,7 @@ def test_scripts_of_mosaicml_streaming_run_there_but_for_one_line(tmp_path: Path
     scripts = list(snippets(page[page.index("## Two scripts") : page.index("## Resume a half-finished run")]))
     code = "".join(one.code for one in scripts).replace("from lightning_streaming import", "from streaming import")
     assert run_before(need("streaming"), code, tmp_path) == "".join(one.prints or "" for one in scripts)
+
 
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("name", GUIDES)
@@ -172,20 +178,24 @@ def test_what_is_after_prints_what_the_guide_says(
             ran += block.prints is not None
     assert ran
 
+
 def section(heading: str) -> str:
     """What stands under a heading of one of the guides, up to the next."""
     found = [re.search(rf"^### {re.escape(heading)}\n(.*?)(?=^#|\Z)", text, re.M | re.S) for text in GUIDES.values()]
     (text,) = [one[1] for one in found if one]
     return str(text)
 
+
 def rows(heading: str) -> list[tuple[str, str]]:
     """The rows of its table: what is there, and what is here."""
     return re.findall(r"^\| (`.*?) \| (.*) \|$", section(heading), re.MULTILINE)
+
 
 @pytest.mark.parametrize("heading", ARGUMENTS)
 def test_each_argument_has_one_row(heading: str) -> None:
     named = [name for there, _ in rows(heading) for name in re.findall(r"`(\w+)`", there)]
     assert sorted(named) == sorted(ARGUMENTS[heading])
+
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
@@ -199,8 +209,10 @@ def test_arguments_are_those_of_the_installed_package(package: str) -> None:
     }
     assert found == there
 
+
 def _takes_arguments(one: object) -> bool:
     return callable(one) and not (inspect.isclass(one) and issubclass(one, BaseException))
+
 
 def test_what_stands_for_an_argument_is_one_here() -> None:
     shown = [getattr(lightning_streaming, name) for name in dir(lightning_streaming)]

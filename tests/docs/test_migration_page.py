@@ -31,6 +31,7 @@ from tests.helpers import make_loader, write_dataset
 PAGE = (Path(__file__).parents[2] / "docs" / "migrate-from-mosaicml.md").read_text()
 NEEDED: Any = inspect.Parameter.empty
 
+
 class Facts(NamedTuple):
     """What a class takes there."""
 
@@ -38,6 +39,7 @@ class Facts(NamedTuple):
     """With their defaults in 0.13."""
     older: tuple[str, ...] = ()
     """Arguments that only older releases have."""
+
 
 OF_STREAMS = {"remote": None, "local": None, "split": None}
 REFERENCE: dict[str, Facts] = {
@@ -158,20 +160,25 @@ PUBLIC = {
 }
 """Attributes and methods that its objects have, by the class of ours that stands for theirs."""
 
+
 def section(heading: str) -> str:
     """What stands under a heading, up to the next one."""
     found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert found, heading
     return found[1]
 
+
 def rows(heading: str) -> dict[str, str]:
     """Map each argument to its state: those of the table, and those listed after "Same:", "New:" or "differs:"."""
     text = section(heading)
     listed = re.findall(r"^\| `(\w+)` \| (\w+) \| .*\|$", text, re.MULTILINE)
-    for state, names in re.findall(r"\b(same|new|differs)\b[^:\n|]*: (`.+?)(?:\.\n|\Z)", text, re.DOTALL | re.IGNORECASE):
+    for state, names in re.findall(
+        r"\b(same|new|differs)\b[^:\n|]*: (`.+?)(?:\.\n|\Z)", text, re.DOTALL | re.IGNORECASE
+    ):
         listed += [(name, state.lower()) for name in re.findall(r"`(\w+)`", names)]
     assert len(listed) == len(dict(listed))
     return dict(listed)
+
 
 def ours(heading: str) -> dict[str, Any]:
     """Arguments that the classes here take, with their defaults."""
@@ -187,9 +194,11 @@ def ours(heading: str) -> dict[str, Any]:
                 break
     return taken
 
+
 def torchs() -> set[str]:
     """What torch's loader takes, of which the page names the usual ones."""
     return set(inspect.signature(DataLoader).parameters) - {"dataset", "batch_size"}
+
 
 @pytest.mark.parametrize("heading", REFERENCE)
 def test_each_argument_has_one_row_that_tells_whether_it_is_there_and_here(heading: str) -> None:
@@ -203,6 +212,7 @@ def test_each_argument_has_one_row_that_tells_whether_it_is_there_and_here(headi
     }
     assert {name: "both" if said in ("same", "differs") else said for name, said in told.items()} == expected
 
+
 @pytest.mark.parametrize("heading", REFERENCE)
 def test_what_is_the_same_has_the_same_default(heading: str) -> None:
     here, facts = ours(heading), REFERENCE[heading].arguments
@@ -210,16 +220,19 @@ def test_what_is_the_same_has_the_same_default(heading: str) -> None:
     assert alike
     assert {name: here[name] for name in alike} == {name: facts[name] for name in alike}
 
+
 def gone() -> Iterator[tuple[type, str]]:
     for heading, classes in CLASSES.items():
         for name, said in rows(heading).items():
             if said == "gone":
                 yield from ((one, name) for one in classes)
 
+
 def test_what_is_gone_is_refused_in_words() -> None:
     for kind, name in gone():
         with pytest.raises(UnknownArgumentError, match=f"takes no argument '{name}': (?!did you mean)(?!help)"):
             kind(**{name: 1, **({"separator": "|"} if kind is XSVWriter else {})})
+
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -236,14 +249,17 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "ShardWriter": writer,
     }
 
+
 def test_each_name_there_is_here_or_told_in_words(objects: dict[str, Any]) -> None:
     for kind, names in PUBLIC.items():
         is_told = HINTS.get(kind, {}).keys()
         assert {name for name in names if not hasattr(objects[kind], name)} == names & is_told, kind
 
+
 def test_the_page_names_each_of_a_datasets() -> None:
     text = section("Attributes of a dataset") + section("StreamingDataset")
     assert [name for name in PUBLIC["StreamingDataset"] if f"`{name}`" not in text] == []
+
 
 def test_each_name_of_their_modules_is_here_or_told_in_words() -> None:
     there = {

@@ -36,29 +36,35 @@ from tests.tools.running import Outcome, options, run
 PARTS = ("--part-size", "1kb", "--workers", 1)
 """Each file a part."""
 
+
 def convert(*args: object) -> Outcome:
     """Run the command in this process; it must end well."""
     outcome = run("convert", *args)
     assert outcome.code == 0, outcome.err
     return outcome
 
+
 def samples(out: Path | str) -> list[Any]:
     """Every sample of a dataset."""
     found: list[Any] = StreamingDataset(remote=str(out), batch_size=1)[:]
     return found
 
+
 def tokens(out: Path) -> np.ndarray[Any, Any]:
     """The blocks of a dataset, one row each."""
     return np.stack([sample["tokens"] for sample in samples(out)])
+
 
 def files(out: Path) -> dict[str, bytes]:
     """All files of a dataset, by their path in it."""
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
+
 def write_rows(path: Path, count: int, text: str = "text {}") -> Path:
     """JSON lines with an ``id`` that counts from 0 and a ``text``."""
     path.write_text("".join(json.dumps({"id": i, "text": text.format(i)}) + "\n" for i in range(count)))
     return path
+
 
 def test_json_lines_become_a_dataset_with_columns_told(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.jsonl", 3)
@@ -66,6 +72,7 @@ def test_json_lines_become_a_dataset_with_columns_told(tmp_path: Path) -> None:
     assert f"columns, from {source}, line 1: id int, text str\n" in outcome.err
     assert outcome.out.startswith(f"{tmp_path / 'out'}: 3 samples in 1 shard, ")
     assert samples(tmp_path / "out") == [{"id": i, "text": f"text {i}"} for i in range(3)]
+
 
 def test_the_shards_are_as_asked_for(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.jsonl", 200)
@@ -78,6 +85,7 @@ def test_the_shards_are_as_asked_for(tmp_path: Path) -> None:
     assert found["shards"] == len(index["shards"]) > 1
     assert found["columns"] == {"text": "str"}
     assert samples(tmp_path / "out")[7] == {"text": "text 7"}
+
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "jsonl.gz"])
 def test_tables_of_every_kind_give_the_same_rows(tmp_path: Path, kind: str) -> None:
@@ -97,6 +105,7 @@ def test_tables_of_every_kind_give_the_same_rows(tmp_path: Path, kind: str) -> N
     convert(path, tmp_path / "out")
     assert samples(tmp_path / "out") == rows
 
+
 def test_images_stay_the_files_they_were(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "images" / name).mkdir(parents=True)
@@ -107,6 +116,7 @@ def test_images_stay_the_files_they_were(tmp_path: Path) -> None:
     assert dog["image"].getpixel((0, 0)) == (3, 7, 0)
     shard = (tmp_path / "out" / "shard.00000.mds").read_bytes()
     assert image((3, 7, 0)) in shard
+
 
 def test_a_tar_set_with_jpegs_and_arrays(tmp_path: Path) -> None:
     (tmp_path / "tars").mkdir()
@@ -119,8 +129,10 @@ def test_a_tar_set_with_jpegs_and_arrays(tmp_path: Path) -> None:
     assert [sample["__key__"] for sample in found][4] == "11"
     assert found[4]["jpg"].size == (4, 4)
 
+
 def _members(number: int, i: int) -> dict[str, bytes]:
     return {"jpg": image((number, i, 0), "JPEG"), "cls": str(10 * number + i).encode()}
+
 
 def test_parts_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.jsonl", 500)
@@ -130,10 +142,12 @@ def test_parts_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
     assert [sample["id"] for sample in samples(tmp_path / "by2")] == list(range(500))
     assert len(list((tmp_path / "by2").glob("part.*"))) > 3
 
+
 def test_a_limit_takes_the_first_rows(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.jsonl", 100)
     convert(source, tmp_path / "out", "--limit", 7, "--part-size", "1kb")
     assert [sample["id"] for sample in samples(tmp_path / "out")] == list(range(7))
+
 
 @pytest.mark.parametrize("part_size", ["1kb", "1gb"])
 def test_a_row_that_cannot_be_written_is_an_error_that_names_its_line(tmp_path: Path, part_size: str) -> None:
@@ -146,6 +160,7 @@ def test_a_row_that_cannot_be_written_is_an_error_that_names_its_line(tmp_path: 
     assert f"error: {source}, line 121: the column 'id' is int: expected an integer, but got 'x'" in outcome.err
     assert not (tmp_path / "out" / "index.json").exists()
 
+
 def _kill_when(found: str, out: Path, *args: object) -> int:
     """Run the command in a process of its own, and kill it when a number of such files are in ``out``; how it ended."""
     command = [sys.executable, "-m", "lightning_streaming", "convert", *map(str, args)]
@@ -154,6 +169,7 @@ def _kill_when(found: str, out: Path, *args: object) -> int:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         return process.wait()
+
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
@@ -180,6 +196,7 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path, more: t
     convert(source, tmp_path / "in_one_go", *more, "--workers", 1)
     assert files(out) == files(tmp_path / "in_one_go")
 
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("more", "found"),
@@ -201,6 +218,7 @@ def test_so_does_one_of_another_format(
     convert(source, out, *words, "--resume", "--workers", 1)
     convert(source, tmp_path / "in_one_go", *words, "--workers", 1)
     assert files(out) == files(tmp_path / "in_one_go")
+
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("more", [(), ("--part-size", "2mb", "--workers", 2)], ids=["one_part", "parts"])
@@ -225,6 +243,7 @@ def test_a_conversion_that_is_told_to_end_leaves_nothing_in_the_temporary_direct
     assert not list(temporary.glob("lightning_streaming_*"))
     assert not (tmp_path / "out" / "index.json").exists()
 
+
 def test_a_url_is_named_and_not_the_copy_of_it(tmp_path: Path, s3: S3Store) -> None:
     bucket, stores = s3.make_bucket(), options(s3.options, "--source-options")
     source = write_rows(tmp_path / "a.jsonl", 100)
@@ -241,6 +260,7 @@ def test_a_url_is_named_and_not_the_copy_of_it(tmp_path: Path, s3: S3Store) -> N
         assert f"error: {bucket}/b.jsonl, line 71: the column 'text' is str" in outcome.err
         assert "lightning_streaming_" not in outcome.err
 
+
 def test_a_dataset_without_samples_is_not_passed_over_in_silence(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.jsonl", 2)
     words = (source, tmp_path / "out", "--tokenize", "--tokenizer", "bytes", "--block-length", 4096)
@@ -248,6 +268,7 @@ def test_a_dataset_without_samples_is_not_passed_over_in_silence(tmp_path: Path)
     assert outcome.code == 1
     assert "error: the text of no part fills a block of 4096 tokens" in outcome.err
     assert not (tmp_path / "out").exists()
+
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet", "tar", "huggingface", "parquets", "blocks"])
 def test_a_source_without_samples_leaves_nothing(tmp_path: Path, kind: str) -> None:
@@ -281,6 +302,7 @@ def test_a_source_without_samples_leaves_nothing(tmp_path: Path, kind: str) -> N
     assert "error: " in outcome.err
     assert not (tmp_path / "out").exists()
 
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -297,10 +319,12 @@ def test_several_columns_in_one_option_are_told_apart(tmp_path: Path, asked: lis
     command = f"run: lightning-streaming convert {source} {tmp_path / 'out'} {words}\n"
     assert f"--columns takes one column each time; {command}" in outcome.err
 
+
 def test_names_and_shapes_may_have_commas(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a,b": [[1, 2]], "c": 3}\n')
     convert(tmp_path / "a.jsonl", tmp_path / "out", "--columns", "a,b:ndarray:uint8:1,2", "--columns", "c")
     assert samples(tmp_path / "out")[0]["a,b"].tolist() == [[1, 2]]
+
 
 def test_a_separator_that_is_no_comma_is_told_and_can_be_given(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
@@ -320,6 +344,7 @@ def test_a_separator_that_is_no_comma_is_told_and_can_be_given(tmp_path: Path) -
     source = write_rows(tmp_path / "a.jsonl", 2)
     assert "--separator is for CSV" in run("convert", source, tmp_path / "no", "--separator", ";").err
 
+
 def test_texts_become_full_blocks_of_bytes(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("hello")
@@ -330,6 +355,7 @@ def test_texts_become_full_blocks_of_bytes(tmp_path: Path) -> None:
     assert tokens(tmp_path / "out").tobytes() == "hello\0\0wörl".encode()
     assert tokens(tmp_path / "out").dtype == np.uint8
     assert "14 tokens of 3 documents; dropped 2," in outcome.out
+
 
 @pytest.mark.nightly
 def test_each_part_is_packed_alone_whatever_the_workers(tmp_path: Path) -> None:
@@ -342,6 +368,7 @@ def test_each_part_is_packed_alone_whatever_the_workers(tmp_path: Path) -> None:
     assert found[0]["tokens"] == 64 * found[0]["samples"] + found[0]["dropped_tokens"]
     assert found[0]["documents"] == 100
 
+
 def test_a_tokenizer_file_its_end_token_and_a_dtype(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("id,body\n1,the cat\n2,sat the cat sat\n")
@@ -352,6 +379,7 @@ def test_a_tokenizer_file_its_end_token_and_a_dtype(tmp_path: Path) -> None:
     assert tokens(tmp_path / "out").tolist() == [[0, 1, 9, 2], [0, 1, 2, 9]]
     convert(path, tmp_path / "wide", *args, "--dtype", "int64")
     assert tokens(tmp_path / "wide").dtype == np.int64
+
 
 def test_the_example_model_trains_on_blocks_as_they_are(tmp_path: Path) -> None:
     convert(
@@ -364,6 +392,7 @@ def test_the_example_model_trains_on_blocks_as_they_are(tmp_path: Path) -> None:
     loss = model._loss(batch)
     loss.backward()  # type: ignore[no-untyped-call]
     assert torch.isfinite(loss)
+
 
 @pytest.mark.parametrize(
     ("args", "words"),
@@ -395,6 +424,7 @@ def test_what_cannot_work_is_said_before_anything_is_written(tmp_path: Path, arg
     assert words in outcome.err
     assert not (tmp_path / "out" / "index.json").exists()
 
+
 def test_what_is_no_source_is_told_as_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "the folder" in run("convert", tmp_path / "empty", tmp_path / "out").err
@@ -405,10 +435,12 @@ def test_what_is_no_source_is_told_as_what_it_is(tmp_path: Path) -> None:
     assert "the name is empty" in run("convert", tmp_path / "a.jsonl", "").err
     assert not (tmp_path / "out").exists()
 
+
 def test_a_dataset_cannot_be_written_into_its_own_source(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.jsonl", 3)
     assert "OUT must not be in SOURCE" in run("convert", tmp_path, tmp_path / "out").err
     assert not (tmp_path / "out").exists()
+
 
 def test_a_column_that_is_no_text_cannot_be_tokenized(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.jsonl", 3)
@@ -416,6 +448,7 @@ def test_a_column_that_is_no_text_cannot_be_tokenized(tmp_path: Path) -> None:
     outcome = run("convert", source, tmp_path / "out", *args)
     assert outcome.code == 1
     assert "line 1: the column 'id' must be text to be tokenized, but is int" in outcome.err
+
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("part_size", ["2kb", "1gb"])
@@ -432,16 +465,20 @@ def test_from_a_bucket_to_a_bucket(tmp_path: Path, s3: S3Store, part_size: str) 
     assert "/out is a finished dataset already; " in run("convert", *args).err
     convert(*args, "--resume")
 
+
 ODD_NAMES = ["a b", "it's", "a:b", "-x", "$HOME", "*", 'say "hi"', "back\\slash", "é", "--columns", "a;b", "a\nb"]
+
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
+
 def suggested(*words: object) -> str:
     outcome = run("convert", *words)
     assert outcome.code in (1, 2), outcome.err
     return outcome.err.partition("run: ")[2].partition("\nWhat was written before")[0].removesuffix("\n")
+
 
 def typed(command: str) -> None:
     """Have a shell understand a command, and run ours with the words that it makes of it."""
@@ -450,9 +487,11 @@ def typed(command: str) -> None:
     outcome = run(*words[:-1])
     assert outcome.code == 0, (command, outcome.err)
 
+
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
+
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_a_column_without_an_encoding(name: str, tmp_path: Path) -> None:
@@ -460,11 +499,13 @@ def test_a_column_without_an_encoding(name: str, tmp_path: Path) -> None:
     typed(suggested(source.name, "my out"))
     assert samples("my out") == [{"id": 1, name: None}, {"id": 2, name: 3}]
 
+
 def test_several_columns_without_an_encoding_at_once(tmp_path: Path) -> None:
     table = pa.table({"when": [date(2024, 1, 2)], "none": pa.nulls(1), "id": [1], "at": pa.array([5], pa.time32("s"))})
     parquet.write_table(table, tmp_path / "a.parquet")
     typed(suggested("a.parquet", "out"))
     assert samples("out") == [{"when": "2024-01-02", "none": None, "id": 1, "at": "00:00:05"}]
+
 
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("more", [(), ("--part-size", "1kb", "--workers", 1), ("--hashes=sha1", "--resume")])
@@ -475,6 +516,7 @@ def test_a_row_that_does_not_fit_after_others_were_written(name: str, more: tupl
     typed(suggested("a.jsonl", "my out", *more))
     assert [sample[name] for sample in samples("my out")] == [*range(200), "three"]
 
+
 def test_only_what_was_written_is_to_be_removed(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     write_lines(tmp_path / "a.jsonl", [{"id": 300}])
@@ -482,15 +524,18 @@ def test_only_what_was_written_is_to_be_removed(tmp_path: Path) -> None:
     assert command.startswith("lightning-streaming convert a.jsonl out ")
     typed(command)
 
+
 def test_a_column_that_the_first_row_lacks(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", [{"id": 1, "a b": 2}, {"id": 1, "a b": 2, "new": 3}])
     typed(suggested("a.jsonl", "out"))
     assert samples("out") == [{"id": 1, "a b": 2}] * 2
 
+
 def test_several_columns_in_one_option(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", [{"id": 1, "a b": 2}])
     typed(suggested("a.jsonl", "out", "--columns", "id:int8,a b"))
     assert samples("out") == [{"id": 1, "a b": 2}]
+
 
 def test_secrets_are_left_out_of_the_command(tmp_path: Path, s3: S3Store) -> None:
     write_lines(tmp_path / "a.jsonl", [{"id": 1}, {"id": "x"}])
@@ -500,7 +545,9 @@ def test_secrets_are_left_out_of_the_command(tmp_path: Path, s3: S3Store) -> Non
     assert "--storage-options secret=..." in told
     assert s3.options["secret"] not in told
 
+
 EDITS: list[Callable[[list[str]], list[str]]] = [lambda words: words, lambda words: [f"--columns={words[1]}"]]
+
 
 @pytest.mark.parametrize("edit", EDITS, ids=["apart", "joined"])
 def test_columns_that_were_given_are_replaced(edit: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
@@ -509,11 +556,13 @@ def test_columns_that_were_given_are_replaced(edit: Callable[[list[str]], list[s
     assert command == "lightning-streaming convert a.jsonl out --columns n:json --columns id:uint16"
     typed(command)
 
+
 HOST = "https://data.example.com"
 """Where the document has data that is on a server. Here it is the directory in which the commands are run."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "convert.md"
 _BLOCK = re.compile(r"^```(?P<kind>python|console|text)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^\$ (?P<command>.*)\n(?P<prints>(?:^[^$].*\n)*)", re.MULTILINE)
+
 
 def test_every_command_prints_what_the_document_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -523,6 +572,7 @@ def test_every_command_prints_what_the_document_says(
     names = {"__name__": "__main__"}
     with http_server(tmp_path) as url:
         assert _follow(DOCUMENT.read_text().replace(HOST, url), names, capsys) >= 5
+
 
 def _follow(document: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]) -> int:
     """Run a document, and give the number of its commands."""

@@ -29,11 +29,13 @@ DOCUMENTS = [Path(__file__).parents[2] / "docs" / name for name in ("tools.md", 
 _BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^\$ .*\n", re.MULTILINE)
 
+
 def blocks(document: str) -> list[tuple[str, str]]:
     """Language and text of each block that is run."""
     found = [(match[1], match[2]) for match in _BLOCK.finditer(document)]
     assert len(found) == document.count("```python") + document.count("```console")
     return found
+
 
 def run_console(text: str, directory: Path, program: str = "") -> str:
     """The block as it should be: its commands, each with what it prints; ``program`` is shell that defines ours."""
@@ -41,6 +43,7 @@ def run_console(text: str, directory: Path, program: str = "") -> str:
         return run_commands(text, directory, program)
     with http_server(directory) as url:
         return run_commands(text.replace(HOST, url), directory, program).replace(url, HOST)
+
 
 def run_commands(text: str, directory: Path, program: str) -> str:
     """Like :func:`run_console`, with servers as they are."""
@@ -54,8 +57,10 @@ def run_commands(text: str, directory: Path, program: str) -> str:
     )
     return done.stdout.decode()
 
+
 def _quoted(line: str) -> str:
     return "'" + line.replace("'", "'\\''") + "'"
+
 
 def rewritten(document: str, directory: Path) -> Iterator[tuple[str, str]]:
     """Each console block as it stands, and as it should."""
@@ -66,6 +71,7 @@ def rewritten(document: str, directory: Path) -> Iterator[tuple[str, str]]:
             else:
                 yield text, run_console(text, directory, program)
 
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
 def test_commands_print_what_the_document_says(document: Path, tmp_path: Path) -> None:
@@ -75,17 +81,21 @@ def test_commands_print_what_the_document_says(document: Path, tmp_path: Path) -
         checked += 1
     assert checked >= (7 if document.stem == "tools" else 1)
 
+
 def test_a_command_that_prints_something_else_is_found(tmp_path: Path) -> None:
     ((stands, should),) = rewritten("words\n```console\n$ echo 'a b'\na\n```\nwords", tmp_path)
     assert (stands, should) == ("$ echo 'a b'\na\n", "$ echo 'a b'\na b\n")
 
+
 def test_exit_codes_are_those_of_the_command_before(tmp_path: Path) -> None:
     assert run_console("$ (exit 3)\n$ echo $?\n", tmp_path) == "$ (exit 3)\n$ echo $?\n3\n"
+
 
 def test_what_is_on_the_server_is_what_is_in_the_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content\n")
     block = f"$ curl -s {HOST}/file; echo {HOST}\n"
     assert run_console(block, tmp_path) == f"{block}content\n{HOST}\n"
+
 
 if __name__ == "__main__":
     for document in DOCUMENTS:

@@ -16,6 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "lightning.md"
 TESTS = Path(__file__).with_name("test_training_features.py")
 START, END = "<!-- table: start -->\n", "<!-- table: end -->\n"
 
+
 class Outcomes:
     """A plugin of pytest that counts passed cases by feature and position."""
 
@@ -35,6 +36,7 @@ class Outcomes:
         if report.when == "call" and report.passed and report.nodeid in self._cells:
             self.passed[self._cells[report.nodeid]] += 1
 
+
 def table(passed: Counter[tuple[str, str]]) -> str:
     """Return the table in Markdown: features by positions, each cell how many changes of the world passed."""
     # After the tests: pytest rewrites the assertions of what it imports first.
@@ -46,6 +48,7 @@ def table(passed: Counter[tuple[str, str]]) -> str:
         lines.append(f"| {feature} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
+
 def main() -> int:
     """Run the tests and write the table; return the exit status of pytest."""
     outcomes = Outcomes()
@@ -55,6 +58,7 @@ def main() -> int:
     after = rest.split(END)[1]
     PAGE.write_text(f"{before}{START}\n{table(outcomes.passed)}\n{END}{after}")
     return int(status)
+
 
 if __name__ == "__main__":
     sys.exit(main())

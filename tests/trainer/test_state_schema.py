@@ -23,6 +23,7 @@ EXAMPLE: State = json.loads(SCHEMA.partition("```json\n")[2].partition("```")[0]
 TYPES = {int: "integer", str: "string", bool: "boolean", dict: "object", list: "array", type(None): "null"}
 GOLDEN = golden_path("release_0_1", "version_2")
 
+
 def table(of: str) -> dict[str, tuple[bool, set[str]]]:
     """Return each key of a table, whether it is optional, and its types; a row may have several keys of one type."""
     lines = SCHEMA.partition(f"\n{of}:\n\n")[2].partition("\n\n")[0]
@@ -33,7 +34,9 @@ def table(of: str) -> dict[str, tuple[bool, set[str]]]:
         for key in re.findall(r"`([^`]+)`", keys)
     }
 
+
 CALLBACK, POSITION, FINGERPRINT = table("Callback"), table("Loader and dataset"), table("Fingerprint")
+
 
 def keys_in(state: Mapping[str, Any], known: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield each key of a state as the tables name it, and the type of its value."""
@@ -43,6 +46,7 @@ def keys_in(state: Mapping[str, Any], known: Mapping[str, Any], prefix: str = ""
         yield path, TYPES[type(value)]
         if isinstance(value, dict) and path not in ("loaders", "fingerprint"):
             yield from keys_in(value, known, f"{path}.")
+
 
 def missing_in(state: Mapping[str, Any], known: Mapping[str, tuple[bool, set[str]]], prefix: str = "") -> list[str]:
     """Keys that are not optional, and that a state lacks where it has what they are in."""
@@ -54,6 +58,7 @@ def missing_in(state: Mapping[str, Any], known: Mapping[str, tuple[bool, set[str
         if isinstance(value, dict) and inner.removesuffix(".") not in ("loaders", "fingerprint"):
             keys += missing_in(value, known, inner)
     return keys
+
 
 def of_all_kinds() -> Iterator[tuple[State, dict[str, tuple[bool, set[str]]]]]:
     """Yield states, of version 2, with the table that describes each."""
@@ -74,6 +79,7 @@ def of_all_kinds() -> Iterator[tuple[State, dict[str, tuple[bool, set[str]]]]]:
     step = {"class": "my.EverySecond", "version": 1, "arguments": {}}
     yield replace(saved, streams=grown, sequence=(step,)).as_state(), FINGERPRINT
 
+
 def test_the_tables_have_every_key_and_its_type() -> None:
     seen: dict[int, dict[str, set[str]]] = {}
     for state, of in of_all_kinds():
@@ -84,6 +90,7 @@ def test_the_tables_have_every_key_and_its_type() -> None:
         keys = seen[id(of)]
         assert keys.keys() == of.keys()
         assert {key: types for key, types in keys.items() if types != of[key][1]} == {}
+
 
 def test_the_example_is_what_a_run_saves(tmp_path: Path) -> None:
     batch_size, workers, batches = MADE_WITH["mixture"]
