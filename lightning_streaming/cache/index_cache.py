@@ -474,9 +474,10 @@ class _IndexTags:
         """
         updated = manifest
         known = old if old is not None and manifest.digest == old.digest else None
-        # Mostly a new index only appends shards.
-        appends = known is not None and known.index.shards.starts_like(new.index.shards, len(known.index.shards))
-        if manifest.digest != new.digest and not appends:
+        # Mostly a new index only appends shards. The same index is not compared: that takes as long as it is large.
+        if manifest.digest != new.digest and not (
+            known is not None and known.index.shards.starts_like(new.index.shards, len(known.index.shards))
+        ):
             updated = self._renew(manifest, new.digest)
             if known is not None and updated.check is None:
                 own = OwnTags(manifest.tag)
