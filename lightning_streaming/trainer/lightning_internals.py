@@ -342,11 +342,8 @@ def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) 
         _settle_total(trainer, batches_then)
         _set_counters(epoch_loop.batch_progress.current, batches)
         epoch_loop.reset_restart_stage()
-        accumulates_by_default = trainer.accumulate_grad_batches
-        set_accumulation(trainer)
-        if not epoch_loop._should_accumulate():
+        if not epoch_loop._should_accumulate():  # with Lightning's factor: that of a scheduler is set at the next batch
             epoch_loop._batches_that_stepped -= 1
-        trainer.accumulate_grad_batches = accumulates_by_default  # the scheduler checks it in its own on_train_start
     epoch_loop.batch_progress.is_last_batch = False
     fit_loop._restarting = epoch_loop._restarting = True
     _keep_loaders(trainer)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -111,7 +110,7 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compute for how many steps all ranks validate: after these, they must not wait for each other."""
-        self._validating = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        self._validating = lightning_internals.is_validation_of_fit(trainer)
         if not self._validating:
             return
         batches = [float(count) for count in trainer.num_val_batches]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
@@ -26,6 +27,7 @@ from tests.trainer.harness import (
     Run,
     SaveAtEveryStep,
     check_resume_at_every_step,
+    counters,
     evaluating,
     ordinary,
     streaming,
@@ -326,6 +328,18 @@ def test_another_batch_size_within_limits(
     run.fit(callbacks=[saver], max_epochs=1)
     resumed, _ = replace(run, batch_size=3).fit(ckpt_path=saver.saved[2], max_epochs=2, **settings)
     assert resumed.steps_per_epoch == steps
+
+
+@pytest.mark.filterwarnings("ignore:When using .*accumulate_grad_batches")
+def test_loggers_count_steps_once_with_scheduled_accumulation_and_another_batch_size(
+    data: Path, tmp_path: Path
+) -> None:
+    run, saver = Run(data=data, directory=tmp_path, validate=False), SaveAtEveryStep(tmp_path)
+    scheduler = GradientAccumulationScheduler({0: 2})
+    run.fit(callbacks=[saver, scheduler], max_epochs=1)
+    # After 3 batches of 4, of which the weights have seen 2: these are 1 batch of 8, in the middle of a step.
+    _, trainer = replace(run, batch_size=8).fit(ckpt_path=saver.saved[2], callbacks=[scheduler], max_epochs=1)
+    assert counters(trainer)["loggers' step"] == trainer.global_step
 
 
 @pytest.mark.rotate(2)
