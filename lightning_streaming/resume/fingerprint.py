@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -118,7 +119,7 @@ class Fingerprint:
             all_streams=all_streams,
         )
         room = _LONGEST_LIST - (length if all_streams is None else len(json.dumps(all_streams.as_state())))
-        self.stream_list = list_streams(self._facts(), room, with_names=not is_listed)
+        self.stream_list = list_streams(self._facts, room, with_names=not is_listed)
 
     def saved_with(self, missing: Mapping[str, SavedStream]) -> SavedFingerprint:
         """Return the saved fingerprint with streams that are missing now, so that they may be added again."""
@@ -146,7 +147,7 @@ class Fingerprint:
         if all_then.lengths is None or all_now.lengths is None:  # compared only if both have them
             all_then, all_now = replace(all_then, lengths=None), replace(all_now, lengths=None)
         of_all = differences({"all_streams": all_then.as_state()}, {"all_streams": all_now.as_state()})
-        of_each = stream_changes(listed, self._facts()) if of_all and listed is not None else []
+        of_each = stream_changes(listed, self._facts) if of_all and listed is not None else []
         return [*changes, *(of_each or of_all)]
 
     def _changes_of_each(
@@ -188,7 +189,7 @@ class Fingerprint:
             index: The saved index of the stream.
             listed: The list of streams next to the saved fingerprint.
         """
-        table, facts = self._catalog.indexes[self._numbers[name]].shards, self._facts()[name]
+        table, facts = self._catalog.indexes[self._numbers[name]].shards, self._facts[name]
         # The saved digest may be of today's data with fewer hashes, or with others, which the list of streams shows.
         fewer = [kinds for kinds in ((), *((kind,) for kind in facts.hashes)) if kinds != facts.hashes]
         alike = next((kinds for kinds in fewer if change.saved == repr(table.digest(kinds))), None)
@@ -202,6 +203,7 @@ class Fingerprint:
             shown = (", ".join(hashes) or "none" for hashes in (then, facts.hashes))
             yield Difference(f"streams.{name}.hashes", *shown)
 
+    @cached_property
     def _facts(self) -> dict[str, StreamFacts]:
         facts = {}
         for name, stream in self._described.items():

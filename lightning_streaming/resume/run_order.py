@@ -151,9 +151,9 @@ class WeightedEpochs:
     plan = None
     num_parts = 1
 
-    def can_draw(self, _epoch: int, part: int) -> bool:
-        """Return whether a part can be drawn."""
-        return part == 0
+    def can_draw(self, _epoch: int, _part: int) -> bool:
+        """Return True: its only part can be drawn in every epoch."""
+        return True
 
     def check_epoch(self, epoch: int) -> None:
         """Return: every epoch can be read."""
@@ -253,9 +253,10 @@ class RunOrder:
 
     def phases_begun(self, cursor: Cursor, geometry: BatchGeometry) -> int:
         """Return how many phases have begun at a cursor: those of which a sample was read; only with a schedule."""
+        assert self.plan is not None, "as there are phases"
+        if cursor.epoch:  # before the epoch's sequence, which steps and packing make expensive
+            return len(self.plan.phases)
         stops = self.phase_stops(geometry, 0)
-        if cursor.epoch:
-            return len(stops)
         ended = int(np.searchsorted(stops, cursor.sample_in_epoch, side="left"))
         return min(ended + bool(cursor.sample_in_epoch), len(stops))
 

@@ -6,17 +6,19 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from examples.every_nth import EveryNth
 from lightning_streaming import World
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.reading.dataset import run_state_of, state_at
 from lightning_streaming.resume.state import Cursor
+from lightning_streaming.sequence import PartContext, SampleSequence
 from tests.dataset.mutated import mutations
 from tests.helpers import State, assert_resumes_at_every_step, json_copy, raises
 from tests.resume.phased import (
@@ -304,6 +306,26 @@ def test_in_a_second_epoch_all_phases_have_begun(root: Path) -> None:
     assert state["epoch"] == 1
     with raises(StateMismatchError, "schedule.anneal.mix"):
         read(gone_on(root, state, phases=[BROAD, RAMP, replace(ANNEAL, mix={"math": 2, "news": 1})]))
+
+
+@dataclass(frozen=True)
+class RecordedHalf(EveryNth):
+    """Keep half of an epoch, and record each epoch that is computed."""
+
+    epochs: ClassVar[list[int]] = []
+
+    def over(self, parent: SampleSequence, context: PartContext) -> SampleSequence:
+        self.epochs.append(context.epoch)
+        return super().over(parent, context)
+
+
+def test_a_state_of_a_second_epoch_computes_only_the_order_of_that_epoch(root: Path) -> None:
+    loader = phased_loader(root, sequence=[RecordedHalf()])
+    read(loader)
+    resumed = gone_on(root, loader.state_dict(), sequence=[RecordedHalf()])
+    RecordedHalf.epochs.clear()
+    assert resumed.state_dict()["epoch"] == 1
+    assert {*RecordedHalf.epochs} == {1}
 
 
 def test_a_stream_that_is_needed_yet_may_not_go(root: Path) -> None:
