@@ -50,6 +50,9 @@ _NEAR_END = 0.5
 class Scheduler:
     """One worker's pass under way.
 
+    It does not refer to the plan: the source refers to it during the pass, so the threads that prefetch from the source
+    would keep all that the plan refers to, such as a dataset that creates samples itself.
+
     Args:
         plan: The worker's plan.
         partition: Its positions.
@@ -65,8 +68,12 @@ class Scheduler:
         last_uses: LastUses | None,
     ) -> None:
         self.batch_size = partition.epoch_partition.geometry.batch_size
-        self._plan = plan
+        self._state = plan.state
+        self._start = plan.start
+        self._assembler = plan.assembler
         self._source = plan.source
+        self._meter = plan.meter
+        self._bad = plan.bad
         self._partition = partition
         self._prefetcher = prefetcher
         self._last_uses = last_uses
@@ -104,12 +111,12 @@ class Scheduler:
         """Yield the worker's samples in order, some batches at a time."""
         # A partition of one batch that is not full is near its end at once.
         near_end_at = (self._partition.num_samples() - self.batch_size) * _NEAR_END
-        plan, is_near_end, catalog = self._plan, False, self._source.catalog
+        is_near_end, catalog = False, self._source.catalog
         for window in located(self._partition, catalog):
-            plan.meter.begin_window(catalog, window.shards, window.stops, plan.assembler.tokens(window))
+            self._meter.begin_window(catalog, window.shards, window.stops, self._assembler.tokens(window))
             if not is_near_end and (window.batches_before + len(window.stops)) * self.batch_size > near_end_at:
                 is_near_end = True
-                plan.state.prepare_after(plan.start)
+                self._state.prepare_after(self._start)
             self._window, self._joined = window, window.joined
             yield window
         self._source.check_unchanged()
@@ -140,7 +147,7 @@ class Scheduler:
         """Open a shard that is not open, and measure it; fetch it if necessary."""
         began = perf_counter_ns()
         reader = self._source.open(shard)
-        self._plan.meter.opened(began, self._source.take_misses(shard))
+        self._meter.opened(began, self._source.take_misses(shard))
         if self._prefetcher is not None:
             self._prefetcher.moved_on()
         return reader
@@ -182,15 +189,15 @@ class Scheduler:
         if shards is not None:
             self._release_last(shards, self.last_uses(shards))
         read = self._batches_read + batches
-        if self._joined is not None or self._plan.bad is not None:
+        if self._joined is not None or self._bad is not None:
             samples = self._window.rows_until(read) - self._window.rows_until(self._batches_read)
             if self._joined is not None:
                 joined, self._joined = self._joined[:samples], self._joined[samples:]
                 for column in joined.T:
                     are_last = self.last_uses(column)
                     self._release_last(column, are_last if are_last is None else are_last & (column >= 0))
-            if self._plan.bad is not None:
-                self._plan.bad.have_read(samples)
+            if self._bad is not None:
+                self._bad.have_read(samples)
         self._batches_read = read
         self.about_to_read(0)
         for finished in () if self._last_uses is None else self._last_uses.finished(read):
@@ -282,10 +289,6 @@ class _Rows(NamedTuple):
     """The bytes of some samples."""
     plain: PlainRows
     """The layout of each."""
-
-
-def _gather(plan: WorkerPlan, scheduler: Scheduler) -> ReadSome:
-    return _Gatherer(plan, scheduler).read
 
 
 class _Gatherer:

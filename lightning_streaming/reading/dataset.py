@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields
-from inspect import getattr_static
 from itertools import islice
 from math import ceil
 from typing import Any
@@ -38,7 +37,7 @@ from lightning_streaming.reading.packs.assemblers import assembler_of
 from lightning_streaming.reading.plan import PassPlanner
 from lightning_streaming.reading.reference_names import ReferenceNames, readonly_property
 from lightning_streaming.reading.transport import PassCounter
-from lightning_streaming.reading.worker_samples import WorkerSamples
+from lightning_streaming.reading.worker_samples import PassProgress, WorkerSamples
 from lightning_streaming.reading.workers import prepare_worker_process
 from lightning_streaming.resume.run import OnMismatch
 from lightning_streaming.resume.run_order import RunRequest
@@ -123,7 +122,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         self._arguments = {
             name: value
             for name, value in vars(options).items()
-            if isinstance(getattr_static(type(self), name, None), readonly_property)
+            if isinstance(getattr(type(self), name, None), readonly_property)
         }
         named, defaults, settings = options.named_streams(), options.defaults(), options.order()
         if options.shuffle_algo == "py1b":
@@ -163,7 +162,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         self._planner = PassPlanner(
             self._run_state, source, options, SampleAssembler() if documents is None else assembler_of(documents)
         )
-        self._direct_pass: tuple[int, WorkerSamples] | None = None
+        self._direct_pass: tuple[int, PassProgress] | None = None
         """The latest pass that is read here without a loader, and the moves of the run state at its beginning."""
         self.streams = DatasetStreams(named, defaults, self._run_state, source)
         self._described = options.described(named)
@@ -221,8 +220,8 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         if num_samples is None and yielded is not None:
             return state_at(self, yielded)
         if num_samples is None:
-            samples = None if state.counts_in_workers() else self._direct_samples()
-            num_samples = 0 if samples is None else samples.samples_read * world.num_ranks
+            progress = None if state.counts_in_workers() else self._direct_progress()
+            num_samples = 0 if progress is None else progress.samples_read * world.num_ranks
             from_beginning = False
         began = Cursor(began.epoch, 0) if from_beginning else began
         return state_at(self, state.on(world).advance(began, num_samples))
@@ -269,14 +268,14 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         start = state.begin(self._reading_world(), self._own_batch_size())
         planner.warn_unsuitable_settings(start)
         samples = WorkerSamples(planner.plan(self._sample_factory, start, 0, 1))
-        self._direct_pass = state.moves, samples
+        self._direct_pass = state.moves, samples.progress
         return samples
 
     def close(self) -> None:
         """Stop downloads and unmap every shard. The dataset can be used again; it reopens what it needs."""
-        samples = self._direct_samples()
-        if samples is not None:
-            samples.close()
+        progress = self._direct_progress()
+        if progress is not None:
+            progress.close()
         self._run_state.close()
         self._source.close()
 
@@ -284,8 +283,8 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         self._check_reader(None)  # a worker that is spawned knows nothing of its reader
         return {**self.__dict__, "_direct_pass": None}
 
-    def _direct_samples(self) -> WorkerSamples | None:
-        """Return the pass under way that this process iterates over without a loader."""
+    def _direct_progress(self) -> PassProgress | None:
+        """Return the progress of the pass that this process iterates over without a loader."""
         return self._direct_pass[1] if self._direct_pass and self._direct_pass[0] == self._run_state.moves else None
 
     def _iterates_as_usual(self) -> bool:

@@ -17,6 +17,7 @@ from itertools import islice
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 import torch
@@ -33,6 +34,25 @@ _MOST_TOGETHER = 8
 """Samples that a thread takes at once: handing one over takes as long as decoding a tenth of a small image."""
 
 
+class PassProgress:
+    """Progress of a worker's pass, which ends when its iterator is not referenced, even if this is.
+
+    Args:
+        samples: Yields the samples.
+    """
+
+    def __init__(self, samples: Generator[Any, None, None]) -> None:
+        self.samples_read = 0
+        """Samples, or packs, yielded so far."""
+        self._samples = ref(samples)
+
+    def close(self) -> None:
+        """End the iteration, and stop prefetching."""
+        samples = self._samples()
+        if samples is not None:
+            samples.close()
+
+
 class WorkerSamples(Iterator[Any]):
     """Iterates over a worker's samples of a pass, or packs of them, and counts. It ends when it is not referenced.
 
@@ -41,27 +61,22 @@ class WorkerSamples(Iterator[Any]):
     """
 
     def __init__(self, plan: WorkerPlan) -> None:
-        self.samples_read = 0
-        """Samples yielded so far."""
         read = _read if plan.factory.make is None else _make
         samples = _read_in_threads(plan) if plan.threads else read(plan)
         if plan.watch is not None:
             samples = plan.watch.samples(samples)
         self._samples = plan.assembler.items(plan, samples)
+        self.progress = PassProgress(self._samples)
 
     def __next__(self) -> Any:
         sample = next(self._samples)
-        self.samples_read += 1
+        self.progress.samples_read += 1
         return sample
-
-    def close(self) -> None:
-        """End the iteration, and stop prefetching."""
-        self._samples.close()
 
 
 def _read(plan: WorkerPlan) -> Generator[Any, None, None]:
     source, transform, watch, bad = plan.source, plan.factory.transform, plan.watch, plan.bad
-    cut = _cut_documents(plan) if plan.cuts_documents else None
+    cut = _cut_documents(plan)
     with Scheduler.of(plan) as scheduler:
         readers, latest, decode = source.open_shards.readers, -1, source.decoder()
         for window in scheduler.windows():
@@ -108,7 +123,7 @@ def _make(plan: WorkerPlan) -> Generator[Any, None, None]:
     """Yield samples as a subclass of the dataset creates them, each while its shard is open."""
     source, make, watch, bad = plan.source, plan.factory.make, plan.watch, plan.bad
     assert make is not None, "checked by the caller"
-    cut = _cut_documents(plan) if plan.cuts_documents else None
+    cut = _cut_documents(plan)
     with Scheduler.of(plan) as scheduler:
 
         def made(row: Row, sample_id: int | None = None) -> Any:
@@ -142,11 +157,13 @@ def _make(plan: WorkerPlan) -> Generator[Any, None, None]:
                 yield sample
 
 
-def _cut_documents(plan: WorkerPlan) -> CutDocuments:
-    """Return a memory of documents that are cut between packs, for one pass."""
+def _cut_documents(plan: WorkerPlan) -> CutDocuments | None:
+    """Return a memory of documents that are cut between packs, for one pass; None where none is cut."""
     packing = plan.state.request.pack
+    if packing is None or not plan.cuts_documents:
+        return None
     is_seeded = not plan.factory.keeps_samples and not plan.threads
-    return CutDocuments(() if packing is None else packing.columns, plan.key if is_seeded else None)
+    return CutDocuments(packing.columns, plan.key if is_seeded else None)
 
 
 def _note(events: int, shard: int, scheduler: Scheduler) -> None:
@@ -187,7 +204,7 @@ def _read_in_threads(plan: WorkerPlan) -> Generator[Any, None, None]:
     with Scheduler.of(plan) as scheduler:
         together = max(1, min(_MOST_TOGETHER, scheduler.batch_size // (2 * threads)))
         ahead = max(2 * threads, scheduler.batch_size // together)
-        cut = _cut_documents(plan) if plan.cuts_documents else None
+        cut = _cut_documents(plan)
         finish = partial(_finished, plan, plan.source.decoder(), cut)
         for window in scheduler.windows():
             halves = _halves(plan, scheduler, window)

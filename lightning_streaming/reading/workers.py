@@ -310,6 +310,11 @@ class WorkerFailure:
         self._traceback = None if is_complete else f"in worker process {worker}:\n{lines}"
 
     def __iter__(self) -> Iterator[Any]:
+        # Not from a local variable: the error would refer to this frame, and the frame to the error.
+        raise self._error()
+        yield
+
+    def _error(self) -> StreamingError:
         error = self._kind(message=self._words, **self._fields)
         cause = None if self._cause is None else _unpickled(self._cause)
         where = None if self._traceback is None else _WorkerError(self._traceback)
@@ -317,8 +322,7 @@ class WorkerFailure:
             error.__cause__ = where
         else:
             error.__cause__, cause.__cause__ = cause, where
-        raise error
-        yield
+        return error
 
 
 def _pickled(error: BaseException) -> bytes | None:

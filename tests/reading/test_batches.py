@@ -27,9 +27,10 @@ from torch.utils.data import default_collate
 from lightning_streaming import MDSWriter, SampleKey, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError, SampleError
 from lightning_streaming.formats.mds.shard import MDSReader
+from lightning_streaming.options.packing import PackingConfig
 from lightning_streaming.reading.dataset import dataset_world, run_state_of, source_of
 from lightning_streaming.reading.plan import by_shard
-from lightning_streaming.reading.workers import SharedEpochStart, WorkerBatches, WorkerChannel
+from lightning_streaming.reading.workers import BatchGroup, SharedEpochStart, WorkerBatches, WorkerChannel
 from tests.helpers import ids, make_loader, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -247,15 +248,33 @@ def test_large_samples_go_straight_to_their_place(tmp_path: Path, workers: int) 
     assert all((batch["image"] == batch["id"][:, None, None, None]).all() for batch in read)
 
 
-def test_where_batches_are_pinned_each_comes_alone_and_as_tensors(root: Path) -> None:
-    dataset = StreamingDataset(remote=str(root))
+def groups_of(dataset: StreamingDataset, pinned: bool) -> list[BatchGroup]:
+    """Read the groups of an epoch, in batches of 8."""
     start = run_state_of(dataset).begin(dataset_world(dataset), 8)
     channel = WorkerChannel(SharedEpochStart(), None)
     channel.pass_start.assign(start)
-    groups = list(WorkerBatches(dataset, channel, default_collate, drop_last=False, separately=True))
+    return list(WorkerBatches(dataset, channel, default_collate, drop_last=False, separately=pinned))
+
+
+def test_where_batches_are_pinned_each_comes_alone_and_as_tensors(root: Path) -> None:
+    dataset = StreamingDataset(remote=str(root))
+    groups = groups_of(dataset, pinned=True)
     assert [len(group.measures) for group in groups] == [1] * 7
     assert all(isinstance(group.batches, list) for group in groups)
     assert same([batch for group in groups for batch in group.batches], batches(dataset))
+
+
+def test_packs_are_read_many_at_a_time_also_where_batches_are_pinned(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"tokens": "ndarray:uint16"}) as writer:
+        for length in [16] * 64:
+            writer.write({"tokens": np.arange(length, dtype=np.uint16)})
+    packing = PackingConfig(column="tokens", capacity=16)
+    groups = [
+        [len(group.batches) for group in groups_of(StreamingDataset(remote=str(tmp_path), packing=packing), pinned)]
+        for pinned in (False, True)
+    ]
+    assert max(groups[0]) > 1
+    assert groups[0] == groups[1]
 
 
 def test_the_default_written_out_is_the_default(root: Path, rows_taken: list[int]) -> None:

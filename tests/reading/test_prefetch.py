@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_streaming import StreamingDataLoader, StreamingDataset
 from lightning_streaming.reading import prefetch
 from lightning_streaming.reading.prefetch import (
     BatchShards,
@@ -232,6 +233,35 @@ def test_an_abandoned_pass_takes_its_threads_with_it(tmp_path: Path) -> None:
         assert wait_until(lambda: not _prefetch_threads())
     finally:
         gc.enable()
+
+
+class Overridden(StreamingDataset):
+    """A dataset that creates samples itself, so that a pass refers to it."""
+
+    def get_item(self, sample_id: int, retry: int = 1) -> Any:
+        return super().get_item(sample_id, retry)
+
+
+@pytest.mark.parametrize("kind", [StreamingDataset, Overridden])
+@pytest.mark.parametrize("has_loader", [False, True])
+def test_threads_of_an_abandoned_iterator_end_while_the_dataset_is_kept(
+    kind: type[StreamingDataset], has_loader: bool, tmp_path: Path
+) -> None:
+    root = write_dataset(tmp_path / "data")
+    dataset = kind(remote=str(root), local=str(tmp_path / "cache"), predownload=8, batch_size=4)
+    iterated: Any = StreamingDataLoader(dataset, batch_size=4) if has_loader else dataset
+    gc.disable()
+    try:
+        items = iter(iterated)
+        next(items)
+        assert _prefetch_threads()
+        del items
+        assert wait_until(lambda: not _prefetch_threads())
+    finally:
+        gc.enable()
+        dataset.close()
+    if not has_loader:
+        assert dataset.state_dict()["sample_in_epoch"] == 1
 
 
 @pytest.mark.parametrize("end", ["close", "next pass"])

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -38,6 +39,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from lightning_streaming import SampleKey, Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import EncodingError, SampleError, StreamingError
+from lightning_streaming.reading.workers import WorkerFailure
 from tests.helpers import ids, make_dataset, make_loader, raises, read_epochs, write_dataset
 from tests.reading.processes import children, is_alive, shared_memory_of, wait_until
 from tests.servers import HttpStore
@@ -102,6 +104,7 @@ def test_workers_end_when_their_loader_is_closed(root: Path, persistent: bool) -
 
 TRAINER = """
 import os, signal, sys
+from lightning_streaming.reading.workers import WorkerFailure
 from tests.helpers import ids, make_loader
 from tests.reading.processes import children
 
@@ -529,3 +532,16 @@ def test_what_torch_was_told_to_make_of_tensors_is_made(
     monkeypatch.setitem(default_collate_fn_map, torch.Tensor, _filled_up)
     loader = make_loader(tmp_path / "data", transform=_growing, shuffle=False, batch_size=4, workers=workers)
     assert next(iter(loader)).sum(dim=1).tolist() == [1, 2, 3, 4]
+
+
+def test_a_failure_of_a_worker_is_freed_without_a_garbage_collection() -> None:
+    failure = WorkerFailure(SampleError("damaged"), 0)
+    gc.disable()
+    try:
+        try:
+            list(failure)
+        except SampleError as error:
+            freed = weakref.ref(error)
+        assert freed() is None
+    finally:
+        gc.enable()

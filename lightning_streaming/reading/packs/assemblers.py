@@ -138,6 +138,10 @@ class PackAssembler(_DocumentAssembler):
     collates_packs: ClassVar[bool] = True
     _packing: PackingConfig
 
+    def batches(self, plan: WorkerPlan, *, drop_last: bool, separately: bool) -> Generator[Batches, None, None] | None:  # noqa: ARG002
+        """Return batches of joined documents, always some at a time: a list of them can be pinned."""
+        return super().batches(plan, drop_last=drop_last, separately=False)
+
     def collate(self, collate: Collate, *, by_torch: bool) -> Collate:  # noqa: ARG002
         """Return a function that collates packs."""
         return partial(collated, collate_packs if collate is default_collate else collate)
