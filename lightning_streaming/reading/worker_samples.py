@@ -73,6 +73,10 @@ class WorkerSamples(Iterator[Any]):
         self.progress.samples_read += 1
         return sample
 
+    def close(self) -> None:
+        """End the iteration, and stop prefetching."""
+        self._samples.close()
+
 
 def _read(plan: WorkerPlan) -> Generator[Any, None, None]:
     source, transform, watch, bad = plan.source, plan.factory.transform, plan.watch, plan.bad
