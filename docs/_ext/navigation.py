@@ -18,7 +18,8 @@ REPOSITORY = "https://github.com/lightning-streaming/lightning-streaming/blob/ma
 LISTS = ("index", "decisions/README", "api/README")
 """Pages whose links are the sidebar."""
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
-_LISTED = re.compile(r"^(?:- |\| )\[([^\]]+)\]\((?!\w+:)([^)#]+)\.md\)", re.MULTILINE)
+_LISTED = re.compile(r"^(?:- |\| )\[([^\]]+)\]\((?!\w+:)([^)#]+)\.md\)(.*)$", re.MULTILINE)
+"""An entry of a list, or a row of a table: name, page, and the rest of the line."""
 _LINK = re.compile(r"(?<=\]\()(?![\w+]+:|#)([^)#\s]+)(?=[)#])")
 
 
@@ -41,7 +42,7 @@ def sidebar(text: str) -> Iterator[str]:
     parts = _HEADING.split(text)
     for caption, below in zip(["", *parts[1::2]], parts[::2], strict=True):
         # Instead of a number, show the page's own title.
-        pages = [page if name.isdecimal() else f"{name} <{page}>" for name, page in _LISTED.findall(below)]
+        pages = [page if name.isdecimal() else f"{name} <{page}>" for name, page, _ in _LISTED.findall(below)]
         if pages:
             title = f":caption: {caption}\n" if caption else ""
             yield "\n\n```{toctree}\n:hidden:\n" + title + "\n" + "\n".join(pages) + "\n```\n"
@@ -59,10 +60,10 @@ def llms_txt(index: str, site: str) -> str:
     title, summary = (" ".join(paragraph.split()) for paragraph in top.split("\n\n")[:2])
     lines = [title, "", f"> {summary}"]
     for caption, below in zip(parts[::2], parts[1::2], strict=True):
-        pages = re.findall(r"^- \[([^\]]+)\]\((?!\w+:)([^)#]+)\.md\)(.*)$", below, re.MULTILINE)
+        pages = _LISTED.findall(below)
         if pages:
             lines += ["", f"## {caption}", ""]
-            lines += [f"- [{name}]({site}{page}.html){words}" for name, page, words in pages]
+            lines += [f"- [{name}]({site}{page}.html){description}" for name, page, description in pages]
     return "\n".join(lines) + "\n"
 
 

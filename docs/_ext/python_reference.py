@@ -95,7 +95,7 @@ def _has_many_arguments(function: Any) -> bool:
 
 
 def with_defaults(lines: list[str], signature: inspect.Signature) -> list[str]:
-    """Return a docstring with the default of each argument."""
+    """Return a docstring with the default of each argument at the end of its explanation."""
     rows: list[str] = []
     default = ""
     for line in [*lines, ""]:
@@ -155,23 +155,23 @@ def arguments(name: str) -> Iterator[str]:
 
 
 def _meaning(text: str) -> str:
-    """What a docstring says of an argument, in argument line."""
+    """Return what a docstring says of an argument, as a single line."""
     return readied(" ".join(text.partition(":")[2].split()))
 
 
 def spelt(kind: Any) -> str:
-    """A type as it is written in Python, without the modules that it comes from."""
+    """Return a type as it is written in Python, without the modules that it comes from."""
     text = kind if isinstance(kind, str) else inspect.formatannotation(kind)
     return re.sub(r"\b[a-zA-Z_][\w.]*\.(?=\w)", "", text)
 
 
 def shown(default: Any) -> str:
-    """A default as it is written in Python."""
+    """Return a default as it is written in Python; ``{}`` for that of a factory."""
     if default.__class__.__name__ == "_HAS_DEFAULT_FACTORY_CLASS":
         return "{}"
     return repr(default)
 
 
 def escaped(text: str) -> str:
-    """Words that mean nothing special in reStructuredText."""
+    """Return a text with the marks of reStructuredText escaped."""
     return re.sub(r"([\\*`|_])", r"\\\1", text)

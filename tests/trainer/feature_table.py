@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -22,19 +23,15 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.passed = Counter[tuple[str, str]]()
-        self._cells: dict[str, tuple[str, str]] = {}
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
-        """Note which cell each case belongs to."""
-        for item in items:
-            params = getattr(getattr(item, "callspec", None), "params", {})
-            if "feature" in params:
-                self._cells[item.nodeid] = params["feature"], params["position"]
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Count a case whose call passed."""
-        if report.when == "call" and report.passed and report.nodeid in self._cells:
-            self.passed[self._cells[report.nodeid]] += 1
+        report = yield
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if "feature" in params and report.when == "call" and report.passed:
+            self.passed[params["feature"], params["position"]] += 1
+        return report
 
 
 def table(passed: Counter[tuple[str, str]]) -> str:
