@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -18,9 +19,10 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.fsdp import fully_shard
 
-from lightning_streaming import MDSWriter, StreamingConfig, StreamingDataLoader, StreamingDataModule, StreamingDataset
+from lightning_streaming import StreamingConfig, StreamingDataLoader, StreamingDataModule, StreamingDataset
 from tests.forked_ranks import on_ranks
-from tests.trainer.harness import SaveThenStop, Stopped
+from tests.helpers import write_dataset
+from tests.trainer.harness import SaveThenStop, Stopped, trainer_for
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
@@ -55,11 +57,7 @@ class ShardedTable(LightningModule):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    with MDSWriter(out=str(root), columns={"id": "int"}, size_limit=120) as writer:
-        for index in range(SAMPLES):
-            writer.write({"id": index})
-    return root
+    return write_dataset(tmp_path_factory.mktemp("data"), SAMPLES, size_limit=120)
 
 
 def train(
@@ -79,17 +77,12 @@ def train(
     callbacks: list[Any] = [] if stop is None else [SaveThenStop(*stop, checkpoint)]
     if directory is not None:
         callbacks = [ModelCheckpoint(directory, filename="{step}", every_n_train_steps=1, save_top_k=-1)]
-    trainer = Trainer(
+    trainer = trainer_for(
+        checkpoint.parent,
+        *callbacks,
         max_epochs=EPOCHS,
-        accelerator="cpu",
         devices=ranks,
         strategy=ModelParallelStrategy(ranks, 1, save_distributed_checkpoint=is_sharded) if ranks > 1 else "auto",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=directory is not None,
-        default_root_dir=checkpoint.parent,
-        callbacks=callbacks,
         plugins=plugins,
     )
     model = ShardedTable()
@@ -122,18 +115,13 @@ def test_fsdp2_resumes_exactly(
     def on(ranks: int, stop: tuple[str, int] | None) -> list[float]:
         if ranks == 1:
             return train(data, checkpoint, stop)
-        weights: list[float] = on_ranks(
-            _train_ranks, data, checkpoint, stop, is_sharded, meeting=tmp_path / "ranks", count=ranks
-        )[0]
+        fit = partial(train, is_sharded=is_sharded)
+        weights: list[float] = on_ranks(fit, data, checkpoint, stop, meeting=tmp_path / "ranks", count=ranks)[0]
         return weights
 
     on(before, STOPS[position])
     assert checkpoint.is_dir() == is_sharded
     assert on(after, None) == whole
-
-
-def _train_ranks(data: Path, checkpoint: Path, stop: tuple[str, int] | None, is_sharded: bool) -> list[float]:
-    return train(data, checkpoint, stop, is_sharded=is_sharded)
 
 
 class DistributedAsyncIO(CheckpointIO):

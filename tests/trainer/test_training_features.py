@@ -29,10 +29,11 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_streaming import MDSWriter, Stream, StreamingConfig, StreamingDataModule
+from lightning_streaming import Stream, StreamingConfig, StreamingDataModule
 from lightning_streaming.trainer.lightning_internals import streaming_loaders
 from tests.forked_ranks import on_ranks
-from tests.trainer.harness import SaveThenStop, Stopped
+from tests.helpers import write_dataset
+from tests.trainer.harness import SaveThenStop, Stopped, trainer_for
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*use of fork.*:DeprecationWarning",
@@ -107,6 +108,7 @@ class Feature:
     plugins: Callable[[], list[Any]] = list
     model: type[PerSample] = PerSample
     is_compiled: bool = False
+    drop_last: bool = False
     config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -129,7 +131,7 @@ FEATURES: dict[str, Feature] = {
     "overfit_batches": Feature(trainer={"overfit_batches": 5}),
     "val_check_interval": Feature(trainer={"val_check_interval": 3}),
     "check_val_every_n_epoch": Feature(trainer={"check_val_every_n_epoch": 2}),
-    "drop_last": Feature(config={"epoch_size": 30}),
+    "drop_last": Feature(config={"epoch_size": 30}, drop_last=True),
 }
 
 
@@ -194,21 +196,18 @@ def train(name: str, data: Path, checkpoint: Path, stop: Position | None, worker
         val=StreamingConfig(remote=str(data / "a")),
         batch_size=GLOBAL_BATCH // ranks,
         num_workers=workers,
-        drop_last=name == "drop_last",
+        drop_last=feature.drop_last,
     )
-    settings: dict[str, Any] = {
-        "max_epochs": EPOCHS,
-        "accelerator": "cpu",
-        "devices": ranks,
-        "strategy": DDPStrategy() if ranks > 1 else "auto",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
-        "num_sanity_val_steps": 0,
-        "default_root_dir": checkpoint.parent,
-    }
-    trainer = Trainer(**{**settings, **feature.trainer}, callbacks=callbacks, plugins=feature.plugins())
+    trainer = trainer_for(
+        checkpoint.parent,
+        *callbacks,
+        max_epochs=EPOCHS,
+        devices=ranks,
+        strategy=DDPStrategy() if ranks > 1 else "auto",
+        num_sanity_val_steps=0,
+        plugins=feature.plugins(),
+        **feature.trainer,
+    )
     model = feature.model()
     fitted: Any = torch.compile(model, backend="aot_eager") if feature.is_compiled else model
     try:
@@ -222,12 +221,10 @@ def train(name: str, data: Path, checkpoint: Path, stop: Position | None, worker
 
 @pytest.fixture(scope="module")
 def per_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root, index = tmp_path_factory.mktemp("per_sample"), 0
+    root, first_id = tmp_path_factory.mktemp("per_sample"), 0
     for stream, samples in SAMPLES.items():
-        with MDSWriter(out=str(root / stream), columns={"id": "int"}, size_limit=120) as writer:
-            for index in range(index, index + samples):  # noqa: B020
-                writer.write({"id": index})
-            index += 1
+        write_dataset(root / stream, samples, first_id=first_id, size_limit=120)
+        first_id += samples
     return root
 
 
@@ -240,7 +237,10 @@ def whole_runs() -> dict[str, Any]:
 @pytest.mark.rotate(18)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(
+    "feature",  # to compile takes longer than five cases of the others
+    [pytest.param(name, marks=pytest.mark.nightly if FEATURES[name].is_compiled else ()) for name in FEATURES],
+)
 def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     feature: str, position: str, world: str, per_sample: Path, whole_runs: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -277,10 +277,7 @@ def test_barebones_trains_on_every_sample_once_an_epoch(drop_last: bool, per_sam
 def test_a_second_fit_continues_where_the_first_one_ended(per_sample: Path, tmp_path: Path) -> None:
     model = PerSample()
     module = StreamingDataModule(train=StreamingConfig(remote=str(per_sample / "a"), shuffle=True), batch_size=4)
-    trainer = Trainer(
-        accelerator="cpu", max_steps=4, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        default_root_dir=tmp_path,
-    )  # fmt: skip
+    trainer = trainer_for(tmp_path, max_steps=4)
     trainer.fit(model, datamodule=module)
     assert sorted(model.table.tolist())[:16] == [-1] * 16
     trainer.fit_loop.epoch_loop.max_steps = 6  # an epoch
