@@ -36,9 +36,6 @@ class OrderedModel(CountingModel):
     def on_train_start(self) -> None:
         report(f"rank {self.global_rank} of {self.trainer.world_size} from step {self.global_step}")
 
-    def on_train_epoch_end(self) -> None:
-        self.print(f"end of epoch {self.current_epoch}", flush=True)
-
 
 class Stop(Callback):
     """Stops each rank at a step until the test has acted."""

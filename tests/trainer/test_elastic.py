@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import torch
 
 from examples.demo import ROOT
 from examples.elastic import EPOCHS, SAMPLES
+from tests.trainer import elastic_run
 
 SETTINGS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
 """The first lets nodes join later: a store that torchrun shares lacks the address of rank 0 in all rounds but one."""
@@ -70,19 +70,15 @@ def nodes() -> Iterator[list[Node]]:
         node.agent.stdout.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning", "ignore:.*there is no last checkpoint")
 def test_nodes_leave_and_return_within_one_job(tmp_path: Path, nodes: list[Node]) -> None:
     (whole := tmp_path / "whole").mkdir()
     (whole / "stop").write_text("-1 pipe")
-    subprocess.run([sys.executable, "-m", "tests.trainer.elastic_run", str(whole)], cwd=ROOT, check=True, timeout=100)
+    elastic_run.main(whole)
 
-    directory, port = tmp_path / "elastic", free_port()
+    directory, port = tmp_path / "elastic", int(os.environ["STANDALONE_PORT"])  # no other process takes it
     directory.mkdir()
     stop = directory / "stop"
 
