@@ -41,9 +41,8 @@ from lightning_streaming.dataset.stream import StreamDefaults, cache_config_of
 from lightning_streaming.formats.mds.shard import head_bytes
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.selection.bitmap import Selection, bitmap_bytes
-from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.selection.counting import document_lengths
-from lightning_streaming.selection.document_lengths import CatalogLengths, StreamLengths
+from lightning_streaming.selection.catalog import Catalog, CatalogLengths
+from lightning_streaming.selection.document_lengths import StreamLengths, document_lengths
 from lightning_streaming.units import parse_count
 
 SHARD_DOCUMENTS = 1_000_000

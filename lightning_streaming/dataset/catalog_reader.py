@@ -16,9 +16,8 @@ from lightning_streaming.formats.shard_table import check_selection
 from lightning_streaming.options.groups import fields_of
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.options.selection import SelectionConfig
-from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.selection.counting import document_lengths
-from lightning_streaming.selection.document_lengths import CatalogLengths, StreamLengths
+from lightning_streaming.selection.catalog import Catalog, CatalogLengths
+from lightning_streaming.selection.document_lengths import StreamLengths, document_lengths
 from lightning_streaming.selection.evaluate import MissingIds, find_missing_ids, select_samples
 from lightning_streaming.selection.id_index import index_ids
 from lightning_streaming.selection.joins import JoinedDataset, Joins, JoinSource, StreamJoins, joined_label

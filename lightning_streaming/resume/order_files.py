@@ -33,7 +33,7 @@ from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import appears_whole, hold_lock
 from lightning_streaming.options.packing import Packing
 from lightning_streaming.resume.saved_fingerprint import SavedPacking
-from lightning_streaming.selection.document_lengths import CatalogLengths
+from lightning_streaming.selection.catalog import CatalogLengths
 from lightning_streaming.sequence.base import digest_of
 from lightning_streaming.sequence.draw import Shuffled, drawn_here
 from lightning_streaming.sequence.packing.packs import PackedEpoch, PackedPart, plan_epoch

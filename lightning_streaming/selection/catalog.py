@@ -1,4 +1,4 @@
-"""Catalog of all shards and samples of a dataset, numbered across its streams."""
+"""Catalog of all shards and samples of a dataset, numbered across its streams, and the lengths of samples by id."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import accumulate, chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,15 @@ from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import plain_kind
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.selection.bitmap import Selection
+from lightning_streaming.selection.document_lengths import SUMMED_AT_ONCE, StreamLengths
 from lightning_streaming.selection.joins import Joins
 from lightning_streaming.sequence.runs import RunLookup
+from lightning_streaming.waits import IN_LOG, ProgressDisplay
 
-if TYPE_CHECKING:
-    from lightning_streaming.selection.document_lengths import CatalogLengths
-
-_AT_ONCE = 4096
+_SHARDS_AT_ONCE = 4096
 """Shards whose names are searched together."""
+_IDS_AT_ONCE = 1 << 16
+"""Sample ids that are looked up together, so that temporary arrays stay in the processor's cache."""
 
 
 class SamplePlace(NamedTuple):
@@ -196,8 +197,8 @@ class Catalog(CatalogView):
         """
         table = self.indexes[stream].shards
         first = sum(self.shards_per_stream[:stream])
-        for start in range(0, len(table), _AT_ONCE):
-            texts = table.texts(start, min(start + _AT_ONCE, len(table)))
+        for start in range(0, len(table), _SHARDS_AT_ONCE):
+            texts = table.texts(start, min(start + _SHARDS_AT_ONCE, len(table)))
             if names.isdisjoint(texts):
                 continue
             matches = int(table.first_text[start]) + np.flatnonzero([text in names for text in texts])
@@ -339,3 +340,99 @@ class _AllShards(Sequence[ShardInfo]):
 
     def __iter__(self) -> Iterator[ShardInfo]:
         return chain.from_iterable(self._tables)
+
+
+class CatalogLengths:
+    """Number of tokens of samples, by sample id.
+
+    Args:
+        catalog: Catalog that maps ids to stored samples.
+        streams: The lengths of each stream, by name.
+        shown: How waits for computations over the lengths are shown.
+
+    Raises:
+        ConfigError: A stream has no lengths, or another number of lengths than of stored samples.
+    """
+
+    def __init__(self, catalog: Catalog, streams: Mapping[str, StreamLengths], shown: ProgressDisplay = IN_LOG) -> None:
+        for name, index in zip(catalog.stream_names, catalog.indexes, strict=True):
+            if name not in streams or len(streams[name]) != index.num_samples:
+                known = f"{len(streams[name])} lengths" if name in streams else "no lengths"
+                raise ConfigError(f"stream {name!r} stores {index.num_samples} samples, but has {known}", stream=name)
+        self.streams = tuple(streams[name] for name in catalog.stream_names)
+        self._selections = catalog.selections
+        self._firsts, self._samples = catalog.first_ids, catalog.samples_per_stream
+        self._gathered: dict[int, NDArray[np.uint32]] = {}
+        self.shown = shown
+
+    def gather(self) -> None:
+        """Copy the lengths of selected samples into memory, 4 bytes each, for streams with a selection.
+
+        This pays if most of them are looked up: a lookup is then as fast as without a selection. Streams without a
+        selection stay mapped.
+        """
+        for stream, selection in enumerate(self._selections):
+            if selection is not None and stream not in self._gathered:
+                gathered, filled = np.empty(len(selection), np.uint32), 0
+                for some in self._selected(stream):
+                    gathered[filled : filled + len(some)] = some
+                    filled += len(some)
+                self._gathered[stream] = gathered
+
+    def release(self) -> None:
+        """Free the lengths that :meth:`gather` copied."""
+        self._gathered = {}
+
+    def __call__(self, sample_ids: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return the lengths of some samples.
+
+        Args:
+            sample_ids: Each in ``[0, catalog.num_samples)``; of shape (samples,).
+
+        Returns:
+            Tokens, of the same shape.
+        """
+        if len(self.streams) == 1 and self._selections[0] is None:
+            return self.streams[0].values.take(sample_ids)
+        lengths = np.empty(len(sample_ids), np.uint32)
+        for start in range(0, len(sample_ids), _IDS_AT_ONCE):
+            self._look_up(sample_ids[start : start + _IDS_AT_ONCE], lengths[start : start + _IDS_AT_ONCE])
+        return lengths
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digest of the lengths of all stored samples of each stream, 16 hexadecimal digits."""
+        return tuple(lengths.digest for lengths in self.streams)
+
+    @cached_property
+    def num_tokens(self) -> tuple[int, ...]:
+        """Tokens of the selected samples of each stream."""
+        return tuple(
+            lengths.num_tokens
+            if selection is None
+            else sum(int(some.sum(dtype=np.int64)) for some in self._selected(stream))
+            for stream, (lengths, selection) in enumerate(zip(self.streams, self._selections, strict=True))
+        )
+
+    def _selected(self, stream: int) -> Iterator[NDArray[np.uint32]]:
+        """Yield the lengths of a stream's selected samples in order, in chunks."""
+        lengths, selection = self.streams[stream].values, self._selections[stream]
+        assert selection is not None, "the stream has a selection"
+        for first in range(0, len(lengths), SUMMED_AT_ONCE):
+            some = lengths[first : first + SUMMED_AT_ONCE]
+            yield some[selection.has(np.arange(first, first + len(some)))]
+
+    def _look_up(self, sample_ids: NDArray[np.int64], lengths: NDArray[np.uint32]) -> None:
+        smallest, largest = int(sample_ids.min()), int(sample_ids.max())
+        for stream, (first, samples) in enumerate(zip(self._firsts, self._samples, strict=True)):
+            if largest < first or smallest >= first + samples:
+                continue
+            here: Any = slice(None)
+            if smallest < first or largest >= first + samples:
+                here = np.flatnonzero((sample_ids >= first) & (sample_ids < first + samples))
+            numbers, selection = sample_ids[here] - first, self._selections[stream]
+            if stream in self._gathered:
+                lengths[here] = self._gathered[stream].take(numbers)
+            else:
+                stored = numbers if selection is None else selection.stored(numbers)
+                lengths[here] = self.streams[stream].values.take(stored)

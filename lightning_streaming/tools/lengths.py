@@ -36,8 +36,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.options.lengths import LengthsRequest
-from lightning_streaming.selection.counting import document_lengths
-from lightning_streaming.selection.document_lengths import StreamLengths
+from lightning_streaming.selection.document_lengths import StreamLengths, document_lengths
 from lightning_streaming.tools import commands
 from lightning_streaming.tools.console import FINE, print_json, print_line, print_table, progress
 from lightning_streaming.tools.stored.stored_dataset import find_dataset

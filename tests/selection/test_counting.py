@@ -21,9 +21,9 @@ from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.errors import ConfigError, DiskFullError, IntegrityError, StorageError, StreamingError
 from lightning_streaming.formats.columns import ArrayLengths
 from lightning_streaming.options.lengths import LengthsRequest
-from lightning_streaming.selection import counting, scanning
-from lightning_streaming.selection.counting import document_lengths
-from lightning_streaming.selection.document_lengths import StreamLengths
+from lightning_streaming.selection import document_lengths as module
+from lightning_streaming.selection import scanning
+from lightning_streaming.selection.document_lengths import StreamLengths, document_lengths
 from lightning_streaming.writing.merging import merge_recursive
 from tests.helpers import write_shards
 from tests.servers import FaultyStore, HttpStore, S3Bucket
@@ -398,7 +398,7 @@ def _killed_after(root: Path, shards: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return whole(self, *of)
 
-    vars(counting)["_HEADS_AT_ONCE"] = 1
+    vars(module)["_HEADS_AT_ONCE"] = 1
     type.__setattr__(ArrayLengths, "read_remote", deadly)
     counted(root)
 

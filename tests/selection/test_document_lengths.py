@@ -20,11 +20,11 @@ from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.options.column_functions import LENGTHS
 from lightning_streaming.options.lengths import LengthsRequest
+from lightning_streaming.selection import catalog as catalogs
 from lightning_streaming.selection import document_lengths as module
 from lightning_streaming.selection.bitmap import Selection, bits_of
-from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.selection.counting import document_lengths
-from lightning_streaming.selection.document_lengths import CatalogLengths, StreamLengths
+from lightning_streaming.selection.catalog import Catalog, CatalogLengths
+from lightning_streaming.selection.document_lengths import StreamLengths, document_lengths
 from tests.helpers import raises, write_shards
 from tests.tiers import examples
 
@@ -76,8 +76,9 @@ def test_lengths_by_id_are_those_of_the_samples(caches: dict[str, ShardCache], d
     chosen = {name: caches[name] for name in names}
     catalog = Catalog({name: cache.read_index() for name, cache in chosen.items()}, selections)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_AT_ONCE", data.draw(st.integers(1, 9)))
-        patch.setattr(module, "_SUMMED_AT_ONCE", data.draw(st.integers(1, 9)))
+        patch.setattr(catalogs, "_IDS_AT_ONCE", data.draw(st.integers(1, 9)))
+        for summing in (catalogs, module):
+            patch.setattr(summing, "SUMMED_AT_ONCE", data.draw(st.integers(1, 9)))
         by_id = CatalogLengths(catalog, lengths_of(chosen))
         ids = np.array(data.draw(st.lists(st.integers(0, catalog.num_samples - 1), max_size=40)), np.int64)
         found = by_id(ids)
