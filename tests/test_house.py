@@ -35,8 +35,6 @@ FLOORS = {
     "units": 0,
     "world": 0,
     "files": 0,
-    "lightning_checkpoint": 0,
-    "saved_fields": 0,
     "signatures": 0,
     "terminal": 0,
     "waits": 0,

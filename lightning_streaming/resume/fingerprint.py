@@ -17,6 +17,9 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
+from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.resume.mismatch import (
     Difference,
     StreamFacts,
@@ -27,6 +30,7 @@ from lightning_streaming.resume.mismatch import (
 )
 from lightning_streaming.resume.saved_fingerprint import (
     SavedFingerprint,
+    SavedJoin,
     SavedOrder,
     SavedPacking,
     SavedPhase,
@@ -34,7 +38,7 @@ from lightning_streaming.resume.saved_fingerprint import (
     SavedStreams,
 )
 from lightning_streaming.selection.catalog import CatalogView
-from lightning_streaming.selection.joins import SavedJoin
+from lightning_streaming.selection.joins import JoinedDataset
 from lightning_streaming.sequence.base import digest_of
 from lightning_streaming.sequence.phases import MixtureSchedule, ResolvedPhase
 from lightning_streaming.sequence.settings import OrderSettings
@@ -268,9 +272,24 @@ def _joins_of(catalog: CatalogView, stream: int, saved: SavedStream | None = Non
         return {}
     known = {} if saved is None else saved.join
     return {
-        join.name: known[join.name] if join.name in known and join.began_as(known[join.name]) else join.facts()
+        join.name: known[join.name]
+        if join.name in known and _began_as(join, known[join.name])
+        else _saved_join(join, join.index)
         for join in joins.all
     }
+
+
+def _saved_join(joined: JoinedDataset, index: DatasetIndex) -> SavedJoin:
+    return SavedJoin(samples=index.num_samples, digest=index.data_digest, key=joined.config.key)
+
+
+def _began_as(joined: JoinedDataset, saved: SavedJoin) -> bool:
+    """Return whether a joined dataset is the saved one, or has only grown since."""
+    counted = np.cumsum(joined.index.samples_per_shard())
+    # Empty shards may follow; the state does not hold how many there were.
+    ends = {int(np.searchsorted(counted, saved.samples, side)) + (side == "left") for side in ("left", "right")}
+    heads = (joined.index.head(shards) for shards in ends if 0 < shards <= len(counted))
+    return any(saved == _saved_join(joined, head) for head in heads)
 
 
 def _compared(stream: SavedStream, other: SavedStream | None, are_drawn: bool) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from textwrap import indent
 from typing import Any, NamedTuple
 
 from lightning_streaming.escaping import in_one_line, short_repr, shortened
-from lightning_streaming.saved_fields import Fields
+from lightning_streaming.resume.saved_fields import Fields
 from lightning_streaming.sequence.phases import ResolvedPhase
 
 _MOST_ROWS = 24

@@ -23,9 +23,9 @@ from lightning_streaming.escaping import Lines
 from lightning_streaming.resume.appended_data import Growth, growth_since
 from lightning_streaming.resume.mismatch import Difference, format_differences, mismatch_message, phase_hints
 from lightning_streaming.resume.run_order import RunOrder, RunRequest, order_of, resolved_order
+from lightning_streaming.resume.saved_fields import DAMAGED
 from lightning_streaming.resume.saved_fingerprint import SavedStream
 from lightning_streaming.resume.state import Cursor, EpochStart, SavedPosition
-from lightning_streaming.saved_fields import DAMAGED
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.partition import BatchGeometry, Partition, epoch_geometry, rank_layout

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_streaming.saved_fields import Fields
-from lightning_streaming.selection.joins import SavedJoin
+from lightning_streaming.resume.saved_fields import Fields
 from lightning_streaming.sequence.settings import BATCHING_METHODS, SAMPLING_METHODS, SHUFFLE_ALGOS
 
 _PACKINGS = ("packing", "token_budget")
@@ -112,6 +111,46 @@ class SavedPacking:
     def as_state(self) -> dict[str, Any]:
         """Return it as a state holds it."""
         return {**self.settings, "lengths": self.lengths}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedJoin:
+    """A dataset that is joined with a stream."""
+
+    samples: int
+    digest: str
+    """Digest of the names, sizes and hashes of its shards."""
+    key: str | None = None
+    """The column of ids; None where samples are joined by position."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, fields: Fields) -> SavedJoin:
+        """Read the mapping that :meth:`as_state` returns."""
+        return cls(
+            samples=fields.whole_number("samples"),
+            digest=fields.text("digest"),
+            key=fields.text("key") if "key" in fields else None,
+            more=fields.others("samples", "digest", "key"),
+        )
+
+    def as_state(self) -> dict[str, Any]:
+        """Return it as a state holds it."""
+        return {
+            "samples": self.samples,
+            "digest": self.digest,
+            **({} if self.key is None else {"key": self.key}),
+            **self.more,
+        }
+
+    def digested(self) -> dict[str, Any]:
+        """Return it under the keys of the first version, which digests are computed over."""
+        return {
+            "samples": self.samples,
+            "digest": self.digest,
+            **({} if self.key is None else {"on": self.key}),
+            **self.more,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

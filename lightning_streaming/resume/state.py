@@ -33,8 +33,8 @@ from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.resume.appended_data import NO_GROWTH, Growth
 from lightning_streaming.resume.mismatch import StreamList
+from lightning_streaming.resume.saved_fields import DAMAGED, Fields
 from lightning_streaming.resume.saved_fingerprint import SavedFingerprint
-from lightning_streaming.saved_fields import DAMAGED, Fields
 from lightning_streaming.sequence.packing.settings import named_facts
 from lightning_streaming.sequence.partition import LARGEST_BATCH, BatchGeometry
 from lightning_streaming.sequence.settings import LARGEST_SEED, MOST_CANONICAL_NODES

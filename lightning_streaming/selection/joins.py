@@ -8,14 +8,12 @@ StreamJoins     the joined datasets of one stream
 Joins           the joined datasets of all streams, with their shards
 JoinedReader    reader of a stream's shard that adds joined columns
 JoinedAhead     prefetch of the shards that samples joined by id need
-SavedJoin       facts of a joined dataset in saved states
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -31,7 +29,6 @@ from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.options.groups import fields_of
 from lightning_streaming.options.storage import JoinConfig
-from lightning_streaming.saved_fields import Fields
 from lightning_streaming.selection.id_index import IdIndex, check_ids
 from lightning_streaming.sequence.runs import RunLookup
 
@@ -42,46 +39,6 @@ _MOST_RETURNED = 64
 
 ReadSample = Callable[[int, int], dict[str, Any]]
 """Reads a sample by the number of its shard over all datasets, and its index there."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SavedJoin:
-    """A dataset that is joined with a stream."""
-
-    samples: int
-    digest: str
-    """Digest of the names, sizes and hashes of its shards."""
-    key: str | None = None
-    """The column of ids; None where samples are joined by position."""
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, fields: Fields) -> SavedJoin:
-        """Read the mapping that :meth:`as_state` returns."""
-        return cls(
-            samples=fields.whole_number("samples"),
-            digest=fields.text("digest"),
-            key=fields.text("key") if "key" in fields else None,
-            more=fields.others("samples", "digest", "key"),
-        )
-
-    def as_state(self) -> dict[str, Any]:
-        """Return it as a state holds it."""
-        return {
-            "samples": self.samples,
-            "digest": self.digest,
-            **({} if self.key is None else {"key": self.key}),
-            **self.more,
-        }
-
-    def digested(self) -> dict[str, Any]:
-        """Return it under the keys of the first version, which digests are computed over."""
-        return {
-            "samples": self.samples,
-            "digest": self.digest,
-            **({} if self.key is None else {"on": self.key}),
-            **self.more,
-        }
 
 
 class JoinSource(NamedTuple):
@@ -131,24 +88,6 @@ class JoinedDataset:
         """The columns that are decoded."""
         on = self.config.key
         return tuple(self.names) if on is None or on in self.names else (*self.names, on)
-
-    def facts(self) -> SavedJoin:
-        """Return the facts that a saved position depends on."""
-        return SavedJoin(samples=self.index.num_samples, digest=self.index.data_digest, key=self.config.key)
-
-    def began_as(self, saved: SavedJoin) -> bool:
-        """Return whether the dataset is the saved one, or has only grown since.
-
-        Args:
-            saved: Facts read from a state.
-        """
-        counted = np.cumsum(self.index.samples_per_shard())
-        # Empty shards may follow; the state does not hold how many there were.
-        ends = {int(np.searchsorted(counted, saved.samples, side)) + (side == "left") for side in ("left", "right")}
-        heads = (self.index.head(shards) for shards in ends if 0 < shards <= len(counted))
-        return any(
-            saved == SavedJoin(samples=head.num_samples, digest=head.data_digest, key=self.config.key) for head in heads
-        )
 
     def shards_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the shards of the samples with these numbers."""

@@ -25,9 +25,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.escaping import shell_word
+from lightning_streaming.resume import lightning_checkpoint
 from lightning_streaming.resume.saved_fingerprint import SavedPhase
 from lightning_streaming.resume.state import Cursor, SavedPosition
 from lightning_streaming.tools import commands

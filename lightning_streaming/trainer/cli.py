@@ -31,7 +31,6 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
-from lightning_streaming import lightning_checkpoint
 from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.escaping import shell_word
@@ -40,6 +39,7 @@ from lightning_streaming.options.reading import BadSamplesConfig, DebugConfig, D
 from lightning_streaming.options.schedule import MixturePhase
 from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.options.storage import JoinConfig, StorageConfig
+from lightning_streaming.resume import lightning_checkpoint
 from lightning_streaming.resume.state import CALLBACK_KEY
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
 from lightning_streaming.terminal import report_error

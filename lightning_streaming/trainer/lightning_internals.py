@@ -4,7 +4,7 @@ The fit loop's counters are derived from the position in the data, which the cal
 Lightning resumes correctly from most states of its saved counters, but not from all: saved in ``on_train_epoch_start``
 it loses an epoch; saved at the end of a run that ``max_steps`` cut short, it takes the rest of the epoch for the next
 one; and its batches are those of the saving run's ranks and batch size. So they are set to the values of an
-uninterrupted run at this position. The counters in a checkpoint are in lightning_checkpoint.py.
+uninterrupted run at this position. The counters in a checkpoint are in resume/lightning_checkpoint.py.
 """
 
 from __future__ import annotations

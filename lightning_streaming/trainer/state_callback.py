@@ -18,7 +18,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
 from torch.utils.data import IterableDataset
 
-from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.reading.dataset import StreamingDataset, run_state_of, saved_at
@@ -26,6 +25,7 @@ from lightning_streaming.reading.loader import StreamingDataLoader, keep_length_
 from lightning_streaming.reading.other_trainers import datasets_within
 from lightning_streaming.reading.position import check_same_data, position_of, run_of
 from lightning_streaming.reading.ranks import can_ask_others
+from lightning_streaming.resume import lightning_checkpoint
 from lightning_streaming.resume.run import OnMismatch
 from lightning_streaming.resume.state import (
     CALLBACK_KEY,

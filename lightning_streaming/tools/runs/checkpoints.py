@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError, StorageError
 from lightning_streaming.files import appears_whole
+from lightning_streaming.resume import lightning_checkpoint
 from lightning_streaming.resume import state as saved_state
+from lightning_streaming.resume.saved_fields import LARGEST
 from lightning_streaming.resume.state import (
     CALLBACK_KEY,
     MOST_EPOCHS,
@@ -30,7 +31,6 @@ from lightning_streaming.resume.state import (
     SavedRun,
     SavedTrainer,
 )
-from lightning_streaming.saved_fields import LARGEST
 from lightning_streaming.sequence.skips import SkippedPositions, skipped_in_epoch
 from lightning_streaming.storage import is_url, mask_url
 

@@ -1,9 +1,9 @@
-"""What a checkpoint of Lightning's holds of its fit loop: read, checked, and set to another place.
+"""The counters of Lightning's fit loop in a checkpoint: read, checked, and set to another position.
 
-Plain dicts, for which nobody has to import lightning; the trainer that runs is in trainer/lightning_internals.py. The
-fit loop counts epochs and batches as ``ready``, ``started``, ``processed``, ``completed``, each raised in turn as one
-unit of work goes on, and a checkpoint holds the counters as they stood in the hook that saved it. At the end stands
-how these dicts are read of a file without the weights, and without running code.
+They are plain dicts, so lightning is not imported here; trainer/lightning_internals.py has those of a running trainer.
+The fit loop counts epochs and batches as ``ready``, ``started``, ``processed`` and ``completed``, which increase one
+after another during one unit of work, and a checkpoint holds their values in the hook that saved it.
+:func:`read_plain_values` reads these dicts from a file without the weights, and without running code.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from lightning_streaming.errors import StateError
 _EPOCHS, _BATCHES, _EPOCH_STATE = "epoch_progress", "epoch_loop.batch_progress", "epoch_loop.state_dict"
 _STATES, _OF_LOADERS = "state_dict", "combined_loader"
 SHARDED_META = "meta.pt"
-"""What Lightning calls the part of a sharded checkpoint that is no tensor."""
+"""Name of the file in a sharded checkpoint that holds all but the tensors."""
 
 
 def batches_of_epoch_trained(checkpoint: Mapping[str, Any]) -> int:
-    """Batches of the epoch under way that Lightning has trained; 0 between two epochs."""
+    """Return the batches of the current epoch that Lightning has trained; 0 between two epochs."""
     batches = _fit_loop(checkpoint)[_BATCHES]
     return 0 if batches["is_last_batch"] else int(batches["current"]["processed"])
 
 
 def batches_in_weights(checkpoint: Mapping[str, Any], epoch: int, batches: int) -> int:
-    """Batches over all epochs that the weights have seen, of which these of ``epoch`` are the last."""
+    """Return the batches over all epochs that the weights have seen, up to ``batches`` of ``epoch``."""
     loop = _fit_loop(checkpoint)
     progress = loop[_BATCHES]
     seen = int(progress["total"]["processed"])
@@ -40,23 +40,23 @@ def batches_in_weights(checkpoint: Mapping[str, Any], epoch: int, batches: int) 
 
 
 def place_of_counters(checkpoint: Mapping[str, Any]) -> dict[str, int]:
-    """The trainer's place where nobody else has saved it, as ``StreamingStateCallback`` would have."""
+    """Return the trainer's position as ``StreamingStateCallback`` saves it, for a checkpoint without that callback."""
     loop = _fit_loop(checkpoint)
     epoch, batches = loop[_EPOCHS]["current"]["completed"], loop[_BATCHES]["current"]["processed"]
     return {"epoch": epoch, "batches": batches, "batches_in_epoch": 0}
 
 
 def move_counters(checkpoint: MutableMapping[str, Any], seen: int, epoch: int, batches: int) -> None:
-    """Let a checkpoint say that its trainer has done ``batches`` batches of ``epoch``.
+    """Set the counters of a checkpoint to the end of ``batches`` batches of ``epoch``.
 
-    The counters get the shape that they have between two batches, or between two epochs: nothing is under way, so
-    Lightning has nothing to finish. The global step and the loggers' step stay.
+    They get the values that they have between two batches, or between two epochs, so Lightning has nothing to complete.
+    The global step and the loggers' step stay.
 
     Args:
-        checkpoint: It is changed.
+        checkpoint: Changed in place.
         seen: Batches over all epochs that the weights have seen; see :func:`batches_in_weights`.
-        epoch: Epochs done.
-        batches: Batches done of the next.
+        epoch: Completed epochs.
+        batches: Completed batches of the next epoch.
     """
     loop = _fit_loop(checkpoint)
     epochs, progress = loop[_EPOCHS], loop[_BATCHES]
@@ -76,11 +76,10 @@ def move_counters(checkpoint: MutableMapping[str, Any], seen: int, epoch: int, b
 
 
 def check_trained(checkpoint: Mapping[str, Any], epoch: int, batches: int) -> None:
-    """Refuse a checkpoint whose trainer has not come to the place that it holds.
+    """Check that the trainer of a checkpoint has reached the position that it holds.
 
     Raises:
-        StateError: Lightning has trained fewer batches of the epoch than we have counted, has not begun it, or is
-            beyond it.
+        StateError: Lightning has trained fewer batches of the epoch, has not begun it, or has gone beyond it.
     """
     loop = _fit_loop(checkpoint)
     trained = loop[_BATCHES]["current"]["processed"]
@@ -98,7 +97,7 @@ def check_trained(checkpoint: Mapping[str, Any], epoch: int, batches: int) -> No
 
 
 def reopen_epoch(checkpoint: Mapping[str, Any], epoch: int) -> None:
-    """Let a checkpoint whose epoch was cut short, but counted as done, say that it is under way."""
+    """Count the epoch of a checkpoint as under way if a limit cut it short and Lightning counted it as completed."""
     progress = _fit_loop(checkpoint)[_EPOCHS]
     for tracker in (progress["current"], progress["total"]):
         if tracker["processed"] > epoch:
@@ -106,15 +105,15 @@ def reopen_epoch(checkpoint: Mapping[str, Any], epoch: int) -> None:
 
 
 def has_loader_states(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint holds what our loaders themselves told Lightning of their place."""
+    """Return whether a checkpoint holds states that Lightning has saved of our loaders."""
     states = checkpoint.get("loops", {}).get("fit_loop", {}).get(_STATES, {}).get(_OF_LOADERS, [])
     return bool(states) and all(isinstance(state, Mapping) and "sample_in_epoch" in state for state in states)
 
 
 def drop_loader_states(checkpoint: Mapping[str, Any]) -> None:
-    """Take our loaders' states out of what Lightning would give to loaders by their place in a list.
+    """Remove the states of our loaders, which Lightning would load by the number of a loader.
 
-    It does so too late for some loaders and too early for others, and fails when their number changed.
+    It does so too late for some loaders and too early for others, and fails if their number has changed.
     """
     if has_loader_states(checkpoint):
         _fit_loop(checkpoint)[_STATES][_OF_LOADERS] = []
@@ -137,20 +136,20 @@ def _set(trackers: Iterable[MutableMapping[str, Any]], done: int) -> None:
 
 
 class _Unread:
-    """Stands for a value that is no plain one: a tensor, or an object of somebody's class."""
+    """Placeholder for a value that is not plain: a tensor, or an object of any class."""
 
     def __new__(cls, *_: object, **__: object) -> _Unread:
-        """Take any arguments, and look at none."""
+        """Ignore the arguments."""
         return super().__new__(cls)
 
     def __call__(self, *_: object, **__: object) -> _Unread:
-        """What a function that was not read would give."""
+        """Return the placeholder as the result of a function that was not read."""
         return self
 
-    def _keep_nothing(self, *_: object, **__: object) -> None:
-        """Whatever a pickle tells an object."""
+    def _ignore(self, *_: object, **__: object) -> None:
+        """Ignore the content that a pickle sets."""
 
-    __init__ = __setstate__ = __setitem__ = append = extend = _keep_nothing
+    __init__ = __setstate__ = __setitem__ = append = extend = _ignore
 
 
 class _Cautious(pickle.Unpickler):
@@ -162,10 +161,10 @@ class _Cautious(pickle.Unpickler):
 
 
 def read_plain_values(path: Path) -> Any:
-    """What was given to ``torch.save``: dicts, lists, numbers and strings as they are, all else left unread.
+    """Return the dicts, lists, numbers and strings that ``torch.save`` wrote; other values are placeholders.
 
     Raises:
-        StateError: It is not what ``torch.save`` writes, or it is damaged.
+        StateError: ``torch.save`` did not write the file, or it is damaged.
     """
     try:
         with ZipFile(path) as archive:
@@ -175,6 +174,6 @@ def read_plain_values(path: Path) -> Any:
                     return _Cautious(file, encoding="utf-8").load()
     except OSError:
         raise
-    except Exception as error:  # damaged bytes may be read as anything, and so raise anything
+    except Exception as error:  # damaged bytes may be parsed as anything, and raise anything
         raise StateError(f"{path} is damaged: {error}", path=str(path)) from error
     raise StateError(f"{path} is a zip archive, but torch.save did not write it", path=str(path))
