@@ -96,7 +96,12 @@ class CatalogReader:
         Raises:
             ConfigError: As for :attr:`SampleSource.catalog`.
         """
-        indexes = self._read_indexes()
+        caches = list(self.all_caches())
+        with progress(len(caches), "datasets", "reading indexes", by_all=True) as report:
+            for cache in caches:
+                cache.read_index()
+                report(1)
+        indexes = {name: cache.read_index() for name, cache in self.caches.items()}
         catalog = Catalog(indexes, joins=self._read_joins(indexes))
         self._check_columns(catalog)
         self._check_limit(catalog, quota)
@@ -145,15 +150,6 @@ class CatalogReader:
                     missing = find_missing_ids(index, cache, joined, catalog.selections[stream], quota, report)
                 if missing is not None:
                     yield missing
-
-    def _read_indexes(self) -> dict[str, DatasetIndex]:
-        """Read the indexes of streams, and those of joined datasets at the same time."""
-        caches = list(self.all_caches())
-        with progress(len(caches), "datasets", "reading indexes", by_all=True) as report:
-            for cache in caches:
-                cache.read_index()
-                report(1)
-        return {name: cache.read_index() for name, cache in self.caches.items()}
 
     def _read_joins(self, indexes: Mapping[str, DatasetIndex]) -> Joins | None:
         """Return the joined datasets, without their ids."""

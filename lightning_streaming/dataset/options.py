@@ -141,7 +141,8 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         parse_batch_ranges(self.skip, "skip")
         object.__setattr__(self, "skip", tuple(self.skip))
         object.__setattr__(self, "sequence", check_steps(self.sequence))
-        object.__setattr__(self, "schedule", named_phases(self.schedule) or None)
+        if self.schedule is not None:
+            object.__setattr__(self, "schedule", named_phases(self.schedule))
         self._check_packing(self.resolved_phases())
         object.__setattr__(self, "join", named_groups(JoinConfig, self.join))
 
@@ -223,9 +224,9 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         Raises:
             ConfigError: They cannot follow each other so, or the streams do not fit them.
         """
-        phases = named_phases(self.schedule)
-        if not phases:
+        if self.schedule is None:
             return ()
+        phases = named_phases(self.schedule)
         if not isinstance(self.streams, Mapping):
             raise ConfigError(
                 "schedule names streams, so streams= must map names to them, like {'web': Stream(...)}",

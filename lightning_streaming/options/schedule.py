@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, named_groups, store_plain
-from lightning_streaming.sequence.phases import Mix, ResolvedPhase
+from lightning_streaming.sequence.phases import ResolvedPhase
 from lightning_streaming.signatures import suggests_names
 from lightning_streaming.units import check_whole, parse_count, plain_number
 
@@ -122,7 +122,7 @@ class MixturePhase(OptionGroup):
             begin=begin,
             end=end,
             steps=self.steps if ramps else 1,
-            max_repeats=_by_name(self.max_repeats),
+            max_repeats=tuple((stream, float(self.max_repeats[stream])) for stream in sorted(self.max_repeats)),
             cut=self.ended_at,
             written=self.end.strip() if isinstance(self.end, str) and _PERCENT.fullmatch(self.end) else None,
         )
@@ -173,27 +173,23 @@ class MixturePhase(OptionGroup):
         return begin, end
 
 
-def _by_name(values: Mapping[str, float]) -> Mix:
-    return tuple((name, float(values[name])) for name in sorted(values))
-
-
 Schedule = Mapping[str, MixturePhase | Mapping[str, Any]]
 """Phases of an epoch by name, in the order in which they are read."""
 
 
-def named_phases(schedule: Schedule | None) -> Mapping[str, MixturePhase]:
+def named_phases(schedule: Schedule) -> Mapping[str, MixturePhase]:
     """Return the phases of a schedule by name.
 
     Raises:
         ConfigError: They are none, or one of them cannot work.
     """
     phases = named_groups(MixturePhase, schedule)
-    if phases is not None and not phases:
+    if not phases:
         raise ConfigError(
             f"schedule has no phases; it must map names to phases, like {{broad: {MixturePhase.example}}}",
             option="schedule",
         )
-    return phases or {}
+    return phases
 
 
 def resolved_phases(phases: Mapping[str, MixturePhase], epoch_size: int | None) -> tuple[ResolvedPhase, ...]:

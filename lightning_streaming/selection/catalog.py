@@ -129,21 +129,17 @@ class Catalog(CatalogView):
             indexes, selections = dict(zip(self.stream_names, self.indexes, strict=True)), {}
             for stream, name in enumerate(self.stream_names):
                 selection = self.selections[stream]
-                if stream in shards:
-                    indexes[name], selection = self._head_of(stream, shards[stream])
+                if (count := shards.get(stream)) is not None:
+                    if (stream, count) not in self._heads:  # the index caches its digest
+                        index = self.indexes[stream].head(count)
+                        head = None if selection is None else selection.head(index.num_samples)
+                        self._heads[stream, count] = index, head
+                    indexes[name], selection = self._heads[stream, count]
                 if selection is not None:
                     selections[name] = selection
             view = self._views[key] = CatalogView(indexes, selections, self.first_ids, self.joins)
             view.lengths = self.lengths
         return self._views[key] if key else self
-
-    def _head_of(self, stream: int, shards: int) -> tuple[DatasetIndex, Selection | None]:
-        known = self._heads.get((stream, shards))
-        if known is None:
-            index, selection = self.indexes[stream].head(shards), self.selections[stream]
-            known = index, None if selection is None else selection.head(index.num_samples)
-            self._heads[stream, shards] = known  # the index caches its digest
-        return known
 
     @cached_property
     def first_sample_of_shard(self) -> NDArray[np.int64]:

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
-from inspect import getmro
+from inspect import getmro, isclass
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, NoReturn, get_args, get_origin
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import jsonargparse
@@ -34,11 +34,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.escaping import shell_word
-from lightning_streaming.options.packing import PackingConfig, TokenBudget
-from lightning_streaming.options.reading import BadSamplesConfig, DebugConfig, DecodeConfig
-from lightning_streaming.options.schedule import MixturePhase
-from lightning_streaming.options.selection import SelectionConfig
-from lightning_streaming.options.storage import JoinConfig, StorageConfig
+from lightning_streaming.options.groups import OptionGroup
 from lightning_streaming.resume import lightning_checkpoint
 from lightning_streaming.resume.state import CALLBACK_KEY
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
@@ -60,20 +56,19 @@ from lightning_streaming.trainer.config import StreamingConfig, shown
 from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
 from lightning_streaming.trainer.lightning_internals import existing_checkpoints, known_checkpoints
 
-_NAMED: Mapping[str, type] = {"streams": Stream, "schedule": MixturePhase, "join": JoinConfig}
+
+def _classes_in(hint: Any) -> Iterator[type]:
+    """Yield the classes of options that a type of a field is made of."""
+    if isclass(hint) and issubclass(hint, OptionGroup | Stream):
+        yield hint
+    for part in get_args(hint):
+        yield from _classes_in(part)
+
+
+_FIELDS = {name: (hint, kind) for name, hint in get_type_hints(StreamingConfig).items() for kind in _classes_in(hint)}
+_NAMED = {name: kind for name, (hint, kind) in _FIELDS.items() if kind not in get_args(hint)}
 """Fields that map names to objects, and the classes of these."""
-_GROUPS: Mapping[str, type] = {
-    kind.option: kind
-    for kind in (
-        SelectionConfig,
-        PackingConfig,
-        TokenBudget,
-        BadSamplesConfig,
-        DecodeConfig,
-        StorageConfig,
-        DebugConfig,
-    )
-}
+_GROUPS = {name: kind for name, (_, kind) in _FIELDS.items() if name not in _NAMED}
 """Fields that are groups of options, and their classes."""
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _PRINT = "--print_config"
@@ -564,7 +559,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _explanation(parent: str, key: str, classes: Mapping[str, str], explained: set[str]) -> str:
-    """Return the meaning of a field; fields of streams, phases and groups are explained where they come first."""
+    """Return the meaning of a field; a field that occurs several times is explained at the first of them."""
     if not parent:
         return _TOP.get(key, "")
     kind = _class_at(parent)

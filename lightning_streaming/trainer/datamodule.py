@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, fields
@@ -186,11 +186,10 @@ class StreamingDataModule(_WithOptions):
         world = None if self.trainer is None else world_of(self.trainer)
         if self.trainer is not None and arguments["replication"] is None:
             world, arguments["replication"] = readers_of(self.trainer)
-        return StreamingDataset(
-            **arguments,
-            transform=self._transform_of(stage) if self._overrides("transform") else None,
-            world=world,
-        )
+        transform = None
+        if self._overrides("transform"):
+            transform = (_TransformWithRng if accepts_keyword(self.transform, "rng") else _Transform)(self, stage)
+        return StreamingDataset(**arguments, transform=transform, world=world)
 
     def build_dataloader(self, stage: Stage, dataset: StreamingDataset) -> StreamingDataLoader:
         """Build the loader of a stage. Called whenever Lightning needs one."""
@@ -213,7 +212,9 @@ class StreamingDataModule(_WithOptions):
     def setup(self, stage: str) -> None:
         """Build the datasets of a stage, and add the callback that saves their position."""
         if self.trainer is not None:
-            _add_state_callback(self.trainer)
+            callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connector
+            if not any(isinstance(callback, StreamingStateCallback) for callback in callbacks):
+                callbacks.append(StreamingStateCallback())
         for name in _STAGES_OF[stage]:
             config = self.configs[name]
             if config is not None:
@@ -329,9 +330,6 @@ class StreamingDataModule(_WithOptions):
         if self._overrides("collate"):
             check_accepts(self.collate, f"{name}.collate", "(samples)", [])
 
-    def _transform_of(self, stage: Stage) -> Callable[..., Any]:
-        return (_TransformWithRng if accepts_keyword(self.transform, "rng") else _Transform)(self, stage)
-
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(StreamingDataModule, name)
 
@@ -440,12 +438,6 @@ def _wanted_replication(trainer: Trainer, dimensions: Sequence[str]) -> int | No
             option="replication",
         )
     return replication
-
-
-def _add_state_callback(trainer: Trainer) -> None:
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's callback connector
-    if not any(isinstance(callback, StreamingStateCallback) for callback in callbacks):
-        callbacks.append(StreamingStateCallback())
 
 
 # Progress of the downloads before the first batch -----------------------------------------------------------------

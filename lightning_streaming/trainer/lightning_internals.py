@@ -207,7 +207,8 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
     fetcher, combined = _reading(trainer)
     assert combined.limits is not None, "set with the loaders"
     loaders, limits = combined.flattened, combined.limits
-    if is_overfitting(trainer) and any(_skips(loader) for loader in loaders):
+    datasets = [loader.dataset for loader in loaders if isinstance(loader, StreamingDataLoader)]
+    if is_overfitting(trainer) and any(run_state_of(dataset).request.skip for dataset in datasets):
         raise ConfigError(
             "skip counts batches over a run, but overfit_batches reads the same ones again",
             hint="remove one of the two",
@@ -249,10 +250,6 @@ def _length_of_epoch(combined: CombinedLoader) -> int | float:
 def _length(loader: object) -> int | float:
     length = sized_len(loader)
     return float("inf") if length is None else length
-
-
-def _skips(loader: object) -> bool:
-    return isinstance(loader, StreamingDataLoader) and bool(run_state_of(loader.dataset).request.skip)
 
 
 def has_fetched_ahead(trainer: Trainer) -> bool:

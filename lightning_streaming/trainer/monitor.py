@@ -189,7 +189,7 @@ def _metrics(statistics: LoaderStatistics, seconds: float, num_ranks: int) -> Ma
         "samples_per_s": samples_per_s,
         "global_samples_per_s": num_ranks * samples_per_s,
         "bytes_per_s": statistics.sample_bytes / seconds,
-        **_metrics_of_packs(statistics, seconds, num_ranks),
+        **_metrics_of_tokens(statistics, seconds, num_ranks),
         "fetched_bytes_per_s": statistics.fetched_bytes / seconds,
         "shards_opened": statistics.shards_opened,
         "cache_hits": statistics.cache_hits,
@@ -199,7 +199,7 @@ def _metrics(statistics: LoaderStatistics, seconds: float, num_ranks: int) -> Ma
     }
 
 
-def _metrics_of_packs(statistics: LoaderStatistics, seconds: float, num_ranks: int) -> Mapping[str, float]:
+def _metrics_of_tokens(statistics: LoaderStatistics, seconds: float, num_ranks: int) -> Mapping[str, float]:
     if not statistics.token_room:
         return {}
     fill, tokens_per_s = statistics.tokens / statistics.token_room, statistics.tokens / seconds

@@ -183,7 +183,8 @@ class StreamingStateCallback(Callback):
         """Start an epoch of the data in every loader."""
         lightning_internals.show_next_epoch(trainer)
         loaders = lightning_internals.streaming_loaders(trainer)
-        self._check_data({name: loader for name, loader in loaders.items() if self._is_new(name, loader)})
+        known = {name: known.dataset for name, known in self._known.items()}
+        self._check_data({name: loader for name, loader in loaders.items() if known.get(name) is not loader.dataset})
         self._know(loaders)
         if not loaders or self._place is None:
             return
@@ -309,9 +310,6 @@ class StreamingStateCallback(Callback):
         if known is dataset:
             return True
         return cursor.sample_in_epoch == 0 and not run_state_of(dataset).continues(run_state_of(known))
-
-    def _is_new(self, name: str, loader: StreamingDataLoader) -> bool:
-        return name not in self._known or self._known[name].dataset is not loader.dataset
 
     def _check_data(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
         """Raise an error for train loaders whose data differs between ranks."""

@@ -161,7 +161,7 @@ def _files(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartKey(SampleKey):
-    """Key of a later part of a document that was cut between packs; the first part has a plain :class:`SampleKey`."""
+    """Key of a later part of a document that was split; the first part has a plain :class:`SampleKey`."""
 
     first_token: int
     """Position in the document of the first token of the part."""
@@ -190,7 +190,7 @@ def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> lis
     weights, and are dropped. So are batches at the end that no optimizer step used. Two runs have trained on the same
     samples in the same order if these lists are equal, with any number of ranks and any batch size. A sample that was
     read twice in an epoch is listed twice, unless the second time only filled the last batch of the epoch. A document
-    that was cut between packs is listed once for each part: all but the first are a :class:`PartKey`.
+    that was split is listed once for each part: all but the first are a :class:`PartKey`.
 
     Args:
         dirpath: Directory of the log, with the files of all ranks.
