@@ -10,6 +10,7 @@ table, of which nothing has to be decoded one by one::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import SampleIndexError
+
+Allocate = Callable[[Sequence[int], np.dtype[Any]], NDArray[Any]]
+"""Returns an uninitialised array of a shape and a dtype, as ``numpy.empty`` does."""
 
 
 class ShardReader(Protocol):
@@ -76,16 +80,28 @@ class PlainRows:
         heads = ((table[:, start : start + len(head)], head) for start, head in self.heads)
         return all(bool((actual == np.frombuffer(head, np.uint8)).all()) for actual, head in heads)
 
-    def columns_of(self, rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
+    @property
+    def is_column(self) -> bool:
+        """Whether samples consist of one column and nothing else, so that their bytes are its values."""
+        kinds = [self.columns[name] for name in self.columns.names or ()]
+        return len(kinds) == 1 and kinds[0].itemsize == self.row.itemsize
+
+    def columns_of(self, rows: NDArray[np.void], empty: Allocate = np.empty) -> dict[str, NDArray[Any]]:
         """Return the columns of some samples, by name, each of shape (samples, ...); a copy unless it is the only one.
 
         Args:
             rows: The samples' bytes, of shape (samples,) and dtype :attr:`row`.
+            empty: Returns the memory of copies.
         """
         table = rows.view(self.columns)
         columns = {name: table[name] for name in self.columns.names or ()}
-        # Even of a single sample, which is contiguous already: it may be at any address.
-        return {name: part if part.nbytes == table.nbytes else part.copy() for name, part in columns.items()}
+        if self.is_column:
+            return columns
+        for name, part in columns.items():
+            # Even of a single sample, which is contiguous already: it may be at any address.
+            columns[name] = empty(part.shape, part.dtype)
+            columns[name][...] = part
+        return columns
 
 
 @lru_cache(maxsize=1024)

@@ -300,6 +300,8 @@ class _Gatherer:
         self._failed: dict[int, StreamingError] = {}
         self._buffer = np.empty(0, np.void)
         """Reused memory: new memory would cost as much as copying to it."""
+        self._cut_rows = np.empty(0, np.void)
+        """Reused memory of rows that columns are cut out of."""
 
     def read(self, window: Window, rows: slice, _first: int, _stop: int) -> tuple[Batches, int]:
         """Return batches of a window with their bytes; see :data:`ReadSome`.
@@ -313,7 +315,7 @@ class _Gatherer:
         if bad is None or not bad.are_known(positions):
             plain = self._rows(shards, indexes)
             if plain is not None:
-                return _table(plain, batch_size), plain.data.nbytes
+                return self._table(plain, batch_size), plain.data.nbytes
             columns = self._columns(shards, indexes)
             if columns is not None:
                 return _cut(columns, len(shards), batch_size)
@@ -338,12 +340,26 @@ class _Gatherer:
                 break
             if plain is None:
                 plain = reader.plain_rows()
-                data = np.empty(len(shards), np.void if plain is None else plain.row)
+                data = data if plain is None else self._memory_of_rows(len(shards), plain)
             if plain is None or reader.plain_rows() is not plain:
                 return None
             self._copy(reader, indexes, data, places)
         assert plain is not None, "there is a sample"
         return _Rows(data, plain) if plain.are(data) else None
+
+    def _memory_of_rows(self, samples: int, plain: PlainRows) -> NDArray[np.void]:
+        """Return memory for the bytes of samples: that of the batches where nothing is cut out of them."""
+        if plain.is_column:
+            return self._plan.empty((samples,), plain.row)
+        if len(self._cut_rows) < samples or self._cut_rows.dtype != plain.row:
+            self._cut_rows = np.empty(samples, plain.row)
+        return self._cut_rows[:samples]
+
+    def _table(self, rows: _Rows, batch_size: int) -> Table:
+        size = min(batch_size, len(rows.data))
+        columns = rows.plain.columns_of(rows.data, self._plan.empty).items()
+        batches = len(rows.data) // size  # numpy cannot infer it for empty arrays
+        return Table({name: values.reshape(batches, size, *values.shape[1:]) for name, values in columns})
 
     def _columns(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> _Columns | None:
         """Return some samples, column by column; None where each must be decoded alone."""
@@ -409,13 +425,6 @@ class _Gatherer:
             buffer = self._buffer[: len(places)]
             reader.copy_rows(indexes[places], buffer)
             rows[places] = buffer
-
-
-def _table(rows: _Rows, batch_size: int) -> Table:
-    size = min(batch_size, len(rows.data))
-    columns = rows.plain.columns_of(rows.data).items()
-    batches = len(rows.data) // size  # numpy cannot infer it for empty arrays
-    return Table({name: values.reshape(batches, size, *values.shape[1:]) for name, values in columns})
 
 
 def _joined(

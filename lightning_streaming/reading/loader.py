@@ -322,7 +322,7 @@ class StreamingDataLoader(AcceleratedLoader):
             self._end_workers(self._iterator)
             channel = workers.WorkerChannel(
                 workers.SharedEpochStart(len(run_state_of(self.dataset).request.skip), start.growth),
-                None if is_pinned else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1),
+                None if is_pinned else make_slots(self.num_workers, self.prefetch_factor or 0),
                 None if progress.download_callback is None else FetchCounts(max(self.num_workers, 1)),
             )
         progress.channel = channel if self.persistent_workers else None

@@ -26,6 +26,7 @@ from lightning_streaming.dataset.samples import SampleSource
 from lightning_streaming.dataset.transform import SampleFactory, failed_sample
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.escaping import package_logger
+from lightning_streaming.formats.readers import Allocate
 from lightning_streaming.options.groups import group_of
 from lightning_streaming.options.reading import BadSamplesConfig, DebugConfig, DecodeConfig
 from lightning_streaming.reading.measures import BatchMeter
@@ -74,6 +75,7 @@ class PassPlanner:
         num_workers: int,
         *,
         is_measured: bool = False,
+        empty: Allocate = np.empty,
     ) -> WorkerPlan:
         """Return the plan of one of a loader's workers, or of the only reader, for a pass that was begun.
 
@@ -83,6 +85,7 @@ class PassPlanner:
             worker: Number of the worker.
             num_workers: Number of workers, at least 1.
             is_measured: Whether the consumer of the batches reads their measures.
+            empty: See :attr:`WorkerPlan.empty`.
 
         Raises:
             ConfigError: Threads cannot call the code that creates samples.
@@ -121,6 +124,7 @@ class PassPlanner:
             watch=watch_of(debug, self.source, start, worker) if is_watched else None,
             bad=bad,
             threads=self._threads,
+            empty=empty,
         )
 
     def bad_tally(self, start: EpochStart) -> BadTally | None:
@@ -244,6 +248,8 @@ class WorkerPlan:
     """Replaces samples that cannot be read; None where they are errors."""
     threads: int
     """Threads that decode and transform samples, apart from the one that reads; 0 for none."""
+    empty: Allocate
+    """Returns memory for batches that are gathered, from which they are sent without another copy."""
 
     def partition(self) -> WorkerPartition:
         """Return the positions of the worker.

@@ -1,29 +1,39 @@
 """Communication of a loader and its workers through unnamed shared memory: batches, and counts of passes.
 
 torch sends objects through a pipe, 64 KiB at a time, and creates a shared memory segment for each tensor. Here tensors,
-arrays and bytes objects are copied into a reused slot of shared memory, followed by the rest of the batch, pickled. The
-loader copies them out at once, so a batch never changes later.
+arrays and bytes objects lie in a reused slot of shared memory, followed by the rest of the batch, pickled. Numbers are
+gathered from shards straight into the slot, and the loader's tensors lie over it: each value is copied once. A worker
+may use a slot again when nothing in the loader's process refers to it any more, so a batch never changes later.
 
-    worker 0   | batch 3 | batch 1 | batch 2 |       batch 3 has taken the place of batch 0,
-    worker 1   | batch 0 | batch 1 | batch 2 |       which the loader has copied by now
+    worker 0   | batch 3: sent | batch 1: lent | free          | free          |
+    worker 1   | batch 2: lent | batch 4: sent | batch 6: sent | free          |
 
-A worker that finds no free slot does not wait: it sends its batch in torch's way.
+A loader of which the user keeps many batches copies them out of their slots. A worker that finds no free slot does not
+wait: it sends its batch in torch's way.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 import mmap
 import multiprocessing
 import os
 import pickle
 import tempfile
+import threading
 import warnings
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from math import prod
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from lightning_streaming.dataset.collation import is_plain
@@ -38,23 +48,32 @@ _MOST_LEVELS = 4
 _SLOT_BYTES = 64 << 20
 """Address space of a slot, not memory: only what batches have filled takes room."""
 _WORD = 8
+MOST_LENT = 3
+"""Slots of a worker that batches may lie in: the latest, and those that a trainer keeps before and after a step."""
+_FREE, _LENT = 0, -1
+"""States of a slot; above 0 it is the number of the batch that was sent in it, counted from 1."""
 
 
 class BatchMessage(NamedTuple):
     """The location of a batch in the loader's slots."""
 
     worker: int
+    slot: int
     number: int
-    """Among this worker's."""
+    """Among this worker's, from 1."""
     pickled: slice
     """Where in the slot its pickled part is."""
     places: list[_Place]
     """Where the rest is, in the order in which the pickled part wants it."""
 
     def open(self, slots: BatchSlots) -> Any:
-        """Copy the batch out. Call it once: then the slot is reused."""
-        batch = _unpack(slots.slot(self.worker, self.number), self.pickled, self.places)
-        slots.done_before(self.worker, self.number + 1)
+        """Return the batch. Call it once: then the slot is reused when nothing refers to the batch any more."""
+        slots.forget_before(self.worker, self.number)
+        is_lent = any(place.is_writable for place in self.places) and slots.can_lend(self.worker)
+        memory = slots.lend(self.worker, self.slot) if is_lent else slots.memory(self.worker, self.slot)
+        batch = _unpack(memory, self.pickled, self.places, is_lent=is_lent)
+        if not is_lent:
+            slots.free(self.worker, self.slot)
         return batch
 
 
@@ -72,10 +91,24 @@ class BatchSender:
     def __init__(self, slots: BatchSlots) -> None:
         self._slots = slots
         self._sent = 0
+        self._next: _Slot | None = None
 
     def begin_pass(self) -> None:
         """Note that no earlier batch will be opened."""
-        self._slots.done_before(self._worker, self._sent)
+        self._next = None
+        self._slots.forget_before(self._worker, self._sent + 1)
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an uninitialised array for the next batch, in its slot if there is room, so that it is sent as it is.
+
+        Args:
+            shape: Its shape.
+            dtype: Its dtype, without Python objects.
+        """
+        slot = self._slot()
+        size = prod(shape) * dtype.itemsize
+        memory = None if slot is None or size < _FEWEST_BYTES else slot.take(size)
+        return np.empty(shape, dtype) if memory is None else np.frombuffer(memory, dtype).reshape(shape)
 
     def send(self, batch: Any) -> Any:
         """Return what to send through the pipe: a :class:`BatchMessage`, or the batch itself for torch to send.
@@ -83,13 +116,24 @@ class BatchSender:
         Raises:
             SampleError: It has a tensor that no process can be sent.
         """
-        worker = self._worker
-        slot = self._slots.free(worker, self._sent)
-        packed = None if slot is None else _pack(batch, slot)
-        if packed is None:
+        slot, self._next = self._slot(), None
+        if slot is None:
             return batch
+        packed = _pack(batch, slot)
+        if packed is None:
+            # A thread of torch pickles it later, when the next batch may be in the slot.
+            return copy.deepcopy(batch) if slot.has_arrays else batch
         self._sent += 1
-        return BatchMessage(worker, self._sent - 1, *packed)
+        self._slots.note_sent(self._worker, slot.index, self._sent)
+        return BatchMessage(self._worker, slot.index, self._sent, *packed)
+
+    def _slot(self) -> _Slot | None:
+        """Return the slot of the next batch; None if all are in use."""
+        if self._next is None:
+            worker = self._worker
+            index = self._slots.find_free(worker)
+            self._next = None if index is None else _Slot(index, self._slots.memory(worker, index))
+        return self._next
 
     @property
     def _worker(self) -> int:
@@ -98,44 +142,88 @@ class BatchSender:
         return info.id
 
 
-def _pack(batch: Any, slot: memoryview) -> tuple[slice, list[_Place]] | None:
+def _pack(batch: Any, slot: _Slot) -> tuple[slice, list[_Place]] | None:
     """Copy a batch into a slot; return its location, or None if torch must send it."""
-    pickled, buffers = io.BytesIO(), _SlotBuffers(slot)
+    pickled = io.BytesIO()
     try:
-        _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.refuses).dump(_with_buffers(batch))
+        _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=slot.refuses).dump(_with_buffers(batch))
     except _UnfitError:
         return None
-    start, stop = buffers.used, buffers.used + pickled.tell()
-    if stop > len(slot):
+    start, stop = slot.used, slot.used + pickled.tell()
+    if stop > len(slot.memory):
         return None
-    slot[start:stop] = pickled.getbuffer()
-    return slice(start, stop), buffers.places
+    slot.memory[start:stop] = pickled.getbuffer()
+    return slice(start, stop), slot.places
 
 
-def _unpack(slot: memoryview, pickled: slice, places: list[_Place]) -> Any:
-    """Return a copy of the batch in a slot."""
-    copies = (bytearray(slot[a:b]) if is_writable else bytes(slot[a:b]) for a, b, is_writable in places)
-    return pickle.loads(slot[pickled], buffers=copies)  # noqa: S301  # from our own worker
+def _unpack(memory: memoryview, pickled: slice, places: list[_Place], *, is_lent: bool) -> Any:
+    """Return the batch in a slot.
+
+    Args:
+        memory: The slot.
+        pickled: See :class:`BatchMessage`.
+        places: See :class:`BatchMessage`.
+        is_lent: Whether what is writable lies over the slot; if not, all of it is a copy.
+    """
+
+    def buffer_of(place: _Place) -> Any:
+        part = memory[place.start : place.stop]
+        if not place.is_writable:
+            return bytes(part)
+        return part if is_lent else bytearray(part)
+
+    return pickle.loads(memory[pickled], buffers=map(buffer_of, places))  # noqa: S301  # from our own worker
 
 
-class _SlotBuffers:
-    """Receives the buffers that pickling leaves out, while there is room."""
+class _Slot:
+    """A slot that the next batch of a worker is written to.
 
-    def __init__(self, slot: memoryview) -> None:
-        self.places: list[_Place] = []
+    Args:
+        index: Its index among the worker's.
+        memory: Its memory.
+    """
+
+    def __init__(self, index: int, memory: memoryview) -> None:
+        self.index, self.memory = index, memory
         self.used = 0
-        self._slot = slot
+        """Bytes used from the start on."""
+        self.places: list[_Place] = []
+        """The location of each buffer that pickling has left out."""
+        self.has_arrays = False
+        """Whether arrays were placed in it before it was sent."""
+        self._address = address_of(memory)
+
+    def take(self, size: int) -> memoryview | None:
+        """Return the next bytes of the slot; None if it has too few left."""
+        start, stop = self.used, self.used + size
+        if stop > len(self.memory):
+            return None
+        self.used, self.has_arrays = _aligned(stop), True
+        return self.memory[start:stop]
 
     def refuses(self, buffer: pickle.PickleBuffer) -> bool:
-        """Copy a buffer into the slot; return True if it must be pickled with the rest."""
+        """Copy a buffer into the slot unless it is there; return True if it must be pickled with the rest."""
         data = buffer.raw()
-        stop = self.used + len(data)
-        if len(data) < _FEWEST_BYTES or stop > len(self._slot):
+        if len(data) < _FEWEST_BYTES:
             return True
-        self._slot[self.used : stop] = data
-        self.places.append(_Place(self.used, stop, not data.readonly))
-        self.used = -(-stop // _ALIGNMENT) * _ALIGNMENT
+        start = address_of(data) - self._address if self.has_arrays else -1
+        if not 0 <= start < len(self.memory):
+            start, stop = self.used, self.used + len(data)
+            if stop > len(self.memory):
+                return True
+            self.memory[start:stop] = data
+            self.used = _aligned(stop)
+        self.places.append(_Place(start, start + len(data), not data.readonly))
         return False
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def address_of(memory: memoryview) -> int:
+    """Return the address of a memory view's first byte; 0 if it is empty."""
+    return int(np.frombuffer(memory, np.uint8).ctypes.data) if len(memory) else 0
 
 
 class _UnfitError(Exception):
@@ -180,21 +268,27 @@ def _with_buffers(thing: Any, levels: int = _MOST_LEVELS) -> Any:
     return thing
 
 
-def make_slots(workers: int, slots: int) -> BatchSlots | None:
-    """Return slots for the workers of a loader; None without workers, or if the system refuses the address space."""
+def make_slots(workers: int, prefetch_factor: int) -> BatchSlots | None:
+    """Return slots for the workers of a loader; None without workers, or if the system refuses the address space.
+
+    Args:
+        workers: How many workers there are.
+        prefetch_factor: Batches that each prepares ahead.
+    """
     if not workers:
         return None
     try:
-        return BatchSlots(workers, slots)
+        return BatchSlots(workers, prefetch_factor + MOST_LENT)
     except OSError as error:
         warnings.warn(f"batches come from workers in torch's slower way: no shared memory ({error})", stacklevel=2)
         return None
 
 
 class BatchSlots:
-    """Some slots for each worker, reused in turn, in shared memory that has no name.
+    """Some slots for each worker in shared memory that has no name.
 
     It reaches workers by inheritance or through their start-up pickle, and is gone with the last process that has it.
+    Only a worker makes a free slot one with a batch, and only the loader lends it and frees it.
 
     Args:
         workers: How many workers there are.
@@ -203,21 +297,55 @@ class BatchSlots:
 
     def __init__(self, workers: int, slots: int) -> None:
         self._workers, self._slots = workers, slots
-        self._first = -(-workers * _WORD // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._first = -(-workers * slots * _WORD // mmap.PAGESIZE) * mmap.PAGESIZE
         self._map(_unnamed_file(self._first + workers * slots * _SLOT_BYTES))
 
-    def free(self, worker: int, number: int) -> memoryview | None:
-        """Return the slot for a worker's batch by number, from 0; None if an earlier batch is still in it."""
-        return self.slot(worker, number) if number - self._done[worker] < self._slots else None
-
-    def slot(self, worker: int, number: int) -> memoryview:
-        """Return the slot that holds this batch."""
-        start = self._first + (worker * self._slots + number % self._slots) * _SLOT_BYTES
+    def memory(self, worker: int, slot: int) -> memoryview:
+        """Return the memory of a slot."""
+        start = self._first + (worker * self._slots + slot) * _SLOT_BYTES
         return self._memory[start : start + _SLOT_BYTES]
 
-    def done_before(self, worker: int, number: int) -> None:
-        """Note that a worker's batches before this one are no longer needed."""
-        self._done[worker] = number
+    def find_free(self, worker: int) -> int | None:
+        """Return a free slot of a worker, the first because its memory is there; None if all are in use."""
+        start = worker * self._slots
+        return next((slot for slot in range(self._slots) if self._states[start + slot] == _FREE), None)
+
+    def note_sent(self, worker: int, slot: int, number: int) -> None:
+        """Note that a batch was written to a slot."""
+        self._states[worker * self._slots + slot] = number
+
+    def forget_before(self, worker: int, number: int) -> None:
+        """Free the slots of batches that were sent before a worker's batch with this number, and not opened."""
+        for index in range(worker * self._slots, (worker + 1) * self._slots):
+            if _FREE < self._states[index] < number:
+                self._states[index] = _FREE
+
+    def can_lend(self, worker: int) -> bool:
+        """Return whether one more slot of a worker may be lent, so that enough are left to it."""
+        start = worker * self._slots
+        lent = sum(self._states[start + slot] == _LENT for slot in range(self._slots))
+        return lent < min(MOST_LENT, self._slots - 1)
+
+    def lend(self, worker: int, slot: int) -> memoryview:
+        """Return the memory of a slot, which is free again when nothing in this process refers to it.
+
+        Where the process is forked meanwhile, it stays lent: the other process may refer to it for longer.
+        """
+        _watch_forks()
+        owner = np.frombuffer(self.memory(worker, slot), np.uint8)
+        self._states[worker * self._slots + slot] = _LENT
+        key = id(self), worker, slot
+        _lent[key] = weakref.finalize(owner, self._return, key)
+        _lent[key].atexit = False
+        return memoryview(owner)
+
+    def _return(self, key: tuple[int, int, int]) -> None:
+        del _lent[key]
+        self.free(*key[1:])
+
+    def free(self, worker: int, slot: int) -> None:
+        """Let the worker use a slot again."""
+        self._states[worker * self._slots + slot] = _FREE
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in ("_workers", "_slots", "_first")}
@@ -232,7 +360,37 @@ class BatchSlots:
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
         self._memory = memoryview(mmap.mmap(descriptor, 0))
-        self._done = self._memory[: self._workers * _WORD].cast("q")
+        self._states = self._memory[: self._workers * self._slots * _WORD].cast("q")
+
+
+_lent: dict[tuple[int, int, int], weakref.finalize[Any, Any]] = {}
+"""What frees each lent slot of this process, by the slots it belongs to, worker and slot."""
+_this_thread = threading.local()
+
+
+@contextmanager
+def forking_workers() -> Iterator[None]:
+    """Fork workers of a loader in this block, which refer to no batches: slots that are lent may be freed as before."""
+    _this_thread.forks_workers = True
+    try:
+        yield
+    finally:
+        _this_thread.forks_workers = False
+
+
+@cache
+def _watch_forks() -> None:
+    """Leave slots lent from now on where this process is forked: it does not learn when the child releases them."""
+
+    def before() -> None:
+        if not getattr(_this_thread, "forks_workers", False):
+            free_none()
+
+    def free_none() -> None:
+        while _lent:
+            _lent.popitem()[1].detach()
+
+    os.register_at_fork(before=before, after_in_child=free_none)
 
 
 def _unnamed_file(size: int) -> int:

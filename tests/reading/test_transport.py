@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import pickle
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
+from lightning_streaming import MDSWriter
 from lightning_streaming.errors import SampleError
 from lightning_streaming.reading import transport as shared_memory
-from lightning_streaming.reading.transport import BatchMessage, BatchSender, BatchSlots
+from lightning_streaming.reading.transport import MOST_LENT, BatchMessage, BatchSender, BatchSlots
 from tests.helpers import make_loader, raises, write_dataset
 
 LARGE = 4096
@@ -104,9 +107,25 @@ class Sending:
         return self._sender.send(self._collate(numbers))
 
 
-def sent(collate: Callable[[Any], Any], batch_slots: BatchSlots, count: int, **settings: Any) -> list[Any]:
-    """What torch's loader hands out, messages unopened."""
-    return list(DataLoader(Numbers(count), batch_size=1, collate_fn=Sending(collate, batch_slots), **settings))
+def sent(
+    collate: Callable[[Any], Any], batch_slots: BatchSlots, count: int, *, is_sent: bool = False, **settings: Any
+) -> list[Any]:
+    """What torch's loader hands out, messages unopened, with a function that collates, and maybe sends."""
+    sending = collate if is_sent else Sending(collate, batch_slots)
+    return list(DataLoader(Numbers(count), batch_size=1, collate_fn=sending, **settings))
+
+
+def slot_of(size: int) -> shared_memory._Slot:
+    return shared_memory._Slot(0, memoryview(bytearray(size)))
+
+
+def sent_through(slot: shared_memory._Slot, batch: Any) -> Any:
+    """The batch that a loader gets through a slot, copied out of it; the next batch has taken the slot by then."""
+    packed = shared_memory._pack(batch, slot)
+    assert packed is not None
+    opened = shared_memory._unpack(slot.memory, *packed, is_lent=False)
+    slot.memory[:] = bytes(len(slot.memory))
+    return opened
 
 
 @pytest.mark.rotate(2)
@@ -121,7 +140,7 @@ def test_a_batch_comes_out_as_it_was(name: str) -> None:
 
 @pytest.mark.parametrize("name", FOR_TORCH)
 def test_tensors_that_are_more_than_their_bytes_are_left_to_torch(name: str) -> None:
-    assert shared_memory._pack({"a": [FOR_TORCH[name]()]}, memoryview(bytearray(1 << 16))) is None
+    assert shared_memory._pack({"a": [FOR_TORCH[name]()]}, slot_of(1 << 16)) is None
 
 
 @pytest.mark.parametrize("collate", [None, torch.stack])
@@ -158,10 +177,11 @@ def test_what_finds_no_free_slot_comes_in_another_way() -> None:
 def test_a_lost_batch_frees_its_slot_with_the_next_one() -> None:
     batch_slots = BatchSlots(1, 2)
     _lost, second = sent(Made("bytes"), batch_slots, 2, num_workers=1)
+    assert batch_slots.find_free(0) is None
     second.open(batch_slots)
-    assert batch_slots.free(0, 2) is not None
-    assert batch_slots.free(0, 3) is not None
-    assert batch_slots.free(0, 4) is None
+    assert batch_slots.find_free(0) == 0
+    batch_slots.note_sent(0, 0, 3)
+    assert batch_slots.find_free(0) == 1
 
 
 @pytest.mark.rotate(2)
@@ -184,12 +204,7 @@ def test_what_does_not_fit_comes_in_another_way(room: int, monkeypatch: pytest.M
     max_leaves=12,
 ))  # fmt: skip
 def test_any_batch_comes_out_as_it_was(batch: Any) -> None:
-    slot = memoryview(bytearray(1 << 18))
-    packed = shared_memory._pack(batch, slot)
-    assert packed is not None
-    opened = shared_memory._unpack(slot, *packed)
-    slot[:] = bytes(len(slot))  # the next batch takes the slot
-    assert same(opened, batch)
+    assert same(sent_through(slot_of(1 << 18), batch), batch)
 
 
 class Encoded:
@@ -206,18 +221,155 @@ class Encoded:
 
 
 def test_state_that_lives_only_while_it_is_pickled_is_each_objects_own() -> None:
-    slot = memoryview(bytearray(1 << 20))
-    packed = shared_memory._pack({"list": [Encoded(number) for number in range(20)]}, slot)
-    assert packed is not None
-    assert [one.number for one in shared_memory._unpack(slot, *packed)["list"]] == list(range(20))
+    opened = sent_through(slot_of(1 << 20), {"list": [Encoded(number) for number in range(20)]})
+    assert [encoded.number for encoded in opened["list"]] == list(range(20))
 
 
 def test_one_thing_twice_stays_one_thing() -> None:
-    slot, tensor = memoryview(bytearray(1 << 16)), torch.arange(1000)
-    packed = shared_memory._pack({"a": tensor, "b": [tensor]}, slot)
-    assert packed is not None
-    opened = shared_memory._unpack(slot, *packed)
+    tensor = torch.arange(1000)
+    opened = sent_through(slot_of(1 << 16), {"a": tensor, "b": [tensor]})
     assert opened["a"] is opened["b"][0]
+
+
+@pytest.mark.parametrize("keep", [
+    lambda batch: batch["x"], lambda batch: batch["x"][3:], lambda batch: batch["x"].numpy(),
+    lambda batch: batch["x"].view(torch.uint8), lambda batch: batch["a"][7], lambda batch: memoryview(batch["a"]),
+    lambda batch: torch.nn.Parameter(batch["x"]),
+])  # fmt: skip
+def test_a_slot_is_free_again_when_nothing_refers_to_its_batch(keep: Callable[[Any], Any]) -> None:
+    batch_slots = BatchSlots(1, 3)
+    (message,) = sent(_filled, batch_slots, 1, num_workers=1)
+    batch = message.open(batch_slots)
+    kept = keep(batch)
+    del batch
+    gc.collect()
+    assert batch_slots.find_free(0) == 1
+    del kept
+    gc.collect()
+    assert batch_slots.find_free(0) == 0
+
+
+def _filled(numbers: list[int]) -> dict[str, Any]:
+    return {"x": torch.full((1000,), float(numbers[0])), "a": np.full((90, 90), numbers[0])}
+
+
+def test_a_batch_without_arrays_is_copied_out() -> None:
+    batch_slots = BatchSlots(1, 2)
+    (message,) = sent(Made("bytes"), batch_slots, 1, num_workers=1)
+    kept = message.open(batch_slots)
+    assert batch_slots.find_free(0) == 0
+    assert same(kept, (0, BATCHES["bytes"]()))
+
+
+def test_at_most_some_slots_are_lent() -> None:
+    batch_slots = BatchSlots(1, MOST_LENT + 2)
+    messages = sent(_filled, batch_slots, MOST_LENT + 2, num_workers=1)
+    batches = [message.open(batch_slots) for message in messages]
+    assert batch_slots.find_free(0) == MOST_LENT
+    for number, batch in enumerate(batches):
+        assert same(batch, _filled([number]))
+        batch["x"] += 1  # which is writable, copied or not
+
+
+def test_a_slot_stays_lent_while_a_forked_process_may_read_it() -> None:
+    batch_slots = BatchSlots(1, 3)
+    (message,) = sent(_filled, batch_slots, 1, num_workers=1)
+    batch = message.open(batch_slots)
+    released, release = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_check_when_told, args=(batch, released))
+    child.start()
+    del batch
+    gc.collect()
+    assert batch_slots.find_free(0) == 1
+    assert batch_slots.can_lend(0)
+    for slot in (1, 2):  # all that a worker may write to
+        batch_slots.memory(0, slot)[:5000] = b"x" * 5000
+    release.send(None)
+    child.join()
+    assert child.exitcode == 0
+
+
+def _check_when_told(batch: Any, released: Any) -> None:
+    released.recv()
+    os._exit(0 if same(batch, _filled([0])) else 1)
+
+
+def test_workers_that_are_forked_leave_slots_free(tmp_path: Path) -> None:
+    write_dataset(tmp_path)
+    batch_slots = BatchSlots(1, 3)
+    (message,) = sent(_filled, batch_slots, 1, num_workers=1)
+    batch = message.open(batch_slots)
+    assert len(list(make_loader(tmp_path, workers=2, batch_size=4))) == 8
+    assert same(batch, _filled([0]))
+    del batch
+    gc.collect()
+    assert batch_slots.find_free(0) == 0
+
+
+class Gathering:
+    """A collate function that makes an array in the slot it is sent in, and others beside it."""
+
+    def __init__(self, batch_slots: BatchSlots, sizes: Sequence[int]) -> None:
+        self._sender, self._sizes = BatchSender(batch_slots), sizes
+
+    def __call__(self, numbers: list[int]) -> Any:
+        arrays = [self._sender.empty((size, 2), np.dtype(np.int64)) for size in self._sizes]
+        for place, array in enumerate(arrays):
+            array[...] = 100 * numbers[0] + place
+        tensors = [torch.from_numpy(array) for array in arrays]
+        return self._sender.send({"tensors": tensors, "between": np.arange(3000), "parts": [arrays[-1][1:]]})
+
+
+@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("sizes", [[1], [500], [1, 500, 3, 700, 900], [4000, 500]])
+def test_what_is_gathered_in_a_slot_comes_out_as_it_was(
+    sizes: list[int], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "_SLOT_BYTES", 48_000)  # too few for some
+    batch_slots = BatchSlots(1, 3)
+    arrived = sent(Gathering(batch_slots, sizes), batch_slots, count, is_sent=True, num_workers=1)
+    for number, message in enumerate(arrived):
+        opened = message.open(batch_slots) if isinstance(message, BatchMessage) else message
+        arrays = [np.full((size, 2), 100 * number + place) for place, size in enumerate(sizes)]
+        wanted = {"tensors": list(map(torch.from_numpy, arrays)), "between": np.arange(3000), "parts": [arrays[-1][1:]]}
+        assert same(opened, wanted)
+
+
+def test_what_is_gathered_in_a_slot_is_not_copied_there() -> None:
+    slot = slot_of(1 << 16)
+    memory = slot.take(8000)
+    assert memory is not None
+    array = np.frombuffer(memory, np.int64)
+    array[...] = 7
+    packed = shared_memory._pack({"a": array[:900], "b": np.arange(1000)}, slot)
+    assert packed is not None
+    assert [(place.start, place.stop) for place in packed[1]] == [(0, 7200), (8000, 16000)]
+
+
+@pytest.mark.rotate(3)
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("workers", [1, 2])
+def test_batches_that_are_kept_for_any_time_never_change(seed: int, workers: int, tmp_path: Path) -> None:
+    generator = random.Random(seed)
+    columns = {"id": "int64", "x": "ndarray:float32:700"}
+    with MDSWriter(out=tmp_path, columns=columns, size_limit=90_000) as writer:
+        for number in range(400):
+            writer.write({"id": number, "x": np.full(700, number, np.float32)})
+    loader = make_loader(tmp_path, workers=workers, batch_size=generator.choice([1, 3, 20]))
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    count = 0
+    for batch in loader:
+        count += len(batch["id"])
+        batch["x"] += batch["id"][:, None]
+        kept.append((batch["x"], batch["id"].clone()))
+        generator.shuffle(kept)
+        for values, numbers in kept[: generator.randrange(4)]:
+            assert torch.equal(values, 2 * numbers[:, None].expand(-1, 700).float())
+        del kept[generator.randrange(12) :]
+    assert count == 400
+    loader.close()
+    assert all(torch.equal(values, 2 * numbers[:, None].expand(-1, 700).float()) for values, numbers in kept)
 
 
 def test_batches_of_a_loader_are_its_own(tmp_path: Path) -> None:
