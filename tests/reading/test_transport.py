@@ -308,7 +308,7 @@ def test_workers_that_are_forked_leave_slots_free(tmp_path: Path) -> None:
 
 
 class Gathering:
-    """A collate function that makes an array in the slot it is sent in, and others beside it."""
+    """A collate function that makes an array in the slot it is sent in, and others next to it."""
 
     def __init__(self, batch_slots: BatchSlots, sizes: Sequence[int]) -> None:
         self._sender, self._sizes = BatchSender(batch_slots), sizes
