@@ -8,6 +8,7 @@ LOWEST_TESTS := tests/trainer tests/tools/test_trace.py tests/dataset tests/read
 
 DIST_VENV := .venv-dist
 LOCK_VENV := .venv-lock
+SBOM_VENV := .venv-sbom
 DEMO_VENV := .venv-demo
 # The lock that environments are made of; CONSTRAINTS=/dev/null installs the newest of everything.
 CONSTRAINTS ?= constraints.txt
@@ -18,7 +19,7 @@ PEERS_VENV := .venv-peers
 PEERS ?= $(PEERS_VENV)/bin/python
 PEERS_READY := $(if $(filter $(PEERS_VENV)/%,$(PEERS)),$(PEERS_VENV)/.ready)
 
-.PHONY: help demo docs test test-all test-fast coverage mutants test-lowest test-peers check format bench bench-peers dist lock clean
+.PHONY: help demo docs test test-all test-fast coverage mutants test-lowest test-peers check format bench bench-peers dist sbom docs-versions lock clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -73,13 +74,25 @@ dist: $(DIST_VENV)/.ready  ## Make the wheel and the sdist of a release in dist/
 	PIP_CONSTRAINT=$(abspath $(CONSTRAINTS)) $(DIST_VENV)/bin/python -m build
 	$(DIST_VENV)/bin/twine check --strict dist/*
 
+sbom: $(DIST_VENV)/.ready  ## List what an install of the wheel in dist/ brings, as a CycloneDX file in sbom/
+	rm -rf $(SBOM_VENV) sbom
+	$(PYTHON) -m venv --without-pip $(SBOM_VENV)
+	$(DIST_VENV)/bin/pip --python $(SBOM_VENV)/bin/python install --quiet --constraint $(CONSTRAINTS) torch
+	$(DIST_VENV)/bin/pip --python $(SBOM_VENV)/bin/python install --quiet --constraint $(CONSTRAINTS) dist/*.whl
+	mkdir sbom
+	$(DIST_VENV)/bin/cyclonedx-py environment --output-reproducible $(SBOM_VENV)/bin/python \
+		--output-file sbom/$(notdir $(patsubst %-py3-none-any.whl,%,$(wildcard dist/*.whl))).cdx.json
+
+docs-versions: $(READY)  ## Make the site of this commit in build/docs, and that of each released version in build/docs/VERSION
+	$(BIN)/python -m docs._ext.versions build/docs
+
 lock: $(LOCK_VENV)/.ready  ## Renew constraints.txt and constraints-lowest.txt with the newest versions
 	$(COMPILE) --extra check --output-file constraints.txt pyproject.toml constraints.in
 	$(COMPILE) --extra test --constraint constraints.in --constraint constraints-lowest.in \
 		--output-file constraints-lowest.txt pyproject.toml
 
 clean:  ## Remove the environments and everything the targets above made
-	rm -rf $(VENV) $(LOWEST) $(PEERS_VENV) $(DIST_VENV) $(LOCK_VENV) $(DEMO_VENV) dist build/docs build/lib build/bdist.* build/bench_reading.json build/reading_*.png
+	rm -rf $(VENV) $(LOWEST) $(PEERS_VENV) $(DIST_VENV) $(LOCK_VENV) $(SBOM_VENV) $(DEMO_VENV) dist sbom build/docs build/lib build/bdist.* build/bench_reading.json build/reading_*.png
 	rm -rf *.egg-info demo_output .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
@@ -114,7 +127,7 @@ $(PEERS_VENV)/.ready: constraints.in benchmarks/reading/peers.txt
 
 $(DIST_VENV)/.ready: constraints.txt
 	$(PYTHON) -m venv $(DIST_VENV)
-	$(DIST_VENV)/bin/pip install --quiet --constraint $(CONSTRAINTS) build twine
+	$(DIST_VENV)/bin/pip install --quiet --constraint $(CONSTRAINTS) build twine cyclonedx-bom
 	touch $@
 
 $(LOCK_VENV)/.ready:

@@ -62,11 +62,58 @@ def test_a_release_is_built_with_nothing_else_installed_and_clean_removes_all_th
     assert needs == "$(DIST_VENV)/.ready"
     done = subprocess.run(["make", "-n", "clean"], cwd=ROOT, capture_output=True, text=True, check=True)
     made = set(re.findall(r"^\w+ := (\.venv[\w-]*)$", MAKEFILE, re.MULTILINE))
-    assert len(made) == 6
-    assert {*made, "dist", "demo_output", "build/docs"} <= set(done.stdout.split())
+    assert len(made) == 7
+    assert {*made, "dist", "sbom", "demo_output", "build/docs"} <= set(done.stdout.split())
 
 
 def test_the_makefile_names_tests_that_exist() -> None:
     paths = re.findall(r"tests/[\w/.]+", MAKEFILE)
     assert len(paths) > 8
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_a_release_passes_its_checklist_before_it_is_published_with_attestations() -> None:
+    read, _ = workflow("publish")
+    jobs = read["jobs"]
+    steps = [step.get("run", "") for step in jobs["build"]["steps"]]
+    checks = [number for number, step in enumerate(steps) if "tests.release" in step]
+    assert checks[0] < steps.index("make dist") < steps.index("make sbom") < checks[1]
+    assert "--dist dist --sbom sbom" in steps[checks[1]]
+    assert 'git fetch --force --depth 1 origin "refs/tags/' in steps[checks[0]]  # the signature
+    assert set(jobs["publish"]["needs"]) == {"install", "test"}
+    assert jobs["install"]["needs"] == "build"
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert jobs["publish"]["steps"][-1]["with"] == {"attestations": True}
+    assert [name for name, job in jobs.items() if "permissions" in job] == ["publish", "release"]
+    assert jobs["install"]["strategy"]["matrix"]["python"] == [f"3.{minor}" for minor in range(10, 15)]
+
+
+def test_the_site_of_each_release_is_published_with_that_of_main() -> None:
+    read, run = workflow("docs")
+    assert "make docs-versions" in run
+    assert read["jobs"]["make"]["steps"][0]["with"] == {"fetch-depth": 0}  # with the tags
+
+
+def test_torch_is_tried_from_the_lowest_version_on() -> None:
+    lowest = workflow("check")[0]["jobs"]["lowest"]
+    (bound,) = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert lowest["strategy"]["matrix"]["torch"][0] == f"{bound}.0"
+    assert re.search(r"^torch==", (ROOT / "constraints-lowest.txt").read_text(), re.MULTILINE)
+    assert "s/^torch==.*/torch==${{ matrix.torch }}/" in lowest["steps"][1]["run"]
+
+
+def test_issue_forms_are_such_as_the_site_shows() -> None:
+    folder = ROOT / ".github" / "ISSUE_TEMPLATE"
+    assert yaml.safe_load((folder / "config.yml").read_text())["blank_issues_enabled"] is False
+    forms = {path.stem: yaml.safe_load(path.read_text()) for path in folder.glob("*.yml") if path.stem != "config"}
+    assert forms.keys() == {"bug", "feature"}
+    for form in forms.values():
+        assert {"name", "description", "body"} <= form.keys()
+        ids = [field["id"] for field in form["body"]]
+        assert len(ids) == len(set(ids))
+        for field in form["body"]:
+            assert field["type"] in {"textarea", "input", "dropdown", "checkboxes"}
+            assert field["attributes"]["label"]
+            options = field["attributes"].get("options", [])
+            assert all(isinstance(option, str) for option in options)  # a plain yes is a boolean
+            assert bool(options) == (field["type"] == "dropdown")
