@@ -38,7 +38,7 @@ from benchmarks.selecting import own_mib, status_mib
 from lightning_streaming import MDSWriter, Stream
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.dataset.stream import StreamDefaults, cache_config_of
-from lightning_streaming.formats.mds.shard import head_bytes
+from lightning_streaming.formats.mds import head_bytes
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.selection.bitmap import Selection, bitmap_bytes
 from lightning_streaming.selection.catalog import Catalog, CatalogLengths

@@ -39,7 +39,7 @@ from lightning_streaming import MDSWriter, Stream
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.selection_files import map_bits
 from lightning_streaming.dataset.stream import StreamDefaults, cache_config_of, selection_of
-from lightning_streaming.formats.mds.shard import head_bytes
+from lightning_streaming.formats.mds import head_bytes
 from lightning_streaming.selection.bitmap import Selection, bitmap_bytes
 from lightning_streaming.selection.evaluate import select_samples
 from lightning_streaming.selection.id_index import index_ids

@@ -18,7 +18,7 @@ from typing import Any
 from lightning_streaming.cache.eviction import prefetch_spares_since
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.readers import ShardReader
+from lightning_streaming.formats.shard_format import ShardReader
 
 _MOST_FILES = 256
 """Shard files mapped at a time; each holds a file descriptor, of which a process often may have 1024."""

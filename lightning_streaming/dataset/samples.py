@@ -31,7 +31,6 @@ from lightning_streaming.errors import (
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.images.decode import DecodeImages, image_decoder
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import (
     SingleSampleReader,
     check_shard,
@@ -42,6 +41,7 @@ from lightning_streaming.formats.shard import (
     open_shard,
     table_part,
 )
+from lightning_streaming.formats.shard_format import ShardReader
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.selection.catalog import Catalog

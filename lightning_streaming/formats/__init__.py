@@ -3,15 +3,14 @@
     index          index.json: read, written, and kept in a parsed form
     shard_table    the entry of a shard in an index, and a table of a million of them
     shard          shards of any format: whole files, single samples, raw forms
+    mds            the MDS shard file and its samples
     split          json, csv, tsv and xsv shards, each with a data and a meta file
-    readers        protocols of readers: single samples, many samples at once
     columns        whole columns of a shard, lengths of arrays
     encodings      the values of one column, by name, and those that users register; values has the built-in ones
     compression    whole files, compressed
     hashing        hashes of whole files
-    shard_format   the interface of formats of other libraries, and what these share
+    shard_format   the interfaces of readers and of formats of other libraries, and what these formats share
 
-    mds            the MDS shard file and its samples
     arrow          Parquet files; rows, types and values of Arrow record batches
     tar            WebDataset: tar files of samples, their members and values
     arrays         .npy files, tokens of Megatron-LM, files of rows of equal size

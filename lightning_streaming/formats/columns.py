@@ -26,9 +26,9 @@ from lightning_streaming.formats.arrays.row_files import RowsReader
 from lightning_streaming.formats.arrow.rows import ArrowRows
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.mds.shard import MDSReader, read_places, table_bytes
-from lightning_streaming.formats.readers import FlatColumn, FlatReader, ShardReader
+from lightning_streaming.formats.mds import MDSReader, read_places, table_bytes
 from lightning_streaming.formats.shard import may_be_flat, open_shard
+from lightning_streaming.formats.shard_format import FlatColumn, FlatReader, ShardReader
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, check_columns
 from lightning_streaming.formats.values import (
     BYTES_OF_CODE,

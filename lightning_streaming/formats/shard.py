@@ -26,10 +26,23 @@ from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.litdata.directory import LitDataFormat, litdata_plain_kind, litdata_unsafe_columns
 from lightning_streaming.formats.litdata.samples import PlainLeaves
-from lightning_streaming.formats.mds.samples import PlainSchema, check_safe, plain_schema, read_decoder
-from lightning_streaming.formats.mds.shard import Decoder, MDSReader, read_places, table_bytes
-from lightning_streaming.formats.readers import PlainRows, ShardReader, no_such_sample
-from lightning_streaming.formats.shard_format import RangeReadableFormat, ShardFormat
+from lightning_streaming.formats.mds import (
+    Decoder,
+    MDSReader,
+    PlainSchema,
+    check_safe,
+    plain_schema,
+    read_decoder,
+    read_places,
+    table_bytes,
+)
+from lightning_streaming.formats.shard_format import (
+    PlainRows,
+    RangeReadableFormat,
+    ShardFormat,
+    ShardReader,
+    no_such_sample,
+)
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, check_columns, entry_error
 from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
 from lightning_streaming.formats.tar.webdataset import WebDatasetFormat, unsafe_members

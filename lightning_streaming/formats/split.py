@@ -25,9 +25,9 @@ from lightning_streaming.errors import ConfigError, EncodingError, ShardCorruptE
 from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.mds.samples import check_names
-from lightning_streaming.formats.mds.shard import (
+from lightning_streaming.formats.mds import (
     MappedShard,
+    check_names,
     check_shard_bytes,
     read_places,
     shard_bytes,
@@ -320,7 +320,7 @@ def meta_bytes(offsets: Sequence[int] | NDArray[np.int64], config: bytes) -> byt
 
     Args:
         offsets: Start of each row in the data file, and end of the last; of shape (samples + 1,).
-        config: The result of :func:`~lightning_streaming.formats.mds.shard.encode_config`.
+        config: The result of :func:`~lightning_streaming.formats.mds.encode_config`.
 
     Raises:
         ConfigError: One of the two files would have 4 GiB or more.

@@ -28,7 +28,7 @@ from torch.utils.data import default_collate
 from lightning_streaming.dataset.collation import Collate, collated, stacked
 from lightning_streaming.dataset.sample_key import Row
 from lightning_streaming.errors import FormatError, StreamingError
-from lightning_streaming.formats.readers import ColumnReader, PlainReader, PlainRows, ShardReader
+from lightning_streaming.formats.shard_format import ColumnReader, PlainReader, PlainRows, ShardReader
 from lightning_streaming.reading.plan import Assembler, Batches, Window, WorkerPartition, WorkerPlan, by_shard, located
 from lightning_streaming.reading.prefetch import (
     LastUses,

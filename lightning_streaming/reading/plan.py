@@ -26,7 +26,7 @@ from lightning_streaming.dataset.samples import SampleSource
 from lightning_streaming.dataset.transform import SampleFactory, failed_sample
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.formats.readers import Allocate
+from lightning_streaming.formats.shard_format import Allocate
 from lightning_streaming.options.groups import group_of
 from lightning_streaming.options.reading import BadSamplesConfig, DebugConfig, DecodeConfig
 from lightning_streaming.reading.measures import BatchMeter

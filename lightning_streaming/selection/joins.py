@@ -25,7 +25,7 @@ from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.formats.columns import ColumnValues, read_columns
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.readers import ShardReader
+from lightning_streaming.formats.shard_format import ShardReader
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.options.groups import fields_of
 from lightning_streaming.options.storage import JoinConfig

@@ -39,8 +39,8 @@ from lightning_streaming.errors import ConfigError, FormatError, IntegrityError,
 from lightning_streaming.files import appears_whole, join_under
 from lightning_streaming.formats.images.encodings import PILLOW_ERRORS, load_whole
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, dump_index, parse_index
-from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import check_shard, open_shard, unsafe_columns, was_written_for
+from lightning_streaming.formats.shard_format import ShardReader
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, shown_file
 from lightning_streaming.tools import commands, console
 from lightning_streaming.tools.commands import usable_cpus

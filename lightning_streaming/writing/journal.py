@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from lightning_streaming.errors import ConfigError, IndexFormatError
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index, parse_index
-from lightning_streaming.formats.mds.shard import encode_config
+from lightning_streaming.formats.mds import encode_config
 from lightning_streaming.storage import Location
 from lightning_streaming.writing.destination import (
     PARTS_PLAN,

@@ -23,8 +23,14 @@ from lightning_streaming.formats.compression import check_algorithm, compress, e
 from lightning_streaming.formats.encodings import Check, find_check
 from lightning_streaming.formats.hashing import hash_bytes
 from lightning_streaming.formats.index import MAX_RAW_BYTES, FileInfo, ShardInfo
-from lightning_streaming.formats.mds.samples import SampleLayout, compile_layout
-from lightning_streaming.formats.mds.shard import check_shard_bytes, encode_config, head_bytes, shard_bytes
+from lightning_streaming.formats.mds import (
+    SampleLayout,
+    check_shard_bytes,
+    compile_layout,
+    encode_config,
+    head_bytes,
+    shard_bytes,
+)
 from lightning_streaming.formats.split import SplitLayout, make_split_layout, meta_bytes
 from lightning_streaming.storage import StorageOptions
 from lightning_streaming.units import parse_bytes

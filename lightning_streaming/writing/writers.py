@@ -18,7 +18,7 @@ from weakref import WeakMethod
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
-from lightning_streaming.formats.mds.shard import encode_config
+from lightning_streaming.formats.mds import encode_config
 from lightning_streaming.signatures import explains_options_of, suggests_names
 from lightning_streaming.units import store_whole
 from lightning_streaming.writing.destination import Destination

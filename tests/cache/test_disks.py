@@ -18,7 +18,7 @@ from lightning_streaming.cache.records import read_usage
 from lightning_streaming.cache.shard_cache import FetchStatus
 from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.mds.shard import map_file
+from lightning_streaming.formats.mds import map_file
 from tests.cache.helpers import cached, disk_of, fetch_shard, parts, raw_data, write_dataset
 from tests.helpers import assert_error
 from tests.reading.processes import wait_until

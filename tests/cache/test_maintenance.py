@@ -34,7 +34,7 @@ from lightning_streaming.cache.maintenance import (
 from lightning_streaming.cache.records import locked_usage, make_tag, read_usage, set_finished, set_used
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, dump_index, parse_index
-from lightning_streaming.formats.mds.shard import map_file
+from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.shard import narrowed
 from tests.cache.helpers import as_nobody, cached, fetch_shard, open_to_all, parts, write_dataset
 from tests.helpers import assert_error

@@ -39,7 +39,7 @@ from lightning_streaming.cache.shard_cache import FetchStatus
 from lightning_streaming.cache.shared_files import pauses
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo
-from lightning_streaming.formats.mds.shard import map_file
+from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.shard import narrowed
 from tests.cache.helpers import cached, fetch_shard, parts, raw_data, write_dataset
 from tests.formats.small_shards import put_dataset

@@ -27,7 +27,7 @@ from lightning_streaming.dataset.open_shards import OpenShards, ShardsAhead, raw
 from lightning_streaming.dataset.samples import SampleSource
 from lightning_streaming.errors import ConfigError, DownloadError, SampleIndexError
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, parse_index
-from lightning_streaming.formats.mds.shard import map_file
+from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.reading.dataset import dataset_world, run_state_of
 from lightning_streaming.selection import catalog as catalog_module

@@ -40,8 +40,8 @@ from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.columns import flat_column
 from lightning_streaming.formats.index import ShardInfo, parse_index
-from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import check_shard, may_be_flat, open_shard
+from lightning_streaming.formats.shard_format import ShardReader
 from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage import Location
 from tests.formats.every_format import FORMS, PARQUET_SIZES, Sample, document_of, ranges, same, text_of

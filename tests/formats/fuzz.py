@@ -38,8 +38,8 @@ from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import decompress
 from lightning_streaming.formats.index import ShardInfo, parse_index
-from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import check_shard, open_shard
+from lightning_streaming.formats.shard_format import ShardReader
 from tests.formats.golden_datasets import SERVED, SPLIT
 from tests.golden import golden_path
 

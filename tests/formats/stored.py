@@ -12,8 +12,8 @@ from lightning_streaming.cache.generated_index import FilesAt
 from lightning_streaming.formats.arrow.rows import ArrowRows
 from lightning_streaming.formats.arrow.types import arrow_columns
 from lightning_streaming.formats.index import dump_index, parse_index
-from lightning_streaming.formats.readers import FlatColumn, ShardReader
 from lightning_streaming.formats.shard import check_shard, open_shard, other_format
+from lightning_streaming.formats.shard_format import FlatColumn, ShardReader
 from lightning_streaming.formats.shard_table import ShardInfo
 from lightning_streaming.storage import Location
 

@@ -19,7 +19,7 @@ from lightning_streaming import JSONWriter
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError, IndexFormatError, ShardCorruptError
 from lightning_streaming.formats.columns import ArrayLengths, array_lengths, check_dtype
 from lightning_streaming.formats.index import FileInfo, ShardInfo, parse_index
-from lightning_streaming.formats.mds.shard import MDSReader
+from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.values import NdarrayEncoding
 from tests.helpers import assert_error, write_shards
 from tests.tiers import examples

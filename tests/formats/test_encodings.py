@@ -31,7 +31,7 @@ from lightning_streaming.formats.encodings import (
     register_encoding,
     registered_encodings,
 )
-from lightning_streaming.formats.mds.samples import compile_layout
+from lightning_streaming.formats.mds import compile_layout
 from lightning_streaming.formats.shard import check_shard, open_shard
 from tests.formats.small_shards import put_shard
 from tests.helpers import assert_error

@@ -34,9 +34,8 @@ from lightning_streaming.formats.litdata.chunks import FramedChunk, LitDataChunk
 from lightning_streaming.formats.litdata.directory import LitDataFormat
 from lightning_streaming.formats.litdata.leaves import leaf_decoder
 from lightning_streaming.formats.litdata.samples import plain_leaves, sample_decoder
-from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import check_shard, open_shard, plain_kind, unsafe_columns
-from lightning_streaming.formats.shard_format import other_shard
+from lightning_streaming.formats.shard_format import ShardReader, other_shard
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, column_names
 from tests.golden import golden_path
 from tests.golden.litdata_values import describe

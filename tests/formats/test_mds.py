@@ -21,7 +21,7 @@ from lightning_streaming.errors import (
     StreamingError,
 )
 from lightning_streaming.formats.index import FileInfo
-from lightning_streaming.formats.mds.shard import (
+from lightning_streaming.formats.mds import (
     MDSReader,
     check_lengths,
     check_shard_bytes,

@@ -27,12 +27,11 @@ from lightning_streaming.errors import (
     SampleIndexError,
     ShardCorruptError,
 )
+from lightning_streaming.formats import mds as mds_samples
 from lightning_streaming.formats import register_encoding
 from lightning_streaming.formats.encodings import encode_value, encoding
 from lightning_streaming.formats.index import parse_index
-from lightning_streaming.formats.mds import samples as mds_samples
-from lightning_streaming.formats.mds.samples import SampleDecoder, compile_layout, plain_schema, read_decoder
-from lightning_streaming.formats.mds.shard import MDSReader
+from lightning_streaming.formats.mds import MDSReader, SampleDecoder, compile_layout, plain_schema, read_decoder
 from tests.formats.small_shards import shard_info
 from tests.helpers import assert_error, descriptors_under
 

@@ -31,9 +31,8 @@ from lightning_streaming.formats.arrow.parquet import ParquetFormat
 from lightning_streaming.formats.arrow.parquet_files import Footer
 from lightning_streaming.formats.columns import column_lengths, encodings_of, flat_column, read_columns
 from lightning_streaming.formats.index import dump_index, parse_index
-from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import check_shard, may_be_flat, narrowed, open_shard, other_format, plain_kind
-from lightning_streaming.formats.shard_format import RangedFile
+from lightning_streaming.formats.shard_format import RangedFile, ShardReader
 from lightning_streaming.formats.shard_table import PART, ShardInfo, column_names
 from tests.formats.stored import Folder, arrays_in, describe
 from tests.helpers import assert_error

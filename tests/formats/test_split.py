@@ -26,7 +26,7 @@ from lightning_streaming.errors import (
     StorageError,
 )
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.mds.shard import encode_config
+from lightning_streaming.formats.mds import encode_config
 from lightning_streaming.formats.shard import check_shard, open_shard
 from lightning_streaming.formats.split import SplitLayout, SplitReader, make_split_layout, meta_bytes, read_split_layout
 from tests.formats.golden_datasets import SPLIT, expectations, unpack, value_of

@@ -26,7 +26,7 @@ from torch.utils.data import default_collate
 
 from lightning_streaming import MDSWriter, SampleKey, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError, SampleError
-from lightning_streaming.formats.mds.shard import MDSReader
+from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.options.packing import PackingConfig
 from lightning_streaming.reading.dataset import dataset_world, run_state_of, source_of
 from lightning_streaming.reading.plan import by_shard

@@ -25,7 +25,7 @@ from lightning_streaming import (
     TokenBudget,
 )
 from lightning_streaming.errors import ConfigError, EncodingError, SampleError, StateMismatchError
-from lightning_streaming.formats.readers import FlatColumn
+from lightning_streaming.formats.shard_format import FlatColumn
 from lightning_streaming.reading.packs import documents as cut_documents
 from lightning_streaming.resume import order_files
 from lightning_streaming.world import World

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats import mds
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.mds import shard as mds
 from lightning_streaming.writing import shards
 from lightning_streaming.writing.shards import (
     ShardBuffer,

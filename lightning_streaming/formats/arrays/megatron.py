@@ -42,14 +42,16 @@ from lightning_streaming.formats.arrays.row_files import (
     row_shards,
     same_kind,
 )
-from lightning_streaming.formats.mds.shard import map_file
-from lightning_streaming.formats.readers import FlatColumn, ShardReader, no_such_sample
+from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.shard_format import (
+    FlatColumn,
     RangedFile,
+    ShardReader,
     StoredFiles,
     by_file,
     described,
     map_unknown,
+    no_such_sample,
     other_shard,
 )
 from lightning_streaming.formats.shard_table import MAX_RAW_BYTES, FileInfo, ShardInfo, entry_error

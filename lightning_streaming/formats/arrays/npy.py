@@ -43,7 +43,7 @@ from lightning_streaming.formats.arrays.row_files import (
     row_shards,
     same_kind,
 )
-from lightning_streaming.formats.mds.shard import map_file
+from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.shard_format import RangedFile, StoredFiles, by_file, described, map_unknown
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, entry_error
 

@@ -32,9 +32,16 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.encodings import encoding
-from lightning_streaming.formats.mds.shard import map_file
-from lightning_streaming.formats.readers import FlatColumn, PlainRows, no_such_sample, plain_rows
-from lightning_streaming.formats.shard_format import RangedFile, described, other_shard
+from lightning_streaming.formats.mds import map_file
+from lightning_streaming.formats.shard_format import (
+    FlatColumn,
+    PlainRows,
+    RangedFile,
+    described,
+    no_such_sample,
+    other_shard,
+    plain_rows,
+)
 from lightning_streaming.formats.shard_table import PART, FileInfo, ShardInfo, entry_error
 from lightning_streaming.formats.values import NUMBERS, NdarrayEncoding
 

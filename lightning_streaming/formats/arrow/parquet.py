@@ -46,9 +46,15 @@ from lightning_streaming.formats.arrow.parquet_files import (
 from lightning_streaming.formats.arrow.rows import ArrowRows, PlainArrow, plain_arrow, sound_arrow
 from lightning_streaming.formats.arrow.types import arrow_columns
 from lightning_streaming.formats.arrow.values import require_pyarrow
-from lightning_streaming.formats.mds.shard import map_file
-from lightning_streaming.formats.readers import ShardReader
-from lightning_streaming.formats.shard_format import RangedFile, StoredFiles, by_file, map_unknown, other_shard
+from lightning_streaming.formats.mds import map_file
+from lightning_streaming.formats.shard_format import (
+    RangedFile,
+    ShardReader,
+    StoredFiles,
+    by_file,
+    map_unknown,
+    other_shard,
+)
 from lightning_streaming.formats.shard_table import (
     FILE_SUFFIXES,
     PART,

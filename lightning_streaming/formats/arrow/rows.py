@@ -43,7 +43,7 @@ from lightning_streaming.formats.arrow.values import (
     require_pyarrow,
     stored,
 )
-from lightning_streaming.formats.readers import ColumnReader, FlatColumn, PlainRows, no_such_sample, plain_rows
+from lightning_streaming.formats.shard_format import ColumnReader, FlatColumn, PlainRows, no_such_sample, plain_rows
 
 _UNSUPPORTED = re.compile(
     r"decrypt|compression codec|not supported by the C\+\+|column type: UNKNOWN|unknown encoding type", re.IGNORECASE

@@ -62,8 +62,8 @@ from lightning_streaming.formats.arrow.values import (
 from lightning_streaming.formats.compression import declared_zstd_bytes, decompress
 from lightning_streaming.formats.litdata.leaves import leaf_decoder
 from lightning_streaming.formats.litdata.samples import ONLY_COLUMN, LitDataDecoder, PlainLeaves
-from lightning_streaming.formats.mds.shard import check_lengths, map_file, read_offsets, table_bytes
-from lightning_streaming.formats.readers import ColumnReader, PlainRows, no_such_sample
+from lightning_streaming.formats.mds import check_lengths, map_file, read_offsets, table_bytes
+from lightning_streaming.formats.shard_format import ColumnReader, PlainRows, no_such_sample
 from lightning_streaming.formats.shard_table import ShardInfo, column_names
 
 _OFFSET_PAIR = struct.Struct("<II")

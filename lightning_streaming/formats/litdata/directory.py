@@ -48,9 +48,8 @@ from lightning_streaming.formats.litdata.samples import (
     sample_decoder,
     unsafe_leaves,
 )
-from lightning_streaming.formats.mds.shard import table_bytes
-from lightning_streaming.formats.readers import PlainRows, ShardReader
-from lightning_streaming.formats.shard_format import StoredFiles, described, other_shard
+from lightning_streaming.formats.mds import table_bytes
+from lightning_streaming.formats.shard_format import PlainRows, ShardReader, StoredFiles, described, other_shard
 from lightning_streaming.formats.shard_table import INDEX_BASENAME, FileInfo, ShardInfo, check_columns, entry_error
 from lightning_streaming.formats.values import brief
 

@@ -35,7 +35,7 @@ from lightning_streaming.formats.litdata.leaves import (
     may_be_plain,
     plain_layout,
 )
-from lightning_streaming.formats.readers import PlainRows, plain_rows
+from lightning_streaming.formats.shard_format import PlainRows, plain_rows
 from lightning_streaming.formats.values import brief
 
 ONLY_COLUMN = "sample"

@@ -34,9 +34,8 @@ from lightning_streaming.errors import (
 from lightning_streaming.escaping import shortened
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.images.encodings import require_pillow
-from lightning_streaming.formats.mds.shard import map_file
-from lightning_streaming.formats.readers import no_such_sample
-from lightning_streaming.formats.shard_format import StoredFiles, map_unknown, other_shard
+from lightning_streaming.formats.mds import map_file
+from lightning_streaming.formats.shard_format import StoredFiles, map_unknown, no_such_sample, other_shard
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, check_columns, column_names, entry_error
 from lightning_streaming.formats.tar.member_values import decoder, is_image, is_never_read, is_unsafe_member, kind_of
 from lightning_streaming.formats.tar.members import BLOCK, Members, StoredWindow, UnpackedWindow, read_members

@@ -30,7 +30,7 @@ from lightning_streaming.dataset.collation import Collate, CollateError, collate
 from lightning_streaming.dataset.options import check_batch_of_budget
 from lightning_streaming.errors import BadSamplesError, ConfigError, FormatError, SampleError
 from lightning_streaming.formats.columns import flat_column
-from lightning_streaming.formats.readers import FlatColumn, ShardReader
+from lightning_streaming.formats.shard_format import FlatColumn, ShardReader
 from lightning_streaming.options.packing import Packing, PackingConfig, TokenBudget
 from lightning_streaming.reading.assemble import ReadSome, Scheduler, read_batches
 from lightning_streaming.reading.packs.types import BarePack, ColumnTypes, alike_batches, converted, stored_types

@@ -18,7 +18,6 @@ from lightning_streaming.errors import ConfigError, FormatError, IndexFormatErro
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.hashing import hash_names
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
-from lightning_streaming.formats.readers import ShardReader
 from lightning_streaming.formats.shard import (
     FilePart,
     SingleSampleReader,
@@ -27,6 +26,7 @@ from lightning_streaming.formats.shard import (
     open_shard,
     table_part,
 )
+from lightning_streaming.formats.shard_format import ShardReader
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, column_names
 from lightning_streaming.storage import Location, is_url, local_path, mask_url
 from lightning_streaming.writing.destination import is_shard_file, whole_name

@@ -1,1 +1,0 @@
-"""The MDS format of MosaicML Streaming: shard files and samples."""
