@@ -114,7 +114,7 @@ def measured(python: str, name: str, root: Path, workers: int, epochs: int) -> f
 def time_start(root: Path) -> None:
     """Say how long it takes to index all files, and to open one."""
     from lightning_streaming.cache.generated_index import FilesAt
-    from lightning_streaming.formats.tar.webdataset import WebDatasetFormat
+    from lightning_streaming.formats.webdataset import WebDatasetFormat
     from lightning_streaming.storage import Location
 
     began = time.perf_counter()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lightning_streaming.dataset.sample_key import KeyedBatch as KeyedBatch
     from lightning_streaming.dataset.sample_key import SampleKey as SampleKey
     from lightning_streaming.dataset.stream import Stream as Stream
-    from lightning_streaming.formats.images.decode import EncodedImage as EncodedImage
+    from lightning_streaming.formats.images import EncodedImage as EncodedImage
     from lightning_streaming.options.packing import PackingConfig as PackingConfig
     from lightning_streaming.options.packing import TokenBudget as TokenBudget
     from lightning_streaming.options.reading import BadSamplesConfig as BadSamplesConfig

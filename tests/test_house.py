@@ -220,7 +220,7 @@ def test_a_package_is_imported_in_its_rooms_only(package: str, rooms: set[str]) 
 
 
 @pytest.mark.parametrize(
-    ("package", "files"), [("torch", ("formats/litdata/", "formats/images/")), ("pyarrow", ("formats/arrow/",))]
+    ("package", "files"), [("torch", ("formats/litdata/", "formats/images.py")), ("pyarrow", ("formats/arrow/",))]
 )
 def test_of_the_formats_only_those_with_such_values_import_these_when_they_are_read(
     package: str, files: tuple[str, ...]

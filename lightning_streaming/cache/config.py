@@ -18,7 +18,7 @@ from typing import Any
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.hashing import hash_names
-from lightning_streaming.formats.images.encodings import IMAGE_SUFFIXES
+from lightning_streaming.formats.images import IMAGE_SUFFIXES
 from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS, format_of_name
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
 from lightning_streaming.storage.urls import is_plain_name, split_location, without_query

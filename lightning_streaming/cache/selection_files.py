@@ -28,7 +28,7 @@ from lightning_streaming.cache.index_files import remove_unlocked
 from lightning_streaming.errors import ShardCorruptError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import open_regular
-from lightning_streaming.formats.arrays.npy import header_of
+from lightning_streaming.formats.npy import header_of
 from lightning_streaming.waits import waiting
 
 _ABANDONED_SECONDS = 24 * 3600

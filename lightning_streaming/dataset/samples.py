@@ -29,7 +29,7 @@ from lightning_streaming.errors import (
     StreamingError,
 )
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
-from lightning_streaming.formats.images.decode import DecodeImages, image_decoder
+from lightning_streaming.formats.images import DecodeImages, image_decoder
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.shard import (
     SingleSampleReader,

@@ -7,15 +7,15 @@
     split          json, csv, tsv and xsv shards, each with a data and a meta file
     columns        whole columns of a shard, lengths of arrays
     encodings      the values of one column, by name, and those that users register; values has the built-in ones
+    images         encodings of images, and image files decoded to pixels
     compression    whole files, compressed
     hashing        hashes of whole files
-    shard_format   the interfaces of readers and of formats of other libraries, and what these formats share
 
+    shard_format   the interfaces of readers and of formats of other libraries, and what these formats share
     arrow          Parquet files; rows, types and values of Arrow record batches
-    tar            WebDataset: tar files of samples, their members and values
-    arrays         .npy files, tokens of Megatron-LM, files of rows of equal size
+    webdataset     tar files of samples, and their values; tar_members has the members of any tar file
+    npy            files of rows of equal size, and .npy files; megatron has tokens of Megatron-LM
     litdata        directories that litData optimised: chunks, samples, leaves
-    images         encodings of images, and image files decoded to pixels
 
 The bytes are those of MosaicML Streaming 0.13, index version 2.
 """

@@ -21,12 +21,12 @@ from lightning_streaming.errors import (
     ShardCorruptError,
 )
 from lightning_streaming.escaping import short_repr
-from lightning_streaming.formats.arrays.megatron import DocumentLengths
-from lightning_streaming.formats.arrays.row_files import RowsReader
 from lightning_streaming.formats.arrow.rows import ArrowRows
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.mds import MDSReader, read_places, table_bytes
+from lightning_streaming.formats.megatron import DocumentLengths
+from lightning_streaming.formats.npy import RowsReader
 from lightning_streaming.formats.shard import may_be_flat, open_shard
 from lightning_streaming.formats.shard_format import FlatColumn, FlatReader, ShardReader
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, check_columns

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lightning_streaming.errors import ConfigError, EncodingError
-from lightning_streaming.formats.images.encodings import (
+from lightning_streaming.formats.images import (
     ImageFileEncoding,
     ImageListEncoding,
     JpegArrayEncoding,

@@ -11,9 +11,6 @@ from typing import Any, NamedTuple, cast
 from lightning_streaming.errors import ConfigError, FormatError, ShardCorruptError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.arrays.megatron import MegatronFormat
-from lightning_streaming.formats.arrays.npy import NpyFormat
-from lightning_streaming.formats.arrays.row_files import row_layout
 from lightning_streaming.formats.arrow.parquet import (
     ParquetFormat,
     may_be_flat_column,
@@ -36,6 +33,8 @@ from lightning_streaming.formats.mds import (
     read_places,
     table_bytes,
 )
+from lightning_streaming.formats.megatron import MegatronFormat
+from lightning_streaming.formats.npy import NpyFormat, row_layout
 from lightning_streaming.formats.shard_format import (
     PlainRows,
     RangeReadableFormat,
@@ -45,7 +44,7 @@ from lightning_streaming.formats.shard_format import (
 )
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, check_columns, entry_error
 from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
-from lightning_streaming.formats.tar.webdataset import WebDatasetFormat, unsafe_members
+from lightning_streaming.formats.webdataset import WebDatasetFormat, unsafe_members
 
 _RANGE_READABLE = ("parquet", "npy", "megatron")
 """Formats whose shards may be parts of files."""

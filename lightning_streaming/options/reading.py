@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
-from lightning_streaming.formats.images.decode import KINDS
+from lightning_streaming.formats.images import KINDS
 from lightning_streaming.options.groups import OptionGroup, store_plain
 from lightning_streaming.signatures import suggests_names
 from lightning_streaming.units import LARGEST_COUNT, check_path, check_whole, is_one_of, plain_number

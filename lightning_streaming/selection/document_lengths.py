@@ -25,7 +25,6 @@ from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.selection_files import map_bits, selection_path
 from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError, StreamingError
 from lightning_streaming.escaping import package_logger
-from lightning_streaming.formats.arrays.npy import header_of
 from lightning_streaming.formats.columns import (
     WHOLE_NUMBERS,
     ColumnValues,
@@ -34,6 +33,7 @@ from lightning_streaming.formats.columns import (
     encodings_of,
 )
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
+from lightning_streaming.formats.npy import header_of
 from lightning_streaming.options.column_functions import LENGTHS
 from lightning_streaming.options.groups import fields_of
 from lightning_streaming.options.lengths import LengthsRequest

@@ -37,7 +37,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.sources import find_size
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, ObjectNotFoundError, StreamingError
 from lightning_streaming.files import appears_whole, join_under
-from lightning_streaming.formats.images.encodings import PILLOW_ERRORS, load_whole
+from lightning_streaming.formats.images import PILLOW_ERRORS, load_whole
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, dump_index, parse_index
 from lightning_streaming.formats.shard import check_shard, open_shard, unsafe_columns, was_written_for
 from lightning_streaming.formats.shard_format import ShardReader

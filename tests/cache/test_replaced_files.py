@@ -22,7 +22,6 @@ from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.generated_index import generated_index
 from lightning_streaming.cache.shard_cache import ShardCache
 from lightning_streaming.errors import IntegrityError, StorageError
-from lightning_streaming.formats.arrays import row_files
 from lightning_streaming.formats.index import ShardInfo, dump_index
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.storage import Location
@@ -53,7 +52,7 @@ FORMATS: dict[str, Callable[..., bytes]] = {"parquet": parquet, "npy": npy}
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(row_files, "PART_BYTES", 8 * PER_PART)
+    monkeypatch.setattr("lightning_streaming.formats.npy.PART_BYTES", 8 * PER_PART)
     monkeypatch.setenv("LIGHTNING_STREAMING_CACHE", str(tmp_path / "caches"))
 
 

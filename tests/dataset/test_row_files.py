@@ -16,9 +16,9 @@ from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.cache.generated_index import generated_index
 from lightning_streaming.errors import ConfigError, IntegrityError
-from lightning_streaming.formats.arrays import row_files
-from lightning_streaming.formats.arrays.row_files import RowsReader
+from lightning_streaming.formats import npy
 from lightning_streaming.formats.columns import flat_column
+from lightning_streaming.formats.npy import RowsReader
 from lightning_streaming.reading.packs import assemblers
 from lightning_streaming.storage import Location
 from tests.formats.test_megatron import write as write_megatron
@@ -147,7 +147,7 @@ def test_a_mixture_with_mds_is_taken_as_rows_where_columns_are_alike(
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of 10 rows at most."""
-    monkeypatch.setattr(row_files, "PART_BYTES", 10 * 4 * LENGTH)
+    monkeypatch.setattr(npy, "PART_BYTES", 10 * 4 * LENGTH)
 
 
 @pytest.mark.rotate(2)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from lightning_streaming.cache.generated_index import FilesAt
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.tar.webdataset import WebDatasetFormat
+from lightning_streaming.formats.webdataset import WebDatasetFormat
 from lightning_streaming.storage import Location
 
 

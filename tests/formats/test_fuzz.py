@@ -17,7 +17,7 @@ from PIL import Image
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError, MissingDependencyError, StorageError
 from lightning_streaming.formats.compression import decompress
-from lightning_streaming.formats.images.encodings import open_image_file
+from lightning_streaming.formats.images import open_image_file
 from lightning_streaming.formats.index import ShardInfo, parse_index
 from lightning_streaming.formats.shard import check_shard, open_shard
 from tests.formats import fuzz

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming import EncodedImage
 from lightning_streaming.errors import ConfigError, EncodingError
-from lightning_streaming.formats.images.decode import image_decoder
-from lightning_streaming.formats.images.encodings import open_image_file
+from lightning_streaming.formats.images import image_decoder, open_image_file
 from tests.helpers import assert_error
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

@@ -22,7 +22,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from lightning_streaming.errors import EncodingError
 from lightning_streaming.formats.encodings import encoding
-from lightning_streaming.formats.images.encodings import _BITS_OF_MODE, check_whole
+from lightning_streaming.formats.images import _BITS_OF_MODE, check_whole
 
 SIZES = st.tuples(st.integers(1, 20), st.integers(1, 20))
 PNG_MODES = ("1", "L", "LA", "RGB", "RGBA", "I;16")

@@ -22,10 +22,10 @@ from lightning_streaming.errors import (
     SampleIndexError,
     ShardCorruptError,
 )
-from lightning_streaming.formats.arrays.megatron import MegatronFormat
-from lightning_streaming.formats.arrays.row_files import RowsReader
 from lightning_streaming.formats.columns import column_lengths, flat_column
 from lightning_streaming.formats.index import FileInfo
+from lightning_streaming.formats.megatron import MegatronFormat
+from lightning_streaming.formats.npy import RowsReader
 from lightning_streaming.formats.shard import may_be_flat, plain_kind
 from lightning_streaming.formats.shard_table import ShardInfo
 from tests.formats.small_shards import damaged_bytes
@@ -210,7 +210,7 @@ def test_every_number_is_checked_when_documents_are_read(tmp_path: Path, wrong: 
 
 
 def test_borders_are_checked_across_what_is_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_streaming.formats.arrays.megatron._AT_ONCE", 2)
+    monkeypatch.setattr("lightning_streaming.formats.megatron._AT_ONCE", 2)
     assert tokens_of(describe(write(tmp_path), "megatron"), tmp_path) == WHOLE
     for wrong in ([0, 4, 1, 4, 5, 6], [0, 1, 4, 3, 5, 6]):
         (tmp_path / "x.idx").write_bytes(index_bytes([3, 1, 0, 2, 4, 0], wrong))

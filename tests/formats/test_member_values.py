@@ -16,8 +16,8 @@ from hypothesis.extra.numpy import array_shapes, arrays, scalar_dtypes
 from PIL import Image
 
 from lightning_streaming.errors import EncodingError
-from lightning_streaming.formats.tar import member_values
-from lightning_streaming.formats.tar.member_values import decoder, is_image, is_never_read, is_unsafe_member, kind_of
+from lightning_streaming.formats import webdataset
+from lightning_streaming.formats.webdataset import decoder, is_image, is_never_read, is_unsafe_member, kind_of
 
 
 def npy(array: Any, version: tuple[int, int] | None = None) -> bytes:
@@ -136,7 +136,7 @@ def zipped(arrays: list[Any], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
 def test_a_member_that_expands_beyond_bounds_is_refused_before_it_does(
     column: str, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member_values, "MAX_UNPACKED_BYTES", 100_000)
+    monkeypatch.setattr(webdataset, "MAX_UNPACKED_BYTES", 100_000)
     tracemalloc.start()
     with pytest.raises(EncodingError, match="more than 100000 bytes when it is decompressed"):
         decode(column, data)
@@ -157,7 +157,7 @@ def test_an_archive_that_says_too_small_a_size_does_not_expand_beyond_it(compres
 
 
 def test_members_within_the_bound_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member_values, "MAX_UNPACKED_BYTES", 100_000)
+    monkeypatch.setattr(webdataset, "MAX_UNPACKED_BYTES", 100_000)
     assert decode("gz", gzip.compress(bytes(50_000)) * 2) == bytes(100_000)
     assert decode("npz", zipped([np.ones(90_000, np.uint8)]))["0"].sum() == 90_000
 

@@ -24,9 +24,8 @@ from lightning_streaming.errors import (
     SampleIndexError,
     ShardCorruptError,
 )
-from lightning_streaming.formats.arrays.npy import NpyFormat
-from lightning_streaming.formats.arrays.row_files import RowsReader
 from lightning_streaming.formats.columns import check_readable_columns, column_lengths, flat_column, read_columns
+from lightning_streaming.formats.npy import NpyFormat, RowsReader
 from lightning_streaming.formats.shard import may_be_flat, plain_kind
 from tests.formats.stored import Folder, arrays_in, describe, opened, read_all
 from tests.helpers import assert_error

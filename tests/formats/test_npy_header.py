@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from lightning_streaming.errors import ShardCorruptError
-from lightning_streaming.formats.arrays.npy import NpyHeader, read_header
+from lightning_streaming.formats.npy import NpyHeader, read_header
 from tests.helpers import assert_error
 
 

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ShardCorruptError
-from lightning_streaming.formats.tar.members import read_members
+from lightning_streaming.formats.tar_members import read_members
 from tests.helpers import assert_error
 from tests.tiers import examples
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from lightning_streaming.cache.generated_index import FilesAt
 from lightning_streaming.errors import ObjectNotFoundError, ShardCorruptError
-from lightning_streaming.formats.tar.members import StoredWindow, UnpackedWindow, read_members
-from lightning_streaming.formats.tar.webdataset import WebDatasetFormat
+from lightning_streaming.formats.tar_members import StoredWindow, UnpackedWindow, read_members
+from lightning_streaming.formats.webdataset import WebDatasetFormat
 from lightning_streaming.storage import Location
 from tests.formats.tar_data import described, write_members
 from tests.helpers import assert_error

@@ -32,7 +32,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.shard import check_shard, open_shard, unsafe_columns
-from lightning_streaming.formats.tar.webdataset import WebDatasetFormat
+from lightning_streaming.formats.webdataset import WebDatasetFormat
 from tests.formats.tar_data import (
     as_plain,
     described,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError
 from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.encodings import encoding
-from lightning_streaming.formats.images.encodings import IMAGE_FORMATS, open_image_file
+from lightning_streaming.formats.images import IMAGE_FORMATS, open_image_file
 from lightning_streaming.formats.values import brief
 
 Read = Callable[[int], Any]

@@ -29,13 +29,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_streaming.errors import ConfigError, EncodingError, IndexFormatError, UnsupportedError
-from lightning_streaming.formats.images.decode import check_rgb, rgb_pixels
-from lightning_streaming.formats.images.encodings import (
+from lightning_streaming.formats.images import (
     PILLOW_ERRORS,
     JpegArrayEncoding,
     PilEncoding,
+    check_rgb,
     open_image_file,
     require_pillow,
+    rgb_pixels,
     stored_file,
 )
 from lightning_streaming.formats.values import PickleEncoding, StrEncoding, brief

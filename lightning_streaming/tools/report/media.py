@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.formats.images.encodings import BEGINNINGS
+from lightning_streaming.formats.images import BEGINNINGS
 
 _IMAGES = ((BEGINNINGS["JPEG"], "image/jpeg"), (BEGINNINGS["PNG"], "image/png"), (b"GIF8", "image/gif"))
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}

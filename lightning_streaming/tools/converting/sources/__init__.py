@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.formats.images.encodings import IMAGE_SUFFIXES
+from lightning_streaming.formats.images import IMAGE_SUFFIXES
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.tools.converting.sources import arrow, csv_and_json, folders_and_tars
 from lightning_streaming.tools.converting.sources.row_source import RowSource, files_under, find_files, has_suffix

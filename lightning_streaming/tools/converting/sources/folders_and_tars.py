@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError
-from lightning_streaming.formats.images.encodings import IMAGE_SUFFIXES
+from lightning_streaming.formats.images import IMAGE_SUFFIXES
 from lightning_streaming.tools.converting.sources.csv_and_json import parse_json
 from lightning_streaming.tools.converting.sources.row_encoding import check_image_file, image_encoding
 from lightning_streaming.tools.converting.sources.row_source import (

@@ -21,7 +21,7 @@ from lightning_streaming.errors import ConfigError, EncodingError, MissingDepend
 from lightning_streaming.escaping import shell_word
 from lightning_streaming.formats.encodings import check_float
 from lightning_streaming.formats.encodings import encoding as find_encoding
-from lightning_streaming.formats.images.encodings import BEGINNINGS, check_whole
+from lightning_streaming.formats.images import BEGINNINGS, check_whole
 from lightning_streaming.tools.console import is_image
 from lightning_streaming.tools.converting.sources.row_source import InputPart, RowSource, Schema
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lightning_streaming.cache import ShardCache
-from lightning_streaming.formats.images.encodings import stored_file
+from lightning_streaming.formats.images import stored_file
 from lightning_streaming.formats.index import ShardInfo, shard_to_json
 from lightning_streaming.formats.shard import unsafe_columns
 from lightning_streaming.tools.console import is_image

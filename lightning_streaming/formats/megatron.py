@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, FormatError, ShardCorruptError
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.arrays.row_files import (
+from lightning_streaming.formats.mds import map_file
+from lightning_streaming.formats.npy import (
     MAX_ROW_BYTES,
     RowColumn,
     RowLayout,
@@ -42,7 +43,6 @@ from lightning_streaming.formats.arrays.row_files import (
     row_shards,
     same_kind,
 )
-from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.shard_format import (
     FlatColumn,
     RangedFile,

@@ -1,1 +1,0 @@
-"""Images: their encodings, and image files decoded to pixels."""

@@ -1,1 +1,0 @@
-"""WebDataset: tar files, their members and the values that these hold."""
