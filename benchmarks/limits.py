@@ -183,7 +183,7 @@ def sockets(place: Place) -> Iterator[int]:
 
 def download(place: Place, *, hashed: bool) -> Iterator[int]:
     """Download shards as the cache does."""
-    from lightning_streaming.formats.hashing import hash_file
+    from lightning_streaming.formats.algorithms import hash_file
     from lightning_streaming.storage import Location
 
     options = {"key": "key", "secret": "secret", "endpoint_url": place.endpoint}
@@ -237,7 +237,7 @@ LINK: dict[str, Measure] = {
     "our cold epoch": lambda place: epoch(place, 0),
     "our cold epoch, 2 workers": lambda place: epoch(place, 2),
 }
-IMPORTS = ("torch", "s3fs", "lightning_streaming.reading.loader", "lightning_streaming.formats.hashing")
+IMPORTS = ("torch", "s3fs", "lightning_streaming.reading.loader", "lightning_streaming.formats.algorithms")
 
 
 def measure(name: str, place: Place) -> Spent:

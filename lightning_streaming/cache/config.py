@@ -17,7 +17,7 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
-from lightning_streaming.formats.hashing import hash_names
+from lightning_streaming.formats.algorithms import hash_names
 from lightning_streaming.formats.images import IMAGE_SUFFIXES
 from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS, format_of_name
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
@@ -102,7 +102,18 @@ class CacheConfig:
                 option="local",
                 stream=self.name,
             )
-        self._check_paths()
+        for option in ("remote", "local"):
+            try:
+                is_path = b"\0" not in os.fsencode(str(getattr(self, option)))
+            except UnicodeEncodeError:
+                is_path = False
+            if not is_path:
+                raise ConfigError(
+                    f"{option} of stream {self.name!r} has a character that no file name can have: "
+                    f"{short_repr(mask_url(str(getattr(self, option))))}",
+                    option=option,
+                    stream=self.name,
+                )
         self._check_whole("download_retry", 0)
         if (plain_number(self.download_timeout) or 0) <= 0:
             raise ConfigError(
@@ -119,20 +130,6 @@ class CacheConfig:
                 option="validate_hash",
                 stream=self.name,
             )
-
-    def _check_paths(self) -> None:
-        for option in ("remote", "local"):
-            try:
-                is_path = b"\0" not in os.fsencode(str(getattr(self, option)))
-            except UnicodeEncodeError:
-                is_path = False
-            if not is_path:
-                raise ConfigError(
-                    f"{option} of stream {self.name!r} has a character that no file name can have: "
-                    f"{short_repr(mask_url(str(getattr(self, option))))}",
-                    option=option,
-                    stream=self.name,
-                )
 
     def _check_format(self) -> None:
         if not is_one_of(self.format, (None, *OTHER_FORMATS)):
@@ -244,7 +241,9 @@ def default_cache_directory(remote: str, storage_options: Mapping[str, Any] | No
     """
     last = mask_url(remote).rstrip("/").rpartition("/")[2]
     readable = _UNREADABLE.sub("-", last).strip(".-")[:_LONGEST_READABLE_NAME] or "dataset"
-    return _cache_root() / f"{readable}-{_digest(Location(remote, storage_options or {}).key)}"
+    chosen = os.environ.get(CACHE_VARIABLE)
+    root = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", _NAME)
+    return root.expanduser() / f"{readable}-{_digest(Location(remote, storage_options or {}).key)}"
 
 
 def other_format_at(path: Path) -> tuple[str, str] | None:
@@ -313,13 +312,6 @@ def orders_directory() -> Path:
         ConfigError: :func:`runtime_directory` raises it.
     """
     return _create_private(runtime_directory() / "orders")
-
-
-def _cache_root() -> Path:
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / _NAME
 
 
 def _create_private(path: Path) -> Path:

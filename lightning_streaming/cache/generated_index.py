@@ -34,8 +34,8 @@ from lightning_streaming.formats.shard_format import described
 from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.location import ListedFile
+from lightning_streaming.storage.requests import Pin
 from lightning_streaming.storage.urls import HTTP_SCHEMES, is_plain_name, match_names, scheme_of
-from lightning_streaming.storage.versions import Pin
 from lightning_streaming.waits import ProgressCallback, progress
 
 _logger = package_logger(__name__)
@@ -96,10 +96,21 @@ class FilesAt:
     def _files(self) -> Mapping[str, ListedFile]:
         if self._pattern is None:
             return _data_below(self._location)
-        if is_plain_name(self._pattern):
-            return self._of_one_name(self._pattern)
-        listed = _data_below(self._location)
-        return {name: listed[name] for name in match_names(self._pattern, list(listed))}
+        if not is_plain_name(self._pattern):
+            files = _data_below(self._location)
+            return {name: files[name] for name in match_names(self._pattern, list(files))}
+        # A file, without listing its directory; or the files below a directory, as Spark writes them.
+        name, location = self._pattern, self._location / self._pattern
+        is_directory = location.path is not None and location.path.is_dir()
+        listed = None if is_directory else location.listed()
+        if listed is not None and listed.size:
+            return {name: listed}
+        # Stores have no directories, or list them as empty files.
+        with suppress(ObjectNotFoundError):
+            below = _data_below(location)
+            if below:
+                return {f"{name}/{path}": file for path, file in below.items()}
+        return {} if listed is None else {name: listed}
 
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
@@ -136,20 +147,6 @@ class FilesAt:
     @cached_property
     def _versions(self) -> Mapping[str, str]:
         return {name: file.version for name, file in self._files.items()}
-
-    def _of_one_name(self, name: str) -> Mapping[str, ListedFile]:
-        """Return one file, without listing its directory; or the files below a directory, as Spark writes them."""
-        location = self._location / name
-        is_directory = location.path is not None and location.path.is_dir()
-        listed = None if is_directory else location.listed()
-        if listed is not None and listed.size:
-            return {name: listed}
-        # Stores have no directories, or list them as empty files.
-        with suppress(ObjectNotFoundError):
-            below = _data_below(location)
-            if below:
-                return {f"{name}/{path}": file for path, file in below.items()}
-        return {} if listed is None else {name: listed}
 
     def sizes(self) -> Mapping[str, int]:
         """Return the bytes of each file at any depth, by its path with forward slashes, sorted; without hidden ones."""

@@ -275,7 +275,14 @@ class IndexCache:
             if cached is None:
                 return self._fetch(None, manifest, lock)
             try:
-                return self._fetch_if_changed(cached, manifest, lock)
+                # Only the version of a large index is requested; fetching a small one takes no longer than that.
+                if cached.text is None and check is not None and self._config.format is None:
+                    with suppress(ObjectNotFoundError):  # HTTP reports every failure so; fetching it reports which
+                        version = self._remote_version()
+                        size = (self._directory / INDEX_BASENAME).stat().st_size
+                        if version["size"] == size and check.version in ({}, version):
+                            return self._record(cached, cached, manifest, lock, version=version)
+                return self._fetch(cached, manifest, lock)
             except ObjectNotFoundError as error:
                 raise ObjectNotFoundError(
                     f"{self._location} does not exist any more, but {self._directory} has an index that was fetched "
@@ -286,8 +293,8 @@ class IndexCache:
                 ) from error
             except (StorageError, FormatError) as error:
                 _logger.warning("using the cached index in %s, which may be outdated: %s", self._directory, error)
-                version = {} if check is None else check.version
-                return self._record(cached, cached, manifest, lock, version=version, has_response=False)
+                known = {} if check is None else check.version
+                return self._record(cached, cached, manifest, lock, version=known, has_response=False)
 
     def _read_foreign(self) -> LoadedIndex:
         """Read the index of a directory that this user may not write to; another user may be fetching it."""
@@ -320,17 +327,6 @@ class IndexCache:
             return self._forms.load(path, scratch=scratch, likely=likely)
         except (FileNotFoundError, PermissionError, FormatError):
             return None
-
-    def _fetch_if_changed(self, cached: LoadedIndex, manifest: CacheManifest, lock: IndexLock) -> LoadedIndex:
-        """Request only the version of a large index first; fetching a small one takes no longer than that."""
-        check = manifest.check_of(cached.digest)
-        if cached.text is None and check is not None and self._config.format is None:
-            with suppress(ObjectNotFoundError):  # HTTP reports every failure so; fetching it reports which
-                version = self._remote_version()
-                size = (self._directory / INDEX_BASENAME).stat().st_size
-                if version["size"] == size and check.version in ({}, version):
-                    return self._record(cached, cached, manifest, lock, version=version)
-        return self._fetch(cached, manifest, lock)
 
     def _fetch(self, cached: LoadedIndex | None, manifest: CacheManifest, lock: IndexLock) -> LoadedIndex:
         def refuse_page(path: Path) -> None:

@@ -267,7 +267,11 @@ def _checked(data: memoryview) -> IndexForm:
         kinds=tuple(ShardKind(example=parse_shard(entry, {})) for entry in description["kinds"]),
         **_arrays(data, length, description["arrays"]),
     )
-    _check_table(table)
+    kinds, samples, sizes, stops = table.kind_of_shard, table.samples, table.sizes, table.text_stops
+    _demand(len(kinds) == len(samples) and (not len(kinds) or 0 <= kinds.min() <= kinds.max() < len(table.kinds)))
+    _demand(len(sizes) == table.first_file[-1] and len(stops) == table.first_text[-1])
+    _demand(bool((np.diff(stops, prepend=0) >= 0).all()) and len(table.text) == (stops[-1] if len(stops) else 0))
+    _demand(int(samples.min(initial=0)) >= 0 and int(sizes.min(initial=0)) >= 0)
     return IndexForm(index=DatasetIndex(table, description["data_digest"]), digest=description["digest"])
 
 
@@ -280,14 +284,6 @@ def _arrays(data: memoryview, description_length: int, described: dict[str, Any]
         _demand(len(part) == length and zlib.crc32(part) == described[name][1])
         arrays[name] = np.frombuffer(part, _ARRAYS[name])
     return arrays
-
-
-def _check_table(table: ShardTable) -> None:
-    kinds, samples, sizes, stops = table.kind_of_shard, table.samples, table.sizes, table.text_stops
-    _demand(len(kinds) == len(samples) and (not len(kinds) or 0 <= kinds.min() <= kinds.max() < len(table.kinds)))
-    _demand(len(sizes) == table.first_file[-1] and len(stops) == table.first_text[-1])
-    _demand(bool((np.diff(stops, prepend=0) >= 0).all()) and len(table.text) == (stops[-1] if len(stops) else 0))
-    _demand(int(samples.min(initial=0)) >= 0 and int(sizes.min(initial=0)) >= 0)
 
 
 def _demand(is_sound: bool) -> None:

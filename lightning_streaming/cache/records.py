@@ -48,6 +48,7 @@ _FAMILY = 128
 
 _FRESH_NANOSECONDS = 10 * 10**9
 """For this time no other process requests the index again: those of one job start at about the same time."""
+_SEPARATE_COUNT = (config.MANIFEST_BASENAME, config.USAGE_BASENAME)
 _NOT_SHARD_PREFIXES = (config.PARSED_INDEX_PREFIX, shared_files.NEW_PREFIX)
 _NOT_SHARDS = (*config.NOTE_BASENAMES, config.STAGING_BASENAME, INDEX_BASENAME)
 _SELECTION_FILE = re.compile(r"[0-9a-f]{32}\.((npy|lock)(\..+\.part)?|parts/\d+-\d+\.npy(\..+\.part)?)")
@@ -358,7 +359,8 @@ def shard_files(root: Path) -> Iterator[CacheEntry]:
                 if folder == str(root) and (entry.name in _NOT_SHARDS or entry.name.startswith(_NOT_SHARD_PREFIXES)):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    if not _is_cache(entry.path):
+                    # Another cache within this one has a separate count.
+                    if not any(os.path.lexists(f"{entry.path}/{name}") for name in _SEPARATE_COUNT):
                         pending.append(entry.path)
                 elif entry.is_file(follow_symlinks=False) and not _is_selection(entry.path, selections):
                     with suppress(FileNotFoundError):
@@ -422,11 +424,6 @@ def fixed_bytes(root: Path) -> int:
     # Not the parts of those being created, which are removed afterwards.
     kept = (entry for entry in selection_files(root) if os.path.dirname(entry.path) == selections)  # noqa: PTH120
     return sum(entry.size for entry in chain(index_files(root), kept))
-
-
-def _is_cache(folder: str) -> bool:
-    """Return whether a directory within a cache directory is another cache, which has a separate count."""
-    return any(os.path.lexists(f"{folder}/{name}") for name in (config.MANIFEST_BASENAME, config.USAGE_BASENAME))
 
 
 def staging_files(root: Path) -> Iterator[os.DirEntry[str]]:

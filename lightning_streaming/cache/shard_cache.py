@@ -39,7 +39,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.files import Identity, file_named_by, join_under
-from lightning_streaming.formats.compression import check_algorithm
+from lightning_streaming.formats.algorithms import check_algorithm
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
 from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage.retries import longest_series

@@ -27,13 +27,12 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.escaping import package_logger, shortened
 from lightning_streaming.files import disk_errors, join_under, system_errors
-from lightning_streaming.formats.compression import decompressed_pieces
-from lightning_streaming.formats.hashing import CHEAPEST_FIRST, hash_bytes, hash_file
+from lightning_streaming.formats.algorithms import CHEAPEST_FIRST, decompressed_pieces, hash_bytes, hash_file
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
 from lightning_streaming.formats.shard import range_readable_format, was_written_for
 from lightning_streaming.formats.shard_format import RangedFile
 from lightning_streaming.storage import Location
-from lightning_streaming.storage.versions import NO_PIN, Pin, check_local
+from lightning_streaming.storage.requests import NO_PIN, Pin, check_local
 
 _logger = package_logger(__name__)
 

@@ -8,8 +8,7 @@
     columns        whole columns of a shard, lengths of arrays
     encodings      the values of one column, by name, and those that users register; values has the built-in ones
     images         encodings of images, and image files decoded to pixels
-    compression    whole files, compressed
-    hashing        hashes of whole files
+    algorithms     hashes and compression of whole files
 
     shard_format   the interfaces of readers and of formats of other libraries, and what these formats share
     arrow          Parquet files; rows, types and values of Arrow record batches

@@ -796,10 +796,6 @@ def _is_image(value: Any) -> bool:
     return isinstance(value, require_pillow().Image)
 
 
-def _pil(value: Any) -> Any:
-    return value if _is_image(value) else EncodedImage(_file_of(value)).pil()
-
-
 def _array(value: Any) -> Pixels:
     if not isinstance(value, bytes) and _is_image(value) and stored_file(value) is None:
         return _writable(value)
@@ -810,16 +806,12 @@ def _tensor(value: Any) -> Tensor:
     return _channels_first(_array(value).transpose(2, 0, 1))
 
 
-def _encoded(value: Any) -> EncodedImage:
-    return EncodedImage(_file_of(value))
-
-
 _KINDS: Mapping[str, Callable[[Any], Any]] = {
-    "pil": _pil,
+    "pil": lambda value: value if _is_image(value) else EncodedImage(_file_of(value)).pil(),
     "bytes": _file_of,
     "array": _array,
     "tensor": _tensor,
-    "encoded": _encoded,
+    "encoded": lambda value: EncodedImage(_file_of(value)),
 }
 KINDS = tuple(_KINDS)
 """Kinds of a column of images."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, IndexFormatError
 from lightning_streaming.escaping import shortened
-from lightning_streaming.formats.compression import extension
+from lightning_streaming.formats.algorithms import extension
 from lightning_streaming.formats.shard_table import (
     INDEX_BASENAME,
     INDEX_VERSION,

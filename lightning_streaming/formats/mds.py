@@ -474,19 +474,15 @@ def _schema(
     names: tuple[str, ...], encodings: tuple[str, ...], sizes: tuple[int | None, ...], wanted: frozenset[str] | None
 ) -> PlainSchema | None:
     columns = list[tuple[str, Encoding, int | None, bool]]()
-    for name, kind, size in zip(names, map(_plain_encoding, encodings), sizes, strict=True):
-        if kind is None or kind.size != size:  # opening the shard raises the error of a wrong index
+    for name, encoding_name, size in zip(names, encodings, sizes, strict=True):
+        try:
+            kind = encoding(encoding_name)
+        except (ConfigError, MissingDependencyError):
+            return None  # opening the shard raises the error, and that of a wrong index
+        if not isinstance(kind, (*NUMBERS, NdarrayEncoding)) or kind.size != size:
             return None
         columns.append((name, kind, size, wanted is None or name in wanted))
     return PlainSchema(tuple(columns)) if columns else None
-
-
-def _plain_encoding(name: str) -> Encoding | None:
-    try:
-        known = encoding(name)
-    except (ConfigError, MissingDependencyError):
-        return None  # opening the shard raises the error
-    return known if isinstance(known, (*NUMBERS, NdarrayEncoding)) else None
 
 
 def _value_by_number(its_encoding: Encoding, column: NDArray[Any]) -> Callable[[int], Any]:
@@ -501,7 +497,7 @@ def _values(its_encoding: Encoding, payload: memoryview) -> tuple[np.dtype[Any],
     if isinstance(its_encoding, NdarrayEncoding):
         shape, dtype, start = its_encoding.read_layout(payload)
         return np.dtype((dtype, shape)), start
-    assert isinstance(its_encoding, NUMBERS), "checked by _plain_encoding"
+    assert isinstance(its_encoding, NUMBERS), "checked by _schema"
     return its_encoding.dtype, 0
 
 

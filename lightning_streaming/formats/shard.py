@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 from lightning_streaming.errors import ConfigError, FormatError, ShardCorruptError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.algorithms import check_algorithm
 from lightning_streaming.formats.arrow.parquet import (
     ParquetFormat,
     may_be_flat_column,
@@ -18,7 +19,6 @@ from lightning_streaming.formats.arrow.parquet import (
     whole_row_group,
 )
 from lightning_streaming.formats.arrow.rows import PlainArrow
-from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.litdata.directory import LitDataFormat, litdata_plain_kind, litdata_unsafe_columns

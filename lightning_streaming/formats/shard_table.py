@@ -238,7 +238,7 @@ def shown_file(info: ShardInfo) -> FileInfo:
     return info.zip_data if info.compression == PART and info.zip_data is not None else info.raw_data
 
 
-_FILE_FIELDS = ("raw_data", "zip_data", "raw_meta", "zip_meta")
+FILE_FIELDS = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 _AT_ONCE = 4096
 """Shards whose texts are decoded together when all are read."""
 
@@ -531,7 +531,7 @@ class ShardTable(Sequence[ShardInfo]):
 
 
 def _files_by_field(shard: ShardInfo) -> dict[str, FileInfo]:
-    files = {field: getattr(shard, field) for field in _FILE_FIELDS}
+    files = {field: getattr(shard, field) for field in FILE_FIELDS}
     return {field: file for field, file in files.items() if file is not None}
 
 

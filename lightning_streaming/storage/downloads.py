@@ -21,10 +21,9 @@ from typing import Any, Protocol
 from lightning_streaming.errors import IntegrityError, StorageError, StreamingError
 from lightning_streaming.files import disk_errors
 from lightning_streaming.storage.filesystems import abandon, kind_of, open_to_read, run_on_loop
-from lightning_streaming.storage.requests import RemoteObject, Span
+from lightning_streaming.storage.requests import NO_PIN, Pin, RemoteObject, ReplacedError, Span, version_of_open
 from lightning_streaming.storage.retries import Attempts, Deadline, StallClock, longest_attempt, run_watched, watched
 from lightning_streaming.storage.urls import mask_url
-from lightning_streaming.storage.versions import NO_PIN, Pin, ReplacedError, version_of_open
 
 CONNECTIONS = 16
 """Default number of chunks in flight."""

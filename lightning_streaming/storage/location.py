@@ -30,9 +30,9 @@ from lightning_streaming.storage.filesystems import (
     open_filesystem,
     prepare,
 )
+from lightning_streaming.storage.requests import MODIFIED_KEYS, NO_PIN, Pin, listed_version
 from lightning_streaming.storage.retries import Attempts, Deadline, Series, is_more_missing, longest_series
 from lightning_streaming.storage.secrets import StorageOptions, secrets_of
-from lightning_streaming.storage.versions import MODIFIED_KEYS, NO_PIN, Pin, listed_version
 
 _Result = TypeVar("_Result")
 
@@ -75,7 +75,7 @@ class ListedFile(NamedTuple):
     modified: float | None
     """Modification time in seconds since the epoch by the store's clock; None if the store does not report it."""
     version: str = ""
-    """Its version, see :func:`~lightning_streaming.storage.versions.listed_version`; "" if the store reports none."""
+    """Its version, see :func:`~lightning_streaming.storage.requests.listed_version`; "" if the store reports none."""
     inode: str = ""
     """Inode of a local file."""
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, ShardCorruptError, StorageError
 from lightning_streaming.files import appears_whole, remove_partials
-from lightning_streaming.formats.compression import check_algorithm, decompressed_pieces
+from lightning_streaming.formats.algorithms import check_algorithm, decompressed_pieces
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, dump_index, parse_index
 from lightning_streaming.formats.shard import raw_forms
 from lightning_streaming.formats.shard_table import PART

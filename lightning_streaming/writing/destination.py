@@ -23,7 +23,7 @@ from typing import Any
 from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.files import PARTIAL_SUFFIX, remove_partials, system_errors
-from lightning_streaming.formats.hashing import hash_file
+from lightning_streaming.formats.algorithms import hash_file
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
 from lightning_streaming.formats.shard import raw_forms
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url

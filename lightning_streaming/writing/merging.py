@@ -15,14 +15,13 @@ from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.index import (
     INDEX_BASENAME,
     DatasetIndex,
-    FileInfo,
     ShardInfo,
     dump_merged_index,
     parse_index,
 )
 from lightning_streaming.formats.shard import raw_forms, was_written_for
 from lightning_streaming.formats.shard_format import described
-from lightning_streaming.formats.shard_table import OTHER_FORMATS
+from lightning_streaming.formats.shard_table import FILE_FIELDS, OTHER_FORMATS
 from lightning_streaming.storage import Location, StorageOptions, local_path
 from lightning_streaming.writing.destination import WRITING, parse_out
 
@@ -253,8 +252,12 @@ def joined(parts: Mapping[str, DatasetIndex]) -> DatasetIndex:
     shards: dict[str, ShardInfo] = {}
     for path, index in parts.items():
         for shard in index.shards:
-            moved = _moved(shard, path)
-            shards.setdefault(moved.raw_data.basename, moved)
+            # As named from further up: ``shard.00000.mds`` becomes ``path/shard.00000.mds``.
+            files = {field: getattr(shard, field) for field in FILE_FIELDS}
+            moved: dict[str, Any] = {
+                field: replace(file, basename=f"{path}/{file.basename}") for field, file in files.items() if file
+            }
+            shards.setdefault(moved["raw_data"].basename, replace(shard, **moved))
     merged = DatasetIndex(tuple(shards.values()))
     examples = [shard for _, shard in merged.shards.examples()]
     kinds = {(shard.format, described(shard).get("block_length")): shard.raw_data.basename for shard in examples}
@@ -270,21 +273,6 @@ def joined(parts: Mapping[str, DatasetIndex]) -> DatasetIndex:
             option="parts",
         )
     return merged
-
-
-def _moved(shard: ShardInfo, path: str) -> ShardInfo:
-    """Return a shard as named from further up: ``shard.00000.mds`` becomes ``path/shard.00000.mds``."""
-
-    def moved(file: FileInfo) -> FileInfo:
-        return replace(file, basename=f"{path}/{file.basename}")
-
-    return replace(
-        shard,
-        raw_data=moved(shard.raw_data),
-        zip_data=shard.zip_data and moved(shard.zip_data),
-        raw_meta=shard.raw_meta and moved(shard.raw_meta),
-        zip_meta=shard.zip_meta and moved(shard.zip_meta),
-    )
 
 
 def dataset_location(location: str | Path) -> str:

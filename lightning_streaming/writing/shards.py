@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.escaping import short_repr
-from lightning_streaming.formats.compression import check_algorithm, compress, extension
+from lightning_streaming.formats.algorithms import check_algorithm, compress, extension, hash_bytes
 from lightning_streaming.formats.encodings import Check, find_check
-from lightning_streaming.formats.hashing import hash_bytes
 from lightning_streaming.formats.index import MAX_RAW_BYTES, FileInfo, ShardInfo
 from lightning_streaming.formats.mds import (
     SampleLayout,

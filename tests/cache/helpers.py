@@ -41,8 +41,7 @@ from lightning_streaming.cache.config import (
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.errors import StreamingError
-from lightning_streaming.formats.compression import compress, extension
-from lightning_streaming.formats.hashing import hash_bytes
+from lightning_streaming.formats.algorithms import compress, extension, hash_bytes
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, dump_index
 from tests.servers import HttpStore
 

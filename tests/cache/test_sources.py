@@ -14,8 +14,7 @@ from lightning_streaming.cache.shard_cache import ShardCache
 from lightning_streaming.cache.shared_files import write_no_link
 from lightning_streaming.cache.sources import check_hash, choose_hash, find_size, unpack
 from lightning_streaming.errors import ConfigError, IntegrityError, StorageError
-from lightning_streaming.formats.compression import compress
-from lightning_streaming.formats.hashing import hash_bytes, hash_names
+from lightning_streaming.formats.algorithms import compress, hash_bytes, hash_names
 from lightning_streaming.formats.index import FileInfo
 from lightning_streaming.storage import Location
 from tests.helpers import assert_error, write_dataset

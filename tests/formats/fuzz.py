@@ -36,7 +36,7 @@ from PIL import Image
 
 from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.compression import decompress
+from lightning_streaming.formats.algorithms import decompress
 from lightning_streaming.formats.index import ShardInfo, parse_index
 from lightning_streaming.formats.shard import check_shard, open_shard
 from lightning_streaming.formats.shard_format import ShardReader

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lightning_streaming.formats.compression import decompress
+from lightning_streaming.formats.algorithms import decompress
 from lightning_streaming.formats.index import DatasetIndex, parse_index
 from lightning_streaming.formats.shard import open_shard
 from tests.golden import golden_path

@@ -9,8 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lightning_streaming.formats.compression import compress, extension
-from lightning_streaming.formats.hashing import hash_bytes
+from lightning_streaming.formats.algorithms import compress, extension, hash_bytes
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, dump_index
 from lightning_streaming.formats.mds import compile_layout, encode_config, head_bytes
 from lightning_streaming.formats.split import SplitLayout, make_split_layout, meta_bytes

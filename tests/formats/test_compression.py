@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError, ShardCorruptError
-from lightning_streaming.formats.compression import (
+from lightning_streaming.formats.algorithms import (
     CODECS,
     check_algorithm,
     compress,

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError, MissingDependencyError, StorageError
-from lightning_streaming.formats.compression import decompress
+from lightning_streaming.formats.algorithms import decompress
 from lightning_streaming.formats.images import open_image_file
 from lightning_streaming.formats.index import ShardInfo, parse_index
 from lightning_streaming.formats.shard import check_shard, open_shard

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lightning_streaming.formats.algorithms import hash_file
 from lightning_streaming.formats.encodings import encode_value, encoding
-from lightning_streaming.formats.hashing import hash_file
 from lightning_streaming.formats.index import dump_index
 from lightning_streaming.formats.shard import check_shard
 from tests.formats.golden_datasets import (

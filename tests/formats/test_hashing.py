@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
-from lightning_streaming.formats.hashing import hash_bytes, hash_file, hash_names
+from lightning_streaming.formats.algorithms import hash_bytes, hash_file, hash_names
 from tests.helpers import assert_error
 
 

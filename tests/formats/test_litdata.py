@@ -28,7 +28,7 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     UnsupportedError,
 )
-from lightning_streaming.formats.compression import compress, decompress
+from lightning_streaming.formats.algorithms import compress, decompress
 from lightning_streaming.formats.index import parse_index
 from lightning_streaming.formats.litdata.chunks import FramedChunk, LitDataChunk
 from lightning_streaming.formats.litdata.directory import LitDataFormat

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.formats import mds
-from lightning_streaming.formats.hashing import hash_file
+from lightning_streaming.formats.algorithms import hash_file
 from lightning_streaming.writing import shards
 from lightning_streaming.writing.writers import CSVWriter, JSONWriter, MDSWriter, ShardWriter, TSVWriter, XSVWriter
 from tests.formats.golden_datasets import (

@@ -120,10 +120,10 @@ class ParquetFormat:
         if columns is None or set(columns) == set(names):
             return info
         sizes_of = dict(zip(names, _column_sizes(info), strict=True))
-        schema, wanted = _narrowed_schema(tuple(info.schema.items()), frozenset(columns))
+        schema, wanted, digest = _narrowed_schema(tuple(info.schema.items()), frozenset(columns))
         sizes = [sizes_of[name] for name in wanted]
         whole = whole_row_group(info.raw_data.basename).removesuffix(_ARROW)
-        basename = f"{whole}-{_columns_digest(wanted)}{_ARROW}"
+        basename = f"{whole}-{digest}{_ARROW}"
         raw = FileInfo(basename=basename, bytes=_stream_bytes(sizes), hashes={})
         return replace(info, raw_data=raw, schema=schema, column_bytes=",".join(map(str, sizes)))
 
@@ -316,18 +316,14 @@ def _stream_bytes(sizes: Sequence[int]) -> int:
 @lru_cache(maxsize=64)
 def _narrowed_schema(
     schema: tuple[tuple[str, Any], ...], columns: frozenset[str]
-) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return a shard's schema with only some columns, and their names."""
+) -> tuple[Mapping[str, Any], tuple[str, ...], str]:
+    """Return a shard's schema with only some columns, their names, and a digest of these."""
     narrowed = dict(schema)
     kept = [place for place, name in enumerate(narrowed["column_names"]) if name in columns]
     for key in ("column_names", "column_encodings"):
         narrowed[key] = tuple(narrowed[key][place] for place in kept)
-    return narrowed, narrowed["column_names"]
-
-
-@lru_cache(maxsize=64)
-def _columns_digest(columns: tuple[str, ...]) -> str:
-    return hashlib.blake2b(json.dumps(columns).encode(), digest_size=5).hexdigest()
+    names = narrowed["column_names"]
+    return narrowed, names, hashlib.blake2b(json.dumps(names).encode(), digest_size=5).hexdigest()
 
 
 def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: RangedFile) -> None:

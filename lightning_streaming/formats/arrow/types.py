@@ -252,7 +252,9 @@ def _of_struct(kind: Any, hint: Any) -> ArrowKind:
     if _type_of(hint) == "Image" and "bytes" in names:
         path = _kind(fields[names.index("path")].type, None) if "path" in names else None
         return ImageStruct(tuple(names), _kind(fields[names.index("bytes")].type, None), path)
-    inner = _hints_of_fields(hint)
+    inner = hint if isinstance(hint, Mapping) else {}
+    if _type_of(hint) == "Sequence" and isinstance(inner.get("feature"), Mapping):  # stored as a struct of lists
+        inner = {name: {"_type": "Sequence", "feature": feature} for name, feature in inner["feature"].items()}
     return Record(tuple((field.name, _kind(field.type, inner.get(field.name))) for field in fields))
 
 
@@ -273,16 +275,6 @@ def _hints(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any]:
         if isinstance(features, dict):
             return features
     return {}
-
-
-def _hints_of_fields(hint: Any) -> Mapping[str, Any]:
-    """Return the descriptions of a struct's fields; a sequence of dicts is stored as a struct of lists."""
-    if not isinstance(hint, Mapping):
-        return {}
-    inner = hint.get("feature")
-    if _type_of(hint) == "Sequence" and isinstance(inner, Mapping):
-        return {name: {"_type": "Sequence", "feature": feature} for name, feature in inner.items()}
-    return hint
 
 
 def _shaped(kind: Any, hint: Mapping[str, Any]) -> Shaped | None:

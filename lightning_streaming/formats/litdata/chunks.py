@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import FormatError, ShardCorruptError
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.algorithms import declared_zstd_bytes, decompress
 from lightning_streaming.formats.arrow.rows import ArrowRows, sound_arrow
 from lightning_streaming.formats.arrow.types import ArrowColumn
 from lightning_streaming.formats.arrow.values import (
@@ -59,7 +60,6 @@ from lightning_streaming.formats.arrow.values import (
     require_pyarrow,
     stored,
 )
-from lightning_streaming.formats.compression import declared_zstd_bytes, decompress
 from lightning_streaming.formats.litdata.leaves import leaf_decoder
 from lightning_streaming.formats.litdata.samples import ONLY_COLUMN, LitDataDecoder, PlainLeaves
 from lightning_streaming.formats.mds import check_lengths, map_file, read_offsets, table_bytes

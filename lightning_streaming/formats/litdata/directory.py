@@ -28,9 +28,9 @@ from lightning_streaming.errors import (
     UnsupportedError,
 )
 from lightning_streaming.escaping import shortened
+from lightning_streaming.formats.algorithms import ZSTD_HEAD_BYTES, check_algorithm, declared_zstd_bytes
 from lightning_streaming.formats.arrow.rows import PlainArrow, plain_arrow
 from lightning_streaming.formats.arrow.values import require_pyarrow
-from lightning_streaming.formats.compression import ZSTD_HEAD_BYTES, check_algorithm, declared_zstd_bytes
 from lightning_streaming.formats.litdata.chunks import (
     ArrowChunk,
     FramedChunk,

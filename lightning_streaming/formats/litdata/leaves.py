@@ -283,10 +283,6 @@ def _image(data: memoryview) -> Any:
     return _pixels(open_image_file(bytes(data)))
 
 
-def _images(data: memoryview) -> list[Any]:
-    return [_pixels(image) for image in JpegArrayEncoding().decode(data)]
-
-
 def _files(data: memoryview) -> list[Any]:
     return [stored_file(image) for image in JpegArrayEncoding().decode(data)]
 
@@ -435,7 +431,7 @@ _PLAIN: dict[str, Decode] = {
     "pil": PilEncoding().decode,
     "jpeg": _image,
     "image": _image,
-    "jpeg_array": _images,
+    "jpeg_array": lambda data: [_pixels(image) for image in JpegArrayEncoding().decode(data)],
 }
 _FILES: dict[str, Decode] = {"jpeg": bytes, "image": bytes, "jpeg_array": _files}
 """Image files as bytes."""

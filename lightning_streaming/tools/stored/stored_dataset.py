@@ -16,7 +16,7 @@ from lightning_streaming.cache.config import CACHE_VARIABLE, missing_index_hint,
 from lightning_streaming.cache.sources import check_hash, find_size, unpack
 from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.hashing import hash_names
+from lightning_streaming.formats.algorithms import hash_names
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
 from lightning_streaming.formats.shard import (
     FilePart,
