@@ -1,6 +1,6 @@
 """Bytes to samples and back.
 
-    index          index.json: read, written, and kept in a parsed form
+    index          index.json: read and written; the cache keeps a parsed form of it
     shard_table    the entry of a shard in an index, and a table of a million of them
     shard          shards of any format: whole files, single samples, raw forms
     mds            the MDS shard file and its samples

@@ -30,13 +30,7 @@ from lightning_streaming.formats.npy import RowsReader
 from lightning_streaming.formats.shard import may_be_flat, open_shard
 from lightning_streaming.formats.shard_format import FlatColumn, FlatReader, ShardReader
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, check_columns
-from lightning_streaming.formats.values import (
-    BYTES_OF_CODE,
-    NUMBERS,
-    BytesEncoding,
-    NdarrayEncoding,
-    flat_layouts,
-)
+from lightning_streaming.formats.values import BYTES_OF_CODE, NUMBERS, BytesEncoding, NdarrayEncoding, flat_layouts
 
 ColumnValues = NDArray[Any] | list[Any]
 """A column of a shard: numbers as an array of shape (samples,); text, bytes and long numbers as a list."""

@@ -12,13 +12,7 @@ from typing import Any
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.files import remove_partials
-from lightning_streaming.formats.index import (
-    INDEX_BASENAME,
-    DatasetIndex,
-    ShardInfo,
-    dump_merged_index,
-    parse_index,
-)
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, dump_merged_index, parse_index
 from lightning_streaming.formats.shard import raw_forms, was_written_for
 from lightning_streaming.formats.shard_format import described
 from lightning_streaming.formats.shard_table import FILE_FIELDS, OTHER_FORMATS

@@ -24,12 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lightning_streaming.errors import (
-    ConfigError,
-    FormatError,
-    ShardCorruptError,
-    UnsupportedError,
-)
+from lightning_streaming.errors import ConfigError, FormatError, ShardCorruptError, UnsupportedError
 from lightning_streaming.escaping import shortened
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.arrow.parquet_files import (

@@ -21,13 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import (
-    EncodingError,
-    FormatError,
-    ShardCorruptError,
-    StreamingError,
-    UnsupportedError,
-)
+from lightning_streaming.errors import EncodingError, FormatError, ShardCorruptError, StreamingError, UnsupportedError
 from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.arrow.types import ArrowColumn
 from lightning_streaming.formats.arrow.values import (

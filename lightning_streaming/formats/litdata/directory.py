@@ -21,23 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_streaming.errors import (
-    ConfigError,
-    IndexFormatError,
-    ShardCorruptError,
-    UnsupportedError,
-)
+from lightning_streaming.errors import ConfigError, IndexFormatError, ShardCorruptError, UnsupportedError
 from lightning_streaming.escaping import shortened
 from lightning_streaming.formats.algorithms import ZSTD_HEAD_BYTES, check_algorithm, declared_zstd_bytes
 from lightning_streaming.formats.arrow.rows import PlainArrow, plain_arrow
 from lightning_streaming.formats.arrow.values import require_pyarrow
-from lightning_streaming.formats.litdata.chunks import (
-    ArrowChunk,
-    FramedChunk,
-    PlainChunk,
-    TokensChunk,
-    has_arrow_rows,
-)
+from lightning_streaming.formats.litdata.chunks import ArrowChunk, FramedChunk, PlainChunk, TokensChunk, has_arrow_rows
 from lightning_streaming.formats.litdata.leaves import item_bytes, leaf_decoder
 from lightning_streaming.formats.litdata.samples import (
     LitDataDecoder,

@@ -20,13 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_streaming.errors import (
-    ConfigError,
-    EncodingError,
-    FormatError,
-    IndexFormatError,
-    ShardCorruptError,
-)
+from lightning_streaming.errors import ConfigError, EncodingError, FormatError, IndexFormatError, ShardCorruptError
 from lightning_streaming.formats.litdata.leaves import (
     Decode,
     is_unsafe_leaf,
