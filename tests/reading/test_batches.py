@@ -270,7 +270,7 @@ def test_packs_are_read_many_at_a_time_also_where_batches_are_pinned(tmp_path: P
             writer.write({"tokens": np.arange(length, dtype=np.uint16)})
     packing = PackingConfig(column="tokens", capacity=16)
     groups = [
-        [len(group.batches) for group in groups_of(StreamingDataset(remote=str(tmp_path), packing=packing), pinned)]
+        [len(group.measures) for group in groups_of(StreamingDataset(remote=str(tmp_path), packing=packing), pinned)]
         for pinned in (False, True)
     ]
     assert max(groups[0]) > 1
