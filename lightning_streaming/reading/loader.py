@@ -421,10 +421,15 @@ class LoaderPass(Iterator[Any]):
                 hint="a dataset must yield exactly the samples of its share; an __iter__ that yields fewer or more is "
                 "for torch's DataLoader, and here a collate_fn= does that",
             )
-        batch, measures = made
+        (batch, measures), loader = made, self._loader
         if self._keys is not None:
-            batch = self._labelled(batch, delivered_keys(next(self._keys), under_way.replaced))
-        loader = self._loader
+            keys, collected = delivered_keys(next(self._keys), under_way.replaced), loader._progress.collected_keys
+            if collected is not None:
+                collected.append(keys)
+            if self._return_valid_mask:
+                batch = add_valid(batch, keys, of_packs=planner_of(loader.dataset).assembler.collates_packs)
+            if self._return_keys:
+                batch = KeyedBatch(batch, keys)
         loader._tally.add(measures, waited)
         loader._progress.end = end
         loader._progress.unclaimed.append(end)
@@ -437,14 +442,6 @@ class LoaderPass(Iterator[Any]):
         under_way, self._under_way = self._under_way, None
         self._loader._end_workers(under_way and under_way.groups)
         self._keys = None  # which hold the order, maybe a mapped file
-
-    def _labelled(self, batch: Any, keys: SampleKeys) -> Any:
-        collected = self._loader._progress.collected_keys
-        if collected is not None:
-            collected.append(keys)
-        if self._return_valid_mask:
-            batch = add_valid(batch, keys, of_packs=planner_of(self._loader.dataset).assembler.collates_packs)
-        return KeyedBatch(batch, keys) if self._return_keys else batch
 
     def _begin(self) -> None:
         loader = self._loader

@@ -203,9 +203,21 @@ class BatchMeter:
             stops: Where each batch ends among these.
             tokens: Of packs, tokens in each batch and room for them, of shape (batches, 2).
         """
-        if self._is_read:
-            # The iterator over samples may be further ahead than the batch under way.
-            self._counts = chain(self._counts, _count_batches(catalog, shards, stops, tokens))
+        if not self._is_read:
+            return
+        num_streams, num_batches = len(catalog.stream_names), len(stops)
+        samples = np.diff(stops, prepend=0)
+        firsts = stops - samples
+        sample_bytes = np.add.reduceat(catalog.mean_sample_bytes[shards], firsts, dtype=np.float64)
+        if num_streams == 1:
+            per_stream = samples[:, None]
+        else:
+            cells = np.repeat(np.arange(num_batches) * num_streams, samples) + catalog.stream_of_shard[shards]
+            per_stream = np.bincount(cells, minlength=num_batches * num_streams).reshape(num_batches, num_streams)
+        tokens = np.zeros((num_batches, 2), np.int64) if tokens is None else tokens
+        counts = np.column_stack([samples, np.rint(sample_bytes).astype(np.int64), tokens, per_stream])
+        # The iterator over samples may be further ahead than the batch under way.
+        self._counts = chain(self._counts, map(tuple, counts.tolist()))
 
     def begin_batch(self) -> None:
         """Note that the first sample of the next batch is requested."""
@@ -250,24 +262,6 @@ class BatchMeter:
     def _begin_batches(self) -> None:
         self._took.clear()
         self.begin_batch()
-
-
-def _count_batches(
-    catalog: Catalog, shards: NDArray[np.int64], stops: NDArray[np.int64], tokens: NDArray[np.int64] | None
-) -> Iterator[_Counts]:
-    """Return the counts of consecutive batches."""
-    num_streams, num_batches = len(catalog.stream_names), len(stops)
-    samples = np.diff(stops, prepend=0)
-    firsts = stops - samples
-    sample_bytes = np.add.reduceat(catalog.mean_sample_bytes[shards], firsts, dtype=np.float64)
-    if num_streams == 1:
-        per_stream = samples[:, None]
-    else:
-        cells = np.repeat(np.arange(num_batches) * num_streams, samples) + catalog.stream_of_shard[shards]
-        per_stream = np.bincount(cells, minlength=num_batches * num_streams).reshape(num_batches, num_streams)
-    tokens = np.zeros((num_batches, 2), np.int64) if tokens is None else tokens
-    counts = np.column_stack([samples, np.rint(sample_bytes).astype(np.int64), tokens, per_stream])
-    return map(tuple, counts.tolist())
 
 
 class StatisticsCollector:

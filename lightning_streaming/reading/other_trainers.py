@@ -206,7 +206,10 @@ def _check_reader(reader: Any, world: World, batch_size: int | None, place: Curs
             hint="load no state into a dataset that Accelerate's loaders read, and have a dataset around it pass on "
             f"set_epoch(); {_WAY_OUT}",
         )
-    together = _samples_together(reader)
+    # The consecutive samples that Accelerate takes from one worker at a time.
+    shard, together = reader.dataset, int(reader.batch_size or 1)
+    if getattr(shard, "num_processes", 1) != 1:
+        together = int(shard.batch_size if shard.split_batches else shard.batch_size * shard.num_processes)
     if reader.num_workers > 1 and batch_size is not None and batch_size % together:
         raise ConfigError(
             f"the dataset deals out batches of {batch_size} among {reader.num_workers} workers, and Accelerate forms "
@@ -226,14 +229,6 @@ def _reader_of(dataset: object) -> Any | None:
     if not isinstance(of_reader, IterableDataset):
         return None
     return reader if any(inner is dataset for inner in datasets_within(of_reader)) else None
-
-
-def _samples_together(reader: Any) -> int:
-    """Return the consecutive samples that Accelerate takes from one worker at a time."""
-    shard = reader.dataset
-    if getattr(shard, "num_processes", 1) == 1:
-        return int(reader.batch_size or 1)
-    return int(shard.batch_size if shard.split_batches else shard.batch_size * shard.num_processes)
 
 
 _LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")

@@ -153,7 +153,12 @@ class ShardPrefetcher:
             return [need.shard]
         with self._changed:
             # Needs that come later may wait for the reader, who would then wait for what is joined.
-            self._changed.wait_for(lambda: self._closed or not self._is_under_way(need.shard, number))
+            self._changed.wait_for(
+                lambda: (
+                    self._closed
+                    or not any(before < number and shard == need.shard for before, shard in self._under_way.items())
+                )
+            )
             if self._closed:
                 return []
         try:
@@ -161,10 +166,6 @@ class ShardPrefetcher:
         except Exception as error:  # noqa: BLE001  of reading the ids, as the reader does: it is raised there if it lasts
             _logger.debug("what is joined with shard %d was not found ahead: %s", need.shard, error)
             return []
-
-    def _is_under_way(self, shard: int, number: int) -> bool:
-        """Return whether a shard is being fetched for an earlier need."""
-        return any(before < number and other == shard for before, other in self._under_way.items())
 
     def _fetch_with_room(self, shard: int, sample: int) -> None:
         moves = self._moves
@@ -175,7 +176,10 @@ class ShardPrefetcher:
         except Exception as error:  # noqa: BLE001  the reader makes the last attempt, and raises what then fails
             _logger.debug("shard %d was not prefetched: %s", shard, error)
         finally:
-            self._end_wait_for_room(shard)
+            with self._changed:
+                if self._waiting_for_room == shard:  # let those after it be fetched
+                    self._waiting_for_room = None
+                    self._changed.notify_all()
 
     def _next_need(self) -> tuple[int, ShardNeed] | None:
         """Wait until the next need in order comes within the lookahead; None when there is nothing more to fetch.
@@ -212,13 +216,6 @@ class ShardPrefetcher:
             self._waiting_for_room = shard
             self._changed.wait_for(lambda: self._closed or self._moves != moves, _ROOM_SECONDS)
             return not self._closed
-
-    def _end_wait_for_room(self, shard: int) -> None:
-        """Let the shards after this one be fetched."""
-        with self._changed:
-            if self._waiting_for_room == shard:
-                self._waiting_for_room = None
-                self._changed.notify_all()
 
 
 class BatchShards(NamedTuple):

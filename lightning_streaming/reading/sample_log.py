@@ -271,22 +271,17 @@ class _Watchdog:
     def _report(self) -> None:
         row = self._row
         which = "which one is not known yet" if row is None else json.dumps(self._key(row).as_dict())
-        text = f"{self._name} has been at one sample for {self._seconds:g} s: {which}\n{_stacks()}\n"
+        # The stack of every other thread of this process, the innermost call last.
+        names, own = {thread.ident: thread.name for thread in threading.enumerate()}, threading.get_ident()
+        stacks = "\n".join(
+            f"Thread {names.get(ident, ident)!r}:\n{''.join(traceback.format_stack(frame))}"
+            for ident, frame in sys._current_frames().items()
+            if ident != own
+        )
+        text = f"{self._name} has been at one sample for {self._seconds:g} s: {which}\n{stacks}\n"
         sys.stderr.write(text)
         sys.stderr.flush()
         if self._also_to is not None:
             self._also_to.parent.mkdir(parents=True, exist_ok=True)
             with self._also_to.open("a") as file:
                 file.write(text)
-
-
-def _stacks() -> str:
-    """Return the stack of every other thread of this process, the innermost call last."""
-    frames = sys._current_frames()
-    threads = {thread.ident: thread.name for thread in threading.enumerate()}
-    own = threading.get_ident()
-    return "\n".join(
-        f"Thread {threads.get(ident, ident)!r}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in frames.items()
-        if ident != own
-    )

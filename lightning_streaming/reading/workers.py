@@ -401,20 +401,20 @@ def end_workers(batches: Any) -> None:
         _remove_worker_pids(id(batches))  # or torch's handler of SIGCHLD would call a killed worker an error
         batches._worker_pids_set = False
     pinning = getattr(batches, "_pin_memory_thread", None)
-    hurry = threading.Thread(target=_hurry, args=(workers, pinning), name="end-workers", daemon=True)
-    hurry.start()
+
+    def signal_late_workers() -> None:
+        if pinning is not None:
+            pinning.join()  # torch ends it first; it must not be left with half a message of a worker that is gone
+        late = _late(workers)
+        for worker in late:
+            worker.terminate()
+        for worker in _late(late):
+            worker.kill()  # it holds the interpreter, and its shield cannot let the first signal through
+
+    signals = threading.Thread(target=signal_late_workers, name="end-workers", daemon=True)
+    signals.start()
     batches._shutdown_workers()
-    hurry.join()
-
-
-def _hurry(workers: Sequence[Process], pinning: threading.Thread | None) -> None:
-    if pinning is not None:
-        pinning.join()  # torch ends it first; it must not be left with half a message of a worker that is gone
-    late = _late(workers)
-    for worker in late:
-        worker.terminate()
-    for worker in _late(late):
-        worker.kill()  # it holds the interpreter, and its shield cannot let the first signal through
+    signals.join()
 
 
 def _late(workers: Sequence[Process]) -> list[Process]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, get_args
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import package_logger, short_repr
-from lightning_streaming.resume.appended_data import NO_GROWTH, Growth, growth_since
+from lightning_streaming.resume.appended_data import NO_GROWTH, growth_since
 from lightning_streaming.resume.order_files import OrderAhead, shared_order
 from lightning_streaming.resume.run import (
     Epoch,
@@ -119,8 +119,12 @@ class RunState:
         """Each stream's share of the epoch under way, in stream order."""
         if self._run is not None and self._run.settings == self._settings:
             return self._run.order.of_epoch(self._epoch).weights
-        catalog = self._data.catalog
-        growth = self._growth(catalog)
+        catalog, growth = self._data.catalog, NO_GROWTH
+        if self._brought is not None:
+            growth = self._brought["growth"]
+        elif self._loaded is not None:
+            saved, _ = self._loaded
+            growth = growth_since(saved.fingerprint, saved.cursor, catalog, self.request.followed)
         return self.request.resolved_weights(catalog.head(growth.shards_in(self._epoch)), self.settings, growth)
 
     @property
@@ -132,16 +136,6 @@ class RunState:
         elif self._brought is not None:
             composed = self._brought["composed"]
         return max(composed, default=0 if self._loaded is None else self._loaded[0].cursor.epoch)
-
-    def _growth(self, catalog: Catalog) -> Growth:
-        """Return which shards are read of streams that have grown."""
-        if self._brought is not None:
-            growth: Growth = self._brought["growth"]
-            return growth
-        if self._loaded is None:
-            return NO_GROWTH
-        saved, _ = self._loaded
-        return growth_since(saved.fingerprint, saved.cursor, catalog, self.request.followed)
 
     def continues(self, other: RunState) -> bool:
         """Return whether this is the same order of the same data; streams that are followed may have grown."""

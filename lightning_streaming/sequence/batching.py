@@ -419,15 +419,12 @@ class DevicePerStream(BatchedDraw):
             ours = nodes == node
             streams[ours], ordinals[ours] = self._origins[node].find(rounds[ours])
         entries = ordinals * self._row_size + columns
-        return self._streams.places(streams, self._entries_of_stream(nodes, entries))
-
-    def _entries_of_stream(self, nodes: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Map entries of a node to entries of the whole stream: its slices in turn, one entry of each per rank."""
+        # From entries of a node to entries of the whole stream: its slices in turn, one entry of each per rank.
         ranks = self.geometry.ranks_per_node
         turns, ranks_of_node = np.divmod(entries, ranks)
         steps, slices = np.divmod(turns, self._slices_per_node)
         slices += nodes * self._slices_per_node
-        return (steps * ranks + ranks_of_node) * self._canonical + slices
+        return self._streams.places(streams, (steps * ranks + ranks_of_node) * self._canonical + slices)
 
     @cached_property
     def _origins(self) -> list[_RowStreams]:
@@ -580,7 +577,11 @@ class ComputedRowStreams:
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
         """Return the stream of each row, and its number among the stream's rows; of the shape of ``rows``."""
-        chunks = self._chunk_of(rows)
+        # Rounding down each stream's share lets a chunk begin up to a row per stream early, less than a chunk.
+        guessed = rows * self._num_chunks // self._total
+        first, last = int(guessed.min(initial=0)), int(guessed.max(initial=0)) + 2
+        starts = np.asarray([self._rows_before(chunk).sum() for chunk in range(first, last)])
+        chunks = first - 1 + np.searchsorted(starts, rows, side="right")
         streams, ordinals = np.empty_like(rows), np.empty_like(rows)
         for chunk in np.unique(chunks).tolist():
             ours = chunks == chunk
@@ -593,13 +594,6 @@ class ComputedRowStreams:
     def _rows_before(self, chunk: int) -> NDArray[np.int64]:
         """Return the rows of each stream in the chunks before this one."""
         return self._rows_per_stream * chunk // self._num_chunks
-
-    def _chunk_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        # Rounding down each stream's share lets a chunk begin up to a row per stream early, less than a chunk.
-        guessed = rows * self._num_chunks // self._total
-        first, last = int(guessed.min(initial=0)), int(guessed.max(initial=0)) + 2
-        starts = np.asarray([self._rows_before(chunk).sum() for chunk in range(first, last)])
-        return first - 1 + np.searchsorted(starts, rows, side="right")
 
 
 _RowStreams = _DrawnRowStreams | ComputedRowStreams

@@ -308,10 +308,16 @@ def _draw_units(group: StreamGroup, settings: ResolvedOrder, epoch: int) -> _Dra
     generator = _generator_for(_RandomPurpose.PARTS, seed, part_epoch, first_id)
     # A key for every shard, so that its samples do not depend on which other shards give a part.
     keys = drawn_keys(generator, len(sizes) if partial.size else 0)
-    unit_sizes, unit_first_ids, parts = _units(sizes, first_ids, repeats, rest)
+    # Full repeats of a shard come before its part.
+    copies = repeats + (rest > 0)
+    unit_sizes = np.repeat(sizes, copies)
+    parts = np.full(len(unit_sizes), -1, np.int64)
+    last_units = (np.cumsum(copies) - 1)[partial]
+    unit_sizes[last_units] = rest[partial]
+    parts[last_units] = np.arange(len(last_units))
     return _DrawnUnits(
         unit_sizes,
-        unit_first_ids,
+        np.repeat(first_ids, copies),
         np.zeros_like(unit_sizes),
         parts,
         _PartialShards(first_ids[partial], sizes[partial], keys[partial]),
@@ -336,20 +342,6 @@ def _taken_units(group: StreamGroup, settings: ResolvedOrder) -> _DrawnUnits:
     )
 
 
-def _units(
-    sizes: NDArray[np.int64], first_ids: NDArray[np.int64], repeats: NDArray[np.int64], rest: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return size, first id and part of each unit; full repeats of a shard come first."""
-    partial = rest > 0
-    copies = repeats + partial
-    unit_sizes = np.repeat(sizes, copies)
-    parts = np.full(len(unit_sizes), -1, np.int64)
-    last_units = (np.cumsum(copies) - 1)[partial]
-    unit_sizes[last_units] = rest[partial]
-    parts[last_units] = np.arange(len(last_units))
-    return unit_sizes, np.repeat(first_ids, copies), parts
-
-
 def shard_counts(
     sizes: NDArray[np.int64], choose: int, granularity: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
@@ -370,15 +362,8 @@ def shard_counts(
     """
     repeats, rest = divmod(choose, int(sizes.sum()))
     counts = sizes * repeats
-    if rest:
-        counts += _partial_counts(sizes, rest, granularity, generator)
-    return counts
-
-
-def _partial_counts(
-    sizes: NDArray[np.int64], rest: int, granularity: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
-    """Divide fewer samples than a stream has among its shards."""
+    if not rest:
+        return counts
     order = generator.permutation(len(sizes))
     sizes = sizes[order]
     granularity = min(granularity, int(sizes.max()))
@@ -396,9 +381,8 @@ def _partial_counts(
     missing = rest - int(drawn.sum())
     room = sizes - drawn if missing > 0 else drawn
     room_before = np.cumsum(room) - room
-    parts = np.empty_like(sizes)
-    parts[order] = drawn + np.sign(missing) * np.clip(abs(missing) - room_before, 0, room)
-    return parts
+    counts[order] += drawn + np.sign(missing) * np.clip(abs(missing) - room_before, 0, room)
+    return counts
 
 
 class _RandomPurpose(IntEnum):

@@ -348,8 +348,21 @@ def resample(
     if np.array_equal(counts, sizes):
         return Resampled(units=sizes[sizes > 0], sample_ids=None)
 
+    # Each shard's ids as often as all of them are drawn, then the rest at random, ascending.
     sample_ids = np.empty(int(counts.sum()), dtype)
-    return Resampled(units=_draw_samples(sizes, counts, sample_seed, sample_ids), sample_ids=sample_ids)
+    repeats, rest = np.divmod(counts, np.maximum(sizes, 1))
+    times = np.column_stack([repeats, rest > 0]).ravel()
+    units = np.repeat(np.column_stack([sizes, rest]).ravel(), times)
+    first_ids = np.cumsum(sizes) - sizes
+    write_runs(np.repeat(np.repeat(first_ids, 2), times), units, sample_ids)
+    generator = np.random.default_rng(sample_seed)
+    parts = np.flatnonzero(rest)
+    part_stops = np.cumsum(counts)[parts]
+    for first, size, part, stop in zip(
+        first_ids[parts].tolist(), sizes[parts].tolist(), rest[parts].tolist(), part_stops.tolist(), strict=True
+    ):
+        sample_ids[stop - part : stop] = first + np.sort(generator.choice(size, part, replace=False))
+    return Resampled(units=units, sample_ids=sample_ids)
 
 
 def per_shard_choice(sizes: NDArray[np.int64], choose: int, granularity: int, seed: int) -> NDArray[np.int64]:
@@ -399,27 +412,3 @@ def _permutation(size: int, seed: int) -> NDArray[np.integer[Any]]:
     order = np.arange(size, dtype=np.uint32 if size <= 1 << 32 else np.int64)
     shuffle_items(order, np.random.default_rng(seed))
     return order
-
-
-def _draw_samples(
-    sizes: NDArray[np.int64], counts: NDArray[np.int64], seed: int, out: NDArray[np.integer[Any]]
-) -> NDArray[np.int64]:
-    """Write each shard's ids as often as all of them are drawn, then the rest of ``counts`` at random, ascending.
-
-    Returns:
-        Sizes of the runs written: each full repeat, and each part of a shard.
-    """
-    repeats, rest = np.divmod(counts, np.maximum(sizes, 1))
-    times = np.column_stack([repeats, rest > 0]).ravel()
-    units = np.repeat(np.column_stack([sizes, rest]).ravel(), times)
-    first_ids = np.cumsum(sizes) - sizes
-    write_runs(np.repeat(np.repeat(first_ids, 2), times), units, out)
-
-    generator = np.random.default_rng(seed)
-    parts = np.flatnonzero(rest)
-    part_stops = np.cumsum(counts)[parts]
-    for first, size, part, stop in zip(
-        first_ids[parts].tolist(), sizes[parts].tolist(), rest[parts].tolist(), part_stops.tolist(), strict=True
-    ):
-        out[stop - part : stop] = first + np.sort(generator.choice(size, part, replace=False))
-    return units

@@ -129,25 +129,17 @@ def py1br(task: ShuffleTask, out: NDArray[np.integer[Any]]) -> None:
     staggers = generator.integers(0, shortest, size=len(parts)).tolist()
     for (part, ids_out), stagger in zip(_with_outputs(parts, out), staggers, strict=True):
         part.write(ids_out)
-        # All lengths of a canonical node are drawn before its first block is shuffled.
-        for start, stop in list(_random_blocks(len(ids_out), stagger, shortest, longest, generator)):
+        # Blocks lie ``stagger`` samples before where they would lie from the start on. As in the reference the second
+        # begins before the first ends, and the last may end before the samples do. For example 20 samples in blocks of
+        # 8 with a stagger of 3 are shuffled in [0, 5), [2, 10), [10, 18), and two stay in place.
+        blocks, place, num_samples = list[tuple[int, int]](), 0, len(ids_out)
+        while place < num_samples:
+            length = int(generator.integers(shortest, longest))
+            start, stop = max(place - stagger, 0), min(place + length - stagger, num_samples)
+            blocks.append((start, stop))
+            place += stop - start
+        for start, stop in blocks:  # all lengths of a canonical node are drawn before the first shuffle
             shuffle_items(ids_out[start:stop], generator)
-
-
-def _random_blocks(
-    num_samples: int, stagger: int, shortest: int, longest: int, generator: np.random.Generator
-) -> Iterator[tuple[int, int]]:
-    """Stretches to shuffle, ``stagger`` samples before where blocks would lie from the start on.
-
-    As in the reference the second begins before the first ends, and the last may end before the samples do. For example
-    20 samples in blocks of 8 with a stagger of 3 are shuffled in [0, 5), [2, 10), [10, 18), and two stay in place.
-    """
-    place = 0
-    while place < num_samples:
-        length = int(generator.integers(shortest, longest))
-        start, stop = max(place - stagger, 0), min(place + length - stagger, num_samples)
-        yield start, stop
-        place += stop - start
 
 
 def py1e(task: ShuffleTask, out: NDArray[np.integer[Any]]) -> None:
@@ -236,7 +228,12 @@ def _arrivals_in_windows(
         Arrivals, in ``[0, sizes.sum())``.
     """
     window, filled, start = np.empty(_WINDOW), 0, 0
-    for size, earliest, latest in _moves(sizes, block, generator):
+    total, span_stop = int(sizes.sum()), 0
+    for size in sizes.tolist():
+        span_start, span_stop = span_stop, span_stop + size
+        # How far samples move back (below 0) and ahead at most: never out of the canonical node.
+        reach = max((int(generator.integers(*block)) - size) / 2, 0)
+        earliest, latest = max(-reach, -span_start), min(reach, total - span_stop)
         while size:
             step = min(size, _WINDOW - filled)
             window[filled : filled + step] = generator.uniform(earliest, latest, step)
@@ -246,17 +243,6 @@ def _arrivals_in_windows(
                 filled, start = 0, start + filled
     if filled:
         yield window[:filled] + np.arange(start, start + filled)
-
-
-def _moves(
-    sizes: NDArray[np.int64], block: tuple[int, int], generator: np.random.Generator
-) -> Iterator[tuple[int, float, float]]:
-    """Each span's size, and how far at most its samples move back (below 0) and ahead: never out of the whole."""
-    total, stop = int(sizes.sum()), 0
-    for size in sizes.tolist():
-        start, stop = stop, stop + size
-        reach = max((int(generator.integers(*block)) - size) / 2, 0)
-        yield size, max(-reach, -start), min(reach, total - stop)
 
 
 _Piece = tuple[NDArray[np.float64], NDArray[np.integer[Any]]]
@@ -321,18 +307,11 @@ class _Buckets:
             self._next += 1
             if pieces:
                 arrivals, ids = (np.concatenate(column) for column in zip(*pieces, strict=True))
-                yield ids[_argsort(arrivals, (self._next - 1) * self._width, self._width)]
-
-
-def _argsort(values: NDArray[np.float64], low: int, width: int) -> NDArray[np.intp]:
-    """``np.argsort(values, kind="stable")`` for values in ``[low, low + width)``, spread evenly.
-
-    numpy sorts 16-bit integers in linear time, and what is nearly sorted almost so; ``width`` is a power of two, so
-    nothing is rounded.
-    """
-    coarse = ((values - low) * (2.0**16 / width)).astype(np.uint16)
-    order = np.argsort(coarse, kind="stable")
-    return order[np.argsort(values[order], kind="stable")]
+                # Numpy sorts 16-bit integers in linear time, and what is nearly sorted almost so. The width is a power
+                # of two, so nothing is rounded.
+                low = (self._next - 1) * self._width
+                order = np.argsort(((arrivals - low) * (2.0**16 / self._width)).astype(np.uint16), kind="stable")
+                yield ids[order[np.argsort(arrivals[order], kind="stable")]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

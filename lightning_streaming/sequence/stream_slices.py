@@ -208,19 +208,15 @@ class SliceUnits:
                 ids = out[first + start : first + stop]
                 ids[:] = permutation.permuted(np.arange(offset + start, offset + stop))
                 ids += first_id
-        self._write_short_parts(parts[~are_long], places, out)
-
-    def _write_short_parts(
-        self, parts: NDArray[np.int64], places: NDArray[np.int64], out: NDArray[np.integer[Any]]
-    ) -> None:
-        """Write the ids of parts that are too short for a separate table."""
-        lookup, permutations = RunLookup(np.cumsum(self.sizes[parts])), Permutations(self.shard_sizes)
-        skipped = places[parts] - (lookup.stops - self.sizes[parts])
+        # Shorter parts are not worth a permutation of their shard for each.
+        short = parts[~are_long]
+        lookup, permutations = RunLookup(np.cumsum(self.sizes[short])), Permutations(self.shard_sizes)
+        skipped = places[short] - (lookup.stops - self.sizes[short])
         for start in range(0, len(lookup), _CHUNK):
             at = np.arange(start, min(start + _CHUNK, len(lookup)))
             runs = lookup.find(at)
             at += skipped.take(runs)
-            units = parts.take(runs)
+            units = short.take(runs)
             indexes = at + (self.offsets - places).take(units)
             permuted = permutations.permuted(units, indexes, self.keys.take(units))
             out[at] = permuted + self.first_ids.take(units)

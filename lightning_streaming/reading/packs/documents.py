@@ -53,7 +53,17 @@ class CutDocuments:
         with document.lock:
             if not document.is_made:
                 try:
-                    document.sample = self._only_columns(make() if self._key is None else self._seeded(row, make))
+                    if self._key is None:
+                        sample = make()
+                    else:
+                        key = self._key(row)
+                        with global_generators_kept():
+                            seed_global_generators(rng_for(key.shuffle_seed, key.epoch, key.position))
+                            sample = make()
+                    # Anything else is refused where it is packed.
+                    if isinstance(sample, Mapping) and all(name in sample for name in self._columns):
+                        sample = {name: sample[name] for name in self._columns}
+                    document.sample = sample
                 except BaseException:
                     with self._lock:
                         if self._kept.get(name) is document:  # else it was dropped, and another thread makes it again
@@ -62,18 +72,6 @@ class CutDocuments:
                 document.is_made = True
                 self._make_room(name, document)
         return document.sample
-
-    def _seeded(self, row: Row, make: Callable[[], Any]) -> Any:
-        assert self._key is not None, "checked by the caller"
-        key = self._key(row)
-        with global_generators_kept():
-            seed_global_generators(rng_for(key.shuffle_seed, key.epoch, key.position))
-            return make()
-
-    def _only_columns(self, sample: Any) -> Any:
-        if not isinstance(sample, Mapping) or not all(name in sample for name in self._columns):
-            return sample  # which is refused where it is packed
-        return {name: sample[name] for name in self._columns}
 
     def _make_room(self, name: tuple[int, int, int], latest: _Document) -> None:
         """Drop the oldest documents where all together have too many bytes, but for the one just made."""

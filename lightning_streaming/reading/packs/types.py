@@ -7,6 +7,7 @@ converted     values in another type; refused where it does not hold one of them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -110,20 +111,17 @@ def stored_types(packing: Packing, catalog: Catalog) -> StoredTypes:
     for _, info in catalog.examples():
         known = encodings_of(info)
         for name, kinds in stored.items():
-            kind = _stored_type(known.get(name), packing.dtype_of(name))
+            encoding_name = known.get(name)
+            kind: str | None = None
+            if encoding_name == "bytes":
+                kind = packing.dtype_of(name)
+            elif encoding_name is not None:
+                with suppress(ConfigError, MissingDependencyError):
+                    column = encoding(encoding_name)
+                    kind = column.dtype if isinstance(column, NdarrayEncoding) else None
             if kind is not None:
                 kinds[np.dtype(kind)] = None
     return {name: tuple(kinds) for name, kinds in stored.items()}
-
-
-def _stored_type(encoding_name: str | None, of_bytes: str | None) -> str | None:
-    if encoding_name is None or encoding_name == "bytes":
-        return None if encoding_name is None else of_bytes
-    try:
-        column = encoding(encoding_name)
-    except (ConfigError, MissingDependencyError):
-        return None
-    return column.dtype if isinstance(column, NdarrayEncoding) else None
 
 
 def converted(
@@ -167,25 +165,19 @@ def first_lost(values: NDArray[Any], dtype: DType) -> int | None:
     # To numpy, floats hold whole numbers of 64 bits.
     if np.can_cast(values.dtype, dtype, "safe") and (kind == dtype.kind or dtype.kind != "f"):
         return None
-    if kind == "f":
-        is_lost = _lost_floats(values, dtype)
+    if kind == "f" and dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            is_lost = np.isfinite(values) & ~np.isfinite(values.astype(dtype))
+    elif kind == "f":
+        least, most = _whole_numbers(dtype)
+        values = values.astype(np.result_type(values, np.float64), copy=False)  # float16 does not hold the limits
+        is_lost = ~((values == np.trunc(values)) & (values >= float(least)) & (values < float(most + 1)))
     else:
         least, most = _whole_numbers(dtype)
         if least <= int(values.min()) and int(values.max()) <= most:
             return None
         is_lost = (values < least) | (values > most)
     return int(is_lost.reshape(-1).argmax()) if is_lost.any() else None
-
-
-def _lost_floats(values: NDArray[Any], dtype: DType) -> NDArray[np.bool_]:
-    if dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            lost: NDArray[np.bool_] = np.isfinite(values) & ~np.isfinite(values.astype(dtype))
-        return lost
-    least, most = _whole_numbers(dtype)
-    values = values.astype(np.result_type(values, np.float64), copy=False)  # float16 does not hold the limits
-    held: NDArray[np.bool_] = (values == np.trunc(values)) & (values >= float(least)) & (values < float(most + 1))
-    return ~held
 
 
 def _whole_numbers(dtype: DType) -> tuple[int, int]:

@@ -124,7 +124,19 @@ class _CutPacks:
         capacity = self._plan.settings.capacity
         begins = packs * capacity
         ends = np.minimum(begins + capacity, self._plan.num_tokens)
-        positions, ids, starts, stops = self._documents(begins, ends)
+        # All documents of the needed blocks, and the first and last token of each in the epoch.
+        first, last = _joined(
+            np.searchsorted(self._tokens_before, begins, side="right") - 1,
+            np.searchsorted(self._tokens_before, ends, side="left"),
+        )
+        firsts = first * BLOCK
+        counts = np.minimum(last * BLOCK, self._plan.num_positions) - firsts
+        positions, of_run = _spread(firsts, counts)
+        ids = _ids_of_runs(self._ids_between, firsts, counts) if self._ids_at is None else self._ids_at(positions)
+        sizes = lengths_of(self._lengths, ids, len(positions))
+        starts = np.cumsum(sizes) - sizes
+        starts += (self._tokens_before[first] - starts[np.cumsum(counts) - counts])[of_run]
+        stops = starts + sizes
         # A document without tokens begins where the next one does, and is left out below.
         first = np.searchsorted(stops, begins, side="right")
         counts = np.searchsorted(starts, ends, side="left") - first
@@ -144,21 +156,6 @@ class _CutPacks:
     def bounds(self, pack: int) -> tuple[int, int]:
         positions = self.rows(np.asarray([pack])).positions
         return int(positions[0]), int(positions[-1]) + 1
-
-    def _documents(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """Return positions, ids, and first and last token in the epoch, of all documents of the needed blocks."""
-        first, last = _joined(
-            np.searchsorted(self._tokens_before, begins, side="right") - 1,
-            np.searchsorted(self._tokens_before, ends, side="left"),
-        )
-        firsts = first * BLOCK
-        counts = np.minimum(last * BLOCK, self._plan.num_positions) - firsts
-        positions, of_run = _spread(firsts, counts)
-        ids = _ids_of_runs(self._ids_between, firsts, counts) if self._ids_at is None else self._ids_at(positions)
-        lengths = lengths_of(self._lengths, ids, len(positions))
-        starts = np.cumsum(lengths) - lengths
-        starts += (self._tokens_before[first] - starts[np.cumsum(counts) - counts])[of_run]
-        return positions, ids, starts, starts + lengths
 
 
 class _WindowPacks:
