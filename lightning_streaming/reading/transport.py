@@ -337,7 +337,7 @@ class BatchSlots:
         key = id(self), worker, slot
         _lent[key] = weakref.finalize(owner, self._return, key)
         _lent[key].atexit = False
-        return memoryview(owner)
+        return owner.data
 
     def _return(self, key: tuple[int, int, int]) -> None:
         del _lent[key]
