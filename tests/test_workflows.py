@@ -117,3 +117,10 @@ def test_issue_forms_are_such_as_the_site_shows() -> None:
             options = field["attributes"].get("options", [])
             assert all(isinstance(option, str) for option in options)  # a plain yes is a boolean
             assert bool(options) == (field["type"] == "dropdown")
+
+
+def test_free_threaded_python_is_tried_every_night_but_may_fail() -> None:
+    job = workflow("nightly")[0]["jobs"]["free-threaded"]
+    assert job["continue-on-error"] is True
+    assert job["steps"][1]["with"] == {"python-version": "3.14t"}
+    assert any("not sys._is_gil_enabled()" in step.get("run", "") for step in job["steps"])

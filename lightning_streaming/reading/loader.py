@@ -288,17 +288,32 @@ class StreamingDataLoader(AcceleratedLoader):
         self._forget_pass()
         self.dataset.close()
 
-    def _begin_pass(self, begins: LoaderPass) -> tuple[int, _UnderWay]:
-        """Begin the next pass, and give it its number."""
+    def pause_workers(self) -> None:
+        """End all workers, persistent ones too; the next batch starts them again, after the latest batch.
+
+        The order of batches stays the same. Batches that the workers had prefetched are read again. Without workers it
+        does nothing.
+        """
+        latest = self._progress.latest
+        under_way = latest and latest()
+        if under_way:
+            under_way._pause()
+        self._end_workers(self._iterator)  # of a pass that has ended
+
+    def _begin_pass(self, begins: LoaderPass, continues: Cursor | None = None) -> tuple[int, _UnderWay]:
+        """Begin the next pass, or the rest of a paused one, and return its number."""
         progress = self._progress
         progress.latest = weakref.ref(begins)
         progress.passes_begun += 1
-        progress.end = None
+        progress.end = continues
         state, planner = run_state_of(self.dataset), planner_of(self.dataset)
-        if self.fixed_epoch:
+        if continues is not None:
+            state.seek(continues)
+        elif self.fixed_epoch:
             state.seek(Cursor(0, 0))
         start = state.begin(dataset_world(self.dataset), self._samples_per_batch, self.drop_last)
-        planner.warn_unsuitable_settings(start)
+        if continues is None:
+            planner.warn_unsuitable_settings(start)
         if self.collate_fn is default_collate and self.dataset._are_as_stored():
             planner.warn_mixed_columns(start)
         self._tally.begin_pass(self.num_workers)
@@ -381,10 +396,13 @@ class LoaderPass(Iterator[Any]):
         self._return_valid_mask, self._return_keys = loader.return_valid_mask, loader.return_keys
         self._keys: Iterator[SampleKeys] | None = None
         self._reporter: DownloadReporter | None = None
+        self._paused_at: Cursor | None = None
 
     def __next__(self) -> Any:
         if self._number == 0:
             self._begin()
+        elif self._paused_at is not None and self._loader._is_current(self._number):
+            self._resume(self._paused_at)
         under_way, self._under_way = self._under_way, None  # any error from here on ends the pass
         if under_way is None or not self._loader._is_current(self._number):
             raise StopIteration
@@ -440,12 +458,30 @@ class LoaderPass(Iterator[Any]):
     def close(self) -> None:
         """End the pass and its workers; those that are in the middle of a sample end within a second or two."""
         under_way, self._under_way = self._under_way, None
+        self._paused_at = None
         self._loader._end_workers(under_way and under_way.groups)
         self._keys = None  # which hold the order, maybe a mapped file
 
-    def _begin(self) -> None:
+    def _pause(self) -> None:
+        under_way, loader = self._under_way, self._loader
+        counts = self._number == loader._progress.passes_begun and self._paused_at is None
+        if counts and under_way is not None and under_way.groups is not None and loader.num_workers:
+            loader._end_workers(under_way.groups)
+            self._paused_at = loader._progress.end or under_way.start.cursor
+
+    def _resume(self, end: Cursor) -> None:
+        """Begin the rest of the pass, or end it if all of it was yielded."""
+        paused, self._under_way, self._paused_at = self._under_way, None, None
+        assert paused is not None, "it was under way when it was paused"
+        if end == paused.start.cursor.passes_later(1):
+            return
+        self._begin(end)
+        assert self._under_way is not None, "just begun"
+        self._under_way = self._under_way._replace(bad=paused.bad)  # whose limits are those of the whole pass
+
+    def _begin(self, continues: Cursor | None = None) -> None:
         loader = self._loader
-        self._number, self._under_way = loader._begin_pass(self)
+        self._number, self._under_way = loader._begin_pass(self, continues)
         start, catalog = self._under_way.start, source_of(loader.dataset).catalog
         epoch = run_state_of(loader.dataset).epoch_of(start)
         self._ends = _ends_of_batches(epoch.partition, start.cursor, loader.drop_last)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
@@ -24,6 +24,7 @@ from lightning_streaming.reading.measures import DownloadCallback, Fetched
 from lightning_streaming.signatures import accepts_keyword, check_accepts, explains_options_of, suggests_names
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
+from lightning_streaming.trainer.pause import PauseWorkers
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
 from lightning_streaming.units import check_truth, format_bytes, is_one_of, store_whole
 from lightning_streaming.waits import ProgressDisplay, waiting
@@ -82,6 +83,9 @@ class LoaderOptions:
         pin_memory: Copy batches to page-locked memory, for faster transfer to a GPU.
         drop_last: Drop the last training batch if it is not full.
         multiprocessing_context: How workers start: "fork", "spawn" or "forkserver". None: the platform's default.
+        pause_workers: End the train workers while a validation of ``fit`` runs, and the validation workers after it, so
+            that the workers of one stage run at a time. They start again at the next batch; prefetched batches are
+            read again.
     """
 
     num_workers: int = 0
@@ -90,6 +94,7 @@ class LoaderOptions:
     pin_memory: bool = False
     drop_last: bool = False
     multiprocessing_context: str | None = None
+    pause_workers: bool = False
 
 
 @dataclass
@@ -99,7 +104,7 @@ class ModuleOptions(LoaderOptions, StageOptions):
     def __post_init__(self) -> None:
         self.return_keys = _stages("return_keys", self.return_keys)
         self.return_valid_mask = _stages("return_valid_mask", self.return_valid_mask)
-        for name in ("persistent_workers", "pin_memory", "drop_last"):
+        for name in ("persistent_workers", "pin_memory", "drop_last", "pause_workers"):
             check_truth(name, getattr(self, name))
         store_whole(self, "batch_size", 1)
         store_whole(self, "eval_batch_size", 1, or_none=True)
@@ -151,6 +156,7 @@ class StreamingDataModule(_WithOptions):
         pin_memory: bool = False,
         drop_last: bool = False,
         multiprocessing_context: str | None = None,
+        pause_workers: bool = False,
     ) -> None:
         values = locals()
         settings = vars(ModuleOptions(**{option.name: values[option.name] for option in fields(ModuleOptions)}))
@@ -195,6 +201,7 @@ class StreamingDataModule(_WithOptions):
         """Build the loader of a stage. Called whenever Lightning needs one."""
         loading = {one.name: getattr(self, one.name) for one in fields(LoaderOptions)}
         loading["drop_last"] = self.drop_last and stage == "train"
+        del loading["pause_workers"]  # which is for a callback
         if not self.num_workers:
             loading.update(persistent_workers=False, multiprocessing_context=None)
         return StreamingDataLoader(
@@ -212,9 +219,11 @@ class StreamingDataModule(_WithOptions):
     def setup(self, stage: str) -> None:
         """Build the datasets of a stage, and add the callback that saves their position."""
         if self.trainer is not None:
-            callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connector
-            if not any(isinstance(callback, StreamingStateCallback) for callback in callbacks):
-                callbacks.append(StreamingStateCallback())
+            callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+            kinds: list[type[Callback]] = [StreamingStateCallback]
+            for kind in [*kinds, PauseWorkers] if self.pause_workers else kinds:
+                if not any(isinstance(callback, kind) for callback in callbacks):
+                    callbacks.append(kind())
         for name in _STAGES_OF[stage]:
             config = self.configs[name]
             if config is not None:

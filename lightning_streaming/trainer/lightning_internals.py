@@ -59,6 +59,11 @@ def streaming_loaders(trainer: Trainer) -> dict[str, StreamingDataLoader]:
     return _streaming_among(trainer.train_dataloader)
 
 
+def validation_loaders(trainer: Trainer) -> list[StreamingDataLoader]:
+    """Return the streaming loaders of the validation of ``fit``, as far as Lightning has created them."""
+    return list(_streaming_among(trainer.val_dataloaders).values())
+
+
 def has_loaders(trainer: Trainer) -> bool:
     """Return whether this fit has created its train loaders."""
     return trainer.fit_loop._combined_loader is not None
