@@ -96,7 +96,11 @@ def main() -> None:
                 pause_workers=pauses,
             )
             settings: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "logger": False, "max_epochs": 1}
-            quiet = {"enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
+            quiet: dict[str, Any] = {
+                "enable_progress_bar": False,
+                "enable_checkpointing": False,
+                "enable_model_summary": False,
+            }
             Trainer(**settings, **quiet, val_check_interval=20, num_sanity_val_steps=0).fit(model, datamodule=data)
             for stage, measured in model.measured.items():
                 print(f"pause_workers={pauses} {stage}: " + ", ".join(f"{name} {n}" for name, n in measured.items()))
