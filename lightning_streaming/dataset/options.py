@@ -100,7 +100,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
             shard must have them. Neither order nor saved positions depend on it.
         sequence: Steps of your own between the shuffle and the batches: objects of
             :class:`~lightning_streaming.sequence.SequenceStep`; in YAML each with ``class_path`` and ``init_args``. See
-            docs/order.md.
+            docs/internals/order.md, "Sequence steps".
         replication: This many consecutive ranks read the same samples (tensor or sequence parallelism).
         seed_global_rng: Also seed ``random``, ``numpy.random`` and torch from each sample's key before each transform,
             or before each call of an overridden ``__getitem__``.

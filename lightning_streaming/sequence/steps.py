@@ -13,6 +13,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,7 +57,9 @@ class SequenceStep(ABC):
     if the class, its ``version`` or a field has changed. Change ``version`` when the same fields mean another result.
     They are pickled for workers that are spawned.
 
-    For example every second sample:
+    An entry is a place in the order of the part: canonical nodes follow each other there, which are read in turn.
+
+    For example every second sample of that order:
 
         @dataclass(frozen=True)
         class EverySecond(SequenceStep):
@@ -89,6 +92,8 @@ class SequenceStep(ABC):
     def arguments(self) -> dict[str, Any]:
         """Return what the result depends on in addition to the class: by default the fields, or all attributes.
 
+        They are also the arguments from which a configuration that was written out creates the step again.
+
         Values must be plain: texts, numbers, booleans, None, and lists and mappings of these.
         """
         if is_dataclass(self):
@@ -102,7 +107,7 @@ class SequenceStep(ABC):
         Raises:
             ConfigError: An argument is not plain.
         """
-        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        name = f"{_module_of(type(self))}.{type(self).__qualname__}"
         try:
             arguments = json.loads(json.dumps(self.arguments(), allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -160,6 +165,18 @@ def _of_mapping(step: Mapping[str, Any]) -> object:
             option="sequence",
         )
     return kind(**(step.get("init_args") or {}))
+
+
+def _module_of(kind: type) -> str:
+    """Return the module of a class by the name that imports it, also if it is the program that was started."""
+    name = kind.__module__
+    if name not in ("__main__", "__mp_main__"):
+        return name
+    program = sys.modules[name]
+    spec, file = getattr(program, "__spec__", None), getattr(program, "__file__", None)
+    if spec is not None:
+        return str(spec.name)
+    return name if file is None else Path(file).stem
 
 
 class _Section(SampleSequence):

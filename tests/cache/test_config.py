@@ -1,4 +1,4 @@
-""" """
+"""The configuration of a cache: which files are read where, names of default directories, and secrets."""
 
 from __future__ import annotations
 

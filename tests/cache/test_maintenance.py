@@ -1,4 +1,4 @@
-""" """
+"""What is listed and removed of a cache directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""" """
+"""Where shards come from: hashes to check, and compressed files."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from lightning_streaming.sequence.weights import DatasetShape, StreamWeight, res
 from tests.sequence.builders import epoch_of, make_settings, make_shape
 
 CANONICAL = 4
-COMPOSED = ("device_per_stream", "per_stream", "stratified")
+COMPOSED = [method for method in BATCHING_METHODS if method != "random"]
 
 
 def settings_of(method: str, canonical: int = CANONICAL) -> ResolvedOrder:

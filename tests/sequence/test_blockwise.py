@@ -1,4 +1,4 @@
-""" """
+"""The `blockwise` order: each sample as often as its stream gives it, at any place without the places before."""
 
 from __future__ import annotations
 

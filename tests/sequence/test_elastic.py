@@ -35,7 +35,7 @@ from tests.sequence.legs import (
 from tests.tiers import examples
 
 UNHURRIED = settings(deadline=None)
-COMPOSED = ("device_per_stream", "per_stream", "stratified")
+COMPOSED = [method for method in BATCHING_METHODS if method != "random"]
 
 
 def drawn_ids(asked: ResolvedOrder, shape: DatasetShape, epoch: int) -> list[int]:

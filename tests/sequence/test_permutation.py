@@ -1,4 +1,4 @@
-""" """
+"""Keyed permutations: of any size, and the same in every release."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.sequence.legs import ALONE, Leg, legs_on, read_epoch, sequence_of
 from tests.tiers import examples
 
 UNHURRIED = settings(deadline=None, max_examples=examples(25))
-COMPOSED = ("device_per_stream", "per_stream", "stratified")
+COMPOSED = [method for method in BATCHING_METHODS if method != "random"]
 ORDERS = ["", *SHUFFLE_ALGOS]
 epochs = st.integers(0, 2)
 FITTING = st.sampled_from([1, 2, 3, 6, 12])

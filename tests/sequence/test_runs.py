@@ -1,4 +1,4 @@
-""" """
+"""Runs of consecutive sample ids: the id at each place, and ids of four bytes up to their limit."""
 
 from __future__ import annotations
 

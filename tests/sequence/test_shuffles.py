@@ -1,4 +1,4 @@
-""" """
+"""Shuffles: the reference's permutations, each sample once, the same samples for a canonical node in every epoch."""
 
 from __future__ import annotations
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,6 +100,33 @@ def test_steps_follow_each_other() -> None:
     assert ids_of(with_steps(drawn, [EveryNth(2), Reversed()])) == whole[::2][::-1]
     assert ids_of(with_steps(drawn, [Reversed(), EveryNth(2)])) == whole[::-1][::2]
     assert with_steps(drawn, []) is drawn
+
+
+PROGRAM = """
+import sys
+from examples.every_nth import EveryNth as Imported
+from lightning_streaming.sequence import SequenceStep
+
+class EveryNth(Imported):
+    pass
+
+if __name__ == "__main__":
+    print(EveryNth(n=2).facts["class"])
+"""
+
+
+@pytest.mark.parametrize(("command", "module"), [
+    (["train.py"], "train"), (["-m", "package.train"], "package.train"), (["-c", PROGRAM], "__main__"),
+])  # fmt: skip
+def test_a_class_of_the_started_program_is_named_as_it_is_imported(
+    command: list[str], module: str, tmp_path: Path
+) -> None:
+    (tmp_path / "package").mkdir()
+    for folder in (tmp_path, tmp_path / "package"):
+        (folder / "train.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    run = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, check=True)
+    assert run.stdout.decode().strip() == f"{module}.EveryNth"
 
 
 def test_digests_differ_by_class_version_and_arguments() -> None:
