@@ -126,7 +126,7 @@ def test_a_state_saved_while_workers_are_paused_resumes_after_the_latest_batch(t
     assert rest
 
 
-def test_a_pass_whose_batches_were_all_yielded_ends_without_workers(tmp_path: Path) -> None:
+def test_a_pass_that_has_yielded_all_batches_ends_without_workers(tmp_path: Path) -> None:
     loader = make_loader(write_dataset(tmp_path, 12), workers=1)
     batches = iter(loader)
     for _ in range(3):
