@@ -38,6 +38,8 @@ from tests.cache.helpers import (
 from tests.helpers import assert_error
 from tests.servers import HttpStore
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
 
 class TestInPlace:
     def test_a_small_index_is_read_and_nothing_is_kept(self, tmp_path: Path) -> None:
@@ -329,7 +331,7 @@ class TestRemote:
 
 
 def _read_in_child(cache: IndexCache) -> None:
-    child = multiprocessing.get_context("spawn").Process(target=_read, args=(cache,))
+    child = multiprocessing.get_context("fork").Process(target=_read, args=(cache,))
     child.start()
     child.join()
     assert child.exitcode == 0

@@ -1,6 +1,6 @@
 """Several processes, one cache directory.
 
-Four jobs of eight processes in one cache directory that has room for six shards.
+Four jobs of several processes in one cache directory that has room for six shards.
 
 ``kill -9`` at any moment of a cold epoch with eviction: the next start completes, and other jobs notice nothing.
 
@@ -33,7 +33,7 @@ from lightning_streaming.storage import prepare
 from tests.cache.helpers import Watcher, cached, fetch_shard, measured, parts, raw_data, write_dataset
 from tests.reading.processes import children, is_alive, shared_memory_of, wait_until
 from tests.servers import HttpStore
-from tests.tiers import kills
+from tests.tiers import amount, kills
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -90,7 +90,7 @@ def test_what_a_killed_process_was_fetching_is_fetched_by_the_next(http_store: H
     assert (directory / "shard.00000.mds").read_bytes() == raw_data(0)
 
 
-JOBS, RANKS = 4, 8
+JOBS, RANKS = 4, amount(4, 8)
 SAMPLES, SHARD_BYTES = 384, 18_000
 
 

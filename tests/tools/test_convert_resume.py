@@ -48,13 +48,13 @@ def test_a_conversion_that_failed_goes_on_once_its_source_is_mended(tmp_path: Pa
 @pytest.mark.rotate(1)
 @pytest.mark.parametrize("part_size", ["2kb", "256mb"])
 def test_a_line_that_cannot_be_read_is_named_with_what_is_left_and_how_to_go_on(tmp_path: Path, part_size: str) -> None:
-    source = write_rows(tmp_path / "a.jsonl", 200)
+    source = write_rows(tmp_path / "a.jsonl", 60)
     whole = source.read_bytes()
-    source.write_bytes(whole.replace(b'"text 150"}', b'"text'))
+    source.write_bytes(whole.replace(b'"text 45"}', b'"text'))
     args = (source, tmp_path / "out", "--size-limit", "1kb", "--part-size", part_size)
     failed = run("convert", *args)
     assert failed.code == 1
-    assert ", line 151 is not JSON: Invalid control character at column " in failed.err
+    assert ", line 46 is not JSON: Invalid control character at column " in failed.err
     assert f"\nWhat was written before it is in {tmp_path / 'out'}: fix the source" in failed.err
     source.write_bytes(whole)
     convert(*args, "--resume")
