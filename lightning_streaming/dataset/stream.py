@@ -42,6 +42,7 @@ class StoredOptions:
             ``{"options": {"anon": True}}``.
         download_retry: Attempts per file, or part of a large one, after the first.
         download_timeout: Seconds without a byte arriving after which an attempt ends.
+            A slow transfer continues, unless it is slower than 4 KiB a second.
         validate_hash: Hash to check downloaded files with. None: one that the index offers.
         keep_zip: Keep compressed files next to the decompressed ones.
         format: Format of the data, if it is not MDS: "parquet", "webdataset", "npy", "megatron" or "litdata". The files
@@ -118,6 +119,7 @@ class StreamDefaults:
             ``{"where": "score >= 0.8", "fraction": "0%:98%"}``. Streams replace single fields.
         download_retry: Attempts per file, or part of a large one, after the first, for streams that do not say.
         download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
+            A slow transfer continues, unless it is slower than 4 KiB a second.
         validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
         keep_zip: Keep compressed files next to the decompressed ones, for streams that do not say.
         format: Format of the data, if it is not MDS, for streams that set none: "parquet", "webdataset", "npy",
