@@ -109,7 +109,7 @@ def _commit(root: Path, name: str) -> str:
 
 
 def _git(root: Path, *words: str) -> str:
-    return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.rstrip()
 
 
 def main(words: list[str] | None = None, root: Path = ROOT) -> int:

@@ -7,7 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, which
 from zipfile import ZipFile
 
 import pytest
@@ -38,6 +38,8 @@ def commit(root: Path) -> None:
 
 
 def key(root: Path, name: str) -> Path:
+    if which("ssh-keygen") is None:
+        pytest.skip("tags are signed with ssh-keygen of OpenSSH, which is not installed")
     run(root, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", root / ".git" / name)
     return root / ".git" / name
 
@@ -61,22 +63,22 @@ def build(root: Path) -> None:
     (root.parent / "sbom" / f"{PACKAGE}-{VERSION}.cdx.json").write_text(json.dumps({"components": parts}))
 
 
-@pytest.fixture(scope="module")
-def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone in which every step of a release is done."""
-    root = tmp_path_factory.mktemp("release") / "clone"
-    run(ROOT, "git", "clone", "--quiet", "--no-hardlinks", ROOT, root)
-    for name in run(ROOT, "git", "ls-files", "--modified").splitlines():
-        if (ROOT / name).is_file():
-            (root / name).write_bytes((ROOT / name).read_bytes())
+def release(source: Path, root: Path, date: str) -> Path:
+    """Clone a repository, whether its version is released or not, and do every step of a release in the clone."""
+    run(source, "git", "clone", "--quiet", "--no-hardlinks", source, root)
+    for name in run(source, "git", "ls-files", "--modified").splitlines():
+        if (source / name).is_file():
+            (root / name).write_bytes((source / name).read_bytes())
     for name, value in (("name", "A"), ("email", "a@example.com")):
         run(root, "git", "config", f"user.{name}", value)
     run(root, "git", "config", "gpg.format", "ssh")
-    replace(root / "CHANGELOG.md", r"^## Unreleased$", f"## {VERSION} - {DATE}")
-    with (root / "CITATION.cff").open("a") as citation:
-        citation.write(f"date-released: {DATE}\n")
-    for page in ("README.md", "docs/install.md", "docs/stability.md"):
-        replace(root / page, r"is\s+not\s+(out|released)\s+yet", "is the newest")
+    changelog, citation = root / "CHANGELOG.md", root / "CITATION.cff"
+    changelog.write_text(re.sub(r"^## .+$", f"## {VERSION} - {date}", changelog.read_text(), count=1, flags=re.M))
+    undated = re.sub(r"^date-released:.*\n", "", citation.read_text(), flags=re.M)
+    citation.write_text(f"{undated}date-released: {date}\n")
+    for name in ("README.md", "docs/install.md", "docs/stability.md"):
+        page = root / name
+        page.write_text(re.sub(r"is\s+not\s+(out|released)\s+yet", "is the newest", page.read_text()))
     maintainer = key(root, "maintainer")
     public = maintainer.with_suffix(".pub").read_text()
     (root / SIGNERS).write_text(f"a@example.com {public}")
@@ -84,6 +86,18 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sign(root, maintainer)
     build(root)
     return root
+
+
+@pytest.fixture(scope="module")
+def from_here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of this repository in which every step of a release is done."""
+    return release(ROOT, tmp_path_factory.mktemp("from_here") / "clone", "2026-11-30")
+
+
+@pytest.fixture(scope="module")
+def released(from_here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, made from a released tree: publish.yml runs these tests on the commit of the tag."""
+    return release(from_here, tmp_path_factory.mktemp("release") / "clone", DATE)
 
 
 def forget_version(root: Path) -> None:
@@ -103,7 +117,8 @@ def forget_citation(root: Path) -> None:
 
 
 def forget_readme(root: Path) -> None:
-    replace(root / "README.md", r"is the newest", "is not out\nyet")
+    with (root / "README.md").open("a") as page:
+        page.write("The release is not out\nyet.\n")
 
 
 def forget_signers(root: Path) -> None:
@@ -122,6 +137,11 @@ FILES: list[tuple[Callable[[Path], None], str]] = [
 
 def forget_commit(root: Path) -> None:
     (root / "new.txt").touch()
+
+
+def forget_to_commit_a_change(root: Path) -> None:
+    with (root / "README.md").open("a") as page:
+        page.write("More.\n")
 
 
 def forget_to_raise_the_version(root: Path) -> None:
@@ -161,6 +181,7 @@ def keep_an_old_sbom(root: Path) -> None:
 
 OTHERS: list[tuple[Callable[[Path], None], str]] = [
     (forget_commit, "1 files are not committed, such as new.txt"),
+    (forget_to_commit_a_change, "1 files are not committed, such as README.md"),
     (forget_to_raise_the_version, "raise __version__"),
     (forget_tag, f"git tag --sign {TAG}"),
     (forget_signature, f"git tag --sign --force {TAG}"),
@@ -182,8 +203,11 @@ def missing(root: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return lines
 
 
-def test_a_complete_release_lacks_nothing(released: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert missing(released, capsys) == []
+@pytest.mark.parametrize("name", ["from_here", "released"])
+def test_a_complete_release_lacks_nothing(
+    name: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert missing(request.getfixturevalue(name), capsys) == []
 
 
 @pytest.mark.parametrize(("forget", "report"), FILES, ids=lambda value: getattr(value, "__name__", ""))
