@@ -261,6 +261,15 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     assert on(after, per_sample, checkpoint, None, workers) == whole_runs[feature]
 
 
+def test_a_compiled_model_resumes(per_sample: Path, tmp_path: Path) -> None:
+    """Keeps a case by day, without ranks: those of the test above compile in each process."""
+    checkpoint = tmp_path / "saved.ckpt"
+    train("torch.compile", per_sample, checkpoint, POSITIONS["mid-epoch"], 0)
+    assert checkpoint.exists()
+    resumed = train("torch.compile", per_sample, checkpoint, None, 0)
+    assert resumed == train("torch.compile", per_sample, tmp_path / "none.ckpt", None, 0)
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_barebones_trains_on_every_sample_once_an_epoch(drop_last: bool, per_sample: Path, tmp_path: Path) -> None:
     model = PerSample()
