@@ -208,6 +208,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is nothing but its bytes, which it shares with no other."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
-    if tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+    if tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
         return False
     return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes

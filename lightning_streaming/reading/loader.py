@@ -320,7 +320,9 @@ class StreamingDataLoader(AcceleratedLoader):
         if self.drop_last and (error := no_batch_error(self)):
             _log.warning(str(error))
         if start.world.is_reader:
-            return progress.passes_begun, self._reading(start)
+            # torch draws a seed for each start of workers, which a run without a pause does not.
+            with torch.random.fork_rng(devices=[], enabled=continues is not None):
+                return progress.passes_begun, self._reading(start)
         # As many batches as on ranks that read samples, without workers.
         num_batches = state.epoch_of(start).partition.num_batches(self.drop_last)
         batches: Iterator[workers.Measured] = (({}, self._tally.nothing()) for _ in range(num_batches))
@@ -337,7 +339,7 @@ class StreamingDataLoader(AcceleratedLoader):
             self._end_workers(self._iterator)
             channel = workers.WorkerChannel(
                 workers.SharedEpochStart(len(run_state_of(self.dataset).request.skip), start.growth),
-                None if is_pinned else make_slots(self.num_workers, self.prefetch_factor or 0),
+                None if is_pinned else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1),
                 None if progress.download_callback is None else FetchCounts(max(self.num_workers, 1)),
             )
         progress.channel = channel if self.persistent_workers else None
@@ -464,9 +466,12 @@ class LoaderPass(Iterator[Any]):
 
     def _pause(self) -> None:
         under_way, loader = self._under_way, self._loader
-        counts = self._number == loader._progress.passes_begun and self._paused_at is None
-        if counts and under_way is not None and under_way.groups is not None and loader.num_workers:
-            loader._end_workers(under_way.groups)
+        if under_way is None or under_way.groups is None or not loader.num_workers:
+            return
+        loader._end_workers(under_way.groups)
+        # Batches that were prefetched take memory, as the workers did.
+        self._under_way = under_way._replace(groups=None, batches=iter(()), replaced={}, fetched=None)
+        if self._number == loader._progress.passes_begun:
             self._paused_at = loader._progress.end or under_way.start.cursor
 
     def _resume(self, end: Cursor) -> None:

@@ -1,15 +1,13 @@
 """Communication of a loader and its workers through unnamed shared memory: batches, and counts of passes.
 
 torch sends objects through a pipe, 64 KiB at a time, and creates a shared memory segment for each tensor. Here tensors,
-arrays and bytes objects lie in a reused slot of shared memory, followed by the rest of the batch, pickled. Numbers are
-gathered from shards straight into the slot, and the loader's tensors lie over it: each value is copied once. A worker
-may use a slot again when nothing in the loader's process refers to it any more, so a batch never changes later.
+arrays and bytes objects lie in a reused slot of shared memory, followed by the rest of the batch, pickled. Workers
+gather numbers from shards straight into the slot. The loader copies batches out at once, so they never change later.
 
-    worker 0   | batch 3: sent | batch 1: lent | free          | free          |
-    worker 1   | batch 2: lent | batch 4: sent | batch 6: sent | free          |
+    worker 0   | batch 3 | batch 1 | batch 2 |       batch 3 has taken the place of batch 0,
+    worker 1   | batch 0 | batch 1 | batch 2 |       which the loader has copied by now
 
-A loader of which the user keeps many batches copies them out of their slots. A worker that finds no free slot does not
-wait: it sends its batch in torch's way.
+A worker that finds no free slot does not wait: it sends its batch in torch's way.
 """
 
 from __future__ import annotations
@@ -21,12 +19,9 @@ import multiprocessing
 import os
 import pickle
 import tempfile
-import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Sequence
 from math import prod
 from multiprocessing import reduction
 from typing import Any, NamedTuple
@@ -48,10 +43,8 @@ _MOST_LEVELS = 4
 _SLOT_BYTES = 64 << 20
 """Address space of a slot, not memory: only what batches have filled takes room."""
 _WORD = 8
-MOST_LENT = 3
-"""Slots of a worker that batches may lie in: the latest, and those that a trainer keeps before and after a step."""
-_FREE, _LENT = 0, -1
-"""States of a slot; above 0 it is the number of the batch that was sent in it, counted from 1."""
+_FREE = 0
+"""State of a slot without a batch; that of others is the number of the batch that was sent in it, counted from 1."""
 
 
 class BatchMessage(NamedTuple):
@@ -67,13 +60,9 @@ class BatchMessage(NamedTuple):
     """Where the rest is, in the order in which the pickled part wants it."""
 
     def open(self, slots: BatchSlots) -> Any:
-        """Return the batch. Call it once: then the slot is reused when nothing refers to the batch any more."""
-        slots.forget_before(self.worker, self.number)
-        is_lent = any(place.is_writable for place in self.places) and slots.can_lend(self.worker)
-        memory = slots.lend(self.worker, self.slot) if is_lent else slots.memory(self.worker, self.slot)
-        batch = _unpack(memory, self.pickled, self.places, is_lent=is_lent)
-        if not is_lent:
-            slots.free(self.worker, self.slot)
+        """Copy the batch out. Call it once: then the slot is reused."""
+        batch = _unpack(slots.memory(self.worker, self.slot), self.pickled, self.places)
+        slots.forget_before(self.worker, self.number + 1)
         return batch
 
 
@@ -156,23 +145,10 @@ def _pack(batch: Any, slot: _Slot) -> tuple[slice, list[_Place]] | None:
     return slice(start, stop), slot.places
 
 
-def _unpack(memory: memoryview, pickled: slice, places: list[_Place], *, is_lent: bool) -> Any:
-    """Return the batch in a slot.
-
-    Args:
-        memory: The slot.
-        pickled: See :class:`BatchMessage`.
-        places: See :class:`BatchMessage`.
-        is_lent: Whether what is writable lies over the slot; if not, all of it is a copy.
-    """
-
-    def buffer_of(place: _Place) -> Any:
-        part = memory[place.start : place.stop]
-        if not place.is_writable:
-            return bytes(part)
-        return part if is_lent else bytearray(part)
-
-    return pickle.loads(memory[pickled], buffers=map(buffer_of, places))  # noqa: S301  # from our own worker
+def _unpack(memory: memoryview, pickled: slice, places: list[_Place]) -> Any:
+    """Return a copy of the batch in a slot."""
+    copies = (bytearray(memory[a:b]) if is_writable else bytes(memory[a:b]) for a, b, is_writable in places)
+    return pickle.loads(memory[pickled], buffers=copies)  # noqa: S301  # from our own worker
 
 
 class _Slot:
@@ -227,13 +203,15 @@ def address_of(memory: memoryview) -> int:
 
 
 class _UnfitError(Exception):
-    """A tensor that only torch can send: a view of another, one on a device, one with a gradient."""
+    """What only torch can send: storages, and tensors that are a view of another, on a device, or with a gradient."""
 
 
 class _Pickler(pickle.Pickler):
     """Leaves out the values of tensors, as pickle itself does with those of arrays."""
 
     def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, torch.UntypedStorage):
+            raise _UnfitError
         if not isinstance(thing, torch.Tensor):
             return NotImplemented
         if thing.requires_grad and not thing.is_leaf:
@@ -268,17 +246,12 @@ def _with_buffers(thing: Any, levels: int = _MOST_LEVELS) -> Any:
     return thing
 
 
-def make_slots(workers: int, prefetch_factor: int) -> BatchSlots | None:
-    """Return slots for the workers of a loader; None without workers, or if the system refuses the address space.
-
-    Args:
-        workers: How many workers there are.
-        prefetch_factor: Batches that each prepares ahead.
-    """
+def make_slots(workers: int, slots: int) -> BatchSlots | None:
+    """Return slots for the workers of a loader; None without workers, or if the system refuses the address space."""
     if not workers:
         return None
     try:
-        return BatchSlots(workers, prefetch_factor + MOST_LENT)
+        return BatchSlots(workers, slots)
     except OSError as error:
         warnings.warn(f"batches come from workers in torch's slower way: no shared memory ({error})", stacklevel=2)
         return None
@@ -288,7 +261,7 @@ class BatchSlots:
     """Some slots for each worker in shared memory that has no name.
 
     It reaches workers by inheritance or through their start-up pickle, and is gone with the last process that has it.
-    Only a worker makes a free slot one with a batch, and only the loader lends it and frees it.
+    Only a worker makes a free slot one with a batch.
 
     Args:
         workers: How many workers there are.
@@ -320,33 +293,6 @@ class BatchSlots:
             if _FREE < self._states[index] < number:
                 self._states[index] = _FREE
 
-    def can_lend(self, worker: int) -> bool:
-        """Return whether one more slot of a worker may be lent, so that enough are left to it."""
-        start = worker * self._slots
-        lent = sum(self._states[start + slot] == _LENT for slot in range(self._slots))
-        return lent < min(MOST_LENT, self._slots - 1)
-
-    def lend(self, worker: int, slot: int) -> memoryview:
-        """Return the memory of a slot, which is free again when nothing in this process refers to it.
-
-        Where the process is forked meanwhile, it stays lent: the other process may refer to it for longer.
-        """
-        _watch_forks()
-        owner = np.frombuffer(self.memory(worker, slot), np.uint8)
-        self._states[worker * self._slots + slot] = _LENT
-        key = id(self), worker, slot
-        _lent[key] = weakref.finalize(owner, self._return, key)
-        _lent[key].atexit = False
-        return owner.data
-
-    def _return(self, key: tuple[int, int, int]) -> None:
-        del _lent[key]
-        self.free(*key[1:])
-
-    def free(self, worker: int, slot: int) -> None:
-        """Let the worker use a slot again."""
-        self._states[worker * self._slots + slot] = _FREE
-
     def __getstate__(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in ("_workers", "_slots", "_first")}
         return {**state, "descriptor": reduction.DupFd(self._descriptor)}
@@ -361,36 +307,6 @@ class BatchSlots:
         weakref.finalize(self, os.close, descriptor)
         self._memory = memoryview(mmap.mmap(descriptor, 0))
         self._states = self._memory[: self._workers * self._slots * _WORD].cast("q")
-
-
-_lent: dict[tuple[int, int, int], weakref.finalize[Any, Any]] = {}
-"""What frees each lent slot of this process, by the slots it belongs to, worker and slot."""
-_this_thread = threading.local()
-
-
-@contextmanager
-def forking_workers() -> Iterator[None]:
-    """Fork workers of a loader in this block, which refer to no batches: slots that are lent may be freed as before."""
-    _this_thread.forks_workers = True
-    try:
-        yield
-    finally:
-        _this_thread.forks_workers = False
-
-
-@cache
-def _watch_forks() -> None:
-    """Leave slots lent from now on where this process is forked: it does not learn when the child releases them."""
-
-    def before() -> None:
-        if not getattr(_this_thread, "forks_workers", False):
-            free_none()
-
-    def free_none() -> None:
-        while _lent:
-            _lent.popitem()[1].detach()
-
-    os.register_at_fork(before=before, after_in_child=free_none)
 
 
 def _unnamed_file(size: int) -> int:

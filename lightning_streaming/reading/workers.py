@@ -39,7 +39,7 @@ from lightning_streaming.errors import ConfigError, SampleError, StreamingError
 from lightning_streaming.escaping import in_one_line
 from lightning_streaming.reading.measures import FetchCounts
 from lightning_streaming.reading.plan import Batches, WorkerPlan
-from lightning_streaming.reading.transport import BatchMessage, BatchSender, BatchSlots, forking_workers, shared
+from lightning_streaming.reading.transport import BatchMessage, BatchSender, BatchSlots, shared
 from lightning_streaming.resume.appended_data import NO_GROWTH, Growth
 from lightning_streaming.resume.state import EpochStart
 
@@ -138,7 +138,7 @@ def start_iterator(loader: DataLoader[Any], groups: WorkerBatches) -> Iterator[B
     )
     if not loader.num_workers:
         return DataLoader.__iter__(twin)
-    with _signals_held_back((loader.multiprocessing_context or multiprocessing).get_start_method()), forking_workers():
+    with _signals_held_back((loader.multiprocessing_context or multiprocessing).get_start_method()):
         iterator = DataLoader.__iter__(twin)
     vars(loader)["_iterator"] = twin._iterator
     return iterator
@@ -172,20 +172,21 @@ def ordered_map(
         num_workers: Number of workers; 0 counts as one.
         replaced: Receives replacements of bad samples, by position.
     """
-    arrived = [deque[BatchGroup]() for _ in range(max(1, num_workers))]
-    opened: list[Iterator[Measured]] = [iter(()) for _ in arrived]
-    for worker in cycle(range(len(arrived))):
-        while (measured := next(opened[worker], None)) is None:
-            while not arrived[worker]:
+    arrived = [deque[Iterator[Measured]]() for _ in range(max(1, num_workers))]
+    for batches in cycle(arrived):
+        measured = None
+        while measured is None:
+            while not batches:
                 group = next(groups, None)
                 if group is None:
                     return
+                group = channel.opened(group)
                 for replacement in group.replaced:
                     replaced[replacement.position] = replacement
-                arrived[group.worker].append(group)
-            opened[worker] = iter(())  # an iterator refers to its latest batch, whose slot may be free from here on
-            group = channel.opened(arrived[worker].popleft())
-            opened[worker] = zip(group.batches, group.measures, strict=True)
+                arrived[group.worker].append(zip(group.batches, group.measures, strict=True))
+            measured = next(batches[0], None)
+            if measured is None:
+                batches.popleft()
         yield measured
 
 

@@ -13,6 +13,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from inspect import isfunction
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -172,9 +173,11 @@ def _module_of(kind: type) -> str:
     name = kind.__module__
     if name not in ("__main__", "__mp_main__"):
         return name
-    program = sys.modules[name]
-    spec, file = getattr(program, "__spec__", None), getattr(program, "__file__", None)
-    if spec is not None:
+    scope = vars(sys.modules[name])
+    if scope.get(kind.__qualname__) is not kind:  # a profiler, for example, runs the program apart from that module
+        scope = next((value.__globals__ for value in vars(kind).values() if isfunction(value)), {})
+    spec, file = scope.get("__spec__"), scope.get("__file__")
+    if spec is not None and spec.name != "__main__":
         return str(spec.name)
     return name if file is None else Path(file).stem
 

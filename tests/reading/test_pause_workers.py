@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,29 @@ def test_a_pass_that_has_yielded_all_batches_ends_without_workers(tmp_path: Path
     assert next(batches, None) is None
     assert multiprocessing.active_children() == []
     assert loader.state_dict()["epoch"] == 1
+
+
+def test_a_pause_draws_no_random_number_and_frees_prefetched_batches(tmp_path: Path) -> None:
+    loader = make_loader(write_dataset(tmp_path, 29), workers=1)
+    batches = iter(loader)
+    next(batches)
+    before = torch.get_rng_state()
+    loader.pause_workers()
+    gc.collect()
+    assert "memfd:batches" not in Path("/proc/self/maps").read_text()
+    next(batches)
+    assert torch.equal(torch.get_rng_state(), before)
+    loader.close()
+
+
+def test_workers_of_a_pass_that_a_loaded_state_has_replaced_end(tmp_path: Path) -> None:
+    loader = make_loader(write_dataset(tmp_path, 29), workers=1)
+    batches = iter(loader)
+    next(batches)
+    loader.load_state_dict(loader.state_dict())
+    loader.pause_workers()
+    assert multiprocessing.active_children() == []
+    assert next(batches, None) is None
 
 
 def test_a_paused_pass_that_another_one_has_replaced_is_an_error(tmp_path: Path) -> None:
