@@ -342,7 +342,8 @@ def scan(root: Path, own: OwnTags) -> Scan:
     staged = {}
     for entry in staging_files(root):
         with suppress(FileNotFoundError):
-            staged[entry.inode()] = entry.stat(follow_symlinks=False).st_size
+            status = entry.stat(follow_symlinks=False)  # entry.inode() may be the same for all files, as with FUSE
+            staged[status.st_ino] = status.st_size
     files = [file for file in shard_files(root) if own.include(file.modified)]
     for file in files:
         staged.pop(file.inode, None)

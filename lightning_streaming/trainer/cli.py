@@ -59,7 +59,8 @@ from lightning_streaming.trainer.lightning_internals import existing_checkpoints
 
 def _classes_in(hint: Any) -> Iterator[type]:
     """Yield the classes of options that a type of a field is made of."""
-    if isclass(hint) and issubclass(hint, OptionGroup | Stream):
+    # In Python 3.10 list[str] counts as a class.
+    if isclass(hint) and not get_args(hint) and issubclass(hint, OptionGroup | Stream):
         yield hint
     for part in get_args(hint):
         yield from _classes_in(part)

@@ -338,7 +338,11 @@ def _class_fault(path: str, base: type) -> str | None:
         raise error from error.__cause__
     cls = getattr(module, name, None)
     if cls is None:
-        fitting = [known for known, one in vars(module).items() if inspect.isclass(one) and issubclass(one, base)]
+        # In Python 3.10 list[str] counts as a class.
+        classes = {
+            known: value for known, value in vars(module).items() if inspect.isclass(value) and not get_args(value)
+        }
+        fitting = [known for known, kind in classes.items() if issubclass(kind, base)]
         close = get_close_matches(name, fitting, 1, 0.5)
         return f"the module {module_name} has no {name}" + (f"; did you mean {close[0]}?" if close else "")
     is_wrong = inspect.isclass(cls) and not issubclass(cls, base)

@@ -16,12 +16,18 @@ class PauseWorkers(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the workers of the train loaders, if this is a validation of ``fit``."""
-        if trainer.state.fn == TrainerFn.FITTING and lightning_internals.has_loaders(trainer):
+        if _is_on(trainer) and lightning_internals.has_loaders(trainer):
             for loader in lightning_internals.streaming_loaders(trainer).values():
                 loader.pause_workers()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the workers of the validation loaders, also after Lightning's sanity check."""
-        if trainer.state.fn == TrainerFn.FITTING:
+        if _is_on(trainer):
             for loader in lightning_internals.validation_loaders(trainer):
                 loader.pause_workers()
+
+
+def _is_on(trainer: Trainer) -> bool:
+    """Return whether this is ``fit``, with a data module that has not turned the pauses off."""
+    datamodule = trainer.datamodule  # type: ignore[attr-defined]  # set by a connector
+    return trainer.state.fn == TrainerFn.FITTING and getattr(datamodule, "pause_workers", True)

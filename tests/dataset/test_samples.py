@@ -95,7 +95,7 @@ def test_a_stream_without_samples_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_shards_are_found_by_the_names_of_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_module, "_AT_ONCE", 2)
+    monkeypatch.setattr(catalog_module, "_SHARDS_AT_ONCE", 2)
     catalog = _catalog(tmp_path, a=[1, 1, 1, 1, 1], b=[1, 1])
     names = {"shard.00004.mds", "shard.00001.mds", "another"}
     assert list(catalog.with_files(0, names)) == [(1, catalog.shards[1]), (4, catalog.shards[4])]
