@@ -43,17 +43,14 @@ _MOST_LEVELS = 4
 _SLOT_BYTES = 64 << 20
 """Address space of a slot, not memory: only what batches have filled takes room."""
 _WORD = 8
-_FREE = 0
-"""State of a slot without a batch; that of others is the number of the batch that was sent in it, counted from 1."""
 
 
 class BatchMessage(NamedTuple):
     """The location of a batch in the loader's slots."""
 
     worker: int
-    slot: int
     number: int
-    """Among this worker's, from 1."""
+    """Among this worker's."""
     pickled: slice
     """Where in the slot its pickled part is."""
     places: list[_Place]
@@ -61,8 +58,8 @@ class BatchMessage(NamedTuple):
 
     def open(self, slots: BatchSlots) -> Any:
         """Copy the batch out. Call it once: then the slot is reused."""
-        batch = _unpack(slots.memory(self.worker, self.slot), self.pickled, self.places)
-        slots.forget_before(self.worker, self.number + 1)
+        batch = _unpack(slots.slot(self.worker, self.number), self.pickled, self.places)
+        slots.done_before(self.worker, self.number + 1)
         return batch
 
 
@@ -85,7 +82,7 @@ class BatchSender:
     def begin_pass(self) -> None:
         """Note that no earlier batch will be opened."""
         self._next = None
-        self._slots.forget_before(self._worker, self._sent + 1)
+        self._slots.done_before(self._worker, self._sent)
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an uninitialised array for the next batch, in its slot if there is room, so that it is sent as it is.
@@ -113,15 +110,13 @@ class BatchSender:
             # A thread of torch pickles it later, when the next batch may be in the slot.
             return copy.deepcopy(batch) if slot.has_arrays else batch
         self._sent += 1
-        self._slots.note_sent(self._worker, slot.index, self._sent)
-        return BatchMessage(self._worker, slot.index, self._sent, *packed)
+        return BatchMessage(self._worker, self._sent - 1, *packed)
 
     def _slot(self) -> _Slot | None:
-        """Return the slot of the next batch; None if all are in use."""
+        """Return the slot of the next batch; None if an earlier batch is still in it."""
         if self._next is None:
-            worker = self._worker
-            index = self._slots.find_free(worker)
-            self._next = None if index is None else _Slot(index, self._slots.memory(worker, index))
+            memory = self._slots.free(self._worker, self._sent)
+            self._next = None if memory is None else _Slot(memory)
         return self._next
 
     @property
@@ -155,19 +150,18 @@ class _Slot:
     """A slot that the next batch of a worker is written to.
 
     Args:
-        index: Its index among the worker's.
         memory: Its memory.
     """
 
-    def __init__(self, index: int, memory: memoryview) -> None:
-        self.index, self.memory = index, memory
+    def __init__(self, memory: memoryview) -> None:
+        self.memory = memory
         self.used = 0
         """Bytes used from the start on."""
         self.places: list[_Place] = []
         """The location of each buffer that pickling has left out."""
         self.has_arrays = False
         """Whether arrays were placed in it before it was sent."""
-        self._address = address_of(memory)
+        self._address = _address_of(memory)
 
     def take(self, size: int) -> memoryview | None:
         """Return the next bytes of the slot; None if it has too few left."""
@@ -182,7 +176,7 @@ class _Slot:
         data = buffer.raw()
         if len(data) < _FEWEST_BYTES:
             return True
-        start = address_of(data) - self._address if self.has_arrays else -1
+        start = _address_of(data) - self._address if self.has_arrays else -1
         if not 0 <= start < len(self.memory):
             start, stop = self.used, self.used + len(data)
             if stop > len(self.memory):
@@ -197,7 +191,7 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def address_of(memory: memoryview) -> int:
+def _address_of(memory: memoryview) -> int:
     """Return the address of a memory view's first byte; 0 if it is empty."""
     return int(np.frombuffer(memory, np.uint8).ctypes.data) if len(memory) else 0
 
@@ -258,10 +252,9 @@ def make_slots(workers: int, slots: int) -> BatchSlots | None:
 
 
 class BatchSlots:
-    """Some slots for each worker in shared memory that has no name.
+    """Some slots for each worker, reused in turn, in shared memory that has no name.
 
     It reaches workers by inheritance or through their start-up pickle, and is gone with the last process that has it.
-    Only a worker makes a free slot one with a batch.
 
     Args:
         workers: How many workers there are.
@@ -270,28 +263,21 @@ class BatchSlots:
 
     def __init__(self, workers: int, slots: int) -> None:
         self._workers, self._slots = workers, slots
-        self._first = -(-workers * slots * _WORD // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._first = -(-workers * _WORD // mmap.PAGESIZE) * mmap.PAGESIZE
         self._map(_unnamed_file(self._first + workers * slots * _SLOT_BYTES))
 
-    def memory(self, worker: int, slot: int) -> memoryview:
-        """Return the memory of a slot."""
-        start = self._first + (worker * self._slots + slot) * _SLOT_BYTES
+    def free(self, worker: int, number: int) -> memoryview | None:
+        """Return the slot for a worker's batch by number, from 0; None if an earlier batch is still in it."""
+        return self.slot(worker, number) if number - self._done[worker] < self._slots else None
+
+    def slot(self, worker: int, number: int) -> memoryview:
+        """Return the slot that holds this batch."""
+        start = self._first + (worker * self._slots + number % self._slots) * _SLOT_BYTES
         return self._memory[start : start + _SLOT_BYTES]
 
-    def find_free(self, worker: int) -> int | None:
-        """Return a free slot of a worker, the first because its memory is there; None if all are in use."""
-        start = worker * self._slots
-        return next((slot for slot in range(self._slots) if self._states[start + slot] == _FREE), None)
-
-    def note_sent(self, worker: int, slot: int, number: int) -> None:
-        """Note that a batch was written to a slot."""
-        self._states[worker * self._slots + slot] = number
-
-    def forget_before(self, worker: int, number: int) -> None:
-        """Free the slots of batches that were sent before a worker's batch with this number, and not opened."""
-        for index in range(worker * self._slots, (worker + 1) * self._slots):
-            if _FREE < self._states[index] < number:
-                self._states[index] = _FREE
+    def done_before(self, worker: int, number: int) -> None:
+        """Note that a worker's batches before this one are no longer needed."""
+        self._done[worker] = number
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in ("_workers", "_slots", "_first")}
@@ -306,7 +292,7 @@ class BatchSlots:
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
         self._memory = memoryview(mmap.mmap(descriptor, 0))
-        self._states = self._memory[: self._workers * self._slots * _WORD].cast("q")
+        self._done = self._memory[: self._workers * _WORD].cast("q")
 
 
 def _unnamed_file(size: int) -> int:

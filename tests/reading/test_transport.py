@@ -115,7 +115,7 @@ def sent(
 
 
 def slot_of(size: int) -> shared_memory._Slot:
-    return shared_memory._Slot(0, memoryview(bytearray(size)))
+    return shared_memory._Slot(memoryview(bytearray(size)))
 
 
 def sent_through(slot: shared_memory._Slot, batch: Any) -> Any:
@@ -183,11 +183,10 @@ def test_what_finds_no_free_slot_comes_in_another_way() -> None:
 def test_a_lost_batch_frees_its_slot_with_the_next_one() -> None:
     batch_slots = BatchSlots(1, 2)
     _lost, second = sent(Made("bytes"), batch_slots, 2, num_workers=1)
-    assert batch_slots.find_free(0) is None
     second.open(batch_slots)
-    assert batch_slots.find_free(0) == 0
-    batch_slots.note_sent(0, 0, 3)
-    assert batch_slots.find_free(0) == 1
+    assert batch_slots.free(0, 2) is not None
+    assert batch_slots.free(0, 3) is not None
+    assert batch_slots.free(0, 4) is None
 
 
 @pytest.mark.rotate(2)
