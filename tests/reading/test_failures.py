@@ -291,10 +291,14 @@ def test_a_reader_that_arrives_after_a_failed_prefetch_makes_one_attempt(http_st
 
     def arrive_late(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["id"] == 0:
-            assert wait_until(lambda: not any(one.name.startswith("shard-prefetch") for one in threading.enumerate()))
+            assert wait_until(lambda: not prefetching() - others)
             asked.append(sum("shard.00004" in one.name for one in http_store.log()))
         return sample
 
+    def prefetching() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if one.name.startswith("shard-prefetch")}
+
+    others = prefetching()  # of other tests, whose downloads stall
     asked: list[int] = []
     stream = Stream(remote=http_store.url, local=str(tmp_path / "cache"), download_retry=1)
     loader = make_loader(streams={"a": stream}, batch_size=4, shuffle=False, transform=arrive_late)

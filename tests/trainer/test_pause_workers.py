@@ -62,6 +62,7 @@ def pausing(data: Path, directory: Path, **settings: Any) -> Run:
     return Run(data=data, directory=directory, workers=2, trainer=trainer, **settings)
 
 
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_only_one_stage_has_workers_at_a_time(data: Path, tmp_path: Path, persistent: bool) -> None:
     run = pausing(data, tmp_path, persistent=persistent)
@@ -84,7 +85,7 @@ TRIGGERS: dict[str, Trigger] = {
 }
 
 
-@pytest.mark.rotate
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("name", TRIGGERS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_run_that_pauses_workers_resumes_exactly(name: str, persistent: bool, data: Path, tmp_path: Path) -> None:
