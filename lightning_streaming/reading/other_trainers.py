@@ -29,23 +29,13 @@ class AcceleratedLoader(DataLoader[Any]):
 
     use_stateful_dataloader = True
     """Accelerate saves and loads the state of loaders with this attribute."""
-    _is_accelerated = False
-    """Whether the loader was passed to Accelerate."""
+    _is_accelerate_prepared = True
+    """Accelerate leaves loaders with this attribute as they are, and does not shard what they read."""
 
     @property
-    def _is_accelerate_prepared(self) -> bool:
-        """Return True, so that Accelerate does not shard the loader.
-
-        Reading it is the only sign of Accelerate that a loader gets from ``prepare_data_loader``. The caller is
-        checked, as debuggers read all attributes.
-        """
-        if str(sys._getframe(1).f_globals.get("__name__")).startswith("accelerate."):
-            self._is_accelerated = True
-        return True
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, is_prepared: bool) -> None:
-        """Ignore the value that Accelerate sets at the end."""
+    def _is_accelerated(self) -> bool:
+        """Whether the loader was passed to ``Accelerator.prepare``, which sets the attribute on what it returns."""
+        return "_is_accelerate_prepared" in vars(self)
 
 
 class _BatchIterator(Protocol):

@@ -274,7 +274,7 @@ def test_looking_at_a_loader_does_not_give_it_to_accelerate(data: Path) -> None:
     looked_at, given = make_loader(data), make_loader(data)
     dict(inspect.getmembers(looked_at))
     accelerate = accelerator({})
-    assert accelerate.prepare_data_loader(given) is given
+    assert accelerate.prepare(given) is given
     for loader, is_told in ((looked_at, False), (given, True)):
         for _ in loader:
             assert accelerate.gradient_state.in_dataloader is is_told
