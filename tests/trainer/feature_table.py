@@ -39,7 +39,7 @@ def table(passed: Counter[tuple[str, str]]) -> str:
     # After the tests: pytest rewrites the assertions of what it imports first.
     from tests.trainer.test_training_features import FEATURES, POSITIONS, WORLDS
 
-    lines = ["| | " + " | ".join(POSITIONS) + " |", "|---|" + "--:|" * len(POSITIONS)]
+    lines = ["| feature | " + " | ".join(POSITIONS) + " |", "|---|" + "--:|" * len(POSITIONS)]
     for feature in FEATURES:
         cells = [f"{passed[feature, position]}/{len(WORLDS)}" for position in POSITIONS]
         lines.append(f"| {feature} | " + " | ".join(cells) + " |")
