@@ -20,7 +20,7 @@ names its file and line; nothing is skipped.
     lightning-streaming convert reviews.jsonl data/reviews --compression zstd
     lightning-streaming convert corpus.parquet s3://corpus/train --columns text:str --columns id:int
     lightning-streaming convert s3://bucket/tars data/pictures --format webdataset --columns jpg --columns json
-    lightning-streaming convert texts/ data/tokens --tokenize --tokenizer tokenizer.json --block-length 2049 --eot 0
+    lightning-streaming convert texts/ data/tokens --tokenize --tokenizer tokenizer.json --documents --eot 0
 
 To continue after a stop or a kill, run the command again with --resume.
 """
@@ -38,6 +38,7 @@ from urllib.parse import urlsplit
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.escaping import shell_word
 from lightning_streaming.storage import Location, local_path, mask_url
+from lightning_streaming.tokenizing import tokenizer as tokenizers
 from lightning_streaming.tools import commands
 from lightning_streaming.tools.console import FINE, PROGRAM, counted, print_json, print_line, print_note
 from lightning_streaming.tools.converting import conversion, tokens
@@ -59,7 +60,7 @@ from lightning_streaming.writing.shards import parse_settings
 _MIN_PART_BYTES = 1024
 _DOWNLOAD_SECONDS = 24 * 3600.0
 """Timeout of an attempt to download a source, which may be of any size."""
-_TOKENIZE_OPTIONS = ("tokenizer", "block_length", "dtype", "eot", "text_column")
+_TOKENIZE_OPTIONS = ("tokenizer", "documents", "block_length", "dtype", "bos", "eot", "text_column")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -93,20 +94,29 @@ def add_arguments(parser: ArgumentParser) -> None:
         "written to folders of OUT, the same ones for any --workers",
     )
     add("--resume", action="store_true", help="continue a stopped conversion with the same source and options")
-    add_to_group = parser.add_argument_group("text to blocks of tokens").add_argument
+    add_to_group = parser.add_argument_group("text to tokens").add_argument
     add_to_group(
         "--tokenize",
         action="store_true",
-        help=f"write one column, {tokens.COLUMN}: documents packed end to end into full blocks. The "
-        "rest at the end of each part is dropped, and its size reported",
+        help=f"write one column, {tokens.COLUMN}: with --documents, one document per sample; with --block-length, "
+        "documents packed end to end into full blocks",
     )
     add_to_group(
-        "--tokenizer", metavar="FILE.json", help=f"file of the tokenizers package, or {tokens.BYTES} for UTF-8"
+        "--tokenizer",
+        metavar="FILE.json",
+        help=f"file of the tokenizers package, a folder with {tokenizers.TOKENIZER_FILE}, or {tokenizers.BYTES} for "
+        "UTF-8",
     )
-    words = "tokens per block; without --tokenize, of the data of --format"
+    add_to_group("--documents", action="store_const", const=True, help="one document per sample, of any length")
+    words = "tokens per block; the rest at the end of each part is dropped, and its size reported. Without --tokenize, "
+    words += "of the data of --format"
     add_to_group("--block-length", metavar="N", type=commands.positive, help=words)
-    add_to_group("--dtype", choices=tokens.DTYPES, help="type of the tokens; by default the smallest that holds them")
-    add_to_group("--eot", metavar="ID", help="token to put after each document: its number, or its name")
+    add_to_group(
+        "--dtype", choices=tokenizers.DTYPES, help="type of the tokens; by default the smallest that holds them"
+    )
+    add_to_group("--bos", metavar="ID", help="token to put before each document that does not begin with it")
+    words = "token to put after each document that does not end with it: its number, or its name"
+    add_to_group("--eot", metavar="ID", help=words)
     add_to_group("--text-column", metavar="NAME", help="column of the documents; text by default")
     commands.add_json(parser)
     commands.add_storage_options(parser, of="OUT")
@@ -143,10 +153,9 @@ def run(args: Namespace) -> int:
     samples, shards = counted(result["samples"], "sample"), counted(result["shards"], "shard")
     print_line(f"{result['out']}: {samples} in {shards}, {format_bytes(result['stored_bytes'])}")
     if "tokens" in result:
-        print_line(
-            f"{counted(result['tokens'], 'token')} of {counted(result['documents'], 'document')}; dropped "
-            f"{result['dropped_tokens']:,}, which filled no block at the end of a part"
-        )
+        dropped = f"; dropped {result['dropped_tokens']:,}, which filled no block at the end of a part"
+        total = f"{counted(result['tokens'], 'token')} of {counted(result['documents'], 'document')}"
+        print_line(total + ("" if args.documents else dropped))
     return FINE
 
 
@@ -236,14 +245,15 @@ def _convert(args: Namespace, source: RowSource, out: StoredDataset, location: _
 
 
 def _tokenize(args: Namespace, source: RowSource, out: StoredDataset) -> dict[str, Any]:
-    settings = _packing_settings(args, source)
+    settings = _token_settings(args, source)
     columns = {tokens.COLUMN: settings.encoding}
     print_note("convert", f"columns: {tokens.COLUMN} {settings.encoding}")
     options = {
         "--tokenize": True,
-        "--tokenizer": tokens.fingerprint(settings.tokenizer),
+        "--tokenizer": tokenizers.fingerprint(settings.tokenizer),
         "--block-length": settings.block_length,
         "--dtype": settings.dtype,
+        "--bos": settings.begin,
         "--eot": settings.end,
         "--text-column": settings.text_column,
     }
@@ -253,11 +263,15 @@ def _tokenize(args: Namespace, source: RowSource, out: StoredDataset) -> dict[st
         return {"columns": columns, **conversion.sum_tallies(tallies)}
 
 
-def _packing_settings(args: Namespace, source: RowSource) -> tokens.PackingSettings:
-    """Return the options of blocks, checked against the tokenizer and the columns of the source."""
-    missing = [f"--{name.replace('_', '-')}" for name in ("tokenizer", "block_length") if getattr(args, name) is None]
-    if missing:
-        raise ConfigError(f"--tokenize needs {missing[0]} too", option=missing[0])
+def _token_settings(args: Namespace, source: RowSource) -> tokens.TokenSettings:
+    """Return the options of tokens, checked against the tokenizer and the columns of the source."""
+    if args.tokenizer is None:
+        raise ConfigError("--tokenize needs --tokenizer too", option="--tokenizer")
+    if bool(args.documents) == (args.block_length is not None):
+        raise ConfigError(
+            "--tokenize needs either --documents, for packing, or --block-length, for blocks of one length",
+            option="--documents",
+        )
     if args.columns:
         hint = "omit --columns, and name the text by --text-column"
         raise ConfigError("--tokenize writes the tokens alone", hint=hint, option="--columns")
@@ -269,11 +283,19 @@ def _packing_settings(args: Namespace, source: RowSource) -> tokens.PackingSetti
             hint="choose one by --text-column",
             option="--text-column",
         )
-    tokenizer = tokens.load_tokenizer(args.tokenizer)
-    end = None if args.eot is None else tokens.find_end(tokenizer, args.eot)
-    dtype = tokens.choose_dtype(max(tokenizer.num_ids, 0 if end is None else end + 1), args.dtype)
-    return tokens.PackingSettings(
-        tokenizer=args.tokenizer, text_column=text_column, block_length=args.block_length, dtype=dtype, end=end
+    tokenizer = tokenizers.load_tokenizer(args.tokenizer)
+    begin, end = (
+        None if token is None else tokenizers.find_token(tokenizer, token, option)
+        for option, token in (("--bos", args.bos), ("--eot", args.eot))
+    )
+    most = max(tokenizer.num_ids, *(token + 1 for token in (begin, end) if token is not None), 0)
+    return tokens.TokenSettings(
+        tokenizer=args.tokenizer,
+        text_column=text_column,
+        block_length=args.block_length,
+        dtype=tokenizers.choose_dtype(most, args.dtype),
+        begin=begin,
+        end=end,
     )
 
 
@@ -292,7 +314,7 @@ def _write(
         )
     hashes = sorted({name for name in args.hashes.split(",") if name})
     why_empty = "SOURCE has no rows, so there is nothing to write"
-    if args.tokenize:
+    if args.block_length is not None and args.tokenize:
         why_empty = (
             f"the text of no part fills a block of {args.block_length} tokens, so there is nothing to write; provide "
             "more text, a shorter --block-length or a larger --part-size"

@@ -28,8 +28,8 @@ from lightning_streaming import StreamingDataLoader, StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.storage import Location
 from tests.servers import S3Store, http_server
+from tests.tokenizing.test_tokenizer import word_tokenizer
 from tests.tools.converting.test_sources_files import image, write_tar
-from tests.tools.converting.test_token_packing import word_tokenizer
 from tests.tools.running import Outcome, options, run
 
 PARTS = ("--part-size", "1kb", "--workers", 1)
@@ -380,6 +380,20 @@ def test_a_tokenizer_file_its_end_token_and_a_dtype(tmp_path: Path) -> None:
     assert tokens(tmp_path / "wide").dtype == np.int64
 
 
+def test_documents_are_samples_that_are_packed_at_once(tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("the cat", "", "sat the cat")))
+    args = ["--tokenize", "--tokenizer", word_tokenizer(tmp_path / "t.json"), "--documents"]
+    outcome = convert(source, tmp_path / "out", *args, "--bos", 7, "--eot", "<end>")
+    assert "columns: tokens ndarray:uint8\n" in outcome.err
+    assert "11 tokens of 3 documents\n" in outcome.out
+    found = [sample["tokens"].tolist() for sample in samples(tmp_path / "out")]
+    assert found == [[7, 0, 1, 9], [7, 9], [7, 2, 0, 1, 9]]
+    packed = StreamingDataset(remote=str(tmp_path / "out"), packing={"column": "tokens", "capacity": 16})
+    (batch,) = StreamingDataLoader(packed, batch_size=1)
+    assert batch["input_ids"][0].tolist() == [*found[0], *found[1], *found[2], *5 * [0]]
+
+
 def test_the_example_model_trains_on_blocks_as_they_are(tmp_path: Path) -> None:
     convert(
         Path(__file__), tmp_path / "out", "--from", "text", "--tokenize", "--tokenizer", "bytes", "--block-length", 129
@@ -396,9 +410,11 @@ def test_the_example_model_trains_on_blocks_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--tokenize", "--tokenizer", "bytes"], "needs --block-length"),
+        (["--tokenize", "--tokenizer", "bytes"], "needs either --documents, for packing, or --block-length"),
+        (["--tokenize", "--tokenizer", "bytes", "--documents", "--block-length", "4"], "needs either --documents"),
         (["--tokenize", "--block-length", "4"], "needs --tokenizer"),
         (["--block-length", "4"], "--block-length is for --tokenize"),
+        (["--documents"], "--documents is for --tokenize"),
         (["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--columns", "id"], "omit --columns"),
         (
             ["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--text-column", "x"],

@@ -14,8 +14,8 @@ from pyarrow import parquet
 from lightning_streaming import StreamingDataset
 from lightning_streaming.writing.writers import MDSWriter
 from tests.servers import S3Store
+from tests.tokenizing.test_tokenizer import word_tokenizer
 from tests.tools.converting.test_sources_files import image, write_tar
-from tests.tools.converting.test_token_packing import word_tokenizer
 from tests.tools.running import options, run
 from tests.tools.test_convert import PARTS, convert, files, samples, write_rows
 

@@ -20,11 +20,12 @@ from lightning_streaming.escaping import in_one_line, shell_word
 from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import join_url, local_path
+from lightning_streaming.tokenizing.tokenizer import load_tokenizer
 from lightning_streaming.tools.console import counted, print_note, progress
 from lightning_streaming.tools.converting.sources import row_source
 from lightning_streaming.tools.converting.sources.row_encoding import ColumnPlan, Sample, encoded_rows
 from lightning_streaming.tools.converting.sources.row_source import InputPart, RowSource, digest_of
-from lightning_streaming.tools.converting.tokens import COLUMN, Packer, PackingSettings, documents, load_tokenizer
+from lightning_streaming.tools.converting.tokens import COLUMN, Packer, TokenSettings, documents
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset
 from lightning_streaming.writing.destination import CONVERSION_PLAN, PARTS_PLAN, WRITING, check_is_directory
 from lightning_streaming.writing.parallel import run_job
@@ -55,26 +56,28 @@ class RowConversion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextConversion:
-    """Converts the documents of a part to blocks of tokens, in any process."""
+    """Converts the documents of a part to tokens, in any process."""
 
     source: RowSource
-    settings: PackingSettings
+    settings: TokenSettings
     limit: int | None
     """Maximum number of documents of a part; None for no limit."""
     tallies: str
     """Folder to which each finished part writes its numbers of documents, tokens and dropped tokens."""
 
     def __call__(self, part: InputPart) -> Iterator[Sample]:
-        """Yield the blocks of a part, as samples."""
-        tokenizer = load_tokenizer(self.settings.tokenizer)
-        packer = Packer(self.settings.block_length, self.settings.dtype)
+        """Yield the documents of a part, or blocks of them, as samples."""
+        settings = self.settings
+        tokenizer = load_tokenizer(settings.tokenizer)
+        packer = None if settings.block_length is None else Packer(settings.block_length, settings.dtype)
         num_documents = num_tokens = 0
-        for tokens in islice(documents(self.source, part, self.settings, tokenizer), self.limit):
+        for tokens in islice(documents(self.source, part, settings, tokenizer), self.limit):
             num_documents += 1
             num_tokens += len(tokens)
-            for block in packer.add(tokens):
-                yield {COLUMN: block}
-        tally = {"documents": num_documents, "tokens": num_tokens, "dropped_tokens": packer.num_pending}
+            for values in [tokens.astype(settings.dtype)] if packer is None else packer.add(tokens):
+                yield {COLUMN: values}
+        dropped = 0 if packer is None else packer.num_pending
+        tally = {"documents": num_documents, "tokens": num_tokens, "dropped_tokens": dropped}
         Path(self.tallies, f"{part.number}.json").write_text(json.dumps(tally))
 
 

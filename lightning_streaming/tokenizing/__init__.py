@@ -1,0 +1,1 @@
+"""Text to tokens: tokenizers of files, with nothing of datasets."""

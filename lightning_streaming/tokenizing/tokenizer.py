@@ -1,0 +1,189 @@
+"""Tokenizers: of files of the ``tokenizers`` package, and one whose tokens are the bytes of UTF-8."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError
+
+BYTES = "bytes"
+"""Name of the tokenizer whose tokens are the bytes of UTF-8."""
+DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+"""Types of stored tokens; the default is the smallest unsigned one that holds them."""
+TOKENIZER_FILE = "tokenizer.json"
+"""Name of the tokenizer's file in the folder of a model."""
+_LARGEST = np.iinfo(np.uint64).max
+
+Tokens = NDArray[np.integer[Any]]
+
+
+class ByteTokenizer:
+    """A tokenizer whose tokens are the bytes of a text in UTF-8."""
+
+    num_ids = 256
+    """One more than the largest token."""
+
+    def encode(self, text: str) -> Tokens:
+        """Return the tokens of a document, of shape (tokens,), without special tokens, truncation or padding.
+
+        Raises:
+            EncodingError: The text cannot be tokenized.
+        """
+        try:
+            return np.frombuffer(text.encode(), np.uint8)
+        except UnicodeEncodeError as error:
+            raise EncodingError(f"the text is not Unicode: {error}") from error
+
+    def find(self, token: str) -> int | None:  # noqa: ARG002
+        """Return None: bytes have no names."""
+        return None
+
+
+class FileTokenizer:
+    """A tokenizer that the ``tokenizers`` package saved as JSON."""
+
+    def __init__(self, path: str) -> None:
+        """Load it.
+
+        Raises:
+            ConfigError: The file is missing or no tokenizer.
+            MissingDependencyError: The package is not installed.
+        """
+        try:
+            import tokenizers
+        except ImportError:
+            raise MissingDependencyError(
+                "a tokenizer's file needs the tokenizers package",
+                hint="run: pip install 'lightning-streaming[tokenizers]'",
+            ) from None
+        data = _read(path)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
+        except Exception as error:  # the package raises plain ones
+            raise ConfigError(
+                f"{path} is no file of the tokenizers package: {error}", option="tokenizer", path=path
+            ) from error
+        # The file of a model may enable them.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.num_ids = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str) -> Tokens:
+        """Return the tokens of a document, as :class:`ByteTokenizer` does."""
+        try:
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        except TypeError as error:  # raised for a text that has no UTF-8
+            raise EncodingError(f"the text is not Unicode: {error}") from error
+        except Exception as error:  # the package raises plain ones, for example for unknown words
+            raise EncodingError(f"the tokenizer cannot encode {text!r:.60}: {error}") from error
+        return np.array(encoding.ids, np.uint32)
+
+    def find(self, token: str) -> int | None:
+        """Return the number of a token, for example of ``"<|endoftext|>"``; None if it is unknown."""
+        number: int | None = self._tokenizer.token_to_id(token)
+        return number
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
+"""Converts documents to tokens."""
+
+
+def file_of(name: str) -> Path:
+    """Return the tokenizer's file: ``tokenizer.json`` of a folder, or the file itself."""
+    path = Path(name)
+    return path / TOKENIZER_FILE if path.is_dir() else path
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Return a tokenizer.
+
+    Args:
+        name: ``bytes``, the path of a JSON file of the ``tokenizers`` package, or of a folder that has it.
+
+    Raises:
+        ConfigError: The file is missing or no tokenizer.
+        MissingDependencyError: The package is not installed.
+    """
+    return ByteTokenizer() if name == BYTES else FileTokenizer(str(file_of(name)))
+
+
+def fingerprint(name: str) -> str:
+    """Return a text that differs for any change of the tokenizer.
+
+    Raises:
+        ConfigError: The file is missing.
+    """
+    return BYTES if name == BYTES else hashlib.sha256(_read(str(file_of(name)))).hexdigest()
+
+
+def find_token(tokenizer: Tokenizer, token: str | int, option: str) -> int:
+    """Return a token from its number or its name.
+
+    Args:
+        tokenizer: The tokenizer.
+        token: Number or name.
+        option: The option that names it, for the message.
+
+    Raises:
+        ConfigError: The tokenizer has no token of this name.
+    """
+    if isinstance(token, int) or token.isdecimal():
+        return int(token)
+    number = tokenizer.find(token)
+    if number is None:
+        raise ConfigError(
+            f"{option} must be a number or a token of the tokenizer, but it has no token {token!r}", option=option
+        )
+    return number
+
+
+def with_ends(tokens: Tokens, bos: int | None, eos: int | None) -> Tokens:
+    """Return the tokens of a document with its first and last one, which are added unless they are there."""
+    first = [bos] if bos is not None and not (len(tokens) and tokens[0] == bos) else []
+    last = [eos] if eos is not None and not (len(tokens) and tokens[-1] == eos) else []
+    if not first and not last:
+        return tokens
+    wide = np.uint32 if max(first + last) <= np.iinfo(np.uint32).max else np.uint64  # bytes do not hold every token
+    return np.concatenate([np.asarray(first, wide), tokens, np.asarray(last, wide)])
+
+
+def choose_dtype(num_ids: int, dtype: str | None) -> str:
+    """Return the dtype of stored tokens.
+
+    Args:
+        num_ids: One more than the largest token.
+        dtype: The requested dtype; None for the smallest unsigned one.
+
+    Raises:
+        ConfigError: It does not hold the largest token, or none does.
+    """
+    if num_ids - 1 > _LARGEST:
+        raise ConfigError(
+            f"tokens must be at most {_LARGEST}, the maximum of uint64, but one is {num_ids - 1}", option="tokenizer"
+        )
+    if dtype is None:
+        return next(name for name in DTYPES if num_ids - 1 <= np.iinfo(name).max)
+    if num_ids - 1 > np.iinfo(dtype).max:
+        raise ConfigError(
+            f"--dtype must hold tokens up to {num_ids - 1}, but {dtype} ends at {np.iinfo(dtype).max}",
+            hint=f"{choose_dtype(num_ids, None)} is enough",
+            option="--dtype",
+        )
+    return dtype
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"the tokenizer must be {BYTES}, a JSON file or a folder with {TOKENIZER_FILE}, but {path}: "
+            f"{error.strerror}",
+            option="tokenizer",
+            path=path,
+        ) from error
