@@ -1,4 +1,4 @@
-"""Memory of a loader with many workers over very many shards in very many streams, compared with other libraries' loaders.
+"""Memory of a loader with many workers, streams and shards, compared with other libraries' loaders.
 
 Run from the root of the repository, on Linux:
 
