@@ -17,6 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
 from lightning_streaming import StepLog
+from lightning_streaming.dataset.step_lines import read_step_lines
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.logs import read_step_log
 from lightning_streaming.world import World
@@ -81,6 +82,8 @@ def test_resuming_on_other_ranks_repeats_and_skips_nothing(
         assert set(drawn(after, epoch)) == {sample for of, sample in whole.seen if of == epoch}
         assert {rank.steps[epoch] for rank in after} == {after[0].batches}
     assert read_step_log(tmp_path / "steps") == read_step_log(tmp_path / "whole"), "the log says the same"
+    lines = read_step_lines(tmp_path / "steps")
+    assert {(line.run, line.rank, line.batch) for line in lines.batches} <= lines.values.keys(), "each rank logs losses"
 
 
 def test_four_launches_in_a_row_are_one_run(data: Path, tmp_path: Path) -> None:

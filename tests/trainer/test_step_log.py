@@ -26,6 +26,7 @@ from lightning_streaming import (
     StreamingDataset,
 )
 from lightning_streaming.dataset.line_log import LineLog
+from lightning_streaming.dataset.step_lines import read_step_lines
 from lightning_streaming.errors import ConfigError, FormatError, StorageError, UnsupportedError
 from lightning_streaming.logs import PartKey, read_step_log
 from tests.helpers import assert_error
@@ -280,3 +281,58 @@ def test_loaders_are_told_apart_and_what_is_not_there_is_named(tmp_path: Path) -
 def test_the_directory_of_a_log_is_a_path(dirpath: Any) -> None:
     with assert_error(ConfigError, option="dirpath"):
         StepLog(dirpath)
+
+
+class _Logs(Recorder):
+    """Logs metrics in every way, and remembers the losses."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.losses: list[float] = []
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(loss.item())
+        self.log("both", loss * 2, on_step=True, on_epoch=True, prog_bar=True)
+        self.log("plain", float(len(self.losses)))
+        return {"loss": loss, "returned": torch.tensor(batch_idx), "text": "no number"}
+
+
+@pytest.mark.rotate(1)
+@pytest.mark.filterwarnings("ignore:You called `self.log")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_values_are_those_of_each_batch_whatever_the_accumulation(data: Path, tmp_path: Path, accumulate: int) -> None:
+    run = with_trainer(Run(data=data, directory=tmp_path), accumulate_grad_batches=accumulate, max_epochs=2)
+    log = StepLog(tmp_path / "log", values=["loss", "both", "both_step", "plain", "returned"])
+    model, _ = run.fit(callbacks=[log], model=_Logs)
+    assert isinstance(model, _Logs)
+    lines = read_step_lines(tmp_path / "log")
+    assert [line.step for line in lines.batches] == [
+        epoch * -(-8 // accumulate) + batch // accumulate for epoch in range(2) for batch in range(8)
+    ]
+    values = [lines.values[line.run, line.rank, line.batch] for line in lines.batches]
+    assert [value["loss"] for value in values] == pytest.approx(model.losses)
+    assert [value["both"] for value in values] == pytest.approx([2 * loss for loss in model.losses])
+    assert [value["both_step"] for value in values] == [value["both"] for value in values]
+    assert [value["plain"] for value in values] == [*range(1, 17)]
+    assert [value["returned"] for value in values] == [*range(8)] * 2
+
+
+def test_a_loss_that_is_no_number_is_logged_and_a_name_without_value_is_warned_of(data: Path, tmp_path: Path) -> None:
+    class Breaks(Recorder):
+        def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return super().loss(batch) * (float("nan") if self.trainer.global_step == 1 else 1)
+
+    run = with_trainer(Run(data=data, directory=tmp_path), max_steps=3)
+    with pytest.warns(UserWarning, match="the first batch has no value of typo;"):
+        run.fit(callbacks=[StepLog(tmp_path / "log", values=["loss", "typo"])], model=Breaks)
+    values = [line["loss"] for line in read_step_lines(tmp_path / "log").values.values()]
+    assert [np.isnan(value) for value in values] == [False, True, True]
+    run.fit(callbacks=[StepLog(tmp_path / "none", values=())])
+    assert not read_step_lines(tmp_path / "none").values
+
+
+@pytest.mark.parametrize("values", ["loss", [3], 3, [""]])
+def test_values_are_a_list_of_names(values: Any) -> None:
+    with assert_error(ConfigError, option="values"):
+        StepLog("log", values=values)
