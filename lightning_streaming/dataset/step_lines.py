@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,6 +78,12 @@ class StepLines(NamedTuple):
     batches: Sequence[LoggedBatch]
     values: Mapping[tuple[int, int, int], Mapping[str, float]]
     """Values by run, rank and batch, then by name."""
+    ends: Mapping[int, Set[int]]
+    """Batches before the end of each optimizer step, by run."""
+
+    def value(self, batch: LoggedBatch, name: str) -> float | None:
+        """Return a value of a batch; None if it has none."""
+        return self.values.get((batch.run, batch.rank, batch.batch), {}).get(name)
 
 
 def latest_run(directory: Path) -> int:
@@ -103,14 +109,14 @@ def read_step_lines(dirpath: str | os.PathLike[str], loader: str = "train") -> S
         FormatError: A complete line is not one of a step log.
     """
     runs: dict[int, list[LoggedBatch]] = {}
-    taken: dict[int, int] = {}
+    taken: dict[int, set[int]] = {}
     values: dict[tuple[int, int, int], Mapping[str, float]] = {}
     for path in _files(Path(dirpath)):
         rank = int(match[1]) if (match := _RANK.fullmatch(path.stem)) else 0
         for text, where in whole_lines(path):
             line = _parsed(text, where, rank)
             if isinstance(line, _StepTaken):
-                taken[line.run] = max(line.batch, taken.get(line.run, 0))
+                taken.setdefault(line.run, set()).add(line.batch)
             elif isinstance(line, _LoggedValues):
                 values[line.run, rank, line.batch] = line.values
             else:
@@ -120,7 +126,7 @@ def read_step_lines(dirpath: str | os.PathLike[str], loader: str = "train") -> S
         begins = min(line.batch for line in lines)
         kept = [line for line in kept if line.batch < begins] + lines  # in the checkpoint that this run resumed from
     last = max(runs, default=0)
-    kept = [line for line in kept if line.run != last or line.batch < taken.get(last, 0)]
+    kept = [line for line in kept if line.run != last or line.batch < max(taken.get(last, (0,)))]
     if not any(line.loader == loader for line in kept):
         names = ", ".join(sorted({line.loader for line in kept})) or "none"
         raise ConfigError(
@@ -129,7 +135,7 @@ def read_step_lines(dirpath: str | os.PathLike[str], loader: str = "train") -> S
             option="loader",
             path=os.fspath(dirpath),
         )
-    return StepLines([line for line in kept if line.loader == loader], values)
+    return StepLines([line for line in kept if line.loader == loader], values, taken)
 
 
 def read_step_log(dirpath: str | os.PathLike[str], loader: str = "train") -> list[SampleKey]:

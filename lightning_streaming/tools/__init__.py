@@ -12,7 +12,7 @@ packages below. Packages of one level do not import each other:
     converting   convert: sources of rows, written in parts; packed text
 
     runs         a configured run: its description (describe), its steps (training_run), its checkpoints and how they
-                 are moved (checkpoints), and what trace, inspect, select and lengths show of one
+                 are moved (checkpoints), and what trace (trace_run, spikes), inspect, select and lengths show of one
 
     stored       a stored dataset: its files downloaded and checked, and its shards opened (stored_dataset), in numbers
                  (summary), and single samples by byte ranges, as a command line names them (sample_reader)

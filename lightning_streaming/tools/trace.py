@@ -10,17 +10,37 @@ those of the configured trainer, unless arguments override them.
 Of packed documents (`packing` or `token_budget` in the configuration) it shows the packs, with the documents and
 tokens in them.
 
+--spike reads a log of lightning_streaming.StepLog and finds the steps at which the loss, or another logged value,
+jumped: it is no finite number, or above the median of the last 100 steps by more than --threshold times their spread
+(1.4826 times the median distance from that median, at least 0.1 % of it). The value of a step is the mean over its
+batches and ranks. Such steps in a row are a spike, which ends with the first value that is no finite number. Shown are
+its samples, those of the batches with the largest values first; what these share (stream, shard, phase, length) more
+often than the samples of the 100 steps before, beyond chance; and `skip` ranges that leave the batches out of a run
+that resumes from an earlier checkpoint with the same number of ranks and batch size.
+
     lightning-streaming trace --config run.yaml --step 1200
     lightning-streaming trace --config run.yaml --step 1200 --rank 3 --nodes 2 --ranks-per-node 8
     lightning-streaming trace --config run.yaml --sample code:17:4021
     lightning-streaming trace --config run.yaml --step 1200 --ckpt checkpoints/step=1000.ckpt
+    lightning-streaming trace --config run.yaml --spike logs/steps --yaml > skip.yaml
+    lightning-streaming fit --config run.yaml --config skip.yaml --ckpt_path checkpoints/step=1000.ckpt
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from lightning_streaming.tools.commands import add_json, add_loader, add_run, add_set, not_negative, of_run, positive
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.tools.commands import (
+    add_json,
+    add_loader,
+    add_run,
+    add_set,
+    not_negative,
+    not_negative_number,
+    of_run,
+    positive,
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -33,6 +53,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="S",
         help="show when this sample is read: STREAM:SHARD:INDEX, counted from 0 within stream and shard; or a key as "
         "JSON, from return_keys=True or from this tool, for a single read",
+    )
+    wanted.add_argument(
+        "--spike",
+        metavar="LOG",
+        nargs="?",
+        const="",
+        help="show where a value in this directory of StepLog jumped; by default that of the configuration's StepLog",
     )
     add("--rank", metavar="R", type=not_negative, help="only the samples of this rank; all by default")
     add_run(parser)
@@ -52,6 +79,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=20,
         help="number of epochs to search for a sample; 20 by default",
     )
+    add("--value", metavar="NAME", help="with --spike: the logged value; by default the first one, like loss")
+    words = "with --spike: the least jump, in spreads of the steps before; 6 by default"
+    add("--threshold", metavar="T", type=not_negative_number, default=6.0, help=words)
+    words = "with --spike: take the N steps before each spike with it, as the update before may have caused it"
+    add("--before", metavar="N", type=not_negative, default=0, help=words)
+    add("--yaml", action="store_true", help="with --spike: print only the skip ranges, as a configuration")
     add_set(parser)
     add(
         "--fields",
@@ -63,5 +96,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the samples of a step, or the reads of a sample."""
-    return of_run("runs.trace_run.trace_run")(args)
+    """Print the samples of a step, the reads of a sample, or the spikes of a log."""
+    of_spike = {"--value": args.value is not None, "--before": args.before, "--yaml": args.yaml}
+    wrong = [name for name, is_given in of_spike.items() if is_given and args.spike is None]
+    if wrong or (args.json and args.yaml):
+        why = f"{wrong[0]} goes with --spike" if wrong else "--json and --yaml are two ways to print the result"
+        raise ConfigError(why, option=wrong[0] if wrong else "--yaml")
+    return of_run("runs.trace_run.trace_run" if args.spike is None else "runs.spikes.trace_spikes")(args)

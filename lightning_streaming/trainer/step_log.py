@@ -29,7 +29,12 @@ class _CopiedValues(NamedTuple):
     batch: int
     values: Mapping[str, torch.Tensor]
     event: torch.cuda.Event | None
-    """Done when they have arrived; None if they are there."""
+    """Event after their copies; None if they are there."""
+
+    @property
+    def have_arrived(self) -> bool:
+        """Whether they can be read without waiting for the device."""
+        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
 
 
 class StepLog(Callback):
@@ -160,13 +165,13 @@ class StepLog(Callback):
         copies = {name: value.detach().to("cpu", non_blocking=value.is_cuda) for name, value in values.items()}
         event = None
         for device in devices:  # of a module's metrics there is one
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(device))
         self._copies.append(_CopiedValues(batch, copies, event))
 
     def _write_values(self) -> None:
         """Write the values that have arrived, in the order of their batches."""
-        while self._copies and (self._copies[0].event is None or self._copies[0].event.query()):
+        while self._copies and self._copies[0].have_arrived:
             batch, values, _ = self._copies.popleft()
             # No mapping: a line has one.
             self._write({"run": self._run, "batch": batch, "values": [(name, float(values[name])) for name in values]})

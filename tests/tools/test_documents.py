@@ -1,4 +1,4 @@
-"""The commands of docs/tools.md, docs/plan.md and docs/agents.md print what they say they print.
+"""The commands of docs/tools.md, docs/plan.md and others print what they say they print.
 
 Each ``python`` block is run, and each line of a ``console`` block that starts with ``$`` is given to a shell, in order,
 in one empty directory, which the address of the documents' server stands for too. What follows such a line is exactly
@@ -25,7 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 
 HOST = "https://data.example.com"
 """Where the document has data that is on a server."""
-DOCUMENTS = [Path(__file__).parents[2] / "docs" / name for name in ("tools.md", "plan.md", "agents.md")]
+DOCUMENTS = [
+    Path(__file__).parents[2] / "docs" / name for name in ("tools.md", "plan.md", "agents.md", "trace-samples.md")
+]
 _BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^\$ .*\n", re.MULTILINE)
 

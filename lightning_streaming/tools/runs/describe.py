@@ -137,6 +137,14 @@ class EpochDescription:
         number = int(np.searchsorted(self.phase_stops, position, side="right"))
         return phases[min(number, len(phases) - 1)] if phases else None
 
+    def phase_of_row(self, position: int) -> str | None:
+        """Return the name of the phase that reads a row, by its position without packing; None without a schedule."""
+        plan = self.read.order.of_epoch(self.read.cursor.epoch).plan
+        if plan is None or self.run.packing is None:
+            return self.phase_at(position)
+        number = int(np.searchsorted(plan.phase_stops, position, side="right"))
+        return self.run.phases[min(number, len(self.run.phases) - 1)]
+
     def rows(self, positions: NDArray[np.int64]) -> EpochRows:
         """Return the samples at some positions.
 

@@ -58,7 +58,7 @@ def _show(traced: TracedRun, reads: Sequence[Read], args: Namespace) -> None:
     fields: dict[int, dict[str, str]] = {}
     failure = None
     try:
-        fields = _fields_of(traced, reads, fetch=args.fields)
+        fields = fields_of(traced, [read.sample for read in reads], fetch=args.fields)
     except StreamingError as error:  # shown after what is known without the fields
         failure = error
     rows = [
@@ -110,12 +110,7 @@ def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: list[str
     """Print a line for each read, with its phase if there is a schedule, and the first of its fields if known."""
     has_fields, records = any(read["fields"] is not None for read in reads), []
     for read in reads:
-        pack, key, fields = read["packing"] or {"position": 0, "start": 0, "stop": 0}, read["key"], read["fields"] or {}
-        values = [
-            f"{printable_name(column)}: "
-            + (value if len(value) <= _CHARACTERS_SHOWN else f"{value[: _CHARACTERS_SHOWN - 1]}…")
-            for column, value in list(fields.items())[:_COLUMNS_SHOWN]
-        ]
+        pack, key = read["packing"] or {"position": 0, "start": 0, "stop": 0}, read["key"]
         cells = {
             **{head: str(read[head]) for head in ("epoch", "batch", "place")},
             "step": f"{read['step']:,}",
@@ -125,18 +120,28 @@ def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: list[str
             "tokens": f"{pack['start']:,} to {pack['stop'] - 1:,}",
             "phase": "" if read["phase"] is None else printable_name(read["phase"]),
             "sample": f"{printable_name(key['stream'])}:{key['shard']}:{key['sample_index']}",
-            "fields": (", ".join(values) + (", …" if len(fields) > _COLUMNS_SHOWN else "") or "-") * has_fields,
+            "fields": fields_in_words(read["fields"]) if has_fields else "",
         }
         records.append({head: cells[head] for head in (*heads, "phase", "fields")})
     console.print_records(title, records, left=("sample", "phase", "fields"))
 
 
-def _fields_of(run: TracedRun, reads: Iterable[Read], *, fetch: bool) -> dict[int, dict[str, str]]:
+def fields_in_words(fields: Mapping[str, str] | None) -> str:
+    """Return the first fields of a sample in a line."""
+    values = [
+        f"{printable_name(column)}: "
+        + (value if len(value) <= _CHARACTERS_SHOWN else f"{value[: _CHARACTERS_SHOWN - 1]}…")
+        for column, value in list((fields or {}).items())[:_COLUMNS_SHOWN]
+    ]
+    return ", ".join(values) + (", …" if len(fields or ()) > _COLUMNS_SHOWN else "") or "-"
+
+
+def fields_of(run: TracedRun, samples: Iterable[int], *, fetch: bool) -> dict[int, dict[str, str]]:
     """Return the columns of samples as short texts, by sample id.
 
     Args:
         run: The run; its dataset reads single samples by their bytes alone, if it can.
-        reads: Reads of the samples.
+        samples: Ids of the samples.
         fetch: Whether to read also samples whose shard is not on this node; else they are left out.
 
     Raises:
@@ -145,14 +150,14 @@ def _fields_of(run: TracedRun, reads: Iterable[Read], *, fetch: bool) -> dict[in
     """
     is_cached: dict[int, bool] = {}
     fields: dict[int, dict[str, str]] = {}
-    for read in reads:
-        shard = run.catalog.place(read.sample).shard
+    for sample in samples:
+        shard = run.catalog.place(sample).shard
         if shard not in is_cached:
             is_cached[shard] = fetch or run.described.is_cached(shard)
-        if read.sample not in fields and is_cached[shard]:
+        if sample not in fields and is_cached[shard]:
             # The stored columns, also if a subclass of the user changes them.
-            values = StreamingDataset.get_item(run.loader.dataset, read.sample)
-            fields[read.sample] = {column: console.render(value) for column, value in values.items()}
+            values = StreamingDataset.get_item(run.loader.dataset, sample)
+            fields[sample] = {column: console.render(value) for column, value in values.items()}
     return fields
 
 

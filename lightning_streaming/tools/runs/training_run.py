@@ -120,9 +120,14 @@ def traced_run(args: Namespace) -> TracedRun:
         StateError: The checkpoint has no saved position, or is of other data.
         StorageError: An index could not be fetched.
     """
-    changes = dict(args.set) | ({} if args.batch_size is None else {"batch_size": str(args.batch_size)})
-    written = read_run_files(args.config, changes)
+    written = written_run(args)
     return run_on(written.datamodule, written.trainer, args)
+
+
+def written_run(args: Namespace) -> Any:
+    """Return the configuration that ``config``, ``set`` and ``batch_size`` of the command line describe."""
+    changes = dict(args.set) | ({} if args.batch_size is None else {"batch_size": str(args.batch_size)})
+    return read_run_files(args.config, changes)
 
 
 def run_on(data: Any, trainer: Mapping[str, Any], args: Namespace) -> TracedRun:

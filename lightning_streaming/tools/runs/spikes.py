@@ -1,0 +1,366 @@
+"""``trace --spike``: find the steps at which a logged value jumped, and what their samples have in common."""
+
+from __future__ import annotations
+
+import json
+import math
+from argparse import Namespace
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml  # type: ignore[import-untyped]
+from numpy.lib.stride_tricks import sliding_window_view
+
+from lightning_streaming.dataset.sample_access import find_sample
+from lightning_streaming.dataset.sample_key import SampleKey
+from lightning_streaming.dataset.step_lines import LoggedBatch, StepLines, read_step_lines
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.resume.state import Cursor
+from lightning_streaming.sequence.skips import BatchRange
+from lightning_streaming.tools import console
+from lightning_streaming.tools.console import counted, printable_name
+from lightning_streaming.tools.runs.describe import EpochDescription
+from lightning_streaming.tools.runs.trace_run import fields_in_words, fields_of
+from lightning_streaming.tools.runs.training_run import TracedRun, run_on, written_run
+
+WINDOW = 100
+"""Steps that a value is compared with."""
+FEWEST = 10
+"""Steps before the first that is compared."""
+_SPREAD = 1.4826
+"""Standard deviation of normal values per median deviation."""
+_LEAST_SPREAD = 0.001
+"""Least deviation, as a part of the median."""
+_EVIDENCE = 10.8
+"""Log-likelihood ratio, doubled, from which a fact is shown: by chance one in 1000 has more."""
+_SAMPLES_SHOWN = 20
+_ROWS_AT_ONCE = 1 << 14
+_STEP_LOG = "StepLog"
+
+
+class LoggedStep(NamedTuple):
+    """An optimizer step in a log."""
+
+    step: int
+    """The trainer's ``global_step``."""
+    batches: Sequence[LoggedBatch]
+    """Its batches on all ranks."""
+    value: float
+    """The mean over its batches and ranks; NaN if one is no finite number."""
+
+
+class Bound(NamedTuple):
+    """What the value of a step is compared with."""
+
+    median: float
+    """Median of the steps before."""
+    most: float
+    """Largest value that is no jump."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spike:
+    """Consecutive steps at which a value jumped; the last is the first one whose value is no finite number."""
+
+    first: int
+    """Place of the first step among the logged ones."""
+    peak: int
+    """Place of the step with the largest value."""
+    last: int
+    bound: Bound
+    """Bound of the first step."""
+
+
+def logged_steps(lines: StepLines, name: str) -> list[LoggedStep]:
+    """Return the steps of a log that have a value, in order."""
+    ends = {run: sorted(of_run) for run, of_run in lines.ends.items()}
+    steps: dict[tuple[int, int], list[LoggedBatch]] = {}
+    for line in sorted(lines.batches, key=lambda line: (line.run, line.batch, line.rank)):
+        steps.setdefault((line.run, bisect_right(ends.get(line.run, []), line.batch)), []).append(line)
+    logged = []
+    for batches in steps.values():
+        values = [value for line in batches if (value := lines.value(line, name)) is not None]
+        if values:
+            mean = float(np.mean(values)) if np.isfinite(values).all() else math.nan
+            logged.append(LoggedStep(batches[0].step, batches, mean))
+    return logged
+
+
+def find_spikes(values: Sequence[float], threshold: float) -> list[Spike]:
+    """Return the jumps of a value, by the rule that ``trace --help`` describes."""
+    finite = np.array([value if math.isfinite(value) else math.nan for value in values])
+    windows = sliding_window_view(np.r_[np.full(WINDOW, math.nan), finite], WINDOW)[:-1]
+    bounds = np.full((len(finite), 2), math.inf)
+    for first in range(0, len(finite), _ROWS_AT_ONCE):
+        some = windows[first : first + _ROWS_AT_ONCE]
+        rows = np.flatnonzero(np.isfinite(some).sum(axis=1) >= FEWEST)
+        if not len(rows):
+            continue
+        medians = np.nanmedian(some[rows], axis=1)
+        spreads = _SPREAD * np.nanmedian(np.abs(some[rows] - medians[:, None]), axis=1)
+        spreads = np.maximum(spreads, _LEAST_SPREAD * np.abs(medians))
+        bounds[first + rows] = np.stack([medians, medians + threshold * spreads], axis=1)
+    jumps = np.isnan(finite) | (finite > bounds[:, 1])
+    borders = np.flatnonzero(np.diff(np.r_[False, jumps, False].astype(np.int8)))
+    spikes = []
+    for first, stop in borders.reshape(-1, 2).tolist():
+        here = finite[first:stop]
+        if np.isnan(here).any():  # so are all steps after it
+            here = here[: int(np.isnan(here).argmax()) + 1]
+        peak, last = first + int(here.argmax()), first + len(here) - 1  # NaN is the largest
+        spikes.append(Spike(first=first, peak=peak, last=last, bound=Bound(*bounds[first].tolist())))
+    return spikes
+
+
+class Shared(NamedTuple):
+    """A fact that samples have in common, more often than those of the steps before."""
+
+    fact: str
+    """Kind of the fact: "stream", "shard", "phase" or "length"."""
+    value: str
+    samples: int
+    share: float
+    """Share of the samples."""
+    share_before: float
+    """Share of the samples of the steps before."""
+
+    @property
+    def lift(self) -> float | None:
+        """How many times as often as before; None if never before."""
+        return self.share / self.share_before if self.share_before else None
+
+
+def shared_facts(
+    samples: Sequence[Mapping[str, str]], before: Sequence[Mapping[str, str]], evidence: float = _EVIDENCE
+) -> list[Shared]:
+    """Return the facts that samples share beyond chance, the strongest evidence first.
+
+    Args:
+        samples: Facts of each sample, by kind.
+        before: Facts of each sample of the steps before.
+        evidence: Least log-likelihood ratio, doubled, of the share here and that before.
+    """
+    here, there = (Counter(fact for facts in some for fact in facts.items()) for some in (samples, before))
+    shared = []
+    for (kind, value), count in here.items():
+        share, expected = count / len(samples), there[kind, value] / max(1, len(before))
+        smoothed = (there[kind, value] + 1) / (len(before) + 2)
+        ratio = 2 * count * math.log(share / smoothed)
+        if ratio > evidence and share > expected:
+            shared.append((ratio, Shared(kind, value, count, share, expected)))
+    return [fact for _, fact in sorted(shared, key=lambda pair: -pair[0])]
+
+
+def skip_ranges(batches: Sequence[tuple[int, int]], skipped: Sequence[BatchRange]) -> list[BatchRange]:
+    """Return the ranges for ``skip`` that leave out batches, and those that it has, merged where they touch.
+
+    Args:
+        batches: First and last batch of each range, as the trainer counts those that it has trained.
+        skipped: Ranges that the run skips; their batches keep their numbers.
+    """
+    ranges = list(skipped)
+    for first, last in batches:
+        numbers = []
+        for number in (first, last):
+            for passed in sorted(skipped):
+                number += len(passed) if passed.first <= number else 0
+            numbers.append(number)
+        ranges.append(BatchRange(*numbers))
+    merged: list[BatchRange] = []
+    for batch_range in sorted(ranges):
+        if merged and batch_range.first <= merged[-1].last + 1:
+            merged[-1] = BatchRange(merged[-1].first, max(merged[-1].last, batch_range.last))
+        else:
+            merged.append(batch_range)
+    return merged
+
+
+def log_directory(trainer: Mapping[str, Any]) -> str:
+    """Return the directory of the ``StepLog`` among the callbacks of a configuration.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    callbacks = trainer.get("callbacks") or ()
+    for callback in [callbacks] if isinstance(callbacks, Mapping) else callbacks:
+        if isinstance(callback, Mapping) and str(callback.get("class_path")).rpartition(".")[2] == _STEP_LOG:
+            return str((callback.get("init_args") or {})["dirpath"])
+    raise ConfigError(
+        "the configuration has no StepLog among trainer.callbacks",
+        hint="name the directory of the log, as --spike LOG",
+        option="--spike",
+    )
+
+
+def trace_spikes(args: Namespace) -> int:
+    """Print where a logged value jumped, the samples read there, and how to leave them out."""
+    written = written_run(args)
+    directory = args.spike or log_directory(written.trainer)
+    traced = run_on(written.datamodule, written.trainer, args)
+    try:
+        _print_spikes(traced, directory, args)
+    finally:
+        traced.loader.close()
+    return console.FINE
+
+
+def _print_spikes(traced: TracedRun, directory: str, args: Namespace) -> None:
+    lines = read_step_lines(directory, args.loader or "train")
+    names = list(dict.fromkeys(name for values in lines.values.values() for name in values))
+    name = args.value or (names[0] if names else "loss")
+    if name not in names:
+        raise ConfigError(
+            f"{directory} has no values of {name!r}",
+            hint=f"it has {', '.join(names) or 'none'}; StepLog(values=...) names what is logged",
+            option="--value",
+            path=directory,
+        )
+    steps = logged_steps(lines, name)
+    spikes = find_spikes([step.value for step in steps], args.threshold)
+    facts = _Facts(traced)
+    reports = [_report(spike, steps, lines, name, facts, args) for spike in spikes]
+    begins = traced.steps.first_step if args.checkpoint is not None else 0
+    to_skip = [(report["batches"][0], report["batches"][1]) for report in reports if report["steps"][0] >= begins]
+    skip = list(map(str, skip_ranges(to_skip, traced.order.skip))) if to_skip else []
+    if len(to_skip) < len(reports):
+        words = f"{counted(len(reports) - len(to_skip), 'spike')} before step {begins}, where {args.checkpoint} was"
+        console.print_note("trace", f"{words} saved: not in skip, as its weights have seen them")
+    if args.yaml:
+        settings = {"data": {"init_args": {"train": {"skip": skip}}}} if skip else {}
+        for line in yaml.safe_dump(settings).splitlines():
+            console.print_line(line)
+    elif args.json:
+        report = {"log": directory, "value": name, "steps": len(steps), "spikes": reports, "skip": skip}
+        console.print_json(report)
+    else:
+        console.print_line(f"{directory}: {name} of {counted(len(steps), 'step')}, {counted(len(reports), 'spike')}\n")
+        for report in reports:
+            _print_spike(report, name)
+        if skip:
+            first = min(report["steps"][0] for report in reports if report["steps"][0] >= begins)
+            console.print_line(
+                f"to leave them out, resume from a checkpoint saved before step {first} was trained, with train.skip ="
+            )
+            console.print_line(f"  {json.dumps(skip)}\n")
+
+
+class _Facts:
+    """Facts of samples by key, which spikes have in common."""
+
+    def __init__(self, traced: TracedRun) -> None:
+        self.traced = traced
+        self._epochs: dict[int, EpochDescription] = {}
+
+    def phase(self, key: SampleKey) -> str | None:
+        """Return the phase that read a sample."""
+        described = self.traced.described
+        if key.epoch not in self._epochs:
+            self._epochs[key.epoch] = described.epoch(self.traced.order.normalise(Cursor(key.epoch, 0)))
+        return self._epochs[key.epoch].phase_of_row(key.position)
+
+    def of(self, key: SampleKey) -> dict[str, str]:
+        """Return the facts of a sample, by kind."""
+        facts = {"stream": key.stream, "shard": f"{key.stream}:{key.shard}"}
+        phase, packer = self.phase(key), self.traced.order.order.packer
+        if phase is not None:
+            facts["phase"] = phase
+        if packer is not None:
+            tokens = int(packer.lengths(np.array([find_sample(self.traced.catalog, key)]))[0])
+            power = max(0, tokens.bit_length() - 1)
+            facts["length"] = f"{1 << power:,} to {(2 << power) - 1:,} tokens"
+        return facts
+
+
+def _report(
+    spike: Spike, steps: Sequence[LoggedStep], lines: StepLines, name: str, facts: _Facts, args: Namespace
+) -> dict[str, Any]:
+    """Return what is known of a spike as plain values."""
+    first = max(0, spike.first - args.before)
+    batches = [batch for step in steps[first : spike.last + 1] for batch in step.batches]
+    rising = steps[spike.peak].batches[-1].batch  # what follows may be the effect
+    values = {batch: lines.value(batch, name) for batch in batches}
+
+    def is_high(batch: LoggedBatch) -> bool:
+        value = values[batch]
+        return value is not None and not value <= spike.bound.most  # NaN is high
+
+    high = [batch for batch in batches if is_high(batch) and batch.batch <= rising] or batches
+    neighbours = (step for step in steps[max(0, first - WINDOW) : first])
+    keys_before = {key for step in neighbours for batch in step.batches for key in batch.sample_keys()}
+    shared = shared_facts([facts.of(key) for key in dict.fromkeys(_keys(high))], [facts.of(key) for key in keys_before])
+    rows, keys = [], list[SampleKey]()
+    for batch in sorted(batches, key=lambda batch: (batch not in high, -_for_order(values[batch]), batch.batch)):
+        for key in batch.sample_keys() if args.rank in (None, batch.rank) else ():
+            of_batch = {"step": batch.step, "batch": batch.batch, "rank": batch.rank, "value": _plain(values[batch])}
+            rows.append({**of_batch, "phase": facts.phase(key), "key": key.as_dict(), "fields": None})
+            keys.append(key)
+    some = rows if args.json else rows[:_SAMPLES_SHOWN]
+    ids = [find_sample(facts.traced.catalog, key) for key in keys[: len(some)]]
+    shown = fields_of(facts.traced, ids, fetch=args.fields)
+    for row, sample in zip(some, ids, strict=True):
+        row["fields"] = shown.get(sample)
+    return {
+        "steps": [steps[first].step, steps[spike.last].step],
+        "batches": [batches[0].batch, batches[-1].batch],
+        "value": _plain(steps[spike.peak].value),
+        "median_before": _plain(spike.bound.median),
+        "bound": _plain(spike.bound.most),
+        "shared": [{**fact._asdict(), "lift": fact.lift} for fact in shared],
+        "samples": rows,
+    }
+
+
+def _keys(batches: Sequence[LoggedBatch]) -> Iterator[SampleKey]:
+    for batch in batches:
+        yield from batch.sample_keys()
+
+
+def _plain(value: float | None) -> float | None:
+    """Return a value for JSON, which has no NaN and no infinity."""
+    return None if value is None or not math.isfinite(value) else value
+
+
+def _in_words(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.4g}"
+
+
+def _for_order(value: float | None) -> float:
+    return -math.inf if value is None else math.inf if math.isnan(value) else value
+
+
+def _print_spike(report: Mapping[str, Any], name: str) -> None:
+    first, last = report["steps"]
+    words = f"step {first}" if first == last else f"steps {first} to {last}"
+    title = f"{words}: {name} {_in_words(report['value'])}, before {_in_words(report['median_before'])}"
+    records = [
+        {
+            "shared": f"{shared['fact']} {printable_name(shared['value'])}",
+            "samples": f"{shared['samples']:,}",
+            "here": f"{shared['share']:.1%}",
+            "before": f"{shared['share_before']:.1%}",
+            "lift": "new" if shared["lift"] is None else f"{shared['lift']:.3g}",
+        }
+        for shared in report["shared"]
+    ]
+    if records:
+        console.print_records(title, records, left=("shared",))
+    else:
+        console.print_line(f"{title}\n\n  its samples have nothing in common that those before have not\n")
+    rows = report["samples"]
+    records = [
+        {
+            **{head: str(row[head]) for head in ("step", "batch", "rank")},
+            "value": _in_words(row["value"]),
+            "sample": f"{printable_name(row['key']['stream'])}:{row['key']['shard']}:{row['key']['sample_index']}",
+            "phase": "" if row["phase"] is None else printable_name(row["phase"]),
+            "fields": fields_in_words(row["fields"]) if any(other["fields"] for other in rows) else "",
+        }
+        for row in rows[:_SAMPLES_SHOWN]
+    ]
+    if records:
+        of = f"; {len(records)} of {len(rows):,} are shown, --json prints all" if len(rows) > len(records) else ""
+        console.print_records(f"samples of {words}{of}", records, left=("sample", "phase", "fields"))

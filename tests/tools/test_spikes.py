@@ -1,0 +1,253 @@
+"""``trace --spike``: a value that jumped, its samples, what they share, and a run that leaves them out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml  # type: ignore[import-untyped]
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lightning_streaming import MDSWriter, SampleKey, StepLog, Stream, StreamingDataModule, StreamingDataset
+from lightning_streaming.sequence.skips import BatchRange, parse_batch_ranges
+from lightning_streaming.tools.runs.spikes import FEWEST, WINDOW, find_spikes, shared_facts, skip_ranges
+from lightning_streaming.trainer.config import config_of
+from tests.packed_data import LENGTHS, packed_train, write_documents
+from tests.phased_data import write_config
+from tests.tiers import examples
+from tests.tools.running import read_index, run
+
+BAD = range(1030, 1040)
+"""Ids of the samples whose loss is large."""
+SIZES = {"web": 300, "books": 100}
+
+
+@pytest.fixture(autouse=True)
+def _without_deprecations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # instantiate_classes, as Lightning calls it, too
+
+
+class Spiking(LightningModule):
+    """The loss is large where a batch has bad samples; remembers what it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[list[int]] = []
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.seen.append(batch["id"].tolist())
+        noise = math.sin(12.9898 * len(self.seen))  # the same in every run
+        loss: torch.Tensor = self.layer.weight.mean() * 0 + 2 + 0.05 * noise + 9 * batch["bad"].float().mean()
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def write_data(root: Path) -> dict[str, Any]:
+    """Two streams, one of them with bad samples, and the data of a run."""
+    for first, (name, samples) in enumerate(SIZES.items()):
+        with MDSWriter(out=str(root / name), columns={"id": "int", "bad": "int"}, size_limit=250) as writer:
+            for number in range(samples):
+                writer.write({"id": 1000 * first + number, "bad": int(1000 * first + number in BAD)})
+    return {"streams": {name: {"remote": str(root / name)} for name in SIZES}, "shuffle": True, "shuffle_seed": 5}
+
+
+def fit(train: dict[str, Any], root: Path, **options: Any) -> Spiking:
+    settings: dict[str, Any] = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "default_root_dir": root}
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+    ckpt_path, log = options.pop("ckpt_path", None), options.pop("log")
+    saver = ModelCheckpoint(
+        dirpath=root / ("resumed" if ckpt_path else "saved"), filename="{step}", every_n_train_steps=5, save_top_k=-1
+    )
+    trainer = Trainer(**{**settings, **quiet, **options}, callbacks=[StepLog(log, values=["train_loss"]), saver])
+    model = Spiking()
+    trainer.fit(model, datamodule=StreamingDataModule(train=config_of(train), batch_size=4), ckpt_path=ckpt_path)
+    return model
+
+
+def spikes_of(config: Path, *args: object) -> dict[str, Any]:
+    done = run("trace", "--config", config, "--spike", *args, "--json")
+    assert (done.code, done.err) == (0, "")
+    report: dict[str, Any] = done.json
+    return report
+
+
+@pytest.mark.rotate(1)
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_that_resumes_with_the_ranges_leaves_the_samples_of_spikes_out(tmp_path: Path, accumulate: int) -> None:
+    train, log = write_data(tmp_path), tmp_path / "log"
+    before = fit(train, tmp_path, log=log, accumulate_grad_batches=accumulate)
+    callback = {"class_path": "lightning_streaming.StepLog", "init_args": {"dirpath": str(log)}}
+    settings: dict[str, Any] = {"devices": 1, "accumulate_grad_batches": accumulate, "callbacks": [callback]}
+    config = write_config(tmp_path / "run.yaml", train, {"batch_size": 4}, **settings)
+    report = spikes_of(config)
+    assert report == spikes_of(config, log), "by default the log is that of the configuration"
+    bad = [number for number, ids in enumerate(before.seen) if {*ids} & {*BAD}]
+    ranges = parse_batch_ranges(report["skip"], "skip")
+    skipped = {number for ends in ranges for number in range(ends.first, ends.last + 1)}
+    dataset = StreamingDataset(streams={name: Stream(**stream) for name, stream in train["streams"].items()})
+    late = [number for number in bad if number >= FEWEST * accumulate]
+    assert late
+    assert skipped >= set(late)
+    assert {number // accumulate for number in skipped} == {number // accumulate for number in late}
+    for spike in report["spikes"]:
+        first, last = spike["batches"]
+        ids = [id_ for number in range(first, last + 1) for id_ in before.seen[number]]
+        keys = [SampleKey.from_dict(sample["key"]) for sample in spike["samples"]]
+        assert sorted(dataset.restore_sample(key)["id"] for key in keys) == sorted(ids)
+        assert {sample["fields"]["bad"] for sample in spike["samples"]} >= {"1"}
+        assert spike["samples"][0]["value"] == spike["value"] or accumulate > 1, "the largest is first"
+    dataset.close()
+    # The YAML is what fit takes, and a resume with it reads none of them.
+    start = report["spikes"][0]["steps"][0] // 5 * 5
+    printed = run("trace", "--config", config, "--spike", "--yaml").out
+    skipping = {**train, **yaml.safe_load(printed)["data"]["init_args"]["train"]}
+    ckpt = tmp_path / "saved" / f"step={start}.ckpt" if start else None
+    after = fit(skipping, tmp_path, log=log, ckpt_path=ckpt, accumulate_grad_batches=accumulate)
+    kept = [ids for number, ids in enumerate(before.seen) if number >= start * accumulate and number not in skipped]
+    assert after.seen == kept
+    # The numbers hold for the run that skips them: nothing is left, and what it skips stays in the ranges.
+    again = write_config(tmp_path / "again.yaml", skipping, {"batch_size": 4}, **settings)
+    assert [spike for spike in spikes_of(again)["spikes"] if spike["steps"][0] >= start] == []
+
+
+def test_a_jump_is_far_above_the_steps_before_and_no_number_is_a_jump() -> None:
+    rng = np.random.default_rng(1)
+    falling = 5 * np.exp(-np.arange(400) / 500) + rng.normal(0, 0.05, 400)
+    assert find_spikes(falling.tolist(), 6) == []
+    values = falling.copy()
+    values[200:203] += [3, 5, 4]
+    values[320:] = math.nan
+    (first, second) = find_spikes(values.tolist(), 6)
+    assert (first.first, first.peak, first.last) == (200, 201, 202)
+    assert first.bound.median == pytest.approx(np.median(values[100:200]))
+    assert values[199] < first.bound.most < values[200]
+    assert (second.first, second.peak, second.last) == (320, 320, 320)
+    assert [spike.first for spike in find_spikes(values.tolist(), 1000)] == [320]
+    assert find_spikes([1.0] * 50 + [1.02], 6) != []
+    assert find_spikes([1.0] * 50 + [1.002], 6) == [], "below 6 times 0.1 %"
+    assert find_spikes([1.0] * (FEWEST - 1) + [9], 6) == [], "too few before it"
+    assert [spike.first for spike in find_spikes([math.inf, 1.0], 6)] == [0]
+    assert find_spikes([], 6) == []
+
+
+@settings(max_examples=examples(50))
+@given(st.lists(st.floats(0, 10), max_size=3 * WINDOW), st.floats(0, 20))
+def test_jumps_are_those_of_the_rule_step_by_step(values: list[float], threshold: float) -> None:
+    jumps = set[int]()
+    for place, value in enumerate(values):
+        before = np.array(values[max(0, place - WINDOW) : place])
+        if len(before) >= FEWEST:
+            median = float(np.median(before))
+            spread = max(1.4826 * float(np.median(np.abs(before - median))), 0.001 * median)
+            jumps |= {place} if value > median + threshold * spread else set()
+    spikes = find_spikes(values, threshold)
+    assert {place for spike in spikes for place in range(spike.first, spike.last + 1)} == jumps
+    assert all(values[spike.peak] == max(values[spike.first : spike.last + 1]) for spike in spikes)
+
+
+def test_facts_are_shared_beyond_chance_and_not_those_of_the_steps_before() -> None:
+    before = [{"stream": "web" if number % 10 else "books", "shard": f"web:{number % 50}"} for number in range(1000)]
+    alike = [{"stream": "web", "shard": f"web:{number}"} for number in range(16)]
+    assert shared_facts(alike, before) == []
+    (stream, shard) = shared_facts([{"stream": "books", "shard": "books:7"}] * 8 + alike[:8], before)
+    by_value = {fact.value: fact for fact in (stream, shard)}
+    assert by_value["books:7"].lift is None
+    assert by_value["books"].lift == pytest.approx(5)
+
+
+def _range(text: str) -> BatchRange:
+    (batches,) = parse_batch_ranges([text], "skip")
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("batches", "skipped", "ranges"),
+    [
+        ([(5, 7)], [], ["5-7"]),
+        ([(5, 7), (8, 8), (20, 20)], [], ["5-8", "20"]),
+        ([(5, 5)], ["0-1"], ["0-1", "7"]),
+        ([(5, 6)], ["6-9"], ["5-10"]),
+        ([(100, 100)], ["3", "50-59", "200"], ["3", "50-59", "111", "200"]),
+    ],
+)
+def test_ranges_are_numbered_as_skip_numbers_batches(
+    batches: list[tuple[int, int]], skipped: list[str], ranges: list[str]
+) -> None:
+    assert [str(batches) for batches in skip_ranges(batches, [_range(text) for text in skipped])] == ranges
+
+
+def write_log(directory: Path, steps: Iterable[tuple[int, list[Any], float]], run_number: int = 1) -> Path:
+    """A log of one rank as StepLog writes it: batch, samples and loss of each step."""
+    directory.mkdir()
+    with (directory / "rank0.jsonl").open("w") as file:
+        for batch, samples, loss in steps:
+            head = {"run": run_number, "batch": batch, "step": batch, "loader": "train"}
+            for line in (
+                {**head, "epoch": 0, "shuffle_seed": 9, "samples": samples},
+                {"run": run_number, "taken": batch + 1},
+                {"run": run_number, "batch": batch, "values": [("loss", loss)]},
+            ):
+                file.write(json.dumps(line) + "\n")
+    return directory
+
+
+def test_long_documents_and_a_shard_are_named_where_packs_are_read(tmp_path: Path) -> None:
+    train = packed_train(write_documents(tmp_path))
+    config = write_config(tmp_path / "run.yaml", train, {"batch_size": 2}, devices=1)
+    shards = [shard.samples for shard in read_index(tmp_path / "web").shards]
+    longest = max(range(shards[0]), key=LENGTHS["web"].__getitem__)
+    short = [number for number in range(shards[0]) if LENGTHS["web"][number] < LENGTHS["web"][longest] / 4]
+    steps = ((step, [[4 * step + place, "web", 0, short[place], 0] for place in range(4)], 2.0) for step in range(30))
+    spike = [(30, [[120, "web", 0, longest, 0], [121, "web", 0, longest, 0]], 9.0)]
+    log = write_log(tmp_path / "log", itertools.chain(steps, spike))
+    (report,) = spikes_of(config, log)["spikes"]
+    power = LENGTHS["web"][longest].bit_length() - 1
+    assert [(fact["fact"], fact["value"]) for fact in report["shared"]] == [
+        ("length", f"{1 << power:,} to {(2 << power) - 1:,} tokens")
+    ]
+    assert [sample["key"]["sample_index"] for sample in report["samples"]] == [longest] * 2
+    table = run("trace", "--config", config, "--spike", log).out
+    assert "step 30: loss 9, before 2" in table
+    assert table.endswith('before step 30 was trained, with train.skip =\n  ["30"]\n\n')
+    assert (
+        run("trace", "--config", config, "--spike", log, "--threshold", 10**6).out
+        == f"{log}: loss of 31 steps, 0 spikes\n\n"
+    )
+    with_one_before = spikes_of(config, log, "--before", 1)
+    assert (with_one_before["skip"], with_one_before["spikes"][0]["steps"]) == (["29-30"], [29, 30])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--spike"], "the configuration has no StepLog among trainer.callbacks"),
+        (["--spike", "nowhere"], "nowhere has no log of steps of the train loader 'train'"),
+        (["--spike", "log", "--value", "grad"], "log has no values of 'grad'; it has loss"),
+        (["--step", "0", "--yaml"], "--yaml goes with --spike"),
+        (["--spike", "log", "--yaml", "--json"], "--json and --yaml"),
+    ],
+)
+def test_what_has_no_spikes_is_refused(
+    args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_log(tmp_path / "log", iter([(0, [], 1.0)]))
+    config = write_config(tmp_path / "run.yaml", packed_train(write_documents(tmp_path)), {"batch_size": 2}, devices=1)
+    refused = run("trace", "--config", config, *args)
+    assert (refused.code, refused.out) == (2, "")
+    assert words in refused.err
