@@ -1,4 +1,4 @@
-"""Show what caches contain, and free space, without affecting jobs that use them.
+"""Show what caches contain, and remove unused files, without affecting jobs that use the caches.
 
 DIR is the cache directory of one stream, or a directory with several; the default is the one with all default caches.
 
@@ -66,12 +66,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the tool."""
     actions = parser.add_subparsers(metavar="ACTION", required=True, help="the action; ACTION --help explains each")
     parsers = [
-        add_action(actions, "info", "show what caches hold", show),
-        add_action(actions, "clear", "remove all that was fetched and is not in use", clear),
+        add_action(actions, "info", "show what caches contain", show),
+        add_action(actions, "clear", "remove all downloaded files that are not in use", clear),
         add_action(actions, "gc", "remove what is no longer needed", collect),
     ]
     for action in parsers:
-        words = "cache directory, or one with several; by default the default caches"
+        words = "cache directory, or a directory with several; all default caches by default"
         action.add_argument("directory", metavar="DIR", nargs="?", help=words)
         add_json(action)
     _, to_clear, to_collect = parsers
@@ -89,9 +89,10 @@ def run(args: Namespace) -> int:
 
 
 def show(args: Namespace) -> int:
-    """Show what each cache directory holds: how many of its shards, selections of samples, and bytes of files that are
-    ours, downloaded and unchanged since; not ours, from elsewhere, never removed; arriving now; in use now by some
-    process of this machine; and left over from processes that died, which gc removes.
+    """Show what each cache directory contains: shards, selections of samples, and the bytes of each kind of file.
+
+    Kinds of files: ours (downloaded, unchanged since), not ours (never removed), arriving (being downloaded), in use
+    now (by a process of this machine), and left over (from processes that died; gc removes them).
     """
     directories = _find_caches(args.directory)
     with progress(None, "read caches", "files") as advance:
@@ -107,19 +108,20 @@ def show(args: Namespace) -> int:
 
 
 def clear(args: Namespace) -> int:
-    """Remove all that we downloaded, and selections of samples, that no process of this machine uses. The index stays.
+    """Remove downloaded files and selections of samples that no process of this machine uses. The index stays.
 
-    Running jobs download again what they need of it; selections are evaluated again when they are needed.
+    Running jobs download the files again if they need them; selections are evaluated again.
     """
     return _clean(args, maintenance.plan_clear, args.yes)
 
 
 def collect(args: Namespace) -> int:
-    """Remove what is no longer needed: files of processes that died, also unfinished selections of samples; parsed
-    indexes that are not used any more; shards that are no longer in the index; and directories into which nothing
-    was downloaded, like those of misspelt remotes.
+    """Remove what is no longer needed: files of processes that died, and their unfinished selections of samples; parsed
+    indexes that are no longer used; shards that are no longer in the index; and directories into which nothing was
+    downloaded, like those of a misspelt remote.
 
-    While a job uses the directory such shards stay: it may have started with the earlier index.
+    While a job uses the directory, shards stay even if they are not in the index: the job may have started with an
+    earlier one.
     """
     since = None if args.older_than is None else time.time() - args.older_than
     return _clean(args, partial(maintenance.plan_garbage, unused_since=since), True)

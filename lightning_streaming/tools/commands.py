@@ -34,21 +34,21 @@ _LARGEST = 2**31 - 1
 _MOST_DIGITS = 1000
 """Python itself refuses numbers of more than 4300 digits, with another error."""
 COMMANDS = {
-    "init": "write a first run for a dataset: a configuration, a model, a transform",
+    "init": "write a configuration, a model and a transform for a first run on a dataset",
     "convert": "create a dataset from JSON lines, CSV, Parquet, tar files, images or text",
     "index": "write the index of data of another format, before runs read it in place",
     "inspect": "show the columns, sizes and first samples of a dataset",
     "view": "show a dataset, or what a run reads, in the browser",
     "verify": "check every file and every sample of a dataset, and repair it",
-    "copy": "copy a dataset to another directory or store, checked",
+    "copy": "copy a dataset to another directory or store, and check it",
     "merge": "merge datasets under one index, without copying",
-    "select": "evaluate which samples a run reads, before the run",
+    "select": "evaluate a run's selections and joins in advance",
     "lengths": "count the tokens of every document, before a run that packs them",
-    "state": "show and move the position in the data that a checkpoint contains",
+    "state": "show or change the position in the data that a checkpoint contains",
     "trace": "show which samples a training step reads, and when a sample is read",
-    "plan": "predict what a run will read, download and need",
+    "plan": "predict what a run will read and download, and the memory it needs",
     "tune": "measure how fast this machine reads a run's data, and recommend settings",
-    "cache": "show the contents of caches, and free space",
+    "cache": "show what caches contain, and remove unused files",
 }
 """One line of help for each tool, by its name on the command line.
 
@@ -203,7 +203,7 @@ def add_dataset(parser: ArgumentParser, *, or_else: bool = False) -> None:
     """
     words = "directory or URL of a dataset, or of its index.json"
     parser.add_argument("dataset", metavar="DATASET", nargs="?" if or_else else None, help=words)
-    words = "also decode columns of encoding pkl, which can run any code of the author of the data"
+    words = "also decode columns of encoding pkl, which can run any code of the data's author"
     parser.add_argument("--allow-unsafe-types", action="store_true", help=words)
 
 
@@ -218,12 +218,12 @@ def add_format(parser: ArgumentParser, *, required: bool = False, has_block_leng
     words = (
         "format of the data"
         if required
-        else "format of data without an index: it is read in place, as by format= of runs"
+        else "format of data of another library, which is read in place, as with format= of a run"
     )
     parser.add_argument("--format", required=required, choices=OTHER_FORMATS, help=words)
     if has_block_length:
         return
-    words = "with --format: tokens per sample, for samples that are blocks of tokens"
+    words = "with --format: tokens per sample, if samples are blocks of tokens"
     parser.add_argument("--block-length", type=positive, metavar="N", help=words)
 
 
@@ -256,8 +256,8 @@ def add_storage_options(parser: ArgumentParser, name: str = "--storage-options",
         action=_AddOption,
         type=_parse_pair,
         default=StorageOptions({}, name),
-        help=f"an argument of the fsspec filesystem of {of}, like anon=true or endpoint_url=http://host; may be "
-        "given several times. Values in the form of JSON are read as JSON, others as text; none is ever shown",
+        help=f"argument of the fsspec filesystem of {of}, like anon=true or endpoint_url=http://host; may be given "
+        "several times. Values that are JSON are read as JSON, others as text; no value is printed",
     )
 
 
@@ -282,7 +282,7 @@ def add_workers(parser: ArgumentParser, default: int | None, words: str) -> None
 
 def add_run(parser: ArgumentParser) -> None:
     """Add ``args.config``, and settings it may omit: ``args.nodes``, ``args.ranks_per_node``, ``args.batch_size``."""
-    words = "configuration of the run; may be given several times: as with fit, a later one overrides an earlier one"
+    words = "configuration of the run; may be given several times: as with fit, later ones override earlier ones"
     parser.add_argument("--config", metavar="C", action="append", required=True, help=words)
     parser.add_argument("--nodes", metavar="P", type=positive, help="number of nodes")
     parser.add_argument("--ranks-per-node", metavar="G", type=positive, help="processes, or GPUs, on each node")

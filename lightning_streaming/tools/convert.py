@@ -1,9 +1,9 @@
 """Convert files to a dataset of MDS shards.
 
-SOURCE is a file, a folder, a quoted pattern like 'data/*.jsonl', or the URL of one file. The names of its files
-determine its kind, or --from:
+SOURCE is a file, a folder, a quoted pattern like 'data/*.jsonl', or the URL of one file. Its kind follows from the file
+names, or from --from:
 
-    jsonl         one JSON object a line: .jsonl, .ndjson, .json, also with .gz
+    jsonl         one JSON object per line: .jsonl, .ndjson, .json, also with .gz
     csv, tsv      with a header row: .csv, .tsv, also with .gz
     parquet       .parquet; needs pyarrow
     huggingface   a folder written by save_to_disk of Hugging Face datasets; needs pyarrow
@@ -11,11 +11,11 @@ determine its kind, or --from:
     images        a folder of images, with a subfolder per class or without classes
     text          a text file, or a folder of them; each file is a document
 
-With --format, SOURCE is a directory written by another library, or its URL. Samples are read as runs read them with
-format=, shard after shard.
+With --format, SOURCE is a directory that another library wrote, or its URL. Samples are read in order, like those of a
+run with format=.
 
-All files of a folder, in the order of their names, become one dataset. A row that cannot be written is an error that
-names its file and line; nothing is skipped.
+All files of a folder, in the order of their names, become one dataset. If a row cannot be written, an error names its
+file and line; nothing is skipped.
 
     lightning-streaming convert reviews.jsonl data/reviews --compression zstd
     lightning-streaming convert corpus.parquet s3://corpus/train --columns text:str --columns id:int
@@ -68,21 +68,21 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("source", metavar="SOURCE", help="what to convert")
     add("out", metavar="OUT", help="directory or URL of the dataset")
-    add("--from", dest="kind", choices=list(KINDS), help="kind of SOURCE, if its names do not determine it")
+    add("--from", dest="kind", choices=list(KINDS), help="kind of SOURCE, if the file names do not determine it")
     commands.add_format(parser, has_block_length=True)
     add(
         "--columns",
         metavar="NAME[:ENCODING]",
         action="append",
         default=[],
-        help="a column to write, and its encoding, which by default follows from the data; may be given several "
-        "times, and then other columns are left out. All columns by default",
+        help="column to write, and its encoding, by default derived from the data; may be given several times. Without "
+        "it, all columns are written",
     )
-    add("--separator", metavar="X", help="between cells of CSV, for example ';'; a comma by default")
-    add("--limit", metavar="N", type=commands.positive, help="stop after the first N rows; done by one process")
-    add("--compression", metavar="NAME[:LEVEL]", help="for example zstd or zstd:19; none by default")
+    add("--separator", metavar="X", help="separator of CSV cells, for example ';'; a comma by default")
+    add("--limit", metavar="N", type=commands.positive, help="convert only the first N rows, in one process")
+    add("--compression", metavar="NAME[:LEVEL]", help="compression, for example zstd or zstd:19; none by default")
     add("--hashes", metavar="NAME,...", default="", help="hashes to record, for example sha1,xxh3_64")
-    add("--size-limit", metavar="SIZE", default="64mb", help="most raw bytes of a shard; 64mb by default")
+    add("--size-limit", metavar="SIZE", default="64mb", help="maximum raw bytes of a shard; 64mb by default")
     commands.add_workers(
         parser, commands.usable_cpus(), "processes that convert parts; by default one for each processor"
     )
@@ -90,8 +90,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--part-size",
         metavar="SIZE",
         default="256mb",
-        help="bytes of input per part, the unit of work of one process; 256mb by default. A source of several parts is "
-        "written to folders of OUT, the same ones for any --workers",
+        help="bytes of input per part, the unit of work of one process; 256mb by default. If there are several parts, "
+        "each is written to a folder of OUT; --workers does not change them",
     )
     add("--resume", action="store_true", help="continue a stopped conversion with the same source and options")
     add_to_group = parser.add_argument_group("text to tokens").add_argument
@@ -105,11 +105,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--tokenizer",
         metavar="FILE.json",
         help=f"file of the tokenizers package, a folder with {tokenizers.TOKENIZER_FILE}, or {tokenizers.BYTES} for "
-        "UTF-8",
+        "bytes of UTF-8",
     )
     add_to_group("--documents", action="store_const", const=True, help="one document per sample, of any length")
     words = "tokens per block; the rest at the end of each part is dropped, and its size reported. Without --tokenize, "
-    words += "of the data of --format"
+    words += "tokens per sample of --format"
     add_to_group("--block-length", metavar="N", type=commands.positive, help=words)
     add_to_group(
         "--dtype", choices=tokenizers.DTYPES, help="type of the tokens; by default the smallest that holds them"

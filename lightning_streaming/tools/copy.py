@@ -8,10 +8,10 @@ continue an interrupted copy: files that are already there and correct are skipp
     lightning-streaming copy s3://corpus/train gs://mirror/train --workers 32 --out-storage-options token=key.json
     lightning-streaming copy s3://bucket/tars /data/tars --format webdataset
 
-Exit code: 0 if all files were copied; 1 if files of the source are missing or damaged, then no index is published; 2
-if the copy failed. Nothing is deleted at the destination, except with --exist-ok the index and the plan of the earlier
-dataset, and files with the names of uncompressed shards of this one, which could be mistaken for them; other shards
-that are not overwritten stay. Both are reported. Without recorded hashes a second copy copies all files again.
+Exit code: 0 if all files were copied; 1 if files of the source are missing or damaged, and no index was published; 2
+if the copy failed. With --exist-ok, the index and the plan of the earlier dataset are deleted, and files with the names
+of uncompressed shards of this one, which could be mistaken for them. Other shards stay, unless they are overwritten.
+Deleted files and shards that stay are reported. If the index records no hashes, a second copy copies all files again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_format(parser)
     parser.add_argument("--exist-ok", action="store_true", help="overwrite a dataset in OUT")
     parser.add_argument("--quick", action="store_true", help="check sizes and hashes only, decompress nothing")
-    add_workers(parser, 8, "files to copy at a time; 8 by default. From store to store each takes its size on disk")
+    add_workers(parser, 8, "files to copy at the same time; 8 by default. Between stores, each needs its size on disk")
     add_json(parser)
     add_storage_options(parser, of="both stores")
     add_storage_options(parser, "--out-storage-options", of="OUT, instead of --storage-options")

@@ -4,12 +4,12 @@
     lightning-streaming index data/tokens --format npy --block-length 2049
     lightning-streaming index https://host/corpus --format megatron --out corpus
 
-Runs read such data with format= (docs/other-formats.md). The first run on each node scans all files, tar files
-completely, and caches an index. This command does it once for all runs: it writes index.json next to the data, where
+Runs read such data with format= (docs/other-formats.md). The first run on each node scans all files (tar files
+completely), and caches an index. This command does it once for all runs: it writes index.json next to the data, where
 every run finds it, or to --out, if you cannot write there.
 
-Files that have been scanned are not scanned again unless their size changed, also after an interruption. Run it again
-when files were added.
+Files are scanned again only if their size changed, even after an interruption. After adding files, run the command
+again.
 """
 
 from __future__ import annotations

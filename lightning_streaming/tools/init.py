@@ -1,7 +1,7 @@
-"""Write a first run for a dataset: a commented run.yaml, and a module.py with a model and a transform, ready to train.
+"""Write the files of a first run on a dataset: a commented run.yaml, and a module.py with a model and a transform.
 
-Reads the index of DATASET and a few samples. Images get a classifier, tokens and text a small language model, other
-numbers a linear regression. Several datasets become streams of one run. Nothing is overwritten.
+The command reads the index of DATASET and a few samples. Images get a classifier, tokens and text a small language
+model, other numbers a linear regression. Several datasets become streams of one run. Nothing is overwritten.
 
     lightning-streaming init data/train
     lightning-streaming init s3://corpus/code s3://corpus/docs --out run1

@@ -1,5 +1,5 @@
-"""Show a dataset: its columns, samples, shards, sizes, compression, hashes and first samples. Or show what a run reads:
-for each stage, stream and phase the samples stored, selected and drawn.
+"""Show a dataset: its columns, samples, shards, sizes, compression, hashes and first samples. With --config,
+show what a run reads: for each stage, stream and phase, the samples stored, selected and drawn.
 
 For a remote dataset only the index and the bytes of the shown samples are read: ranges of an uncompressed shard, or one
 compressed shard, which is downloaded to a temporary directory.
@@ -32,16 +32,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the tool."""
     commands.add_dataset(parser, or_else=True)
     commands.add_format(parser)
-    words = "show what the run of this configuration reads; of several, a later one overrides an earlier one"
+    words = "show what the run of this configuration reads; of several, later ones override earlier ones"
     parser.add_argument("--config", metavar="C", action="append", default=[], help=words)
     words = (
-        "with --config: show the training that resumes from this checkpoint; streams it no longer reads may be missing"
+        "with --config: show the run that resumes from this checkpoint; streams that it no longer reads may not exist"
     )
     parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
     parser.add_argument(
-        "--samples", metavar="N", type=commands.not_negative, help="how many samples to show; 2 by default"
+        "--samples", metavar="N", type=commands.not_negative, help="number of samples to show; 2 by default"
     )
-    commands.add_loader(parser, ", with --ckpt")
+    commands.add_loader(parser, " (with --ckpt)")
     commands.add_set(parser, "with --config: ")
     commands.add_json(parser)
     commands.add_storage_options(parser)

@@ -5,22 +5,22 @@
     lightning-streaming lengths data/train --lengths num_tokens --json
     lightning-streaming lengths --config run.yaml
 
---column names the tokens: a column of one-dimensional arrays ('ndarray', 'ndarray:uint16', 'ndarray:uint16:2048'),
-whose elements are counted; or of bytes, with --dtype as the type of a token. --lengths names a column of whole numbers
-with the length, if tokens are stored in another way, or computed while a run reads. A run may also have a Python
-function there, which this tool does not accept.
+--column names the column of tokens: one-dimensional arrays ('ndarray', 'ndarray:uint16', 'ndarray:uint16:2048'), whose
+elements are counted; or bytes, with --dtype as the type of a token. If tokens are stored in another way, or a run
+computes them, --lengths names a column of integers with the lengths. A run may also use a Python function for lengths,
+which works with --config only.
 
-No tokens are decoded. If they are the only column of varying size ('ndarray:DTYPE' or bytes) and the shards are not
-compressed, the offsets at the start of each shard give the lengths: from a remote dataset only these are read, four
-bytes per document, and no shard is downloaded. Otherwise shards are downloaded as in a run.
+Tokens are not decoded. If only their column varies in size ('ndarray:DTYPE' or bytes), and shards are not compressed,
+the offsets at the start of each shard determine the lengths: from a remote dataset, only these are read, four bytes per
+document, and no shard is downloaded. Otherwise, shards are downloaded as in a run.
 
 The lengths, four bytes per document, are stored on this node next to the dataset's cached index. Any run with the same
-request for the same data uses them: pass --local if the run has local=. After an interruption, run it again to
-continue. Of appended data only the new shards are counted. On several nodes, run it on each.
+request for the same data uses them: pass --local if the run has local=. After an interruption, run the command again to
+continue. After an append, only new shards are counted. On several nodes, run it on each.
 
 --config counts all documents that a run packs (packing: or token_budget: in its data), for each stream of each of its
-stages, also with a Python function; and plans the packs of the first epoch for the run. The plan is in this node's
-runtime directory, until the node restarts or another run computes the order or the packs of an epoch there.
+stages, also with a Python function; and plans the packs of the run's first epoch. The plan stays in this node's runtime
+directory until the node restarts or another run computes the order or the packs of an epoch there.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the tool."""
     add = parser.add_argument
     add("dataset", metavar="DATASET", nargs="?", help="directory or URL of a dataset, as the run's remote=")
-    words = "count what the run of this configuration needs; of several, a later one overrides an earlier one"
+    words = "count what the run of this configuration needs; of several, later ones override earlier ones"
     add("--config", metavar="C", action="append", default=[], help=words)
     add("--column", metavar="NAME", help="column of the tokens: one-dimensional arrays, or bytes with --dtype")
     add("--dtype", metavar="DTYPE", help="type of the tokens in a column of bytes, like uint16")
-    add("--lengths", metavar="NAME", help="column of whole numbers with the length of each document")
+    add("--lengths", metavar="NAME", help="column of integers with the length of each document")
     add("--local", metavar="DIR", help="the run's local=: its cache directory, if it is not the default one")
     commands.add_format(parser)
     commands.add_json(parser)

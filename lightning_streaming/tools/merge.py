@@ -1,15 +1,14 @@
-"""Merge datasets into one, with an index over all their shards. No shard is read, moved or copied.
+"""Merge datasets into one, by writing an index of all their shards. No shard is read, moved or copied.
 
-The parts are in the merged dataset's directory or under its URL, at any depth. Their samples follow each other in the
-order of the arguments; without arguments all parts are merged, in the order of their sorted paths. Run it again when
-parts were added.
+The parts must be in the directory or under the URL of the merged dataset, at any depth. Samples are in the order of the
+arguments; without PART, all parts are merged, in the order of their paths. After adding parts, run the command again.
 
     lightning-streaming merge data/train
     lightning-streaming merge s3://corpus/train s3://corpus/train/web s3://corpus/train/books
     lightning-streaming merge s3://bucket/tars --format webdataset
 
-With --format, parts are data of another library. The index of lightning-streaming index is used if there is one;
-otherwise the files are scanned. Without arguments, all files below are merged, in the order of their paths.
+With --format, parts are data of another library. If lightning-streaming index has written an index, it is used;
+otherwise, the files are scanned. Without PART, all files below OUT are merged, in the order of their paths.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Predict what a run will read, download and need, from its configuration and the indexes of its data.
+"""Predict what a run will read and download, and the memory it needs, from its configuration and its data's indexes.
 
 C is a configuration of `lightning-streaming fit`. Its training data is created as in training; the order, the samples
-of each rank, prefetching and the contents of caches follow from the rules of the run itself. Only the indexes are
+of each rank, prefetching and the contents of caches are computed by the rules of the run itself. Only the indexes are
 read: no shard is downloaded and no trainer runs. What a run computes before it starts (lengths of packed documents,
-conditions of `where`) is computed as by `lightning-streaming lengths` and `select`, if it is not cached yet.
+conditions of `where`) is computed, if it is not cached, as `lightning-streaming lengths` and `select` do.
 
     lightning-streaming plan --config run.yaml
     lightning-streaming plan --config run.yaml --html plan.html --limit 500gb --limit 1tb --link 10gbit
@@ -37,23 +37,25 @@ def add_arguments(parser: ArgumentParser) -> None:
     words = "plan the run that resumes from this Lightning checkpoint"
     parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
     commands.add_loader(parser)
-    parser.add_argument("--accumulate", metavar="A", type=commands.positive, help="batches of a step")
+    parser.add_argument(
+        "--accumulate", metavar="A", type=commands.positive, help="batches per step (accumulate_grad_batches)"
+    )
     parser.add_argument(
         "--epochs", metavar="N", type=commands.positive, help="number of epochs to plan, instead of the trainer's"
     )
     parser.add_argument(
         "--steps", metavar="N", type=commands.not_negative, help="last step to plan, instead of the trainer's"
     )
-    words = "also plan caches of this limit, as 500gb; none for no limit; may be given several times"
+    words = "also plan this cache_limit, like 500gb, or none for no limit; may be given several times"
     parser.add_argument("--limit", metavar="SIZE", type=parsed(_parse_limit), action="append", default=[], help=words)
-    words = "between a node and the store, as 10gbit, or 1.2gb for bytes a second (default: 10gbit)"
+    words = "link of a node to the store, like 10gbit, or 1.2gb for bytes per second (default: 10gbit)"
     parser.add_argument("--link", metavar="SPEED", type=parsed(_parse_link), default="10gbit", help=words)
     words = "seconds before the store answers (default: 0.05)"
     parser.add_argument("--latency", metavar="S", type=commands.not_negative_number, default=0.05, help=words)
     parser.add_argument(
         "--html", metavar="F", type=Path, help="also write a self-contained page with charts to this file"
     )
-    words = "end with exit code 1 if this holds, as 'repeats(math) > 4'; may be given several times; names are below"
+    words = "exit with code 1 if this holds, like 'repeats(math) > 4'; may be given several times; names are below"
     parser.add_argument(
         "--fail-if", metavar="CONDITION", type=parsed(parse_condition), action="append", default=[], help=words
     )

@@ -1,4 +1,4 @@
-"""Evaluate which samples of a dataset a run reads, before the run, which then starts at once.
+"""Evaluate a run's selections and joins in advance, so that it starts immediately.
 
     lightning-streaming select s3://corpus/web --where "score >= 0.8 and lang == 'en'"
     lightning-streaming select s3://corpus/web --fraction 0%:98% --group-by doc_id
@@ -12,15 +12,15 @@ stay the same when data is appended. A sample is selected if it meets all condit
 
 The result, one bit per sample, is stored on this node next to the dataset's cached index. Any run with the same
 request for the same data uses it: pass --local if the run has local=. Shards are downloaded only if a condition reads a
-column. After an interruption, run it again to continue. On several nodes, run it on each; or write --out to a location
-that all can read, and pass that to the runs as selection.indices.
+column. After an interruption, run the command again to continue. On several nodes, run it on each; or write --out to a
+location that all can read, and pass it to the runs as selection.indices.
 
 --not leaves out the samples that a run with bad_samples.action: replace has logged as bad in its bad_samples.log. The
-remaining ones are written to --out only, which the next run takes as selection.indices.
+remaining samples are written to --out only: pass that file to the next run as selection.indices.
 
 --config computes everything that a run would compute before it starts, for each stream of each of its stages: its
 selections, the indexes of ids for joined datasets (join: with key:), and the lengths of documents. They are
-stored in the same way. Ids of a stream's samples that a joined dataset lacks are counted, and the exit code is 1.
+stored in the same way. If a joined dataset lacks ids of a stream's samples, they are counted, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the tool."""
     add = parser.add_argument
     add("dataset", metavar="DATASET", nargs="?", help="directory or URL of a dataset, as the run's remote=")
-    words = "compute what the run of this configuration needs; of several, a later one overrides an earlier one"
+    words = "compute what the run of this configuration needs; of several, later ones override earlier ones"
     add("--config", metavar="C", action="append", default=[], help=words)
     add("--where", metavar="SQL", help="condition over columns, for example \"score >= 0.8 and lang == 'en'\"")
     add("--fraction", metavar="PART", help="part by hash, like 0%%:98%%")
     words = "keep samples with the same value of this column, like doc_id, in one part"
     add("--group-by", metavar="COLUMN", help=words)
-    add("--seed", metavar="N", type=int, help="key of the hash that draws parts; 0 by default")
-    add("--indices", metavar="FILE.npy", help="numbers of the samples to take, or a truth value for each")
+    add("--seed", metavar="N", type=int, help="seed of the hash that draws parts; 0 by default")
+    add("--indices", metavar="FILE.npy", help="numbers of the samples to read, or a boolean for each sample")
     add("--split", metavar="DIR", help="subdirectory of the dataset, as the run's split=")
-    words = "leave out the bad samples of a log: the bad_samples.log of a run, or a file there"
+    words = "leave out the bad samples of a log: the bad_samples.log of a run, or a file in it"
     add("--not", dest="bad_logs", metavar="LOG", action="append", default=[], help=words)
     add("--stream", metavar="NAME", help="with --not: the run's stream that reads this dataset, if it has several")
     add("--local", metavar="DIR", help="the run's local=: its cache directory, if it is not the default one")
-    words = "also write a truth value for each sample, for selection.indices of a stream"
+    words = "also write a boolean for each sample, for selection.indices of a stream"
     add("--out", metavar="KEEP.npy", type=Path, help=words)
     commands.add_set(parser, "with --config: ")
     commands.add_format(parser)

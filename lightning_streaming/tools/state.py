@@ -1,8 +1,8 @@
-"""Show and move the position in the data that a checkpoint contains.
+"""Show or change the position in the data that a checkpoint contains.
 
 CKPT is a Lightning checkpoint, the directory of a sharded one (FSDP, ModelParallel), or a file with only the state of a
 loader or dataset, saved by torch.save or as JSON. Checkpoints of Fabric and Composer can be shown, too. A change
-replaces the file atomically, and the earlier file stays as CKPT.bak, CKPT.bak2, and so on.
+replaces the file atomically, and keeps the earlier file as CKPT.bak, CKPT.bak2, and so on.
 
     lightning-streaming state show run/last.ckpt
     lightning-streaming state set run/last.ckpt --epoch 1 --sample 51200
@@ -64,17 +64,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="NAME=PLACE",
         action="append",
         default=[],
-        help="directory or URL of a stream; given for all of them, the samples of each in this epoch are counted, too. "
+        help="directory or URL of a stream; if given for all streams, their samples in this epoch are counted too. "
         "NAME= may be omitted for a single stream",
     )
-    words = "configuration of the run, instead of --data; may be repeated. Required with a selection or phases"
+    words = "configuration of the run, instead of --data; may be repeated. Required for a selection or phases"
     to_show.add_argument("--config", metavar="C", action="append", default=[], help=words)
     commands.add_json(to_show)
     commands.add_storage_options(to_show, of="the store of --data")
 
     to_set = _add_action(actions, "set", "move it to a sample of an epoch", _set_place)
     to_set.add_argument("--epoch", metavar="E", type=commands.position, required=True, help="epoch of the data, from 0")
-    words = "number of its samples, over all ranks, that count as read; of packed documents, packs"
+    words = "number of samples of the epoch, over all ranks, that count as read; with packing, of packs"
     to_set.add_argument("--sample", metavar="S", type=commands.position, required=True, help=words)
     commands.add_loader(to_set)
     _add_output(to_set)
@@ -85,15 +85,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--samples", metavar="N", type=commands.amount, help="number of samples, or packs, over all ranks"
     )
     moved.add_argument("--batches", metavar="N", type=commands.amount, help="number of batches of all ranks, or steps")
-    commands.add_loader(to_skip, ", except with --batches, which moves all")
+    commands.add_loader(to_skip, ", except with --batches, which moves all of them")
     _add_output(to_skip)
 
     to_import = commands.add_action(actions, "import", "take it from MosaicML Streaming", _import_state)
-    to_import.add_argument("source", metavar="SRC", help="file with the state: of Composer, or of torch.save or JSON")
+    to_import.add_argument(
+        "source", metavar="SRC", help="file with the state, written by Composer or torch.save, or JSON"
+    )
     words = "Lightning checkpoint to add it to; or a new file, .pt or .json, for the state alone"
     to_import.add_argument("checkpoint", metavar="CKPT", help=words)
-    to_import.add_argument("--source", dest="name", metavar="NAME", help="which state of SRC, as show SRC names them")
-    words = 'the train loader; by default the only one, or "train"'
+    to_import.add_argument(
+        "--source", dest="name", metavar="NAME", help="name of the state in SRC, as `state show SRC` prints it"
+    )
+    words = 'name of the train loader; by default the only one, or "train"'
     to_import.add_argument("--loader", metavar="NAME", help=words)
     _add_output(to_import)
 
@@ -111,7 +115,7 @@ def _add_action(actions: Any, word: str, words: str, action: Any) -> ArgumentPar
 
 def _add_output(parser: ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", type=Path, help="write to this new file and leave CKPT unchanged")
-    words = "also take a checkpoint with objects of any class, which can run any code of its author"
+    words = "also load a checkpoint with objects of any class, which can run any code of its author"
     parser.add_argument("--allow-unsafe-types", action="store_true", help=words)
     commands.add_json(parser)
 
@@ -298,8 +302,8 @@ def _value(value: object) -> str:
 def branch(args: Namespace) -> int:
     """Show what to add to the configuration so that the current phase of CKPT ends there.
 
-    The run then resumes from CKPT with any phases that follow; CKPT itself is unchanged. What the phase had drawn and
-    not read comes first in them, so that no sample is lost or read early.
+    The run then resumes from CKPT with any phases that follow; CKPT itself is unchanged. Samples that the phase had
+    drawn but not read come first in them, so that no sample is lost or read early.
     """
     places = read_places(args.checkpoint)
     loader = places.choose(args.loader)
@@ -425,8 +429,8 @@ def read_mix(text: str, streams: Collection[str]) -> dict[str, float | list[floa
 def _set_place(args: Namespace) -> int:
     """Move the position to a sample of an epoch.
 
-    ``Trainer.fit(ckpt_path=CKPT)`` then continues with this sample. The trainer's epoch and batches are moved with it;
-    weights, optimizer and the global step stay. Of several loaders only the named one is moved, and the trainer stays.
+    `Trainer.fit(ckpt_path=CKPT)` then continues with this sample. The trainer's epoch and batches are changed too, but
+    not weights, optimizer and global step. With several loaders, only the named one is changed, and not the trainer.
     """
     edited = _Edited(args)
     name = edited.before.choose(args.loader)
@@ -436,8 +440,8 @@ def _set_place(args: Namespace) -> int:
 def skip(args: Namespace) -> int:
     """Move the position forward, for example over samples that make the loss diverge.
 
-    An epoch's end leads into the next epoch. The number of samples in a batch of all ranks is saved by the run; with
-    --batches all loaders are moved, and the trainer's count of batches with them.
+    After the end of an epoch, the next one begins. The global batch size is that of the checkpoint. --batches moves all
+    loaders, and the trainer's count of batches with them.
     """
     edited = _Edited(args)
     before = edited.before
@@ -451,9 +455,9 @@ def skip(args: Namespace) -> int:
 def _import_state(args: Namespace) -> int:
     """Take the position of a run with MosaicML Streaming, release 0.2 or later, or of any file with a state.
 
-    Put it into a checkpoint of Lightning, which then resumes there; or create a file with only the state, for
-    ``load_state_dict``. Such a state contains nothing about its data, so nothing is checked on resume: give the dataset
-    the settings it had there.
+    Put it into a Lightning checkpoint, which then resumes there; or create a file with only the state, for
+    `load_state_dict`. Such a state does not identify its data, so a resume checks nothing: use the settings of the
+    earlier run.
     """
     sources, name = read_places(args.source), args.name
     if name is None and len(sources.loaders) > 1:

@@ -7,8 +7,8 @@ Step N is the one in which `trainer.global_step` is N, as loggers write it: the 
 step=100 was saved right before step 100. The number of ranks, `accumulate_grad_batches` and `limit_train_batches` are
 those of the configured trainer, unless arguments override them.
 
-Of packed documents (`packing` or `token_budget` in the configuration) it shows the packs, with the documents and
-tokens in them.
+For packed documents (`packing` or `token_budget` in the configuration), it shows the packs, with their documents and
+tokens.
 
 --spike reads a log of lightning_streaming.StepLog and finds the steps at which the loss, or another logged value,
 jumped: it is no finite number, or above the median of the last 100 steps by more than --threshold times their spread
@@ -68,8 +68,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--ckpt",
         dest="checkpoint",
         metavar="CKPT",
-        help="trace the run that resumes from this Lightning checkpoint: steps count from its own, and the number of "
-        "ranks defaults to that of the checkpoint",
+        help="trace the run that resumes from this Lightning checkpoint: steps continue from its step, and the number "
+        "of ranks defaults to that of the checkpoint",
     )
     add_loader(parser)
     add(

@@ -2,10 +2,11 @@
 
 C is a configuration of `lightning-streaming fit`. Its data module is created as in training, with its transform and
 collate function, and read for a few seconds with each number of workers; no trainer runs, no model is imported.
-Of remote data a few shards are downloaded to a temporary directory (see TMPDIR), which is removed at the end; the run's
-own cache is not touched.
+From remote data, a few shards are downloaded to a temporary directory (see TMPDIR), which is removed at the end; the
+run's own cache is not touched.
 
-Pass the duration of a training step without waiting, and the settings are rated by how long the step waits for data.
+With --consumer-ms, the duration of a training step without waiting, settings are rated by how long a step waits for
+data.
 
     lightning-streaming tune --config run.yaml
     lightning-streaming tune --config run.yaml --consumer-ms 120
@@ -26,14 +27,19 @@ from lightning_streaming.units import parse_bytes
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the tool."""
     add = parser.add_argument
-    add("--stage", choices=STAGES, default="fit", help="stage whose data to read; fit by default: data.train")
+    add(
+        "--stage",
+        choices=STAGES,
+        default="fit",
+        help="stage whose data to read; by default fit, which reads data.train",
+    )
     add(
         "--num-workers",
         metavar="N,N,...",
         type=_parse_candidates,
         help="numbers of workers to try; by default 0, 1, 2, 4, ... while more help, up to the cores of each rank",
     )
-    add("--seconds", metavar="S", type=_positive_number, default=3.0, help="duration for each of them; 3 by default")
+    add("--seconds", metavar="S", type=_positive_number, default=3.0, help="duration of each measurement; 3 by default")
     add(
         "--consumer-ms",
         metavar="MS",
@@ -43,7 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_run(parser)
     add(
         "--fetch", metavar="SIZE", type=parsed(parse_bytes), default=parse_bytes("256mb"),
-        help="maximum to download, but at least one shard of each stream; 256mb by default",
+        help="maximum download, but at least one shard of each stream; 256mb by default",
     )  # fmt: skip
     add(
         "--disk",

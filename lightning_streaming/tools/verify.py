@@ -1,8 +1,8 @@
 """Check a dataset: the size and hashes of each file, each table of offsets, and that each sample can be decoded.
 
 Each bad shard is listed with its error and its samples. If the index records no hashes, changed bytes may remain
-undetected, and a line says so. Exit code: 0 if nothing is wrong, or was repaired; 1 if something is wrong; 2 if the
-check failed.
+undetected, and a line says so. Exit code: 0 if nothing is wrong, or all was repaired; 1 if something is wrong; 2 if
+the check failed.
 
     lightning-streaming verify data/train
     lightning-streaming verify s3://corpus/train --quick
@@ -10,7 +10,7 @@ check failed.
     lightning-streaming verify data/tars --format webdataset
 
 Files that look like shards, but are not in the index, are listed; they do no harm. The raw file of a compressed shard
-must have the contents of the compressed one: it may be a remainder of another dataset in the same directory.
+must have the contents of the compressed one; otherwise it may be a remainder of another dataset in the directory.
 
 --repair downloads bad and missing files again. A download is checked in the same way before it replaces the bad file,
 which is not deleted but renamed to NAME.damaged. Without --repair, the shards to rewrite are listed.
@@ -86,7 +86,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--quick", action="store_true", help="check sizes and hashes of stored files only")
     add("--repair", metavar="SOURCE", help="restore bad files of a directory from another directory or a URL")
     commands.add_workers(
-        parser, None, "processes to check with; one for each processor by default, fewer for small datasets"
+        parser, None, "processes that check; one for each processor by default, fewer for small datasets"
     )
     commands.add_json(parser)
     commands.add_storage_options(parser)

@@ -38,18 +38,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the tool."""
     add_dataset(parser, or_else=True)
     add_format(parser)
-    words = "show what the run of this configuration reads; of several, a later one overrides an earlier one"
+    words = "show what the run of this configuration reads; of several, later ones override earlier ones"
     parser.add_argument("--config", metavar="C", action="append", default=[], help=words)
-    words = "with --config: show the training that resumes from this checkpoint"
+    words = "with --config: show the run that resumes from this checkpoint"
     parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
-    add_loader(parser, ", with --ckpt")
+    add_loader(parser, " (with --ckpt)")
     parser.add_argument("--nodes", metavar="P", type=positive, help="with --config: number of nodes")
     words = "with --config: processes, or GPUs, on each node"
     parser.add_argument("--ranks-per-node", metavar="G", type=positive, help=words)
     words = "with --config: batches per step (accumulate_grad_batches)"
     parser.add_argument("--accumulate", metavar="K", type=positive, help=words)
     add_set(parser, "with --config: ")
-    words = "port of this machine; by default any free one"
+    words = "port to serve at; by default, any free one"
     parser.add_argument("--port", metavar="N", type=_port, default=0, help=words)
     parser.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
     add_storage_options(parser)

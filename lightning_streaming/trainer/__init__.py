@@ -31,13 +31,13 @@ Set or override any field on the command line:
 
     lightning-streaming fit --config run.yaml
     lightning-streaming fit --config run.yaml --data.batch_size 64 --data.train.streams.code.proportion 0.5
-    lightning-streaming fit --config run.yaml --ckpt_path checkpoints/last.ckpt    # resumes mid-epoch, exactly there
+    lightning-streaming fit --config run.yaml --ckpt_path checkpoints/last.ckpt    # resumes at the saved sample
 
 List the fields, with explanations:
 
     lightning-streaming fit --data.help               the data module; --data.help=my_project.MyData for your own
     lightning-streaming fit --data.train.help         the data of a stage: train, val, test or predict
-    lightning-streaming fit --data.train.streams.help one stream of several; also schedule, join and all groups
+    lightning-streaming fit --data.train.streams.help one of several streams; likewise schedule, join and all groups
     lightning-streaming fit --model.help=my_project.MyModel
     lightning-streaming fit --help                    common options; --help_advanced lists all
     lightning-streaming fit --config run.yaml --print_config    the configuration of a run, including defaults
@@ -48,15 +48,15 @@ run:
   -c, --config FILE             YAML file with model, data and trainer; later files and options override it
   --print_config                print the configuration, with defaults and a comment on each field, and exit
   --ckpt_path FILE              checkpoint to load; fit resumes from it, mid-epoch; "last" is the newest one, if any
-  --seed_everything INT         seed of weights and augmentation; the order of samples has data.train.shuffle_seed
-  --debug                       show whole tracebacks of errors
+  --seed_everything INT         seed of weights and augmentation; data.train.shuffle_seed seeds the order of samples
+  --debug                       show full tracebacks of errors
 
-data (write val, test or predict for other stages than train):
+data (for other stages, replace train by val, test or predict):
   --data.batch_size INT         samples per batch on each rank
   --data.num_workers INT        worker processes of each rank
-  --data.train.remote URL       location of the dataset: a directory, or like s3://bucket/data
-  --data.train.local DIR        cache of its shards
-  --data.train.cache_limit SIZE largest size of the cache, like 100gb
+  --data.train.remote URL       location of the dataset: a directory, or a URL like s3://bucket/data
+  --data.train.local DIR        cache directory for its shards
+  --data.train.cache_limit SIZE maximum size of the cache, like 100gb
   --data.train.epoch_size N     samples per epoch, like 10m
   --data.train.shuffle BOOL     whether to shuffle
   --data.train.streams.NAME.remote URL, --data.train.streams.NAME.proportion SHARE
@@ -77,14 +77,14 @@ trainer:
                                 steps (or a share of an epoch, like 0.25) between validations
   --trainer.accumulate_grad_batches N
                                 batches per optimizer step
-  --trainer.callbacks+ CLASS    adds a callback, like ModelCheckpoint
+  --trainer.callbacks+ CLASS    add a callback, like ModelCheckpoint
   --trainer.default_root_dir DIR
                                 directory of logs and checkpoints
   --trainer.fast_dev_run BOOL   run a single batch, to try a configuration
 
 more help:
   --help_advanced               all options, also those of Trainer, optimizer and scheduler
-  --data.help                   fields of the data module; --data.help=my_project.MyData of your own
+  --data.help                   fields of the data module; --data.help=my_project.MyData for your own
   --data.train.help             fields of the data of a stage
   --data.train.streams.help     fields of a stream; in the same way schedule, join, selection, packing, token_budget,
                                 bad_samples, decode, storage and debug

@@ -375,7 +375,7 @@ class _KeepTracebacks(Action):
     """Option that is read before the parser exists, and registered only to be accepted."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(nargs=0, default=SUPPRESS, help="Show whole tracebacks of errors.", **kwargs)
+        super().__init__(nargs=0, default=SUPPRESS, help="Show full tracebacks of errors.", **kwargs)
 
     def __call__(self, *_: Any) -> None:
         """Do nothing."""

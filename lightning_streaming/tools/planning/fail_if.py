@@ -43,18 +43,18 @@ NAMES: Mapping[str, _Name] = {
     "share": _Name("share of all samples, like 0.2 or 20%", _share, of_stream=True),
     "passes": _Name("how often the stream is read; without a stream, the maximum", _number, of_stream=True),
     "repeats": _Name("maximum number of reads of one sample", _number, of_stream=True),
-    "first_repeat": _Name("step in which a sample is read a second time; inf if none is", _number, of_stream=True),
+    "first_repeat": _Name("first step that reads a sample again; inf if none does", _number, of_stream=True),
     "bytes": _Name("bytes downloaded by all nodes, like 2TB", parse_bytes, of_stream=True),
     "refetched": _Name("downloaded bytes / bytes of the shards; 1 if none is downloaded twice", _number),
-    "cache_peak": _Name("largest size of a node's cache, like 500GB", parse_bytes),
+    "cache_peak": _Name("maximum size of a node's cache, like 500GB", parse_bytes),
     "cache_exceeded": _Name("how often the cache_limit would be exceeded", _number),
     "first_batch_seconds": _Name("seconds before the first batch", _number),
-    "first_batch_bytes": _Name("bytes downloaded before the first batch, with indexes", parse_bytes),
+    "first_batch_bytes": _Name("bytes downloaded before the first batch, including indexes", parse_bytes),
     "mixing": _Name("how well batches are mixed; 1 is as well as a random draw", _share),
-    "fill": _Name("share of packs that holds tokens, like 0.95 or 95%", _share),
+    "fill": _Name("share of the packs' capacity that tokens fill, like 0.95 or 95%", _share),
     "memory": _Name("bytes of a node's memory and runtime directory for order, lengths and batches", parse_bytes),
     "steps": _Name("steps of the run", _number),
-    "epochs": _Name("epochs of the run, with an incomplete last one", _number),
+    "epochs": _Name("epochs of the run, including an incomplete last one", _number),
 }
 """What a condition may be about, by name."""
 
