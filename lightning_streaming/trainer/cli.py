@@ -67,7 +67,7 @@ def _classes_in(hint: Any) -> Iterator[type]:
 
 
 _FIELDS = {name: (hint, kind) for name, hint in get_type_hints(StreamingConfig).items() for kind in _classes_in(hint)}
-_NAMED = {name: kind for name, (hint, kind) in _FIELDS.items() if kind not in get_args(hint)}
+_NAMED = {name: kind for name, (hint, kind) in _FIELDS.items() if kind not in (hint, *get_args(hint))}
 """Fields that map names to objects, and the classes of these."""
 _GROUPS = {name: kind for name, (_, kind) in _FIELDS.items() if name not in _NAMED}
 """Fields that are groups of options, and their classes."""

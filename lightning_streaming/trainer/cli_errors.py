@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import site
+import sys
 import sysconfig
 import traceback
 from argparse import ArgumentError
@@ -35,12 +36,13 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from lightning_streaming import errors
 from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StateMismatchError, StreamingError
+from lightning_streaming.options.groups import OptionGroup
 from lightning_streaming.options.schedule import MixturePhase
-from lightning_streaming.options.storage import JoinConfig
+from lightning_streaming.options.storage import JoinConfig, StorageConfig
 from lightning_streaming.signatures import argument_hint
 from lightning_streaming.storage.secrets import is_secret_name, secrets_of, secrets_of_options
 from lightning_streaming.trainer import SUBCOMMANDS
-from lightning_streaming.trainer.config import config_of
+from lightning_streaming.trainer.config import StreamingConfig, config_of
 from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
 
 # Fields of a configuration -------------------------------------------------------------------------------------------
@@ -57,13 +59,12 @@ _TYPE_NAMES: Mapping[Any, str] = {
     **dict.fromkeys((dict, Mapping), "a mapping"),
 }
 _STREAM = '{remote: "s3://corpus/code"}'
-_EXAMPLES: Mapping[str, str] = {
-    "data": "{train: ...}",
-    "streams": f"{{code: {_STREAM}}}",
-    "schedule": f"{{broad: {MixturePhase.example}}}",
-    "join": f"{{captions: {JoinConfig.example}}}",
+_NAMED_EXAMPLES: Mapping[type, tuple[str, str]] = {
+    Stream: ("code", _STREAM),
+    MixturePhase: ("broad", MixturePhase.example),
+    JoinConfig: ("captions", JoinConfig.example),
 }
-"""Mappings that are not groups of options, by the last name of their field."""
+"""Classes of objects that a configuration maps names to; a name and the fields of each, for messages."""
 _NOT_REASONS = (
     *("Subtypes: ", "Errors:", "Given value", "Does not validate", "Problem with given class_path"),
     *("Expected a <class 'NoneType'>", "Expected a <class 'collections.abc.Mapping'>"),
@@ -72,6 +73,7 @@ _NOT_REASONS = (
 _VALUE = re.compile(r"\. Got value: (Namespace\(|NestedArg\(|\{|\[).*")
 """A value in a message that may be a part of the configuration, secrets included."""
 _STAGE_FIELD = re.compile(rf"data\.({'|'.join(STAGES)})\.")
+_NAMED_OBJECT = re.compile(r"\.(streams|schedule|join)\.[^.]+$")
 
 
 def parse_error(
@@ -137,11 +139,13 @@ def wrong_field(args: Sequence[str], options: Mapping[str, Any], *, read_files: 
 def null_argument(args: Sequence[str]) -> str | None:
     """Return an error for the first field of a stage that an argument sets to null; None if there is none.
 
-    jsonargparse passes such a field on as text: "None" would become a directory or a column.
+    jsonargparse passes such a field on as text: "None" would become a directory or a column. Objects by name, like a
+    stream, are left to :func:`wrong_field`: a file cannot set them to null either.
     """
     for argument, value in _named_values(args):
         for name, inner in _flat(_parsed(value), argument) if argument else ():
-            if _STAGE_FIELD.match(name) and inner in (None, "null", "Null", "NULL", "~"):
+            is_null = inner in (None, "null", "Null", "NULL", "~")
+            if is_null and _STAGE_FIELD.match(name) and not _NAMED_OBJECT.search(name):
                 return f"{name} cannot be null on the command line; leave it out, or set it to null in a file"
     return None
 
@@ -228,9 +232,7 @@ def _faults(name: str, value: Any, kind: Any, classes: Mapping[str, str]) -> Ite
         kind: Its type, as annotated.
         classes: Class paths that are set elsewhere, by field.
     """
-    kinds = [
-        one for one in (get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)) if one is not NoneType
-    ]
+    kinds = _without_none(kind)
     elements = [get_args(each)[0] for each in kinds if get_origin(each) in (list, Sequence) and get_args(each)]
     path = value.get("class_path", classes.get(name)) if isinstance(value, Mapping) else value
     names_class = _is_class_path(path) and (isinstance(value, Mapping) or name in _BASES)
@@ -250,8 +252,16 @@ def _faults(name: str, value: Any, kind: Any, classes: Mapping[str, str]) -> Ite
     elif isinstance(value, list) and elements:
         for item in value:
             yield from _faults(name, item, elements[0], classes)
-    elif not _may_be_object(kinds, value) and not _is_accepted(kind, value):
+    elif (value is None and any(map(is_dataclass, kinds)) and NoneType not in get_args(kind)) or (
+        not _may_be_object(kinds, value) and not _is_accepted(kind, value)
+    ):  # jsonargparse itself would take null for a dataclass
         yield _wrong_value(name, kinds, value)
+
+
+def _without_none(kind: Any) -> list[Any]:
+    """Return the types that a union allows, or the type itself, without None."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return [one for one in kinds if one is not NoneType]
 
 
 def _may_be_object(kinds: Iterable[Any], value: Any) -> bool:
@@ -265,8 +275,7 @@ def _wrong_value(name: str, kinds: Sequence[Any], value: Any) -> str:
     types = [_type_name(one) for one in kinds if get_origin(one) is not Literal]
     actual = "empty" if value is None else _type_name(type(value))
     if {*types} == {"a mapping"} or name in ("model", *_DEFAULTS):
-        of_field = _EXAMPLES.get(name.rpartition(".")[2], _STREAM if any(map(is_dataclass, kinds)) else "")
-        example = next((one.example for one in kinds if hasattr(one, "example")), of_field)
+        example = "{train: ...}" if name == "data" else _example(kinds)
         return f"{name} must be a mapping{f', like {example}' if example else ''}, but is {actual}"
     literals = [repr(one) for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
     types += [f"one of {', '.join(literals)}"] if literals else []
@@ -274,6 +283,22 @@ def _wrong_value(name: str, kinds: Sequence[Any], value: Any) -> str:
     is_hidden = _OPTIONS.search(name) or isinstance(value, list | Mapping) or re.search(r"[{[]", str(value))
     got = f"is {actual}" if is_hidden else f"got {str(value)!r}"
     return f"{name} must be {' or '.join(dict.fromkeys(types))}, but {got}"
+
+
+def _example(kinds: Iterable[Any]) -> str:
+    """Return a mapping for the first of these types that is one of options; "" if none is."""
+    for kind in kinds:
+        if inspect.isclass(kind) and not get_args(kind):
+            if issubclass(kind, Stream | StreamingConfig):
+                return _STREAM
+            if issubclass(kind, OptionGroup):
+                return kind.example
+        if get_origin(kind) is Mapping:
+            of_values = _without_none(get_args(kind)[1])
+            for cls, (key, example) in _NAMED_EXAMPLES.items():
+                if cls in of_values:
+                    return f"{{{key}: {example}}}"
+    return ""
 
 
 def _type_name(kind: Any) -> str:
@@ -329,13 +354,14 @@ def _unknown_field(field: str, known: Iterable[str], class_path: str | None = No
 def _class_fault(path: str, base: type) -> str | None:
     """Return an error for a class path that names no class derived from ``base``; None if it names one."""
     module_name, _, name = path.rpartition(".")
+    handled = sys.exc_info()[1]
     try:
         module = import_module(module_name)
     except (ImportError, SyntaxError) as error:
         return f"cannot import {module_name}: {error}"
     except Exception as error:
-        # Not with its context, the error of jsonargparse, which repeats the configuration, secrets included.
-        raise error from error.__cause__
+        _unlink(error, handled)
+        raise
     cls = getattr(module, name, None)
     if cls is None:
         # In Python 3.10 list[str] counts as a class.
@@ -347,6 +373,23 @@ def _class_fault(path: str, base: type) -> str | None:
         return f"the module {module_name} has no {name}" + (f"; did you mean {close[0]}?" if close else "")
     is_wrong = inspect.isclass(cls) and not issubclass(cls, base)
     return f"{path} is not derived from {base.__name__}" if is_wrong else None
+
+
+def _unlink(error: BaseException, handled: BaseException | None) -> None:
+    """Remove the error that was handled when a module was imported from the contexts of the module's own errors.
+
+    It is one of jsonargparse, and repeats the configuration, secrets included.
+    """
+    links, seen = [error], list[BaseException]()
+    while links:
+        link = links.pop()
+        if any(link is known for known in seen):
+            continue
+        seen.append(link)
+        if link.__context__ is handled:
+            link.__context__ = None
+        inner = getattr(link, "exceptions", ())  # of a group
+        links += [one for one in (link.__cause__, link.__context__, *inner) if isinstance(one, BaseException)]
 
 
 # Runs that failed ----------------------------------------------------------------------------------------------------
@@ -470,7 +513,8 @@ def secrets_in(args: Sequence[str]) -> set[str]:
 
     These are values below storage options, values of fields with a name like that of a secret, and parts of URLs.
     """
-    return {text for name, value in _named_values(args) for text in _secrets(value, name)}
+    texts = {text for name, value in _named_values(args) for text in _secrets(value, name)}
+    return {text for text in texts if text not in StorageConfig.example}  # which an error shows
 
 
 def _files_in(args: Sequence[str]) -> list[str]:

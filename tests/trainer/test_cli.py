@@ -4,7 +4,8 @@ import json
 import re
 import sys
 import traceback
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,29 @@ class TinyModel(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@dataclass
+class Layers:
+    width: int = 1
+
+
+class OwnFields(TinyModel):
+    """Has fields with names of ours, and one with a type of ours."""
+
+    def __init__(
+        self,
+        schedule: Mapping[str, float] | None = None,
+        streams: dict[str, int] | None = None,
+        config: Layers | None = None,
+        phases: Mapping[str, MixturePhase] | None = None,
+    ) -> None:
+        super().__init__()
+
+
+class OwnData(StreamingDataModule):
+    def __init__(self, batch_size: int = 1, train: StreamingConfig | None = None) -> None:
+        super().__init__(train=train, batch_size=batch_size)
 
 
 @pytest.fixture(autouse=True)
@@ -350,7 +374,40 @@ def test_wrong_settings_are_named_and_little_else(
             "{remote: data/b, proportion: big}",
             "data.train.streams.b.proportion must be a number, but got 'big'",
         ),
-        ("{remote: data/b, proportion: 0.5}", "data/b", "data.train.streams.b must be a mapping, like {remote: "),
+        (
+            "{remote: data/b, proportion: 0.5}",
+            "data/b",
+            'data.train.streams.b must be a mapping, like {remote: "s3://corpus/code"}, but is text',
+        ),
+        (
+            "{remote: data/b, proportion: 0.5}",
+            "",
+            'data.train.streams.b must be a mapping, like {remote: "s3://corpus/code"}, but is empty',
+        ),
+        (
+            "{remote: data/b, proportion: 0.5}",
+            "{remote: data/b, join: {names: }}",
+            "data.train.streams.b.join.names must be a mapping, like {remote: s3://corpus/captions, key: id}, "
+            "but is empty",
+        ),
+        (
+            "init_args:\n",
+            "class_path: tests.trainer.test_cli.OwnData\n  init_args:\n    crop: 3\n",
+            "there is no field data.crop: tests.trainer.test_cli.OwnData has no such argument",
+        ),
+        *(
+            (
+                "TinyModel\n",
+                f"OwnFields\n  init_args: {{{field}: text}}\n",
+                f"model.{field} must be a mapping, but is text",
+            )
+            for field in ("schedule", "streams", "config")
+        ),
+        (
+            "TinyModel\n",
+            "OwnFields\n  init_args: {phases: text}\n",
+            "model.phases must be a mapping, like {broad: {end: 800m, mix: {web: 0.9, code: 0.1}}}, but is text",
+        ),
     ],
 )
 def test_wrong_field_of_a_file_is_named_whole(
@@ -359,8 +416,7 @@ def test_wrong_field_of_a_file_is_named_whole(
     assert right in RUN
     Path(run_yaml).write_text(RUN.replace(right, wrong))
     error = error_of("fit", "--config", run_yaml, capsys=capsys)
-    assert error.startswith(f"lightning-streaming fit: error: run.yaml: {reason}")
-    assert error.count("\n") == 1
+    assert error == f"lightning-streaming fit: error: run.yaml: {reason}\n"
 
 
 def test_of_several_files_the_wrong_one_is_named(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -413,6 +469,15 @@ HIDDEN = "{remote: data/b, storage: {options: {secret: hunter2hunter2}}"
         (f"--data.train.columns={HIDDEN}}}", "data.train.columns must be a list, but is a mapping"),
         (f"--data.batch_size={HIDDEN}", "data.batch_size must be a whole number, but is text"),
         (f"--data.batch_size={HIDDEN}}}", "data.batch_size must be a whole number, but is a mapping"),
+        (
+            "--data.train.storage={options: {anon: true}",  # also what is like the example
+            "data.train.storage must be a mapping, like {options: {anon: true}}, but is text\n",
+        ),
+        (
+            "--data.train.streams={b: }",
+            'data.train.streams.b must be a mapping, like {remote: "s3://corpus/code"}, but is empty\n',
+        ),
+        ("--data.train.streams.b=null", 'data.train.streams.b must be a mapping, like {remote: "s3://corpus/code"}, b'),
     ],
 )
 def test_errors_do_not_show_the_text_of_a_mapping(
@@ -445,15 +510,27 @@ def test_only_classes_that_fit_the_field_are_suggested(run_yaml: str, capsys: py
     assert error.endswith("the module suggested has no MyModel; did you mean MyModelOfText?\n")
 
 
-def test_an_error_of_an_imported_module_shows_no_secret(run_yaml: str) -> None:
-    Path("unfinished.py").write_text("x = y\n")
-    secret = "--data.train.storage.options={secret: hunter2hunter2}"
-    with pytest.raises(NameError) as raised:
-        main(["fit", "--config", run_yaml, secret, "--model=unfinished.Model"])
+UNFINISHED = {
+    "alone": "x = y\n",
+    "with a context": "try:\n    x = y\nexcept NameError:\n    raise ValueError('no y')\n",
+    "with a cause": "try:\n    x = y\nexcept NameError as error:\n    raise ValueError('no y') from error\n",
+}
+"""Modules of the user that cannot be imported, by how their error is linked to others."""
+
+
+@pytest.mark.parametrize("name", UNFINISHED)
+def test_an_error_of_an_imported_module_shows_no_secret(name: str, run_yaml: str) -> None:
+    Path("unfinished.py").write_text(UNFINISHED[name])
+    stream = "a: {remote: data/a, proportion: 0.5"
+    content = RUN.replace(stream, f"{stream}, storage: {{options: {{secret: hunter2hunter2}}}}")
+    Path(run_yaml).write_text(content.replace("data:\n", "data:\n  class_path: unfinished.Data\n"))
+    with pytest.raises((NameError, ValueError)) as raised:
+        main(["fit", "--config", run_yaml])
     shown = "".join(traceback.format_exception(raised.value))
     assert "unfinished.py" in shown
+    assert "name 'y' is not defined" in shown  # also where it is the context or cause
     assert "hunter2" not in shown
-    assert "During handling" not in shown  # of jsonargparse's error, which repeats the configuration
+    assert "Given value" not in shown  # jsonargparse repeats the configuration
 
 
 @pytest.mark.rotate(1)
