@@ -65,7 +65,8 @@ class _Progress:
     passes_begun: int = 0
     moved_at: int = 0
     """Passes begun when the loader was last moved."""
-    latest: weakref.ref[LoaderPass] | None = None
+    passes: list[weakref.ref[LoaderPass]] = field(default_factory=list)
+    """Passes that have begun; a list can be pickled while it is empty, a set of weak references cannot."""
     end: Cursor | None = None
     """Where the latest batch ends; None before the first of a pass."""
     has_length_of_first_epoch: bool = False
@@ -279,12 +280,11 @@ class StreamingDataLoader(AcceleratedLoader):
         return self._tally.statistics()
 
     def close(self) -> None:
-        """End the pass under way and all workers, persistent ones too, and unmap every shard."""
-        latest = self._progress.latest
-        under_way = latest and latest()
-        if under_way:
-            under_way.close()
+        """End the pass under way, older ones, and all workers, persistent ones too, and unmap every shard."""
+        for begun in self._begun_passes():
+            begun.close()
         self._end_workers(self._iterator)  # where torch keeps persistent workers
+        self._tally.close_shards()
         self._forget_pass()
         self.dataset.close()
 
@@ -294,16 +294,21 @@ class StreamingDataLoader(AcceleratedLoader):
         The order of batches stays the same. Batches that the workers had prefetched are read again. Without workers it
         does nothing.
         """
-        latest = self._progress.latest
-        under_way = latest and latest()
-        if under_way:
-            under_way._pause()
+        for begun in self._begun_passes():
+            begun._pause()
         self._end_workers(self._iterator)  # of a pass that has ended
+        if self.num_workers:
+            self._tally.close_shards()
+
+    def _begun_passes(self) -> list[LoaderPass]:
+        """Return the passes that are still held: the latest, and older ones, whose workers live as long."""
+        return [begun for held in self._progress.passes if (begun := held()) is not None]
 
     def _begin_pass(self, begins: LoaderPass, continues: Cursor | None = None) -> tuple[int, _UnderWay]:
         """Begin the next pass, or the rest of a paused one, and return its number."""
         progress = self._progress
-        progress.latest = weakref.ref(begins)
+        held = [begun for begun in self._begun_passes() if begun is not begins]
+        progress.passes = [weakref.ref(begun) for begun in (*held, begins)]
         progress.passes_begun += 1
         progress.end = continues
         state, planner = run_state_of(self.dataset), planner_of(self.dataset)

@@ -288,6 +288,11 @@ class StatisticsCollector:
         self._num_workers, self._next_batch = max(1, num_workers), 0
         self._open_in_worker = {}
 
+    def close_shards(self) -> None:
+        """Count no shard as open: the processes that had mapped some have ended."""
+        self._add_up()
+        self._open_in_worker = {}
+
     def nothing(self) -> NDArray[np.int64]:
         """Return the measures of a batch without samples."""
         return np.zeros_like(self._sums)

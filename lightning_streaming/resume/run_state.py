@@ -92,6 +92,8 @@ class RunState:
         self._brought: Mapping[str, Any] | None = None
         """In a copy: the fields of its original's run, without the data."""
         self._has_begun = self._has_reported_changes = False
+        self._latest_uneven: str | None = None
+        """The latest warning that batches are not whole."""
         self._ahead = OrderAhead()
         self._next = Cursor(0, 0)
         self._latest: EpochStart | None = None
@@ -268,7 +270,9 @@ class RunState:
         run.check_schedule(cursor)
         run.order.source.check_epoch(cursor.epoch)  # here, before threads and workers request it
         for why in run.why_uneven(cursor):
-            _log.warning("%s", why)
+            if why != self._latest_uneven:  # paused workers begin the rest of an epoch each time
+                _log.warning("%s", why)
+            self._latest_uneven = why
         self._has_begun = True
         self.keep(run.at(cursor))
         return run.epoch(cursor).pass_start(world)

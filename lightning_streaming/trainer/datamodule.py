@@ -83,9 +83,6 @@ class LoaderOptions:
         pin_memory: Copy batches to page-locked memory, for faster transfer to a GPU.
         drop_last: Drop the last training batch if it is not full.
         multiprocessing_context: How workers start: "fork", "spawn" or "forkserver". None: the platform's default.
-        pause_workers: End the train workers while a validation of ``fit`` runs, and the validation workers after it, so
-            that the workers of one stage run at a time. They start again at the next batch; prefetched batches are
-            read again.
     """
 
     num_workers: int = 0
@@ -94,12 +91,19 @@ class LoaderOptions:
     pin_memory: bool = False
     drop_last: bool = False
     multiprocessing_context: str | None = None
-    pause_workers: bool = False
 
 
 @dataclass
 class ModuleOptions(LoaderOptions, StageOptions):
-    """Options of a data module; stages first."""
+    """Options of a data module; stages first.
+
+    Args:
+        pause_workers: End the train workers while a validation of ``fit`` runs, and the validation workers after it, so
+            that the workers of one stage run at a time. They start again at the next batch; prefetched batches are
+            read again.
+    """
+
+    pause_workers: bool = False
 
     def __post_init__(self) -> None:
         self.return_keys = _stages("return_keys", self.return_keys)
@@ -201,7 +205,6 @@ class StreamingDataModule(_WithOptions):
         """Build the loader of a stage. Called whenever Lightning needs one."""
         loading = {one.name: getattr(self, one.name) for one in fields(LoaderOptions)}
         loading["drop_last"] = self.drop_last and stage == "train"
-        del loading["pause_workers"]  # which is for a callback
         if not self.num_workers:
             loading.update(persistent_workers=False, multiprocessing_context=None)
         return StreamingDataLoader(

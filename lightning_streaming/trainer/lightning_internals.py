@@ -22,7 +22,7 @@ from typing import Any
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     OnExceptionCheckpoint,
@@ -62,6 +62,12 @@ def streaming_loaders(trainer: Trainer) -> dict[str, StreamingDataLoader]:
 def validation_loaders(trainer: Trainer) -> list[StreamingDataLoader]:
     """Return the streaming loaders of the validation of ``fit``, as far as Lightning has created them."""
     return list(_streaming_among(trainer.val_dataloaders).values())
+
+
+def datamodule_of(trainer: Trainer) -> LightningDataModule | None:
+    """Return the data module of this run; ``trainer.datamodule`` stays that of an earlier run if this one has none."""
+    selector = trainer._data_connector._datahook_selector
+    return None if selector is None else selector.datamodule
 
 
 def has_loaders(trainer: Trainer) -> bool:

@@ -28,6 +28,6 @@ class PauseWorkers(Callback):
 
 
 def _is_on(trainer: Trainer) -> bool:
-    """Return whether this is ``fit``, with a data module that has not turned the pauses off."""
-    datamodule = trainer.datamodule  # type: ignore[attr-defined]  # set by a connector
-    return trainer.state.fn == TrainerFn.FITTING and getattr(datamodule, "pause_workers", True)
+    """Return whether this is ``fit`` with a data module that wants pauses; that of an earlier run may not count."""
+    datamodule = lightning_internals.datamodule_of(trainer)
+    return trainer.state.fn == TrainerFn.FITTING and getattr(datamodule, "pause_workers", False)

@@ -73,8 +73,9 @@ KINDS: list[Make] = [
 
 
 def content(batch: Any) -> Any:
-    """Return a batch with its keys as plain values, which can be compared."""
-    assert isinstance(batch, KeyedBatch)
+    """Return a batch, with its keys if it has some, as plain values, which can be compared."""
+    if not isinstance(batch, KeyedBatch):
+        return plain_values(batch)
     return plain_values(batch.batch), [str(key) for key in batch.keys]
 
 
@@ -171,6 +172,60 @@ def test_a_paused_pass_that_another_one_has_replaced_is_an_error(tmp_path: Path)
     with raises(ConfigError, "another pass"):
         next(old)
     loader.close()
+
+
+@pytest.mark.parametrize("end", [StreamingDataLoader.pause_workers, StreamingDataLoader.close])
+def test_workers_of_an_older_pass_that_is_still_held_end(
+    end: Callable[[StreamingDataLoader], None], tmp_path: Path
+) -> None:
+    loader = make_loader(write_dataset(tmp_path, 29), workers=1)
+    old = iter(loader)
+    next(old)
+    new = iter(loader)
+    first = next(new)
+    assert len(multiprocessing.active_children()) == 2
+    end(loader)
+    assert multiprocessing.active_children() == []
+    if end is StreamingDataLoader.pause_workers:
+        with raises(ConfigError, "another pass"):
+            next(old)
+        rest = [batch["id"].tolist() for batch in new]
+        whole = make_loader(tmp_path)
+        whole.dataset.next_epoch = 1
+        assert [first["id"].tolist(), *rest] == [batch["id"].tolist() for batch in whole]
+    else:
+        assert next(old, None) is next(new, None) is None
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_shards_of_ended_workers_do_not_count_as_open(persistent: bool, tmp_path: Path) -> None:
+    loader = make_loader(write_dataset(tmp_path, 29), workers=2, loader={"persistent_workers": persistent})
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    assert loader.statistics().shards_open > 0
+    loader.pause_workers()
+    before = loader.statistics()
+    assert before.shards_open == 0
+    next(batches)
+    after = loader.statistics()
+    assert after.shards_open > 0
+    assert after.batches == before.batches + 1
+    loader.close()
+    assert loader.statistics().shards_open == 0
+
+
+def test_a_warning_about_batches_that_are_not_whole_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    roots = {name: Stream(remote=str(write_dataset(tmp_path / name))) for name in "ab"}
+    options: Options = {"streams": roots, "batching_method": "stratified"}
+    before = make_loader(**options, batch_size=8)
+    next(iter(before))
+    loader = make_loader(**options, batch_size=4, workers=1)
+    loader.load_state_dict(before.state_dict())
+    assert epoch(loader, {0, 2})
+    assert caplog.text.count("epoch 0 continues with global batches of 8 samples") == 1
 
 
 def test_a_closed_loader_ends_a_paused_pass(tmp_path: Path) -> None:

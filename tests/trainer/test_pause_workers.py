@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 
 from lightning_streaming import StreamingDataModule
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.trainer.lightning_internals import streaming_loaders
 from tests.helpers import assert_error
 from tests.trainer.harness import (
     Recorder,
@@ -102,6 +104,50 @@ def test_a_validation_alone_works(data: Path, tmp_path: Path) -> None:
     trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_checkpointing=False)
     trainer.validate(Recorder(), datamodule=run.datamodule(), verbose=False)
     assert multiprocessing.active_children() == []
+
+
+class Foreign(LightningDataModule):
+    """A data module that is not ours, with our loaders."""
+
+    def __init__(self, ours: StreamingDataModule) -> None:
+        super().__init__()
+        self._ours = ours
+        ours.setup("fit")
+
+    def train_dataloader(self) -> Any:
+        return self._ours.train_dataloader()
+
+    def val_dataloader(self) -> Any:
+        return self._ours.val_dataloader()
+
+
+def without(module: StreamingDataModule) -> dict[str, Any]:
+    foreign = Foreign(module)
+    return {"train_dataloaders": foreign.train_dataloader(), "val_dataloaders": foreign.val_dataloader()}
+
+
+def foreign(module: StreamingDataModule) -> dict[str, Any]:
+    return {"datamodule": Foreign(module)}
+
+
+def ours_without_pauses(module: StreamingDataModule) -> dict[str, Any]:
+    return {"datamodule": module}
+
+
+@pytest.mark.rotate(1)
+@pytest.mark.parametrize("second", [without, foreign, ours_without_pauses], ids=lambda second: second.__name__)
+def test_a_later_fit_of_a_trainer_pauses_only_if_its_own_data_module_does(
+    second: Callable[[StreamingDataModule], dict[str, Any]], data: Path, tmp_path: Path
+) -> None:
+    run, processes = pausing(data, tmp_path), Processes()
+    _, trainer = replace(run, module=Pausing).fit(callbacks=[processes], max_epochs=1)
+    assert max(processes.of_val) == 2
+    processes.of_val.clear()
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(Recorder(), **second(run.datamodule()))
+    assert max(processes.of_val) == 4
+    for loader in streaming_loaders(trainer).values():
+        loader.close()
 
 
 def test_the_option_is_checked() -> None:
