@@ -352,12 +352,31 @@ class StreamingDataLoader(AcceleratedLoader):
         worker_batches = workers.WorkerBatches(
             self.dataset, channel, self.collate_fn, drop_last=self.drop_last, separately=is_pinned
         )
-        groups = workers.start_iterator(self, worker_batches)
+        groups = self._started(start, worker_batches)
         replaced = dict[int, Replacement]()
         batches = workers.ordered_map(groups, channel, self.num_workers, replaced)
         if self.collate_fn is default_collate:
             batches = planner.assembler.checked(batches, self._batch_types)
         return _UnderWay(start, groups, batches, replaced, planner.bad_tally(start), channel.fetched)
+
+    def _started(self, start: EpochStart, batches: workers.WorkerBatches) -> Iterator[workers.BatchGroup]:
+        """Start the workers of a pass, or let persistent ones begin it.
+
+        Raises:
+            SampleError: A persistent worker has died since the last pass; the next call starts other workers.
+        """
+        cause: RuntimeError | None = None
+        dead = workers.dead_worker(self._iterator)  # torch would wait for it for five seconds
+        if dead is None:
+            try:
+                return workers.start_iterator(self, batches)
+            except RuntimeError as error:  # torch's own
+                cause, dead = error, workers.dead_worker(self._iterator)
+                if dead is None:
+                    raise
+        self._end_workers(self._iterator)
+        run_state_of(self.dataset).seek(start.cursor)  # no batch of it was read
+        raise SampleError(f"{dead} between two passes", hint="iterate again: other workers read the pass") from cause
 
     def _end_workers(self, batches: Iterator[Any] | None) -> None:
         """End the workers behind torch's iterator of a pass, persistent ones too."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -111,7 +113,7 @@ def _die(sample: dict[str, Any], how: str, may_die: Path) -> dict[str, Any]:
     return sample
 
 
-def _once_the_main_thread_waits(may_die: Path) -> None:
+def _once_the_main_thread_waits(do: Callable[[], object]) -> None:
     main = threading.main_thread().ident
     assert main is not None
 
@@ -122,7 +124,7 @@ def _once_the_main_thread_waits(may_die: Path) -> None:
         return frame is not None
 
     if wait_until(waits):
-        may_die.touch()
+        do()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_the_error_of_a_worker_that_dies_names_how_and_which_sample(
     # Once the main thread waits for the worker: torch raises the error wherever that thread is.
     ready, log = tmp_path / "ready", tmp_path / "log" if is_logged else None
     loader = make_loader(root, workers=1, transform=partial(_die, how=how, may_die=ready), debug={"sample_log": log})
-    thread = threading.Thread(target=_once_the_main_thread_waits, args=(ready,))
+    thread = threading.Thread(target=_once_the_main_thread_waits, args=(ready.touch,))
     thread.start()
     with closing(loader), pytest.raises(SampleError) as raised:
         list(loader)
@@ -151,6 +153,33 @@ def test_the_error_of_a_worker_that_dies_names_how_and_which_sample(
         assert "rank0-worker0.jsonl" in told
 
 
+@pytest.mark.parametrize("dies", ["before the pass", "as it begins"])
+def test_a_persistent_worker_that_dies_between_passes_is_an_error_and_other_workers_read_the_pass(
+    root: Path, dies: str
+) -> None:
+    loader, alone = (make_loader(root, workers=n, loader={"persistent_workers": n > 0}) for n in (2, 0))
+    for one in (loader, alone):
+        list(one)
+    worker, *_ = before = multiprocessing.active_children()
+    assert worker.pid is not None
+    kill = partial(os.kill, worker.pid, signal.SIGKILL)
+    thread = threading.Thread(target=_once_the_main_thread_waits, args=(kill,))
+    if dies == "before the pass":
+        with suppress(RuntimeError):  # torch raises its own wherever this thread is
+            kill()
+            worker.join()
+    else:
+        os.kill(worker.pid, signal.SIGSTOP)
+        thread.start()
+    with pytest.raises(SampleError, match=r"^worker process . \(pid .* was killed by SIGKILL .* between two passes; "):
+        next(iter(loader))
+    if dies != "before the pass":
+        thread.join()
+    assert [batch["id"].tolist() for batch in loader] == [batch["id"].tolist() for batch in alone]
+    assert not {*before} & {*multiprocessing.active_children()}
+    loader.close()
+
+
 def _truncate(sample: dict[str, Any], path: Path, may_die: Path) -> dict[str, Any]:
     if sample["id"] == 2:
         assert wait_until(may_die.exists)
@@ -163,7 +192,7 @@ def test_the_error_of_a_worker_names_the_mapped_file_that_was_truncated(tmp_path
     loader = make_loader(
         shard.parent, workers=1, shuffle=False, transform=partial(_truncate, path=shard, may_die=ready)
     )
-    thread = threading.Thread(target=_once_the_main_thread_waits, args=(ready,))
+    thread = threading.Thread(target=_once_the_main_thread_waits, args=(ready.touch,))
     thread.start()
     with closing(loader), assert_error(ShardCorruptError, path=shard) as raised:
         list(loader)
