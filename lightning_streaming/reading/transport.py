@@ -130,7 +130,7 @@ def _pack(batch: Any, slot: _Slot) -> tuple[slice, list[_Place]] | None:
     """Copy a batch into a slot; return its location, or None if torch must send it."""
     pickled = io.BytesIO()
     try:
-        _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=slot.refuses).dump(_with_buffers(batch))
+        _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=slot.refuses).dump(_with_buffers(batch, {}))
     except _UnfitError:
         return None
     start, stop = slot.used, slot.used + pickled.tell()
@@ -225,19 +225,30 @@ def _tensor_of(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
     return torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
 
 
-def _with_buffers(thing: Any, levels: int = _MOST_LEVELS) -> Any:
+def _with_buffers(thing: Any, known: dict[int, Any], levels: int = _MOST_LEVELS) -> Any:
     """Return the value with bytes objects as buffers, which pickle does not leave out otherwise.
 
-    Only containers that begin with bytes, or with a container, are searched: a list of a million numbers is not.
+    Only containers that begin with bytes, or with a container, are searched: a list of a million numbers is not. One
+    that occurs twice stays one object, except with an object of another kind that holds it too.
+
+    Args:
+        thing: The value.
+        known: Copies of containers by ``id``, which is added to.
+        levels: How many levels of containers to search.
     """
     kind = type(thing)
+    if id(thing) in known:
+        return known[id(thing)]
     if kind is bytes:
         return pickle.PickleBuffer(thing) if len(thing) >= _FEWEST_BYTES else thing
     if kind is dict and levels:
-        return {key: _with_buffers(value, levels - 1) for key, value in thing.items()}
-    if kind in (list, tuple) and levels and thing and type(thing[0]) in (bytes, dict, list, tuple):
-        return kind([_with_buffers(item, levels - 1) for item in thing])
-    return thing
+        copied: Any = {key: _with_buffers(value, known, levels - 1) for key, value in thing.items()}
+    elif kind in (list, tuple) and levels and thing and type(thing[0]) in (bytes, dict, list, tuple):
+        copied = kind([_with_buffers(item, known, levels - 1) for item in thing])
+    else:
+        return thing
+    known[id(thing)] = copied
+    return copied
 
 
 def make_slots(workers: int, slots: int) -> BatchSlots | None:

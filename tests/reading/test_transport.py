@@ -236,6 +236,13 @@ def test_one_thing_twice_stays_one_thing() -> None:
     assert opened["a"] is opened["b"][0]
 
 
+@pytest.mark.parametrize("container", [[b"x" * 5000], ([b"x" * 5000],), {"bytes": b"x" * 5000}, [{"a": 1}], {}, []])
+def test_one_container_twice_stays_one_container(container: Any) -> None:
+    opened = sent_through(slot_of(1 << 16), {"a": container, "b": {"c": container}, "d": [[], container]})
+    assert opened["a"] == container
+    assert opened["a"] is opened["b"]["c"] is opened["d"][1]
+
+
 class Gathering:
     """A collate function that makes an array in the slot it is sent in, and others next to it."""
 
