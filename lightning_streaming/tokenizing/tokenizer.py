@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,23 @@ class ByteTokenizer:
             return np.frombuffer(text.encode(), np.uint8)
         except UnicodeEncodeError as error:
             raise EncodingError(f"the text is not Unicode: {error}") from error
+
+    def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, NDArray[np.uint8]]:
+        """Return the tokens of a text, and a mask that is 1 for those of some parts of it; both of shape (tokens,).
+
+        Args:
+            text: The text.
+            spans: Begin and end of each part, in characters.
+
+        Raises:
+            EncodingError: The text cannot be tokenized.
+        """
+        tokens = self.encode(text)
+        mask = np.zeros(len(tokens), np.uint8)
+        for begin, stop in spans:
+            first = len(text[:begin].encode())
+            mask[first : first + len(text[begin:stop].encode())] = 1
+        return tokens, mask
 
     def find(self, token: str) -> int | None:  # noqa: ARG002
         """Return None: bytes have no names."""
@@ -75,13 +93,29 @@ class FileTokenizer:
 
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a document, as :class:`ByteTokenizer` does."""
+        return np.array(self._encoded(text).ids, np.uint32)
+
+    def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, NDArray[np.uint8]]:
+        """Return the tokens of a text and a mask, as :class:`ByteTokenizer` does.
+
+        A token that is partly in a part belongs to it.
+        """
+        encoding = self._encoded(text)
+        tokens = np.array(encoding.ids, np.uint32)
+        mask = np.zeros(len(tokens), np.uint8)
+        if spans and len(tokens):
+            begins, stops = np.array(encoding.offsets).T
+            for begin, stop in spans:
+                mask |= (begins < stop) & (stops > begin)
+        return tokens, mask
+
+    def _encoded(self, text: str) -> Any:
         try:
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            return self._tokenizer.encode(text, add_special_tokens=False)
         except TypeError as error:  # raised for a text that has no UTF-8
             raise EncodingError(f"the text is not Unicode: {error}") from error
         except Exception as error:  # the package raises plain ones, for example for unknown words
             raise EncodingError(f"the tokenizer cannot encode {text!r:.60}: {error}") from error
-        return np.array(encoding.ids, np.uint32)
 
     def find(self, token: str) -> int | None:
         """Return the number of a token, for example of ``"<|endoftext|>"``; None if it is unknown."""

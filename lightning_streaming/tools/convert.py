@@ -20,6 +20,7 @@ file and line; nothing is skipped.
     lightning-streaming convert reviews.jsonl data/reviews --compression zstd
     lightning-streaming convert corpus.parquet s3://corpus/train --columns text:str --columns id:int
     lightning-streaming convert s3://bucket/tars data/pictures --format webdataset --columns jpg --columns json
+    lightning-streaming convert chats.jsonl data/chats --chat --tokenizer folder-of-a-chat-model
     lightning-streaming convert texts/ data/tokens --tokenize --tokenizer tokenizer.json --documents --eot 0
 
 To continue after a stop or a kill, run the command again with --resume.
@@ -38,6 +39,7 @@ from urllib.parse import urlsplit
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.escaping import shell_word
 from lightning_streaming.storage import Location, local_path, mask_url
+from lightning_streaming.tokenizing import documents
 from lightning_streaming.tokenizing import tokenizer as tokenizers
 from lightning_streaming.tools import commands
 from lightning_streaming.tools.console import FINE, PROGRAM, counted, print_json, print_line, print_note
@@ -60,7 +62,11 @@ from lightning_streaming.writing.shards import parse_settings
 _MIN_PART_BYTES = 1024
 _DOWNLOAD_SECONDS = 24 * 3600.0
 """Timeout of an attempt to download a source, which may be of any size."""
-_TOKENIZE_OPTIONS = ("tokenizer", "documents", "block_length", "dtype", "bos", "eot", "text_column")
+_OF_BOTH = ("tokenizer", "dtype")
+_OF_TEXT = ("documents", "block_length", "bos", "eot", "text_column")
+_OF_CHAT = ("template", "chat_column", "tools_column")
+_CHAT_COLUMNS = ("messages", "conversations")
+"""Names of the column of conversations, if --chat-column does not name it."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -98,7 +104,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_to_group(
         "--tokenize",
         action="store_true",
-        help=f"write one column, {tokens.COLUMN}: with --documents, one document per sample; with --block-length, "
+        help=f"write one column, {documents.TOKENS}: with --documents, one document per sample; with --block-length, "
         "documents packed end to end into full blocks",
     )
     add_to_group(
@@ -118,6 +124,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     words = "token to put after each document that does not end with it: its number, or its name"
     add_to_group("--eot", metavar="ID", help=words)
     add_to_group("--text-column", metavar="NAME", help="column of the documents; text by default")
+    add_to_group = parser.add_argument_group("conversations to tokens, with --tokenizer and --dtype").add_argument
+    add_to_group(
+        "--chat",
+        action="store_true",
+        help=f"write two columns: {documents.TOKENS} of each conversation, and {documents.LOSS_MASK}, 1 for those that "
+        "the assistant writes. The template is that of the tokenizer's folder",
+    )
+    add_to_group("--template", metavar="FILE.jinja", help="another chat template")
+    words = f"column of messages; by default {' or '.join(_CHAT_COLUMNS)}"
+    add_to_group("--chat-column", metavar="NAME", help=words)
+    add_to_group("--tools-column", metavar="NAME", help="column of the tools of a conversation; none by default")
     commands.add_json(parser)
     commands.add_storage_options(parser, of="OUT")
     commands.add_storage_options(parser, "--source-options", of="SOURCE")
@@ -137,7 +154,8 @@ def run(args: Namespace) -> int:
             )
         source = _open(args, location)
         try:
-            result = _tokenize(args, source, out) if args.tokenize else _convert(args, source, out, location)
+            is_tokenized = args.tokenize or args.chat
+            result = _tokenize(args, source, out) if is_tokenized else _convert(args, source, out, location)
         except EncodingError as error:
             # The suggested command must first remove what was written, which has other columns.
             command = again = f"run: {_command_without_columns(args.given)} "
@@ -153,9 +171,12 @@ def run(args: Namespace) -> int:
     samples, shards = counted(result["samples"], "sample"), counted(result["shards"], "shard")
     print_line(f"{result['out']}: {samples} in {shards}, {format_bytes(result['stored_bytes'])}")
     if "tokens" in result:
-        dropped = f"; dropped {result['dropped_tokens']:,}, which filled no block at the end of a part"
-        total = f"{counted(result['tokens'], 'token')} of {counted(result['documents'], 'document')}"
-        print_line(total + ("" if args.documents else dropped))
+        words = f"{counted(result['tokens'], 'token')} of {counted(result['documents'], 'document')}"
+        if "dropped_tokens" in result:
+            words += f"; dropped {result['dropped_tokens']:,}, which filled no block at the end of a part"
+        if "trained_tokens" in result:
+            words += f"; the loss counts {result['trained_tokens']:,}"
+        print_line(words)
     return FINE
 
 
@@ -230,10 +251,8 @@ def _open(args: Namespace, location: _SourceFile) -> RowSource:
 
 
 def _convert(args: Namespace, source: RowSource, out: StoredDataset, location: _SourceFile) -> dict[str, Any]:
-    others = _TOKENIZE_OPTIONS if args.format is None else set(_TOKENIZE_OPTIONS) - {"block_length"}
-    unused = [f"--{name.replace('_', '-')}" for name in others if getattr(args, name) is not None]
-    if unused:
-        raise ConfigError(f"{unused[0]} is for --tokenize", hint="add it, or omit this option", option=unused[0])
+    _refuse(args, _OF_CHAT, "--chat")
+    _refuse(args, [name for name in (*_OF_BOTH, *_OF_TEXT) if args.format is None or name != "block_length"])
     schema = source.schema()
     plan = choose_columns(schema, parse_columns(args.columns, schema.columns), _command_without_columns(args.given))
     shown = ", ".join(f"{name} {encoding}" for name, encoding in plan.encodings.items())
@@ -244,18 +263,29 @@ def _convert(args: Namespace, source: RowSource, out: StoredDataset, location: _
     return {"columns": dict(plan.encodings)}
 
 
+def _refuse(args: Namespace, names: Sequence[str], needed: str = "--tokenize") -> None:
+    unused = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
+    if unused:
+        raise ConfigError(f"{unused[0]} is for {needed}", hint="add it, or omit this option", option=unused[0])
+
+
 def _tokenize(args: Namespace, source: RowSource, out: StoredDataset) -> dict[str, Any]:
     settings = _token_settings(args, source)
-    columns = {tokens.COLUMN: settings.encoding}
-    print_note("convert", f"columns: {tokens.COLUMN} {settings.encoding}")
+    columns = settings.columns
+    print_note("convert", "columns: " + ", ".join(f"{name} {encoding}" for name, encoding in columns.items()))
+    tokenizer = settings.documents
     options = {
-        "--tokenize": True,
-        "--tokenizer": tokenizers.fingerprint(settings.tokenizer),
+        "--tokenize": args.tokenize,
+        "--chat": args.chat,
+        "--tokenizer": tokenizers.fingerprint(tokenizer.tokenizer),
         "--block-length": settings.block_length,
         "--dtype": settings.dtype,
-        "--bos": settings.begin,
-        "--eot": settings.end,
-        "--text-column": settings.text_column,
+        "--bos": tokenizer.ends[0],
+        "--eot": tokenizer.ends[1],
+        "--text-column": tokenizer.text,
+        "--chat-column": tokenizer.chat,
+        "--tools-column": tokenizer.tools,
+        "the chat template": tokenizer.digest if args.chat else None,
     }
     with TemporaryDirectory(prefix="lightning_streaming_") as tallies:
         blocks = conversion.TextConversion(source=source, settings=settings, limit=args.limit, tallies=tallies)
@@ -265,37 +295,44 @@ def _tokenize(args: Namespace, source: RowSource, out: StoredDataset) -> dict[st
 
 def _token_settings(args: Namespace, source: RowSource) -> tokens.TokenSettings:
     """Return the options of tokens, checked against the tokenizer and the columns of the source."""
+    option = "--chat" if args.chat else "--tokenize"
+    if args.chat and args.tokenize:
+        raise ConfigError("--chat and --tokenize are for different columns", hint="pass one of them", option="--chat")
     if args.tokenizer is None:
-        raise ConfigError("--tokenize needs --tokenizer too", option="--tokenizer")
-    if bool(args.documents) == (args.block_length is not None):
+        raise ConfigError(f"{option} needs --tokenizer too", option="--tokenizer")
+    _refuse(args, *((_OF_TEXT, "--tokenize") if args.chat else (_OF_CHAT, "--chat")))
+    if args.tokenize and bool(args.documents) == (args.block_length is not None):
         raise ConfigError(
             "--tokenize needs either --documents, for packing, or --block-length, for blocks of one length",
             option="--documents",
         )
     if args.columns:
-        hint = "omit --columns, and name the text by --text-column"
-        raise ConfigError("--tokenize writes the tokens alone", hint=hint, option="--columns")
-    text_column, schema = args.text_column or "text", source.schema()
-    if text_column not in schema.columns:
-        raise ConfigError(
-            f"there is no column {text_column!r} to tokenize; the columns of {schema.origin} are "
-            f"{', '.join(schema.columns)}",
-            hint="choose one by --text-column",
-            option="--text-column",
+        hint = f"omit --columns, and name the column by {'--chat-column' if args.chat else '--text-column'}"
+        raise ConfigError(f"{option} writes the tokens alone", hint=hint, option="--columns")
+    schema = source.schema()
+    if args.chat:
+        known = [name for name in _CHAT_COLUMNS if name in schema.columns]
+        column = args.chat_column or (known[0] if known else _CHAT_COLUMNS[0])
+        tokenizer = documents.DocumentTokenizer(
+            tokenizer=args.tokenizer, chat=column, tools=args.tools_column, template=args.template
         )
-    tokenizer = tokenizers.load_tokenizer(args.tokenizer)
-    begin, end = (
-        None if token is None else tokenizers.find_token(tokenizer, token, option)
-        for option, token in (("--bos", args.bos), ("--eot", args.eot))
-    )
-    most = max(tokenizer.num_ids, *(token + 1 for token in (begin, end) if token is not None), 0)
+    else:
+        tokenizer = documents.DocumentTokenizer(
+            tokenizer=args.tokenizer, text=args.text_column or "text", bos=args.bos, eos=args.eot
+        )
+    for column in tokenizer.columns:
+        if column not in schema.columns:
+            raise ConfigError(
+                f"there is no column {column!r} to tokenize; the columns of {schema.origin} are "
+                f"{', '.join(schema.columns)}",
+                hint=f"choose one by {'--chat-column' if args.chat else '--text-column'}",
+                option="--chat-column" if args.chat else "--text-column",
+            )
+    tokenizer.check()
     return tokens.TokenSettings(
-        tokenizer=args.tokenizer,
-        text_column=text_column,
+        documents=tokenizer,
         block_length=args.block_length,
-        dtype=tokenizers.choose_dtype(most, args.dtype),
-        begin=begin,
-        end=end,
+        dtype=tokenizers.choose_dtype(tokenizer.num_ids, args.dtype),
     )
 
 

@@ -27,7 +27,9 @@ from examples.byte_transformer import ByteTransformer
 from lightning_streaming import StreamingDataLoader, StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.storage import Location
+from lightning_streaming.tokenizing.documents import DocumentTokenizer
 from tests.servers import S3Store, http_server
+from tests.tokenizing.test_chat import CONVERSATION, model_folder
 from tests.tokenizing.test_tokenizer import word_tokenizer
 from tests.tools.converting.test_sources_files import image, write_tar
 from tests.tools.running import Outcome, options, run
@@ -394,6 +396,36 @@ def test_documents_are_samples_that_are_packed_at_once(tmp_path: Path) -> None:
     assert batch["input_ids"][0].tolist() == [*found[0], *found[1], *found[2], *5 * [0]]
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_conversations_become_tokens_and_a_mask(tmp_path: Path, form: str) -> None:
+    model_folder(tmp_path / "model", "chatml")
+    rows = [{"messages": CONVERSATION[:1] + CONVERSATION[number : number + 2]} for number in (4, 5)]
+    write_lines(tmp_path / "a.jsonl", rows)
+    if form == "parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    args = ["--chat", "--tokenizer", tmp_path / "model"]
+    outcome = convert(tmp_path / f"a.{form}", tmp_path / "out", *args)
+    assert "columns: tokens ndarray:uint16, loss_mask ndarray:uint8\n" in outcome.err
+    tokenizer = DocumentTokenizer(tokenizer=str(tmp_path / "model"), chat="messages")
+    expected = [tokenizer.encode(row) for row in rows]
+    found = samples(tmp_path / "out")
+    assert [(sample["tokens"].tolist(), sample["loss_mask"].tolist()) for sample in found] == [
+        (document.tokens.tolist(), document.loss_mask.tolist())  # type: ignore[union-attr]
+        for document in expected
+    ]
+    trained = sum(int(document.loss_mask.sum()) for document in expected)  # type: ignore[union-attr]
+    assert f"of 2 documents; the loss counts {trained:,}\n" in outcome.out
+    other = tmp_path / "other.jinja"
+    other.write_text("{{ messages[0].content }}")
+    assert (
+        "the chat template is"
+        in run("convert", tmp_path / f"a.{form}", tmp_path / "out", *args, "--resume", "--template", other).err
+    )
+    write_lines(tmp_path / "a.jsonl", [*rows, {"messages": [{"role": "user"}, 3]}])
+    error = run("convert", tmp_path / "a.jsonl", tmp_path / "no", *args).err
+    assert f"{tmp_path / 'a.jsonl'}, line 3: message 1 must have role and content" in error
+
+
 def test_the_example_model_trains_on_blocks_as_they_are(tmp_path: Path) -> None:
     convert(
         Path(__file__), tmp_path / "out", "--from", "text", "--tokenize", "--tokenizer", "bytes", "--block-length", 129
@@ -415,6 +447,11 @@ def test_the_example_model_trains_on_blocks_as_they_are(tmp_path: Path) -> None:
         (["--tokenize", "--block-length", "4"], "needs --tokenizer"),
         (["--block-length", "4"], "--block-length is for --tokenize"),
         (["--documents"], "--documents is for --tokenize"),
+        (["--chat-column", "id"], "--chat-column is for --chat"),
+        (["--chat", "--tokenize", "--tokenizer", "bytes"], "--chat and --tokenize are for different columns"),
+        (["--chat", "--tokenizer", "bytes", "--eot", "1"], "--eot is for --tokenize"),
+        (["--chat", "--tokenizer", "bytes"], "there is no column 'messages' to tokenize"),
+        (["--chat", "--tokenizer", "bytes", "--chat-column", "text"], "the tokenizer has no chat template"),
         (["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--columns", "id"], "omit --columns"),
         (
             ["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--text-column", "x"],

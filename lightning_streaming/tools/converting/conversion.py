@@ -20,12 +20,12 @@ from lightning_streaming.escaping import in_one_line, shell_word
 from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import join_url, local_path
-from lightning_streaming.tokenizing.tokenizer import load_tokenizer
+from lightning_streaming.tokenizing.documents import LOSS_MASK, TOKENS
 from lightning_streaming.tools.console import counted, print_note, progress
 from lightning_streaming.tools.converting.sources import row_source
 from lightning_streaming.tools.converting.sources.row_encoding import ColumnPlan, Sample, encoded_rows
 from lightning_streaming.tools.converting.sources.row_source import InputPart, RowSource, digest_of
-from lightning_streaming.tools.converting.tokens import COLUMN, Packer, TokenSettings, documents
+from lightning_streaming.tools.converting.tokens import Packer, TokenSettings, documents
 from lightning_streaming.tools.stored.stored_dataset import StoredDataset
 from lightning_streaming.writing.destination import CONVERSION_PLAN, PARTS_PLAN, WRITING, check_is_directory
 from lightning_streaming.writing.parallel import run_job
@@ -63,28 +63,36 @@ class TextConversion:
     limit: int | None
     """Maximum number of documents of a part; None for no limit."""
     tallies: str
-    """Folder to which each finished part writes its numbers of documents, tokens and dropped tokens."""
+    """Folder to which each finished part writes its numbers of documents and tokens."""
 
     def __call__(self, part: InputPart) -> Iterator[Sample]:
         """Yield the documents of a part, or blocks of them, as samples."""
         settings = self.settings
-        tokenizer = load_tokenizer(settings.tokenizer)
         packer = None if settings.block_length is None else Packer(settings.block_length, settings.dtype)
-        num_documents = num_tokens = 0
-        for tokens in islice(documents(self.source, part, settings, tokenizer), self.limit):
+        num_documents = num_tokens = num_trained = 0
+        for tokens, loss_mask in islice(documents(self.source, part, settings.documents), self.limit):
             num_documents += 1
             num_tokens += len(tokens)
-            for values in [tokens.astype(settings.dtype)] if packer is None else packer.add(tokens):
-                yield {COLUMN: values}
-        dropped = 0 if packer is None else packer.num_pending
-        tally = {"documents": num_documents, "tokens": num_tokens, "dropped_tokens": dropped}
+            if packer is not None:
+                yield from ({TOKENS: block} for block in packer.add(tokens))
+                continue
+            sample = {TOKENS: tokens.astype(settings.dtype)}
+            if loss_mask is not None:
+                sample[LOSS_MASK] = loss_mask
+                num_trained += int(loss_mask.sum())
+            yield sample
+        tally = {"documents": num_documents, "tokens": num_tokens}
+        if packer is not None:
+            tally["dropped_tokens"] = packer.num_pending
+        if settings.documents.chat is not None:
+            tally["trained_tokens"] = num_trained
         Path(self.tallies, f"{part.number}.json").write_text(json.dumps(tally))
 
 
 def sum_tallies(folder: str) -> dict[str, int]:
     """Return the sums of the tallies that the parts wrote."""
     tallies = [json.loads(file.read_text()) for file in Path(folder).iterdir()]
-    return {name: sum(tally[name] for tally in tallies) for name in ("documents", "tokens", "dropped_tokens")}
+    return {name: sum(tally[name] for tally in tallies) for name in tallies[0]}
 
 
 def split_source(source: RowSource, part_bytes: int, limit: int | None) -> list[InputPart]:

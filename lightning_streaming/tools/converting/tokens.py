@@ -8,7 +8,7 @@ The rest at the end fills no block, and is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,34 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import EncodingError
-from lightning_streaming.tokenizing.tokenizer import Tokenizer, Tokens, with_ends
+from lightning_streaming.tokenizing.documents import LOSS_MASK, TOKENS, Document, DocumentTokenizer
+from lightning_streaming.tokenizing.tokenizer import Tokens
 from lightning_streaming.tools.converting.sources.row_source import InputPart, RowSource
-
-COLUMN = "tokens"
-"""The column of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenSettings:
     """Options of tokens."""
 
-    tokenizer: str
-    """Name of the tokenizer, for :func:`~lightning_streaming.tokenizing.tokenizer.load_tokenizer`."""
-    text_column: str
-    """The column of the documents."""
+    documents: DocumentTokenizer
+    """Tokenizes rows."""
     block_length: int | None
     """Tokens in a block, at least 1; None for samples that are documents."""
     dtype: str
     """Type of stored tokens; holds every token."""
-    begin: int | None
-    """The token before each document; None for none."""
-    end: int | None
-    """The token after each document; None for none."""
 
     @property
-    def encoding(self) -> str:
-        """The encoding of the tokens of a sample."""
-        return f"ndarray:{self.dtype}" + ("" if self.block_length is None else f":{self.block_length}")
+    def columns(self) -> dict[str, str]:
+        """The columns of samples, with their encodings."""
+        length = "" if self.block_length is None else f":{self.block_length}"
+        mask = {} if self.documents.chat is None else {LOSS_MASK: "ndarray:uint8"}
+        return {TOKENS: f"ndarray:{self.dtype}{length}", **mask}
 
 
 class Packer:
@@ -75,26 +69,17 @@ class Packer:
         return joined[:cut].reshape(num_blocks, self._length)
 
 
-def documents(source: RowSource, part: InputPart, settings: TokenSettings, tokenizer: Tokenizer) -> Iterator[Tokens]:
-    """Yield the tokens of each document of a part, with those that begin and end it.
+def documents(source: RowSource, part: InputPart, tokenizer: DocumentTokenizer) -> Iterator[Document]:
+    """Yield the tokens of each row of a part.
 
     Raises:
-        EncodingError: A row has no text; the message names file and position.
+        EncodingError: A row has no text or conversation; the message names file and position.
         FormatError: A file is damaged or not of the source's kind.
     """
-    column = settings.text_column
     for piece in part.pieces:
-        for number, row in source.rows(piece, [column]):
+        for number, row in source.rows(piece, tokenizer.columns):
             try:
-                tokens = tokenizer.encode(_text(row, column))
+                document = tokenizer.encode(row)
             except EncodingError as error:
                 raise error.with_context(source.place(piece, number), path=piece.path) from error
-            yield with_ends(tokens, settings.begin, settings.end)
-
-
-def _text(row: Mapping[str, Any], column: str) -> str:
-    text = row.get(column)
-    if isinstance(text, str):
-        return text
-    actual = type(text).__name__ if column in row else "missing"
-    raise EncodingError(f"the column {column!r} must be text to be tokenized, but is {actual}", option="--text-column")
+            yield document

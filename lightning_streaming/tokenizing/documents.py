@@ -1,0 +1,157 @@
+"""Rows of text or of conversations to tokens, the same when they are converted and when they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import EncodingError
+from lightning_streaming.tokenizing.messages import Message, read_messages, read_tools
+from lightning_streaming.tokenizing.template import ChatTemplate, read_template
+from lightning_streaming.tokenizing.tokenizer import (
+    BYTES,
+    Tokenizer,
+    Tokens,
+    file_of,
+    find_token,
+    fingerprint,
+    load_tokenizer,
+    with_ends,
+)
+
+TOKENS, LOSS_MASK = "tokens", "loss_mask"
+"""Columns of tokens, and of a conversation's mask: 1 for tokens of the assistant, 0 for others."""
+_VERSION = 1
+"""Incremented when the same rows give other tokens."""
+
+
+class Document(NamedTuple):
+    """The tokens of a row."""
+
+    tokens: Tokens
+    loss_mask: NDArray[np.uint8] | None
+    """Of the same shape; None for text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentTokenizer:
+    """Tokenizes rows. Its files are read at first use, in each process.
+
+    Args:
+        tokenizer: ``bytes``, the path of a JSON file of the ``tokenizers`` package, or of a folder that has it.
+        text: Column of texts; None for conversations.
+        chat: Column of conversations; None for texts.
+        tools: Column of the tools of a conversation; None for none.
+        template: File of the chat template; None for that of the tokenizer's folder.
+        variables: Further variables of the template.
+        bos: Token, by number or name, before each text that does not begin with it.
+        eos: Token after each text that does not end with it.
+    """
+
+    tokenizer: str
+    text: str | None = None
+    chat: str | None = None
+    tools: str | None = None
+    template: str | None = None
+    variables: Mapping[str, Any] | None = None
+    bos: str | int | None = None
+    eos: str | int | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are read."""
+        return tuple(name for name in (self.text, self.chat, self.tools) if name is not None)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of all that tokens depend on, apart from the rows: 32 hexadecimal digits."""
+        chat = None if self.chat is None else [self.tools, *self._template_of(), self.variables]
+        facts = [_VERSION, fingerprint(self.tokenizer), self.text, self.chat, chat, self.bos, self.eos]
+        return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def ends(self) -> tuple[int | None, int | None]:
+        """The tokens that begin and end a text."""
+        named = (("bos", self.bos), ("eos", self.eos))
+        bos, eos = (None if of is None else find_token(self.loaded, of, name) for name, of in named)
+        return bos, eos
+
+    @cached_property
+    def num_ids(self) -> int:
+        """One more than the largest token."""
+        return max(self.loaded.num_ids, *(token + 1 for token in self.ends if token is not None), 0)
+
+    @cached_property
+    def loaded(self) -> Tokenizer:
+        """The tokenizer."""
+        return load_tokenizer(self.tokenizer)
+
+    def check(self) -> None:
+        """Load all files, to find errors in them before rows are read.
+
+        Raises:
+            ConfigError: A file is missing or damaged, or the tokenizer lacks a token.
+            MissingDependencyError: A package is not installed.
+        """
+        _ = self.num_ids
+        if self.chat is not None:
+            _ = self._compiled
+
+    def encode(self, row: Mapping[str, Any]) -> Document:
+        """Return the tokens of a row.
+
+        Raises:
+            EncodingError: It lacks a column, or has something else in it; or it cannot be tokenized.
+        """
+        if self.chat is None:
+            return Document(with_ends(self.loaded.encode(self._text(row)), *self.ends), None)
+        return Document(*self.loaded.encode_spans(*self._compiled.trained(*self._messages(row))))
+
+    def lengths(self, columns: Mapping[str, Sequence[Any]]) -> list[int]:
+        """Return the number of tokens of each row.
+
+        Raises:
+            EncodingError: A row cannot be tokenized; its field ``sample`` has the number of the row.
+        """
+        names, lengths = self.columns, list[int]()
+        for number, values in enumerate(zip(*(columns[name] for name in names), strict=True)):
+            row = dict(zip(names, values, strict=True))
+            try:
+                if self.chat is None:
+                    lengths.append(len(self.encode(row).tokens))
+                else:  # without the parts to train on, which take more renderings
+                    lengths.append(len(self.loaded.encode(self._compiled.text(*self._messages(row)))))
+            except EncodingError as error:
+                raise error.with_context(f"sample {number}", sample=number) from error
+        return lengths
+
+    def _text(self, row: Mapping[str, Any]) -> str:
+        text = row.get(self.text) if self.text is not None else None
+        if isinstance(text, str):
+            return text
+        actual = type(text).__name__ if self.text in row else "missing"
+        raise EncodingError(f"the column {self.text!r} must be text to be tokenized, but is {actual}", option="text")
+
+    def _messages(self, row: Mapping[str, Any]) -> tuple[list[Message], list[Any] | None]:
+        if self.chat not in row:
+            raise EncodingError(f"the column {self.chat!r} is missing; the columns are {', '.join(row)}", option="chat")
+        return read_messages(row[self.chat]), None if self.tools is None else read_tools(row.get(self.tools))
+
+    @cached_property
+    def _compiled(self) -> ChatTemplate:
+        source, special = self._template_of()
+        return ChatTemplate(source, {**special, **(self.variables or {})})
+
+    def _template_of(self) -> tuple[str, dict[str, str]]:
+        folder = None if self.tokenizer == BYTES else file_of(self.tokenizer).parent
+        return read_template(folder, self.template, has_tools=self.tools is not None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self)}
