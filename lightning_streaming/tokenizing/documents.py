@@ -140,7 +140,7 @@ class DocumentTokenizer:
         raise EncodingError(f"the column {self.text!r} must be text to be tokenized, but is {actual}", option="text")
 
     def _messages(self, row: Mapping[str, Any]) -> tuple[list[Message], list[Any] | None]:
-        if self.chat not in row:
+        if self.chat is None or self.chat not in row:
             raise EncodingError(f"the column {self.chat!r} is missing; the columns are {', '.join(row)}", option="chat")
         return read_messages(row[self.chat]), None if self.tools is None else read_tools(row.get(self.tools))
 

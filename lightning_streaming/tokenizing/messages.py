@@ -64,7 +64,7 @@ def read_tools(value: Any) -> list[Any] | None:
 
 def is_trained_on(message: Message) -> bool:
     """Return whether a message is one of the assistant, without the ``weight`` 0 of OpenAI's fine-tuning files."""
-    return message["role"] == ASSISTANT and message.get("weight", 1) != 0
+    return message["role"] == ASSISTANT and bool(message.get("weight", 1) != 0)
 
 
 def _from_json(value: Any, what: str) -> Any:

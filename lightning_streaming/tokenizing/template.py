@@ -177,7 +177,7 @@ def _compiled(source: str) -> tuple[Any, bool]:
         raise MissingDependencyError(
             "chat templates need the jinja2 package", hint="run: pip install 'lightning-streaming[tokenizers]'"
         ) from None
-    found = []
+    lines = list[int]()
 
     class Generation(Extension):
         """The block around what the assistant writes."""
@@ -187,7 +187,7 @@ def _compiled(source: str) -> tuple[Any, bool]:
         def parse(self, parser: Any) -> list[nodes.Node]:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            found.append(line)
+            lines.append(line)
             marks = (nodes.Output([nodes.TemplateData(mark)]).set_lineno(line) for mark in (_OPEN, _CLOSE))
             return [next(marks), nodes.Scope(body).set_lineno(line), next(marks)]
 
@@ -197,7 +197,7 @@ def _compiled(source: str) -> tuple[Any, bool]:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     try:
-        return environment.from_string(source), bool(found)
+        return environment.from_string(source), bool(lines)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(
             f"the chat template has an error in line {error.lineno}: {in_one_line(str(error.message))}",

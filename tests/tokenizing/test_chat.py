@@ -54,7 +54,7 @@ def model_folder(folder: Path, template: str, source: str | None = None) -> PreT
         show_progress=False,
     )
     tokenizer.train_from_iterator([json.dumps(CONVERSATION), *TEMPLATES.values()], trainer)
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, chat_template=source or TEMPLATES[template]
     )
     fast.save_pretrained(folder)
@@ -68,10 +68,10 @@ def without_blocks(source: str) -> str:
 
 def expected(fast: Any, messages: Any, tools: Any = None) -> tuple[list[int], list[int]]:
     """Tokens and mask by transformers."""
-    found = fast.apply_chat_template(
+    document = fast.apply_chat_template(
         messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
-    return found["input_ids"], found["assistant_masks"]
+    return document["input_ids"], document["assistant_masks"]
 
 
 def as_lists(document: Any) -> tuple[list[int], list[int]]:
@@ -84,11 +84,11 @@ def test_tokens_and_masks_are_those_of_transformers(tmp_path: Path, template: st
     fast = model_folder(tmp_path, template)
     tokenizer = DocumentTokenizer(tokenizer=str(tmp_path), chat="messages", tools="tools")
     row = {"messages": CONVERSATION, "tools": TOOLS if has_tools else None}
-    found = as_lists(tokenizer.encode(row))
-    assert found == expected(fast, CONVERSATION, row["tools"])
-    assert 0 < sum(found[1]) < len(found[1])
+    document = as_lists(tokenizer.encode(row))
+    assert document == expected(fast, CONVERSATION, row["tools"])
+    assert 0 < sum(document[1]) < len(document[1])
     assert tokenizer.lengths({"messages": [json.dumps(CONVERSATION)], "tools": [json.dumps(row["tools"])]}) == [
-        len(found[0])
+        len(document[0])
     ]
 
 
@@ -97,8 +97,8 @@ def test_masks_of_templates_without_blocks_are_the_same(tmp_path: Path, template
     fast = model_folder(tmp_path / "with", template)
     model_folder(tmp_path / "without", template, without_blocks(TEMPLATES[template]))
     tokenizer = DocumentTokenizer(tokenizer=str(tmp_path / "without"), chat="messages", tools="tools")
-    found = as_lists(tokenizer.encode({"messages": CONVERSATION, "tools": TOOLS}))
-    assert found == expected(fast, CONVERSATION, TOOLS)
+    document = as_lists(tokenizer.encode({"messages": CONVERSATION, "tools": TOOLS}))
+    assert document == expected(fast, CONVERSATION, TOOLS)
 
 
 _TEXTS = st.text(st.sampled_from("ab \n\t<|é☃😀>[]'\"{}"), max_size=12)
@@ -113,13 +113,13 @@ def test_any_text_has_the_tokens_and_masks_of_transformers(
     fast = _FAST.get(str(folder)) or _FAST.setdefault(str(folder), model_folder(folder, template))
     roles = ("user", "assistant")
     messages = [{"role": role, "content": text} for turn in turns for role, text in zip(roles, turn, strict=True)]
-    found = DocumentTokenizer(tokenizer=str(folder), chat="messages").encode({"messages": messages})
+    document = DocumentTokenizer(tokenizer=str(folder), chat="messages").encode({"messages": messages})
     tokens, mask = expected(fast, messages)
-    assert found.tokens.tolist() == tokens
-    assert found.loss_mask is not None
+    assert document.tokens.tolist() == tokens
+    assert document.loss_mask is not None
     # transformers leaves out the last tokens of a turn that ends within a character of several tokens.
-    assert (found.loss_mask >= np.array(mask)).all()
-    assert fast.decode(found.tokens[found.loss_mask == 1]).count(SPECIAL[template][1]) >= len(turns)
+    assert (document.loss_mask >= np.array(mask)).all()
+    assert fast.decode(document.tokens[document.loss_mask == 1]).count(SPECIAL[template][1]) >= len(turns)
 
 
 _FAST: dict[str, Any] = {}
@@ -250,7 +250,7 @@ def test_bytes_have_masks_too(tmp_path: Path) -> None:
         "{% for m in messages %}é{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     )
     tokenizer = DocumentTokenizer(tokenizer="bytes", chat="messages", template=str(tmp_path / "t.jinja"))
-    found = tokenizer.encode({"messages": [{"role": "assistant", "content": "☃a"}]})
-    assert (found.tokens.tobytes().decode(), as_lists(found)[1]) == ("é☃a", [0, 0, 1, 1, 1, 1])
+    document = tokenizer.encode({"messages": [{"role": "assistant", "content": "☃a"}]})
+    assert (document.tokens.tobytes().decode(), as_lists(document)[1]) == ("é☃a", [0, 0, 1, 1, 1, 1])
     with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
         DocumentTokenizer(tokenizer="bytes", chat="messages").check()

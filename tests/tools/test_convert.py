@@ -389,11 +389,11 @@ def test_documents_are_samples_that_are_packed_at_once(tmp_path: Path) -> None:
     outcome = convert(source, tmp_path / "out", *args, "--bos", 7, "--eot", "<end>")
     assert "columns: tokens ndarray:uint8\n" in outcome.err
     assert "11 tokens of 3 documents\n" in outcome.out
-    found = [sample["tokens"].tolist() for sample in samples(tmp_path / "out")]
-    assert found == [[7, 0, 1, 9], [7, 9], [7, 2, 0, 1, 9]]
+    written = [sample["tokens"].tolist() for sample in samples(tmp_path / "out")]
+    assert written == [[7, 0, 1, 9], [7, 9], [7, 2, 0, 1, 9]]
     packed = StreamingDataset(remote=str(tmp_path / "out"), packing={"column": "tokens", "capacity": 16})
     (batch,) = StreamingDataLoader(packed, batch_size=1)
-    assert batch["input_ids"][0].tolist() == [*found[0], *found[1], *found[2], *5 * [0]]
+    assert batch["input_ids"][0].tolist() == [*written[0], *written[1], *written[2], *5 * [0]]
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -407,13 +407,12 @@ def test_conversations_become_tokens_and_a_mask(tmp_path: Path, form: str) -> No
     outcome = convert(tmp_path / f"a.{form}", tmp_path / "out", *args)
     assert "columns: tokens ndarray:uint16, loss_mask ndarray:uint8\n" in outcome.err
     tokenizer = DocumentTokenizer(tokenizer=str(tmp_path / "model"), chat="messages")
-    expected = [tokenizer.encode(row) for row in rows]
-    found = samples(tmp_path / "out")
-    assert [(sample["tokens"].tolist(), sample["loss_mask"].tolist()) for sample in found] == [
-        (document.tokens.tolist(), document.loss_mask.tolist())  # type: ignore[union-attr]
-        for document in expected
+    expected: list[Any] = [tokenizer.encode(row) for row in rows]
+    written = samples(tmp_path / "out")
+    assert [(sample["tokens"].tolist(), sample["loss_mask"].tolist()) for sample in written] == [
+        (tokens.tolist(), loss_mask.tolist()) for tokens, loss_mask in expected
     ]
-    trained = sum(int(document.loss_mask.sum()) for document in expected)  # type: ignore[union-attr]
+    trained = sum(int(loss_mask.sum()) for _, loss_mask in expected)
     assert f"of 2 documents; the loss counts {trained:,}\n" in outcome.out
     other = tmp_path / "other.jinja"
     other.write_text("{{ messages[0].content }}")
