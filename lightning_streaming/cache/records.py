@@ -333,21 +333,30 @@ class Scan:
 def scan(root: Path, own: OwnTags) -> Scan:
     """Scan a cache directory; a missing one is empty.
 
-    Staging files are listed first, so that a file published meanwhile is not missed; its inode shows that it is one.
+    Staging files are listed first, so that a file published meanwhile is not missed. It is one that is gone from there
+    and has the inode of a complete file; inodes alone say nothing where all files have the same, as with some FUSE.
 
     Args:
         root: The directory.
         own: The tags of files that are ours.
     """
+    staged = _staged(root)
+    files = [file for file in shard_files(root) if own.include(file.modified)]
+    inodes = {file.inode for file in files}
+    maybe_published = {path for path, file in staged.items() if file.inode in inodes}
+    still = _staged(root) if maybe_published else {}
+    published = {path for path in maybe_published if path not in still or still[path].inode not in inodes}
+    return Scan(files, sum(file.size for path, file in staged.items() if path not in published))
+
+
+def _staged(root: Path) -> dict[str, CacheEntry]:
+    """Return the staging files of a cache directory by path."""
     staged = {}
     for entry in staging_files(root):
         with suppress(FileNotFoundError):
-            status = entry.stat(follow_symlinks=False)  # entry.inode() may be the same for all files, as with FUSE
-            staged[status.st_ino] = status.st_size
-    files = [file for file in shard_files(root) if own.include(file.modified)]
-    for file in files:
-        staged.pop(file.inode, None)
-    return Scan(files, sum(staged.values()))
+            # Not entry.inode(), which may be the same for all files where that of stat is not.
+            staged[entry.path] = CacheEntry.of(entry.path, entry.stat(follow_symlinks=False))
+    return staged
 
 
 def shard_files(root: Path) -> Iterator[CacheEntry]:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,50 @@ def test_a_file_that_is_published_during_a_scan_is_counted_once(
     assert [file.size for file in scanned.files] == [1000]
     assert (scanned.staged_bytes, scanned.bytes) == (200, 1200)
     for part in (arriving, waiting):
+        part.close()
+
+
+class SameInode:
+    """An entry of a directory on a filesystem where all files have one inode number, as some in user space are."""
+
+    def __init__(self, entry: os.DirEntry[str]) -> None:
+        self._entry, self.name, self.path = entry, entry.name, entry.path
+        self.is_dir, self.is_file = entry.is_dir, entry.is_file
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        status = self._entry.stat(follow_symlinks=follow_symlinks)
+        times = {name: getattr(status, name) for name in ("st_atime_ns", "st_mtime_ns", "st_ctime_ns")}
+        return os.stat_result((status[0], 1, *status[2:]), times)
+
+
+@pytest.mark.parametrize("publishes", [False, True])
+def test_files_are_counted_where_all_have_one_inode_number(
+    publishes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, list_complete, list_directory = OwnTags(make_tag()), records.shard_files, os.scandir
+    parts = [claimed(tmp_path, f"shard.0000{number}.mds") for number in range(4)]
+    for number, part in enumerate(parts):
+        part.resize(10**number)
+    for part in parts[:2]:
+        assert part.publish(own.of_remote)
+
+    @contextmanager
+    def list_with_same_inode(path: str | Path) -> Iterator[list[SameInode]]:
+        with list_directory(path) as entries:
+            yield [SameInode(entry) for entry in entries]
+
+    def maybe_publish_then_list(root: Path) -> Iterator[CacheEntry]:
+        assert not publishes or parts[2].publish(own.of_remote)
+        return list_complete(root)
+
+    monkeypatch.setattr(os, "scandir", list_with_same_inode)
+    monkeypatch.setattr(records, "shard_files", maybe_publish_then_list)
+    scanned = records.scan(tmp_path, own)
+    monkeypatch.undo()
+    assert len(scanned.files) == (3 if publishes else 2)
+    assert scanned.staged_bytes == (1000 if publishes else 1100)
+    assert scanned.bytes == 1111
+    for part in parts:
         part.close()
 
 

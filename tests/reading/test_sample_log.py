@@ -158,14 +158,14 @@ def test_a_persistent_worker_that_dies_between_passes_is_an_error_and_other_work
     root: Path, dies: str
 ) -> None:
     loader, alone = (make_loader(root, workers=n, loader={"persistent_workers": n > 0}) for n in (2, 0))
-    for one in (loader, alone):
-        list(one)
+    for reader in (loader, alone):
+        list(reader)
     worker, *_ = before = multiprocessing.active_children()
     assert worker.pid is not None
     kill = partial(os.kill, worker.pid, signal.SIGKILL)
     thread = threading.Thread(target=_once_the_main_thread_waits, args=(kill,))
     if dies == "before the pass":
-        with suppress(RuntimeError):  # torch raises its own wherever this thread is
+        with suppress(RuntimeError):  # torch raises its own in any line of this thread
             kill()
             worker.join()
     else:
