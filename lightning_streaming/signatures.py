@@ -2,7 +2,7 @@
 
 ``@suggests_names`` makes a class check the names that it is called with; ``HINTS`` has what replaces a name of MosaicML
 Streaming or litData. ``@explains_options_of(Config)`` adds what the docstring of ``Config`` says of each option to that
-of a class or function.
+of a class or function. ``@public()`` gives a class the module that exports it.
 """
 
 from __future__ import annotations
@@ -111,6 +111,24 @@ HINTS: Mapping[str, Mapping[str, str]] = {
     "JoinConfig": {"on": "key= is the column of both datasets"},
 }
 """Arguments and attributes of other libraries, by the class here that is used in their place, or a base of it."""
+
+
+def public(topic: str | None = None) -> Callable[[_Class], _Class]:
+    """Let a class be pickled, printed and saved in configurations by its public name, whatever file it moves to.
+
+    Args:
+        topic: Module of the package that exports it; None for the package itself.
+    """
+
+    def decorate(cls: _Class) -> _Class:
+        if own := vars(cls).get("__annotations__"):  # which others resolve in the module of the class
+            alone = type(cls.__name__, (), {"__annotations__": own, "__module__": cls.__module__})
+            cls.__annotations__ = get_type_hints(alone, include_extras=True)
+        package = __name__.partition(".")[0]
+        cls.__module__ = package if topic is None else f"{package}.{topic}"
+        return cls
+
+    return decorate
 
 
 def suggests_names(cls: _Class) -> _Class:

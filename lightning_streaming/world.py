@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
+from lightning_streaming.signatures import public
 
 DATA_PARALLEL = ("dp_replicate", "dp_shard")
 """The dimensions of a device mesh whose ranks read different samples, as torch's own trainers name them."""
@@ -34,6 +35,7 @@ class Mesh(Protocol):
         """The ranks: a tensor with these dimensions."""
 
 
+@public()
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
     """Position of one rank among nodes and ranks."""

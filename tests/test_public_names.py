@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import lightning_streaming
 from lightning_streaming import (
     CSVWriter,
     MDSWriter,
+    SelectionConfig,
     Stream,
     StreamingConfig,
     StreamingDataLoader,
@@ -136,7 +138,26 @@ def test_class_paths_of_saved_configurations_and_pickled_objects_still_lead_ther
     module, _, name = path.rpartition(".")
     found = getattr(import_module(f"lightning_streaming.{module}"), name)
     assert found is getattr(lightning_streaming, name, found)
-    assert f"{found.__module__}.{found.__qualname__}" == f"lightning_streaming.{path}"
+
+
+@pytest.mark.parametrize(
+    ("home", "name"),
+    [(door.__name__, name) for door in FRONT_DOORS for name in door.__all__ if inspect.isclass(getattr(door, name))],
+)
+def test_a_public_class_is_pickled_by_its_public_name(home: str, name: str) -> None:
+    public = getattr(import_module(home), name)
+    assert (public.__module__, public.__qualname__) == (home, name)
+    assert pickle.loads(pickle.dumps(public)) is public
+
+
+def test_a_pickled_option_is_loaded_by_a_process_that_has_imported_nothing() -> None:
+    options = StreamingConfig(streams={"a": Stream(remote="x")}, selection=SelectionConfig(where="n > 1"))
+    data = pickle.dumps(options)
+    named = {text for text in re.findall(rb"lightning_streaming[\w.]*", data) if b"." in text}
+    assert named <= {b"lightning_streaming.storage.secrets"}
+    script = "import pickle, sys\nprint(repr(pickle.loads(sys.stdin.buffer.read())))"
+    done = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True, check=True)
+    assert done.stdout.decode().strip() == repr(options)
 
 
 def _loaded_after(statement: str) -> set[str]:

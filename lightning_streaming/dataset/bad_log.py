@@ -14,12 +14,14 @@ from typing import Any
 from lightning_streaming.dataset.line_log import LineLog, whole_lines
 from lightning_streaming.dataset.sample_key import SampleKey
 from lightning_streaming.errors import FormatError, ObjectNotFoundError, StorageError, StreamingError
+from lightning_streaming.signatures import public
 
 _MOST_CHARACTERS = 500
 """Length of an error."""
 _ANY_FILE = "bad-rank*-worker*.jsonl"
 
 
+@public("logs")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadSample:
     """Line of a log of bad samples."""

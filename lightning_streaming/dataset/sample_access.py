@@ -20,7 +20,7 @@ from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.options.groups import as_group
 from lightning_streaming.options.reading import DecodeConfig
 from lightning_streaming.selection.catalog import Catalog
-from lightning_streaming.signatures import suggests_names
+from lightning_streaming.signatures import public, suggests_names
 from lightning_streaming.units import check_path, check_truth
 
 SampleIndex = int | slice | Sequence[Any] | NDArray[np.integer[Any]]
@@ -303,6 +303,7 @@ def find_sample(catalog: Catalog, key: SampleKey) -> int:
     return sample_id
 
 
+@public()
 @suggests_names
 class LocalDataset(ShardAccess, Dataset[Any]):
     """Map-style dataset of a local directory, for torch's ``DataLoader`` and samplers.

@@ -21,6 +21,7 @@ from lightning_streaming.resume.state import EpochStart
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.partition import Partition
+from lightning_streaming.signatures import public
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,7 @@ class Replacement(NamedTuple):
     """Sample, counted within its shard."""
 
 
+@public()
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleKey:
     """Key of one sample as one epoch reads it: plain values that pickle, and become JSON with :meth:`as_dict`."""
@@ -118,6 +120,7 @@ class KeyTable:
         return iter(())
 
 
+@public("distributed")
 @dataclass(eq=False, repr=False, slots=True)
 class SampleKeys:
     """Keys of the samples of a batch, in the order in which they were collated: like a list of :class:`SampleKey`.
@@ -238,6 +241,7 @@ def delivered_keys(keys: SampleKeys, replaced: Mapping[int, Replacement]) -> Sam
     return SampleKeys(KeyTable(table.of_pass, rows, table.are_first, table.packs_are_first))
 
 
+@public()
 class KeyedBatch(NamedTuple):
     """Batch of ``StreamingDataLoader(return_keys=True)``, with the keys of its samples."""
 

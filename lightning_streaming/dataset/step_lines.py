@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 from lightning_streaming.dataset.line_log import whole_lines
 from lightning_streaming.dataset.sample_key import SampleKey
 from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.signatures import public
 
 _HEAD = re.compile(rb'\{"run": (\d+), "batch": (\d+), "step": (\d+), "loader": ("(?:[^"\\]|\\.)*"), ')
 _RANK = re.compile(r"rank(\d+)")
 
 
+@public("logs")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartKey(SampleKey):
     """Key of a later part of a document that was split; the first part has a plain :class:`SampleKey`."""

@@ -17,7 +17,7 @@ from lightning_streaming.options.selection import SelectionConfig
 from lightning_streaming.options.storage import JoinConfig, Joins, StorageConfig
 from lightning_streaming.selection.joins import JoinedDataset, JoinSource, joined_label
 from lightning_streaming.sequence.weights import ResolvedWeights, StreamWeight
-from lightning_streaming.signatures import explains_options_of, suggests_names
+from lightning_streaming.signatures import explains_options_of, public, suggests_names
 from lightning_streaming.storage import is_url, join_url, mask_url
 from lightning_streaming.units import check_path, check_text
 
@@ -63,6 +63,7 @@ class StoredOptions:
     block_length: int | None = None
 
 
+@public()
 @suggests_names
 @explains_options_of(StoredOptions)
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.values import brief, check_type
+from lightning_streaming.signatures import public
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -499,6 +500,7 @@ def require_simplejpeg() -> Any:
     return simplejpeg
 
 
+@public()
 class EncodedImage:
     """Image that is not decoded yet. Each call of a method decodes it again.
 

@@ -19,7 +19,7 @@ from lightning_streaming.sequence.packing.settings import (
     BudgetSettings,
     PackSettings,
 )
-from lightning_streaming.signatures import explains_options_of, suggests_names
+from lightning_streaming.signatures import explains_options_of, public, suggests_names
 from lightning_streaming.units import plain_number
 
 MADE = ("position_ids", "document_ids", "cu_seqlens", "max_seqlen")
@@ -164,6 +164,7 @@ def fits(pad: Any, dtype: np.dtype[Any]) -> bool:
     return math.isfinite(pad) and int(pad) == pad and limits.min <= pad <= limits.max
 
 
+@public()
 @suggests_names
 @explains_options_of(Packing)
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,6 +214,7 @@ class PackingConfig(Packing):
         return PackSettings(capacity=self.capacity, method=self.method, window=self.window, longer=self.longer)
 
 
+@public()
 @suggests_names
 @explains_options_of(Packing)
 @dataclass(frozen=True, kw_only=True, slots=True)

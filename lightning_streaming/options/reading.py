@@ -13,7 +13,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.images import KINDS
 from lightning_streaming.options.groups import OptionGroup, store_plain
-from lightning_streaming.signatures import suggests_names
+from lightning_streaming.signatures import public, suggests_names
 from lightning_streaming.units import LARGEST_COUNT, check_path, check_whole, is_one_of, plain_number
 
 OnBadSample = Literal["error", "replace"]
@@ -27,6 +27,7 @@ _LONGEST_TIMEOUT = 10**6
 """Seconds of the watchdog."""
 
 
+@public()
 @suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeConfig(OptionGroup):
@@ -110,6 +111,7 @@ def parse_limit(value: object) -> BadLimit:
     return BadLimit(text, Fraction(share[1]) / 100)
 
 
+@public()
 @suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadSamplesConfig(OptionGroup):
@@ -167,6 +169,7 @@ class BadSamplesConfig(OptionGroup):
         return self.action == "replace"
 
 
+@public()
 @suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DebugConfig(OptionGroup):

@@ -14,7 +14,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, named_groups, store_plain
 from lightning_streaming.sequence.phases import ResolvedPhase
-from lightning_streaming.signatures import suggests_names
+from lightning_streaming.signatures import public, suggests_names
 from lightning_streaming.units import check_whole, parse_count, plain_number
 
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
@@ -22,6 +22,7 @@ _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _IN_WORDS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:per\s*cents?|pct|percentage)\.?\s*", re.IGNORECASE)
 
 
+@public()
 @suggests_names
 @dataclass(frozen=True, kw_only=True)
 class MixturePhase(OptionGroup):

@@ -18,7 +18,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.column_functions import WHERE, function_name
 from lightning_streaming.options.groups import OptionGroup, store_plain
-from lightning_streaming.signatures import suggests_names
+from lightning_streaming.signatures import public, suggests_names
 from lightning_streaming.units import check_text, check_whole
 
 Where = str | Callable[..., Any]
@@ -76,6 +76,7 @@ def _percent(part: Fraction) -> str:
     return f"{float(100 * part):g}%"
 
 
+@public()
 @suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectionConfig(OptionGroup):

@@ -10,11 +10,12 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.shard_table import check_selection
 from lightning_streaming.options.groups import OptionGroup, as_group, fields_of, store_group, store_plain
-from lightning_streaming.signatures import suggests_names
+from lightning_streaming.signatures import public, suggests_names
 from lightning_streaming.storage import StorageOptions, mask_url
 from lightning_streaming.units import check_path, check_truth
 
 
+@public()
 @suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageConfig(OptionGroup):
@@ -60,6 +61,7 @@ class StorageConfig(OptionGroup):
         return {"on_demand": self.on_demand}
 
 
+@public()
 @suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinConfig(OptionGroup):

@@ -46,7 +46,7 @@ from lightning_streaming.resume.state import Cursor, SavedPosition, read_state
 from lightning_streaming.sequence.settings import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.sequence.skips import parse_batch_ranges
 from lightning_streaming.sequence.steps import SequenceStep
-from lightning_streaming.signatures import explains_options_of, suggests_names
+from lightning_streaming.signatures import explains_options_of, public, suggests_names
 from lightning_streaming.storage import mask_url
 from lightning_streaming.units import check_whole
 from lightning_streaming.world import World
@@ -55,6 +55,7 @@ _MOST_STREAMS = 4
 """Streams that are shown one by one."""
 
 
+@public()
 @suggests_names
 @explains_options_of(DatasetOptions)
 class StreamingDataset(AcceleratedDataset, ReferenceNames):

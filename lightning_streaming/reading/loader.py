@@ -45,7 +45,7 @@ from lightning_streaming.resume.run import OnMismatch
 from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor, EpochStart
 from lightning_streaming.sequence.partition import Partition
-from lightning_streaming.signatures import check_accepts, suggests_names
+from lightning_streaming.signatures import check_accepts, public, suggests_names
 from lightning_streaming.units import check_truth, check_whole
 
 _log = package_logger(__name__)
@@ -78,6 +78,7 @@ class _Progress:
     unclaimed: deque[Cursor] = field(default_factory=lambda: deque(maxlen=_MOST_UNCLAIMED))
 
 
+@public()
 @suggests_names
 class StreamingDataLoader(AcceleratedLoader):
     """Batches of a :class:`StreamingDataset`, the same number on every rank, from any number of workers.

@@ -21,8 +21,10 @@ from numpy.typing import ArrayLike, NDArray
 from lightning_streaming.cache.shard_cache import Miss, Misses
 from lightning_streaming.reading.transport import shared
 from lightning_streaming.selection.catalog import Catalog
+from lightning_streaming.signatures import public
 
 
+@public("logs")
 class WaitTimes(NamedTuple):
     """Seconds that the consumer of the batches waited for them, by reason."""
 
@@ -48,6 +50,7 @@ _SECONDS_BETWEEN_REPORTS = 0.2
 _Seconds = NDArray[np.float64]
 
 
+@public("logs")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderStatistics:
     """Counts and waiting times of the loader of a rank. Times are in seconds."""

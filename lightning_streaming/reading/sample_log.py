@@ -27,6 +27,7 @@ from lightning_streaming.dataset.samples import SampleSource
 from lightning_streaming.errors import FormatError, StorageError
 from lightning_streaming.options.reading import DebugConfig
 from lightning_streaming.resume.state import EpochStart
+from lightning_streaming.signatures import public
 
 _NO_MORE = object()
 
@@ -137,6 +138,7 @@ class SampleWatch:
                 yield sample
 
 
+@public("logs")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedSample:
     """Line of a sample log."""

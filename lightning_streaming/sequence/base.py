@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import SampleIndexError
+from lightning_streaming.signatures import public
 
 
+@public("sequence")
 class SampleSequence(ABC):
     """Sample ids in an order, with random access: one step of the chain.
 

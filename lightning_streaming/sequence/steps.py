@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, SampleIndexError, StreamingError
 from lightning_streaming.sequence.base import SampleSequence, check_entries, digest_of
 from lightning_streaming.sequence.draw import EpochPart
+from lightning_streaming.signatures import public
 
 
+@public("sequence")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartContext:
     """The part of an epoch that a step is applied to.
@@ -51,6 +53,7 @@ class PartContext:
         return np.random.default_rng((self.seed, self.epoch, self.part, stream, *more))
 
 
+@public("sequence")
 class SequenceStep(ABC):
     """A step that changes which samples an epoch reads, or in which order.
 

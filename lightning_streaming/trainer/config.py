@@ -17,12 +17,13 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.options.groups import OptionGroup
 from lightning_streaming.options.storage import StorageConfig
 from lightning_streaming.sequence.steps import SequenceStep
-from lightning_streaming.signatures import explains_options_of, suggests_names
+from lightning_streaming.signatures import explains_options_of, public, suggests_names
 from lightning_streaming.storage import StorageOptions, mask_url
 from lightning_streaming.storage.secrets import shown_options
 from lightning_streaming.storage.urls import user_of
 
 
+@public()
 @suggests_names
 @explains_options_of(DataOptions)
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from lightning_streaming.options.reading import BadSamplesConfig
 from lightning_streaming.reading.dataset import StreamingDataset, source_of
 from lightning_streaming.reading.loader import StreamingDataLoader, watch_first_download
 from lightning_streaming.reading.measures import DownloadCallback, Fetched
-from lightning_streaming.signatures import accepts_keyword, check_accepts, explains_options_of, suggests_names
+from lightning_streaming.signatures import accepts_keyword, check_accepts, explains_options_of, public, suggests_names
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
 from lightning_streaming.trainer.pause import PauseWorkers
@@ -133,6 +133,7 @@ else:
     _WithOptions = LightningDataModule
 
 
+@public()
 @suggests_names
 @explains_options_of(ModuleOptions)
 class StreamingDataModule(_WithOptions):

@@ -15,9 +15,11 @@ from lightning_streaming.reading.dataset import dataset_world, run_state_of
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.measures import LoaderStatistics, WaitTimes
 from lightning_streaming.reading.position import position_of, run_of
+from lightning_streaming.signatures import public
 from lightning_streaming.trainer import lightning_internals
 
 
+@public()
 class StreamingMonitor(Callback):
     """Callback that logs metrics of every :class:`~lightning_streaming.StreamingDataLoader` among the train loaders.
 

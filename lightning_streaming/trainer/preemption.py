@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.reading.workers import SHIELDED_SIGNALS
+from lightning_streaming.signatures import public
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.lightning_internals import save_whole
 from lightning_streaming.units import check_whole
@@ -25,6 +26,7 @@ from lightning_streaming.units import check_whole
 DEFAULT_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
+@public()
 class PreemptedExit(SIGTERMException):
     """Exit of a preempted run, raised on every rank once its checkpoint is saved.
 
@@ -32,6 +34,7 @@ class PreemptedExit(SIGTERMException):
     """
 
 
+@public()
 class PreemptionCheckpoint(OnExceptionCheckpoint):
     """Callback that saves ``dirpath/preempted.ckpt`` when a signal announces preemption, and ends the run.
 

@@ -37,11 +37,13 @@ from lightning_streaming.resume.state import (
     read_run,
 )
 from lightning_streaming.sequence.skips import TrainProgress
+from lightning_streaming.signatures import public
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.config import shown
 from lightning_streaming.units import is_one_of
 
 
+@public()
 class StreamingStateCallback(Callback):
     """Callback that saves the position in the data in every checkpoint, and restores it in ``fit(ckpt_path=...)``.
 

@@ -19,6 +19,7 @@ from lightning_streaming.dataset.step_lines import latest_run
 from lightning_streaming.errors import ConfigError, StorageError, UnsupportedError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.reading.loader import StreamingDataLoader, collect_keys
+from lightning_streaming.signatures import public
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.units import check_path
 
@@ -37,6 +38,7 @@ class _CopiedValues(NamedTuple):
         return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
 
 
+@public()
 class StepLog(Callback):
     """Callback that logs the samples and the loss of each step: for :func:`read_step_log` and ``trace --spike``.
 

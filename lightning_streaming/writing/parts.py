@@ -24,7 +24,7 @@ from lightning_streaming.escaping import short_repr
 from lightning_streaming.files import remove_partials, system_errors
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
-from lightning_streaming.signatures import explains_options_of
+from lightning_streaming.signatures import explains_options_of, public
 from lightning_streaming.storage import Location, StorageOptions, join_url
 from lightning_streaming.writing import destination
 from lightning_streaming.writing.merging import join, publish
@@ -83,6 +83,7 @@ class PlanOptions(PartsOptions, Generic[Input]):
     out: str | Path
 
 
+@public("writing")
 @dataclass(frozen=True, kw_only=True)
 class PartJob(ShardOptions, Generic[Input]):
     """Plan of a dataset in parts, with which any process can write any part. :func:`plan_parts` returns it."""

@@ -19,7 +19,7 @@ from lightning_streaming.errors import ConfigError, EncodingError, StreamingErro
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
 from lightning_streaming.formats.mds import encode_config
-from lightning_streaming.signatures import explains_options_of, suggests_names
+from lightning_streaming.signatures import explains_options_of, public, suggests_names
 from lightning_streaming.units import store_whole
 from lightning_streaming.writing.destination import Destination
 from lightning_streaming.writing.journal import Journal, check_format, check_settings, find_start, prepare_start
@@ -394,6 +394,7 @@ class ShardWriter(ABC):
         self._is_closed = True
 
 
+@public()
 @explains_options_of(WriterOptions)
 class MDSWriter(ShardWriter):
     """Writer of MDS shards, which support every encoding; bytes are those of MosaicML Streaming.
@@ -448,6 +449,7 @@ class _SplitWriter(ShardWriter):
         return infer_text_columns(sample)
 
 
+@public()
 @explains_options_of(SplitWriterOptions)
 class JSONWriter(_SplitWriter):
     """Writer of JSONL shards: a JSON object per row. Columns are ``str``, ``int`` or ``float``."""
@@ -455,6 +457,7 @@ class JSONWriter(_SplitWriter):
     format: ClassVar[str] = "json"
 
 
+@public()
 @explains_options_of(SplitWriterOptions)
 class CSVWriter(_SplitWriter):
     """Writer of CSV shards without quoting: texts must not contain a comma or a newline."""
@@ -462,6 +465,7 @@ class CSVWriter(_SplitWriter):
     format: ClassVar[str] = "csv"
 
 
+@public()
 @explains_options_of(SplitWriterOptions)
 class TSVWriter(_SplitWriter):
     """Writer of TSV shards: texts must not contain a tab or a newline."""
@@ -469,6 +473,7 @@ class TSVWriter(_SplitWriter):
     format: ClassVar[str] = "tsv"
 
 
+@public()
 @suggests_names
 @explains_options_of(XSVWriterOptions)
 class XSVWriter(_SplitWriter):
