@@ -24,6 +24,8 @@ from lightning_streaming.options.groups import (
     store_group,
     store_plain,
 )
+from lightning_streaming.options.lengths import LengthsRequest
+from lightning_streaming.options.mixing import MixingConfig
 from lightning_streaming.options.packing import Packing, PackingConfig, TokenBudget
 from lightning_streaming.options.reading import BadSamplesConfig, DebugConfig, DecodeConfig
 from lightning_streaming.options.schedule import Schedule, check_mixes, named_phases, resolved_phases
@@ -33,6 +35,7 @@ from lightning_streaming.sequence.phases import ResolvedPhase
 from lightning_streaming.sequence.settings import OrderSettings
 from lightning_streaming.sequence.skips import parse_batch_ranges
 from lightning_streaming.sequence.steps import SequenceStep, check_steps
+from lightning_streaming.sequence.weights import StreamWeight
 from lightning_streaming.storage import mask_url
 from lightning_streaming.units import check_truth, is_one_of, parse_bytes, parse_count, store_whole
 from lightning_streaming.world import World
@@ -62,6 +65,8 @@ class StreamOptions:
             :class:`~lightning_streaming.MixturePhase`, like ``{"main": {"mix": {"web": 0.8, "code": 0.2}, "end":
             "90%"}, "last": {"mix": {"code": 1}}}``. ``epoch_size``, or the last ``end``, is then required. See
             docs/mixtures.md.
+        mixing: Unit and limits of the weights of a mixture: fields of :class:`~lightning_streaming.MixingConfig`, like
+            ``{"weights_in": "tokens"}``. See docs/mixtures.md.
         join: Datasets whose columns are added to the samples of the only stream, by name: fields of
             :class:`~lightning_streaming.JoinConfig`, like ``{"captions": {"remote": "s3://captions", "key": "id"}}``.
         packing: Packing of documents into rows of equally many tokens, for language models: fields of
@@ -77,6 +82,7 @@ class StreamOptions:
     remote: str | None = field(default=None, repr=False)
     local: str | None = None
     schedule: Schedule | None = None
+    mixing: MixingConfig | Mapping[str, Any] | None = None
     join: Joins | None = field(default=None, repr=False)
     packing: PackingConfig | Mapping[str, Any] | None = None
     token_budget: TokenBudget | Mapping[str, Any] | None = None
@@ -131,7 +137,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         store_plain(self, leave=_NOT_PLAIN)
         OrderSettings.__post_init__(self)
         StreamDefaults.__post_init__(self)
-        for kind in (PackingConfig, TokenBudget, BadSamplesConfig, DecodeConfig, DebugConfig):
+        for kind in (MixingConfig, PackingConfig, TokenBudget, BadSamplesConfig, DecodeConfig, DebugConfig):
             store_group(self, kind)
         for name in _TRUTHS:
             check_truth(name, getattr(self, name))
@@ -143,7 +149,9 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         object.__setattr__(self, "sequence", check_steps(self.sequence))
         if self.schedule is not None:
             object.__setattr__(self, "schedule", named_phases(self.schedule))
-        self._check_packing(self.resolved_phases())
+        phases = self.resolved_phases()
+        self._check_packing(phases)
+        self._check_mixing(phases)
         object.__setattr__(self, "join", named_groups(JoinConfig, self.join))
 
     def _store_streams(self) -> None:
@@ -201,6 +209,60 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
                 "composes batches by stream",
                 hint="use batching_method='random'",
                 option="batching_method",
+            )
+
+    def lengths_request(self) -> LengthsRequest | None:
+        """Return the request for lengths of samples; None if they are not needed."""
+        documents, mixing = self.documents(), group_of(self, MixingConfig)
+        return mixing.request() if documents is None else documents.request()
+
+    def _check_mixing(self, phases: Sequence[ResolvedPhase]) -> None:
+        mixing, documents = as_group(MixingConfig, self.mixing), self.documents()
+        if mixing is None:
+            return
+        streams = dict(self.streams) if isinstance(self.streams, Mapping) else {}
+        for name in mixing.max_repeats:
+            if name not in streams:
+                raise ConfigError(
+                    f"mixing.max_repeats names {name!r}, and the streams are {', '.join(map(repr, streams))}",
+                    option="mixing.max_repeats",
+                )
+        for name, stream in streams.items():
+            weight = weight_of(stream) if isinstance(stream, Stream) else StreamWeight()
+            if weight.repeat is not None or weight.choose is not None:
+                raise ConfigError(
+                    f"mixing is about weights, and stream {name!r} has repeat or choose",
+                    hint="give it a proportion, or leave mixing out",
+                    option="mixing",
+                    stream=name,
+                )
+        if not mixing.in_tokens:
+            return
+        if documents is None and mixing.request() is None:
+            raise ConfigError(
+                "mixing.weights_in='tokens' needs the lengths of samples",
+                hint="set mixing.column to the column of tokens, or mixing.lengths to a column with their number",
+                option="mixing.lengths",
+            )
+        if documents is not None and mixing.request() is not None:
+            raise ConfigError(
+                f"the lengths of samples are given by both {documents.option} and mixing",
+                hint="leave those of mixing out",
+                option="mixing.lengths",
+            )
+        if self.batching_method != "random":
+            raise ConfigError(
+                f"mixing.weights_in='tokens' mixes samples of all streams, and batching_method="
+                f"{short_repr(self.batching_method)} composes batches by stream",
+                hint="use batching_method='random'",
+                option="batching_method",
+            )
+        ended = [phase.name for phase in phases if phase.cut is not None]
+        if ended:
+            raise ConfigError(
+                f"schedule.{ended[0]}.ended_at counts samples, and mixing.weights_in tokens",
+                hint="leave one of them out",
+                option=f"schedule.{ended[0]}.ended_at",
             )
 
     def samples_per_epoch(self) -> int | None:

@@ -113,7 +113,9 @@ class Scheduler:
         near_end_at = (self._partition.num_samples() - self.batch_size) * _NEAR_END
         is_near_end, catalog = False, self._source.catalog
         for window in located(self._partition, catalog):
-            self._meter.begin_window(catalog, window.shards, window.stops, self._assembler.tokens(window))
+            self._meter.begin_window(
+                catalog, window.shards, window.stops, self._assembler.tokens(window), window.sample_tokens(catalog)
+            )
             if not is_near_end and (window.batches_before + len(window.stops)) * self.batch_size > near_end_at:
                 is_near_end = True
                 self._state.prepare_after(self._start)

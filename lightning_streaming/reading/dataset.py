@@ -25,7 +25,8 @@ from lightning_streaming.dataset.stream import (
     weight_of,
 )
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.options.groups import group_of
+from lightning_streaming.options.groups import as_group, group_of
+from lightning_streaming.options.mixing import MixingConfig
 from lightning_streaming.options.packing import PackingConfig, TokenBudget
 from lightning_streaming.options.reading import BadSamplesConfig, DebugConfig, DecodeConfig
 from lightning_streaming.options.schedule import Schedule
@@ -110,6 +111,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         sequence: Sequence[SequenceStep] = (),
         selection: SelectionConfig | Mapping[str, Any] | None = None,
         schedule: Schedule | None = None,
+        mixing: MixingConfig | Mapping[str, Any] | None = None,
         packing: PackingConfig | Mapping[str, Any] | None = None,
         token_budget: TokenBudget | Mapping[str, Any] | None = None,
         join: Joins | None = None,
@@ -141,7 +143,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             options.cache_bytes(),
             selections_of(named, defaults),
             {name: join_sources_of(stream, name, defaults) for name, stream in named.items()},
-            None if documents is None else documents.request(),
+            options.lengths_request(),
             group_of(options, DecodeConfig).columns,
         )
         on_demand = group_of(options, StorageConfig).on_demand
@@ -153,6 +155,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             skip=parse_batch_ranges(options.skip, "skip"),
             batch_size=options.batch_size,
             phases=options.resolved_phases(),
+            mixing=as_group(MixingConfig, options.mixing),
             pack=documents,
             steps=tuple(options.sequence),
             followed=frozenset(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from time import perf_counter, perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,6 +61,8 @@ class LoaderStatistics:
     """Samples in these; with packs: documents, where one that is cut between packs counts once for each part."""
     samples_per_stream: Mapping[str, int] = field(default_factory=dict)
     """Samples by name of the stream."""
+    tokens_per_stream: Mapping[str, int] = field(default_factory=dict)
+    """Tokens by name of the stream, where lengths of samples are known: with packs, or weights that count tokens."""
     sample_bytes: int = 0
     """Bytes of these samples uncompressed, estimated by the mean sample of each shard."""
     tokens: int = 0
@@ -89,19 +91,20 @@ class LoaderStatistics:
         return self._combined(earlier, -1, self.shards_open)
 
     def _combined(self, other: LoaderStatistics, sign: int, shards_open: int) -> LoaderStatistics:
-        names = dict.fromkeys((*self.samples_per_stream, *other.samples_per_stream))
-        apart = ("samples_per_stream", "wait", "shards_open")
+        apart = ("samples_per_stream", "tokens_per_stream", "wait", "shards_open")
         counted = (item.name for item in fields(LoaderStatistics) if item.name not in apart)
         counts = {name: getattr(self, name) + sign * getattr(other, name) for name in counted}
         return LoaderStatistics(
             **counts,
-            samples_per_stream={
-                name: self.samples_per_stream.get(name, 0) + sign * other.samples_per_stream.get(name, 0)
-                for name in names
-            },
+            samples_per_stream=_combined(self.samples_per_stream, other.samples_per_stream, sign),
+            tokens_per_stream=_combined(self.tokens_per_stream, other.tokens_per_stream, sign),
             wait=WaitTimes(*(mine + sign * its for mine, its in zip(self.wait, other.wait, strict=True))),
             shards_open=shards_open,
         )
+
+
+def _combined(mine: Mapping[str, int], other: Mapping[str, int], sign: int) -> dict[str, int]:
+    return {name: mine.get(name, 0) + sign * other.get(name, 0) for name in dict.fromkeys((*mine, *other))}
 
 
 def split_wait(
@@ -160,7 +163,7 @@ class BatchMeasures(NamedTuple):
 
 NUM_MEASURES = len(BatchMeasures._fields)
 _Counts = tuple[int, ...]
-"""Of a batch: the first fields of :class:`BatchMeasures`, and its samples of each stream."""
+"""Of a batch: the first fields of :class:`BatchMeasures`, and its samples and tokens of each stream."""
 _NUM_COUNTED = 4
 _AT_ONCE = 256
 """Batches that are noted before they are added up: a note is all that a step should have to wait for."""
@@ -181,7 +184,9 @@ class BatchMeter:
         self._took = Counter[str]()
         """By field of :class:`BatchMeasures`."""
         self._counts: Iterator[_Counts] = iter(())
-        self._no_counts: _Counts = (0,) * (_NUM_COUNTED + len(self._misses))  # of batches that are none of the plan's
+        self._no_counts: _Counts = (0,) * (
+            _NUM_COUNTED + 2 * len(self._misses)
+        )  # of batches that are none of the plan's
         self._open: Sized = ()
 
     def begin_pass(self, open_shards: Sized) -> None:
@@ -197,6 +202,7 @@ class BatchMeter:
         shards: NDArray[np.int64],
         stops: NDArray[np.int64],
         tokens: NDArray[np.int64] | None = None,
+        sample_tokens: NDArray[np.integer[Any]] | None = None,
     ) -> None:
         """Set the samples of the next batches.
 
@@ -205,6 +211,7 @@ class BatchMeter:
             shards: The shard of each sample.
             stops: Where each batch ends among these.
             tokens: Of packs, tokens in each batch and room for them, of shape (batches, 2).
+            sample_tokens: Tokens of each sample, if they are known.
         """
         if not self._is_read:
             return
@@ -213,12 +220,17 @@ class BatchMeter:
         firsts = stops - samples
         sample_bytes = np.add.reduceat(catalog.mean_sample_bytes[shards], firsts, dtype=np.float64)
         if num_streams == 1:
+            cells = np.repeat(np.arange(num_batches), samples) if sample_tokens is not None else None
             per_stream = samples[:, None]
         else:
             cells = np.repeat(np.arange(num_batches) * num_streams, samples) + catalog.stream_of_shard[shards]
             per_stream = np.bincount(cells, minlength=num_batches * num_streams).reshape(num_batches, num_streams)
+        of_tokens: NDArray[np.int64] = np.zeros_like(per_stream)
+        if sample_tokens is not None and cells is not None:
+            sums = np.bincount(cells, sample_tokens, num_batches * num_streams)
+            of_tokens = sums.astype(np.int64).reshape(per_stream.shape)
         tokens = np.zeros((num_batches, 2), np.int64) if tokens is None else tokens
-        counts = np.column_stack([samples, np.rint(sample_bytes).astype(np.int64), tokens, per_stream])
+        counts = np.column_stack([samples, np.rint(sample_bytes).astype(np.int64), tokens, per_stream, of_tokens])
         # The iterator over samples may be further ahead than the batch under way.
         self._counts = chain(self._counts, map(tuple, counts.tolist()))
 
@@ -250,11 +262,12 @@ class BatchMeter:
         """Note that some batches are made, which were made as one.
 
         Returns:
-            Array of shape (batches, numbers): of each batch its :class:`BatchMeasures`, then its samples per stream.
+            Array of shape (batches, numbers): of each batch its :class:`BatchMeasures`, then its samples per stream,
+            and its tokens per stream.
             What the batches took together is said of the first, for which their consumer waits.
         """
         counts = np.array([next(self._counts, self._no_counts) for _ in range(batches)], np.int64)
-        measures = np.zeros((batches, NUM_MEASURES + len(self._misses)), np.int64)
+        measures = np.zeros((batches, NUM_MEASURES + 2 * len(self._misses)), np.int64)
         measures[0, :NUM_MEASURES] = BatchMeasures(work_ns=perf_counter_ns() - self._began, **self._took)
         measures[:, :_NUM_COUNTED] = counts[:, :_NUM_COUNTED]
         measures[:, NUM_MEASURES - 1] = len(self._open)
@@ -276,7 +289,7 @@ class StatisticsCollector:
 
     def __init__(self, streams: Sequence[str]) -> None:
         self._streams = list(streams)
-        self._sums = np.zeros(NUM_MEASURES + len(self._streams), np.int64)
+        self._sums = np.zeros(NUM_MEASURES + 2 * len(self._streams), np.int64)
         self._wait = WaitTimes()
         self._batches = 0
         self._open_in_worker: dict[int, int] = {}
@@ -315,11 +328,13 @@ class StatisticsCollector:
         """Return the counts so far."""
         self._add_up()
         values = self._sums.tolist()
-        sums = BatchMeasures(*values[:NUM_MEASURES])
+        sums, num_streams = BatchMeasures(*values[:NUM_MEASURES]), len(self._streams)
+        samples, tokens = values[NUM_MEASURES:-num_streams], values[-num_streams:]
         return LoaderStatistics(
             batches=self._batches,
             samples=sums.samples,
-            samples_per_stream=dict(zip(self._streams, values[NUM_MEASURES:], strict=True)),
+            samples_per_stream=dict(zip(self._streams, samples, strict=True)),
+            tokens_per_stream=dict(zip(self._streams, tokens, strict=True)) if any(tokens) else {},
             sample_bytes=sums.sample_bytes,
             tokens=sums.tokens,
             token_room=sums.token_room,

@@ -450,6 +450,12 @@ class Window(NamedTuple):
         own = self.shards[:, None]
         return own if self.joined is None else np.hstack([own, self.joined])
 
+    def sample_tokens(self, catalog: Catalog) -> NDArray[np.integer[Any]] | None:
+        """Return the tokens of each sample, as far as it is in a pack; None if lengths are not known."""
+        if self.pieces is not None:
+            return self.pieces.lengths
+        return None if catalog.lengths is None else catalog.lengths(catalog.ids(self.shards, self.indexes))
+
     def rows_until(self, batches: int) -> int:
         """Return how many samples the worker has read after some batches of this window, or of those before."""
         here = min(batches - self.batches_before, len(self.stops))

@@ -11,7 +11,7 @@ none.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming.formats.index import DatasetIndex
+from lightning_streaming.options.mixing import MixingConfig
 from lightning_streaming.resume.mismatch import (
     Difference,
     StreamFacts,
@@ -65,6 +66,7 @@ class Fingerprint:
             and how many shards these are.
         packing: How documents are packed, if they are.
         sequence: The facts of each of the user's steps.
+        mixing: The unit and the limits of weights, if there are such options.
     """
 
     saved: SavedFingerprint
@@ -82,6 +84,7 @@ class Fingerprint:
         grown: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType({}),
         packing: SavedPacking | None = None,
         sequence: tuple[dict[str, Any], ...] = (),
+        mixing: MixingConfig | None = None,
     ) -> None:
         self._catalog = catalog
         numbers = self._numbers = {name: stream for stream, name in enumerate(catalog.stream_names)}
@@ -108,6 +111,7 @@ class Fingerprint:
             ),
             packing=packing,
             sequence=sequence,
+            mixing=_saved_mixing(mixing, drawn),
             schedule=None
             if plan is None
             else {
@@ -215,6 +219,19 @@ class Fingerprint:
             outline = f"{stream.shards} {stream.samples_drawn} {table.outline()}{stream.outline()}"
             facts[name] = StreamFacts(outline=outline, hashes=table.hash_names(), samples=stream.samples)
         return facts
+
+
+def _saved_mixing(mixing: MixingConfig | None, drawn: Collection[str]) -> dict[str, Any]:
+    """Return the options of a mixture that determine what was read, without limits of streams that were not."""
+    if mixing is None:
+        return {}
+    lengths = mixing.request()
+    limits = {name: mixing.max_repeats[name] for name in sorted(mixing.max_repeats) if name in drawn}
+    return {
+        **({"weights_in": mixing.weights_in} if mixing.in_tokens else {}),
+        **({} if lengths is None else {"lengths": lengths.in_words()}),
+        **({"max_repeats": limits} if limits and mixing.beyond == "redistribute" else {}),
+    }
 
 
 def format_mix(phase: ResolvedPhase) -> str:

@@ -486,7 +486,7 @@ def resume(
     prefix = f"{reader}: " if reader else ""
     initial_nodes = saved.initial_physical_nodes or machines.num_nodes
     growth, settings = growth_since(saved.fingerprint, saved.cursor, catalog, request.followed), request.resumed(saved)
-    notes = [f"{prefix}{note}" for note in growth.notes(catalog, has_schedule=bool(request.phases))]
+    notes = [f"{prefix}{note}" for note in growth.notes(catalog, has_schedule=request.has_phases)]
     composed = {} if saved.geometry is None else {saved.cursor.epoch: saved.geometry}
     then = None  # the order over the data that was read, where it has grown
     if growth.shards:

@@ -9,7 +9,7 @@ An epoch is made of a *source*, the user's steps, and batches or packs. The sour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -18,17 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.options.mixing import MixingConfig
 from lightning_streaming.options.packing import Packing
 from lightning_streaming.resume.appended_data import NO_GROWTH, Growth
 from lightning_streaming.resume.fingerprint import Fingerprint
 from lightning_streaming.resume.order_files import EpochPacker, shared_order
 from lightning_streaming.resume.state import Cursor, SavedPosition
-from lightning_streaming.selection.catalog import Catalog, CatalogView
+from lightning_streaming.selection.catalog import Catalog, CatalogLengths, CatalogView
+from lightning_streaming.sequence.base import digest_of
 from lightning_streaming.sequence.batching import Batched, batched
 from lightning_streaming.sequence.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.sequence.packing.packs import PackedPart
 from lightning_streaming.sequence.partition import BatchGeometry
-from lightning_streaming.sequence.phased import Mixture
+from lightning_streaming.sequence.phased import Mixture, StepDraws
 from lightning_streaming.sequence.phases import MixtureSchedule, ResolvedPhase
 from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.skips import BatchRange
@@ -36,6 +38,8 @@ from lightning_streaming.sequence.steps import SequenceStep, with_steps
 from lightning_streaming.sequence.stream_slices import StreamPasses, TruncatedEpochs
 from lightning_streaming.sequence.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
 
+WHOLE_EPOCH = "proportion"
+"""Name of the only phase of an epoch without a schedule, if options of mixing make it one."""
 _CACHED_SEQUENCES = 3
 """Sequences that are cached: of the epoch under way, the one before and the one after."""
 
@@ -63,12 +67,19 @@ class RunRequest:
     """Samples per batch on each rank, if the dataset has it."""
     phases: tuple[ResolvedPhase, ...] = ()
     """The schedule: the samples that each part of an epoch takes of each stream, instead of weights and size."""
+    mixing: MixingConfig | None = None
+    """The unit and the limits of weights; with it, an epoch without a schedule is a single phase."""
     pack: Packing | None = None
     """The packing of documents, if they are packed."""
     steps: tuple[SequenceStep, ...] = ()
     """The user's steps, which change what an epoch reads after its shuffle."""
     followed: frozenset[int] = frozenset()
     """Streams, by number, of which epochs after a resume read appended data."""
+
+    @property
+    def has_phases(self) -> bool:
+        """True if streams continue from step to step, over all epochs: with a schedule, or with options of mixing."""
+        return bool(self.phases) or self.mixing is not None
 
     def mixture(self, settings: ResolvedOrder, catalog: CatalogView, growth: Growth = NO_GROWTH) -> Mixture | None:
         """Return the streams that its phases mix; None without a schedule.
@@ -77,7 +88,7 @@ class RunRequest:
             ConfigError: The data cannot be read with these phases.
             StateError: Passes of a stream that has grown do not end with their shards.
         """
-        if not self.phases:
+        if not self.has_phases:
             return None
         names, sizes_read = catalog.stream_names, _sizes_of_read_shards(catalog)
         truncated = {}
@@ -93,14 +104,69 @@ class RunRequest:
                     stream=names[stream],
                 )
             truncated[names[stream]] = epochs
+        shard_sizes = dict(zip(names, sizes_read, strict=True))
+        first_ids = dict(zip(names, catalog.first_ids, strict=True))
+        mixing = self.mixing or MixingConfig()
+        tokens = KeptTokens.of(catalog.lengths, self.pack) if mixing.in_tokens else None
+        phases = self.phases
+        if self.mixing is not None:
+            draws = StepDraws(settings, shard_sizes, first_ids, truncated, tokens)
+            phases = self._weighted_phases(
+                mixing,
+                {
+                    name: draws.passes(name).position(0)[1]
+                    if tokens is None
+                    else draws.token_passes(name).tokens_of_pass(0)
+                    for name in names
+                },
+            )
         return Mixture(
             settings,
-            self.phases,
-            dict(zip(names, sizes_read, strict=True)),
-            dict(zip(names, catalog.first_ids, strict=True)),
+            phases,
+            shard_sizes,
+            first_ids,
             shorter=truncated,
             draw=shared_order,
+            tokens=tokens,
+            limits=mixing.max_repeats,
+            redistributes=mixing.beyond == "redistribute",
         )
+
+    def _weighted_phases(self, mixing: MixingConfig, sizes: Mapping[str, int]) -> tuple[ResolvedPhase, ...]:
+        """Return the phases with weights that take the sizes of streams into account.
+
+        Args:
+            mixing: The options of the mixture.
+            sizes: Samples, or tokens, of the first pass over each stream.
+        """
+        exponent, phases = mixing.size_exponent, self.phases
+        if not phases:
+            said = [weight.proportion for weight in self.weights]
+            if None in said and any(proportion is not None for proportion in said):
+                raise ConfigError(
+                    f"proportion must be given for all {len(said)} streams or for none, but "
+                    f"{len(said) - said.count(None)} have it",
+                    option="proportion",
+                )
+            if None in said:
+                said, exponent = [1.0] * len(said), exponent or 1.0
+            mix = tuple(sorted((name, weight) for name, weight in zip(sizes, said, strict=True) if weight))
+            if not mix:
+                raise ConfigError("at least one stream needs a proportion above 0", option="proportion")
+            stop = self.epoch_size or sum(sizes.values())
+            phases = (ResolvedPhase(name=WHOLE_EPOCH, planned_stop=stop, begin=mix, end=mix),)
+        if not exponent:
+            return phases
+        # Rounded, as powers differ in the last digit between machines.
+        factors = {name: float(f"{size**exponent:.12g}") for name, size in sizes.items()}
+        weighted = []
+        for phase in phases:
+            begin, end = (
+                tuple((name, weight * factors.get(name, 1.0)) for name, weight in mix)
+                for mix in (phase.begin, phase.end)
+            )
+            weighted.append(replace(phase, begin=begin, end=end))
+        return tuple(weighted)
 
     def resolved_weights(
         self, catalog: CatalogView, settings: OrderSettings, growth: Growth = NO_GROWTH, mixture: Mixture | None = None
@@ -119,7 +185,7 @@ class RunRequest:
         resolved = settings if isinstance(settings, ResolvedOrder) else settings.resolved(1)
         mixture = mixture or self.mixture(resolved, catalog, growth)
         if mixture is not None:
-            return mixture.plan.weights(catalog.stream_names, mixture.passes)
+            return mixture.plan.weights(catalog.stream_names, mixture.repeats)
         for name, weight, samples in zip(catalog.stream_names, self.weights, catalog.samples_per_stream, strict=True):
             if weight.repeat and int(weight.repeat * samples) < 1:
                 raise ConfigError(
@@ -139,6 +205,38 @@ class RunRequest:
         """Return the settings with seed and canonical nodes of a saved position."""
         # Of the unresolved settings: the default block size depends on the canonical nodes.
         return replace(self.settings, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeptTokens:
+    """The tokens that a run reads of samples: their lengths, without what packing cuts off or leaves out."""
+
+    lengths: CatalogLengths
+    most: int
+    """The longest document that is read whole; 0 if all are."""
+    drops: bool
+    """Longer documents are left out, rather than cut."""
+
+    @classmethod
+    def of(cls, lengths: CatalogLengths | None, pack: Packing | None) -> KeptTokens:
+        """Return the tokens of samples, packed so."""
+        assert lengths is not None, "lengths were requested"
+        settings = None if pack is None else pack.settings()
+        longer = "split" if settings is None else settings.longer
+        most = settings.capacity if settings is not None and longer in ("truncate", "drop") else 0
+        return cls(lengths=lengths, most=most, drops=longer == "drop")
+
+    @property
+    def digest(self) -> str:
+        """Digest of all that the tokens depend on."""
+        return digest_of(self.lengths.digests, self.most, self.drops)
+
+    def __call__(self, sample_ids: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return the tokens of some samples."""
+        tokens = self.lengths(sample_ids)
+        if self.most:
+            tokens = np.where(tokens > self.most, 0 if self.drops else self.most, tokens).astype(np.uint32)
+        return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +290,8 @@ class RunOrder:
     """Packs the documents of an epoch, instead of batching them."""
     steps: tuple[SequenceStep, ...] = ()
     """The user's steps, between the shuffle and the batches."""
+    mixing: MixingConfig | None = None
+    """The unit and the limits of weights."""
     later: RunOrder | None = None
     """The order of epochs after ``growth.last_epoch``, where these read more."""
     _sequences: dict[tuple[BatchGeometry, int], Batched] = field(default_factory=dict, repr=False)
@@ -204,7 +304,8 @@ class RunOrder:
     @property
     def differs_by_epoch(self) -> bool:
         """True if epochs may have different lengths."""
-        return self.later is not None or self.packer is not None or bool(self.steps)
+        changes = self.mixture is not None and self.mixture.differs_by_epoch
+        return self.later is not None or self.packer is not None or bool(self.steps) or changes
 
     @property
     def unit(self) -> str:
@@ -243,6 +344,7 @@ class RunOrder:
                 dict(self.growth.passes),
                 packing=None if self.packer is None else self.packer.saved(),
                 sequence=tuple(step.facts for step in self.steps),
+                mixing=self.mixing,
             )
         return known
 
@@ -272,7 +374,7 @@ class RunOrder:
         """
         if self.mixture is not None:
             self.mixture.plan.check_streams(self.catalog.stream_names, first)
-            self.mixture.plan.check_repeats(self.mixture.passes, first)
+            self.mixture.plan.check_repeats(self.mixture.passes, self.mixture.repeats, first)
 
     def sequence(self, geometry: BatchGeometry, epoch: int) -> Batched:
         """Return the sequence of an epoch, to count with. It is cached, so do not request ids of it.
@@ -350,5 +452,6 @@ def order_of(
         growth=growth,
         packer=packer,
         steps=request.steps,
+        mixing=request.mixing,
         later=later,
     )

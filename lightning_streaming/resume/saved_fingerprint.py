@@ -17,6 +17,7 @@ from typing import Any
 
 from lightning_streaming.resume.saved_fields import Fields
 from lightning_streaming.sequence.settings import BATCHING_METHODS, SAMPLING_METHODS, SHUFFLE_ALGOS
+from lightning_streaming.units import plain_number
 
 _PACKINGS = ("packing", "token_budget")
 
@@ -343,6 +344,8 @@ class SavedFingerprint:
     """None where nothing is packed."""
     sequence: tuple[Mapping[str, Any], ...] = ()
     """The user's steps: class, version and arguments of each."""
+    mixing: Mapping[str, Any] = field(default_factory=dict)
+    """The unit of weights, where it is not the sample, and limits that change what is read."""
     schedule: Mapping[str, SavedPhase] | None = None
     """The phases that have begun, by name, in their order; None where there is no schedule."""
     streams: Mapping[str, SavedStream] = field(default_factory=dict)
@@ -366,10 +369,11 @@ class SavedFingerprint:
             order=SavedOrder.read(fields.fields("order")),
             packing=SavedPacking.read(fields),
             sequence=fields.mappings("sequence") if "sequence" in fields else (),
+            mixing=_read_mixing(fields.fields("mixing")) if "mixing" in fields else {},
             schedule=None if phases is None else {name: SavedPhase.read(phases.fields(name)) for name in phases},
             streams={} if streams is None else {name: SavedStream.read(streams.fields(name)) for name in streams},
             all_streams=SavedStreams.read(fields.fields("all_streams")) if streams is None else None,
-            more=fields.others("order", *_PACKINGS, "sequence", "schedule", "streams", "all_streams"),
+            more=fields.others("order", *_PACKINGS, "sequence", "mixing", "schedule", "streams", "all_streams"),
         )
 
     def as_state(self) -> dict[str, Any]:
@@ -382,6 +386,7 @@ class SavedFingerprint:
             "order": self.order.as_state(),
             **({} if self.packing is None else {self.packing.option: self.packing.as_state()}),
             **({"sequence": [dict(step) for step in self.sequence]} if self.sequence else {}),
+            **({"mixing": dict(self.mixing)} if self.mixing else {}),
             **(
                 {}
                 if self.schedule is None
@@ -395,3 +400,17 @@ class SavedFingerprint:
         if self.all_streams is not None:
             return {"all_streams": self.all_streams.as_state()}
         return {"streams": {name: stream.as_state() for name, stream in self.streams.items()}}
+
+
+def _read_mixing(fields: Fields) -> dict[str, Any]:
+    """Read the options of a mixture from a fingerprint."""
+    if "weights_in" in fields:
+        fields.choice("weights_in", ("tokens",))
+    if "lengths" in fields:
+        fields.text("lengths")
+    if "max_repeats" in fields:
+        limits = fields.fields("max_repeats")
+        for name in limits:
+            if (plain_number(limits.values[name]) or 0) <= 0:
+                raise limits.wrong(name, "a number above 0")
+    return fields.others()

@@ -19,6 +19,7 @@ from lightning_streaming.sequence.runs import RunLookup, write_runs
 from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.shuffles import ShuffleTask, shuffle_into, shuffle_items
 from lightning_streaming.sequence.stream_slices import MOST_STEPS, StreamSlice, in_pass_order
+from lightning_streaming.sequence.tokens import TokenLengths, even_shares
 from lightning_streaming.sequence.weights import DatasetShape, StreamGroup
 
 _ORDER_VERSION = 2
@@ -87,6 +88,7 @@ class Shuffled(EpochPart):
         draw: Draws the order, if single ids cannot be computed.
         stream_slices: For a mixture step, where each stream continues. The shape is then that of the step.
         step: The step's number in its epoch.
+        tokens: The tokens of samples, if each part of a mixture step has each stream's share of its tokens.
 
     Raises:
         ConfigError: The epoch is negative; or, when it is drawn, the samples or the block are too few for the shuffle
@@ -99,6 +101,7 @@ class Shuffled(EpochPart):
     draw: Draw = drawn_here
     stream_slices: tuple[StreamSlice, ...] = ()
     step: int = 0
+    tokens: TokenLengths | None = None
 
     def __post_init__(self) -> None:
         if self.epoch < 0:
@@ -121,7 +124,8 @@ class Shuffled(EpochPart):
     def digest(self) -> str:
         """See :class:`~lightning_streaming.sequence.base.SampleSequence`; independent of how it is drawn."""
         of_step = [self.step, *(taken.facts for taken in self.stream_slices)] if self.stream_slices else []
-        return digest_of(_ORDER_VERSION, self.settings.facts, self.epoch, self.shape.digest, *of_step)
+        of_tokens = [] if self.tokens is None else ["tokens", self.tokens.digest]
+        return digest_of(_ORDER_VERSION, self.settings.facts, self.epoch, self.shape.digest, *of_step, *of_tokens)
 
     @property
     def choose(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -167,7 +171,7 @@ class Shuffled(EpochPart):
     def is_on_demand(self) -> bool:  # type: ignore[override]
         """See :class:`EpochPart`."""
         is_blockwise = self.settings.shuffle and self.settings.shuffle_algo == "blockwise"
-        return is_blockwise and not self._has_several_passes
+        return is_blockwise and self.tokens is None and not self._has_several_passes
 
     @cached_property
     def _has_several_passes(self) -> bool:
@@ -199,7 +203,7 @@ class Shuffled(EpochPart):
         stop = 0
         for group in self._groups():
             start, stop = stop, stop + sum(group.choose)
-            _draw_group(group, self.settings, self.turn, out[start:stop])
+            _draw_group(group, self.settings, self.turn, out[start:stop], self.tokens)
 
     @cached_property
     def _order(self) -> NDArray[np.integer[Any]] | BlockwiseOrder | None:
@@ -235,9 +239,15 @@ class Shuffled(EpochPart):
             first_id += weights.choose[stream] if self.stream_slices else int(sizes.sum())
 
 
-def _draw_group(group: StreamGroup, settings: ResolvedOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
+def _draw_group(
+    group: StreamGroup,
+    settings: ResolvedOrder,
+    turn: int,
+    out: NDArray[np.integer[Any]],
+    tokens: TokenLengths | None = None,
+) -> None:
     if group.stream_slices:
-        _draw_stream_slices(group, settings, turn, out)
+        _draw_stream_slices(group, settings, turn, out, tokens)
         return
     drawn = resample(group.shard_sizes, group.choose, settings, turn, out.dtype)
     if settings.shuffle:
@@ -262,27 +272,40 @@ def _shuffle_task(units: NDArray[np.int64], group: StreamGroup, settings: Resolv
     )
 
 
-def _draw_stream_slices(group: StreamGroup, settings: ResolvedOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
+def _draw_stream_slices(
+    group: StreamGroup,
+    settings: ResolvedOrder,
+    turn: int,
+    out: NDArray[np.integer[Any]],
+    tokens: TokenLengths | None = None,
+) -> None:
     """Draw the slices of a mixture step, the samples of a pass before those of the next."""
     units = group.slice_units(settings.shuffle_seed, is_shuffled=settings.shuffle)
-    if settings.shuffle and settings.shuffle_algo == "blockwise":
+    is_blockwise = settings.shuffle and settings.shuffle_algo == "blockwise"
+    sample_ids, of_unit = np.empty(len(out), out.dtype), None
+    if is_blockwise:
         order = blockwise_order([group], settings, turn)
         of_unit = np.empty(len(out), np.int64)
         for start in range(0, len(out), _CHUNK):
             places = np.arange(start, min(start + _CHUNK, len(out)))
             out[start : start + _CHUNK], of_unit[start : start + _CHUNK] = order.ids(places), order.units(places)
-        in_pass_order(out, units.streams[of_unit], units.passes[of_unit], _reading_order(len(out), settings))
-        return
-    if settings.shuffle:
-        shuffle_into(settings.shuffle_algo, _shuffle_task(units.shuffled_runs(), group, settings, turn), out)
     else:
-        out[:] = np.arange(len(out), dtype=out.dtype)
-    if group.has_several_passes:
-        of_unit = RunLookup(np.cumsum(units.sizes)).find(out.astype(np.int64))
+        if settings.shuffle:
+            shuffle_into(settings.shuffle_algo, _shuffle_task(units.shuffled_runs(), group, settings, turn), out)
+        else:
+            out[:] = np.arange(len(out), dtype=out.dtype)
+        units.write_ids(sample_ids)
+        if group.has_several_passes or tokens is not None:
+            of_unit = RunLookup(np.cumsum(units.sizes)).find(out.astype(np.int64))
+    if tokens is not None and of_unit is not None:
+        ids = out if is_blockwise else sample_ids[out]
+        sizes = tokens(ids.astype(np.int64)).astype(np.int64)
+        order_of_tokens = even_shares(units.streams[of_unit], sizes, settings.num_canonical_nodes)
+        out[:], of_unit = out[order_of_tokens], of_unit[order_of_tokens]
+    if of_unit is not None and group.has_several_passes:
         in_pass_order(out, units.streams[of_unit], units.passes[of_unit], _reading_order(len(out), settings))
-    sample_ids = np.empty(len(out), out.dtype)
-    units.write_ids(sample_ids)
-    _look_up(sample_ids, out)
+    if not is_blockwise:
+        _look_up(sample_ids, out)
 
 
 def _reading_order(num_samples: int, settings: ResolvedOrder) -> NDArray[np.int64]:

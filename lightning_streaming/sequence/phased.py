@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 
 import numpy as np
@@ -31,10 +31,13 @@ from lightning_streaming.sequence.stream_slices import (
     TruncatedEpochs,
     requeued_in_pass_order,
 )
+from lightning_streaming.sequence.tokens import TokenLengths, TokenPasses
 from lightning_streaming.sequence.weights import DatasetShape, ResolvedWeights
 
 _STEPS_KEPT = 2
 """Steps whose order is cached: batches that cross a border need two."""
+_PLANS_KEPT = 3
+"""Epochs whose plan is cached, but the first: the one under way, those before and after it."""
 
 
 class StepDraws:
@@ -45,6 +48,7 @@ class StepDraws:
         shard_sizes: Samples in each shard, of each stream by name.
         first_ids: Sample id at which each of these begins.
         shorter: Of streams that have grown, by name, the passes that read less.
+        tokens: The tokens of samples, if weights count them.
     """
 
     def __init__(
@@ -53,13 +57,27 @@ class StepDraws:
         shard_sizes: Mapping[str, NDArray[np.int64]],
         first_ids: Mapping[str, int],
         shorter: Mapping[str, tuple[TruncatedEpochs, ...]],
+        tokens: TokenLengths | None = None,
     ) -> None:
-        self._settings, self._shorter = settings, shorter
+        self._settings, self._shorter, self._tokens = settings, shorter, tokens
         self._shard_sizes, self._first_ids = shard_sizes, first_ids
 
     def passes(self, stream: str) -> StreamPasses:
         """Return how the samples of a present stream are divided into passes."""
         return StreamPasses(self._shard_sizes[stream], self._shorter.get(stream, ()))
+
+    def token_passes(self, stream: str) -> TokenPasses:
+        """Return the tokens of a present stream along its passes, where weights count them."""
+        assert self._tokens is not None, "weights count tokens"
+        settings, passes = self._settings, self.passes(stream)
+        return TokenPasses(
+            stream,
+            self._first_ids[stream],
+            passes,
+            self._tokens,
+            settings.shuffle_seed,
+            is_shuffled=settings.shuffle,
+        )
 
     def ids_of(self, stream: str) -> range:
         """Return the sample ids of a present stream."""
@@ -76,17 +94,22 @@ class StepDraws:
         Raises:
             ConfigError: It reads a stream that is not here.
         """
-        missing, phase = self.missing(plan, step), plan.phases[step.phase]
-        if missing is None:
-            return
+        missing = self.missing(plan, step)
+        if missing is not None:
+            raise self.missing_error(plan.phases[step.phase], missing)
+
+    def missing_error(self, phase: ResolvedPhase, stream: str) -> ConfigError:
+        """Return the error of a phase whose stream is missing, and needed."""
         why = "add it again to read this part of the run"
         if phase.cut is not None:
             why = "the phase was cut, and to know what it left its streams must stay: add it again"
-        raise ConfigError(
-            f"phase {phase.name!r} reads stream {missing!r}, which is not among the streams",
+        elif self._tokens is not None:
+            why = "weights count tokens, so the streams of earlier phases must stay: add it again"
+        return ConfigError(
+            f"phase {phase.name!r} reads stream {stream!r}, which is not among the streams",
             hint=why,
             option=f"schedule.{phase.name}.mix",
-            stream=missing,
+            stream=stream,
         )
 
     def shuffled(
@@ -107,7 +130,7 @@ class StepDraws:
             draw: Draws it when ids are first requested.
         """
         names = plan.names_of(step)
-        before = epoch * plan.drawn[-1][step.streams] + step.starts
+        before = plan.drawn_before(epoch)[step.streams] + step.starts
         return Shuffled(
             self._settings,
             DatasetShape(shard_sizes=tuple(self._shard_sizes[name] for name in names), weights=weights_of(step)),
@@ -124,6 +147,7 @@ class StepDraws:
                 for name, start in zip(names, before.tolist(), strict=True)
             ),
             step=step.number,
+            tokens=self._tokens,
         )
 
     def by_stream(self, ids: NDArray[np.int64], names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
@@ -216,6 +240,9 @@ class Mixture:
         longest_step: Samples that are drawn together at most. None: as many as are mixed with each other.
         shorter: Of streams that have grown, by name, the passes that read less.
         draw: Draws steps that are cut, at once: the samples that a cut leaves follow from those that were read.
+        tokens: The tokens of samples, if weights and ends of phases count these.
+        limits: How often some streams may be read, over all epochs.
+        redistributes: The other streams of a mix take over what is beyond; otherwise it is an error.
 
     Raises:
         ConfigError: The phases cannot be read so.
@@ -230,6 +257,9 @@ class Mixture:
         longest_step: int | None = None,
         shorter: Mapping[str, tuple[TruncatedEpochs, ...]] = MappingProxyType({}),
         draw: Draw = drawn_here,
+        tokens: TokenLengths | None = None,
+        limits: Mapping[str, float] = MappingProxyType({}),
+        redistributes: bool = True,
     ) -> None:
         self.settings = settings
         is_composed = settings.batching_method != "random"
@@ -244,19 +274,78 @@ class Mixture:
         mixed = settings.num_canonical_nodes * settings.shuffle_block_size
         # To compose batches, steps are as long as they can be: what fills none is left out at the end of each.
         longest = phases[-1].planned_stop + settings.num_canonical_nodes if is_composed else max(mixed, LONGEST_STEP)
-        self._draws = StepDraws(settings, shard_sizes, first_ids, shorter)
+        self._draws = StepDraws(settings, shard_sizes, first_ids, shorter, tokens)
         self._cuts = Cuts(self._draws, draw)
-        self.plan = planned(phases, settings.num_canonical_nodes, longest_step or longest, self._cuts)
-        """The samples that each step takes of each stream."""
+        self._tokens: dict[str, TokenPasses] | None = None
+        if tokens is not None:
+            for phase in phases:
+                for name, _ in phase.begin:
+                    if name not in shard_sizes:
+                        raise self._draws.missing_error(phase, name)
+            self._tokens = {name: self._draws.token_passes(name) for phase in phases for name, _ in phase.begin}
+        most = {name: self._sample_at(name, repeats) for name, repeats in limits.items() if name in shard_sizes}
+        self._planned = partial(
+            planned,
+            phases,
+            settings.num_canonical_nodes,
+            longest_step or longest,
+            self._cuts,
+            self._tokens,
+            most,
+            redistributes,
+        )
+        self.plan = self._planned()
+        """The samples that each step of the first epoch takes of each stream."""
+        self._plans = {0: self.plan}
 
     @property
     def num_parts(self) -> int:
         """Number of mixture steps of an epoch."""
         return len(self.plan)
 
+    @property
+    def differs_by_epoch(self) -> bool:
+        """True if epochs take different numbers of samples of each stream."""
+        return self.plan.earlier is not None
+
+    def plan_of(self, epoch: int) -> MixtureSchedule:
+        """Return the samples that each step of an epoch takes of each stream.
+
+        Raises:
+            ConfigError: All streams of a step have been read as often as they may be.
+        """
+        if not self.differs_by_epoch:
+            return self.plan
+        known = self._plans
+        latest = max(number for number in known if number <= epoch)
+        plan = known[latest]
+        for number in range(latest + 1, epoch + 1):
+            plan = self._planned(before=plan)
+            # Replaced, rather than changed: several threads may read.
+            known = {0: self.plan, **dict(list(known.items())[1:][1 - _PLANS_KEPT :]), number: plan}
+        self._plans = known
+        return plan
+
     def passes(self, stream: str) -> StreamPasses:
         """Return how the samples of a present stream are divided into passes."""
         return self._draws.passes(stream)
+
+    def tokens_of(self, stream: str) -> TokenPasses | None:
+        """Return the tokens of a stream along its passes; None if weights count samples, or no phase mixes it."""
+        return None if self._tokens is None else self._tokens.get(stream)
+
+    def repeats(self, stream: str, samples: int) -> float:
+        """Return the number of passes that the first samples of a present stream are, by tokens if weights count them."""
+        tokens = self.tokens_of(stream)
+        return self.passes(stream).count(samples) if tokens is None else tokens.repeats(samples)
+
+    def _sample_at(self, stream: str, repeats: float) -> int:
+        """Return the samples of a stream that are a number of passes."""
+        tokens = self.tokens_of(stream)
+        if tokens is not None:
+            return tokens.sample_at(repeats)
+        first, size = self.passes(stream).position(int(repeats))
+        return first + int((repeats - int(repeats)) * size)
 
     def batched(
         self,
@@ -276,8 +365,8 @@ class Mixture:
             epoch: Counts from 0.
             begun: How many steps of it these are.
         """
-        plan = self.plan
-        drawn = epoch * plan.drawn[-1] + plan.drawn[begun]
+        plan = self.plan_of(epoch)
+        drawn = plan.drawn_before(epoch) + plan.drawn[begun]
         requeued = self._cuts.requeued_before(begun)
         return {
             name: max(count, requeued[name].stop if name in requeued else 0)
@@ -288,16 +377,18 @@ class Mixture:
         """Return whether a step can be drawn: streams may have been removed."""
         if step >= len(self.plan) or (epoch and self.is_cut):
             return False
-        return self._draws.missing(self.plan, self.plan.step(step)) is None
+        return self._draws.missing(self.plan, self.plan_of(epoch).step(step)) is None
 
     def check_epoch(self, epoch: int) -> None:
-        """Check that no phase is read again after one was ended early.
+        """Check that an epoch can be read.
 
         Raises:
-            ConfigError: One was, and this is not the first epoch.
+            ConfigError: A phase was ended early, and this is not the first epoch; or the epoch would read all streams
+                of a step more often than they may be.
         """
         if epoch and self.is_cut:
             raise self.read_again_error(epoch)
+        self.plan_of(epoch)
 
     def read_again_error(self, epoch: int) -> ConfigError:
         """Return the error of an epoch that would read phases again of which one was cut."""
@@ -319,14 +410,15 @@ class Mixture:
         Raises:
             ConfigError: Its stream was removed, or its phases cannot be read again.
         """
-        taken = self.plan.step(step)
-        self._draws.check(self.plan, taken)
         self.check_epoch(epoch)
-        return self._draws.shuffled(self.plan, taken, self._cuts.requeued_before(step), epoch, draw)
+        plan = self.plan_of(epoch)
+        taken = plan.step(step)
+        self._draws.check(plan, taken)
+        return self._draws.shuffled(plan, taken, self._cuts.requeued_before(step), epoch, draw)
 
-    def counted(self, step: int) -> Shuffled:
-        """Return a step to count with and not to read, of any epoch, also of streams that were removed."""
-        taken = self.plan.step(step)
+    def counted(self, epoch: int, step: int) -> Shuffled:
+        """Return a step to count with and not to read, also of streams that were removed."""
+        taken = self.plan_of(epoch).step(step)
         sizes = tuple(np.asarray([count]) for count in taken.counts.tolist())
         named = tuple(StreamSlice(stream=name, first_id=0, start=0) for name in self.plan.names_of(taken))
         shape = DatasetShape(shard_sizes=sizes, weights=weights_of(taken))
@@ -380,10 +472,14 @@ class Phased(Batched):
         """Samples of all mixture steps."""
         return int(self._sample_stops[-1])
 
+    @property
+    def _plan(self) -> MixtureSchedule:
+        return self._mixture.plan_of(self._epoch)
+
     @cached_property
     def _stops(self) -> NDArray[np.int64]:
         """The position at which each step ends."""
-        plan = self._mixture.plan
+        plan = self._plan
         if self._is_composed or self._steps:
             return np.cumsum([len(self._step(step)) for step in range(len(plan))])
         return plan.stops
@@ -391,7 +487,7 @@ class Phased(Batched):
     @cached_property
     def _sample_stops(self) -> NDArray[np.int64]:
         """The number of samples up to the end of each mixture step."""
-        plan = self._mixture.plan
+        plan = self._plan
         if self._steps:
             return np.cumsum([self._step(step).num_samples for step in range(len(plan))])
         return plan.stops
@@ -419,7 +515,7 @@ class Phased(Batched):
     @property
     def digest(self) -> str:
         """See :class:`~lightning_streaming.sequence.base.SampleSequence`."""
-        steps = range(len(self._mixture.plan))
+        steps = range(len(self._plan))
         orders = (with_steps(self._mixture.shuffled(self._epoch, step), self._steps) for step in steps)
         return digest_of(self._geometry.facts, [order.digest for order in orders])
 
@@ -438,12 +534,12 @@ class Phased(Batched):
     def _step(self, number: int) -> Batched:
         """Return a step, to count with."""
         try:
-            order = self._mixture.counted(number)
+            order = self._mixture.counted(self._epoch, number)
             if self._steps:
                 order = replace(order, epoch=self._epoch)
             return batched(with_steps(order, self._steps), self._geometry)
         except ConfigError as error:
-            plan = self._mixture.plan
+            plan = self._plan
             name = plan.phases[plan.phase_of_step[number]].name
             raise error.with_context(f"phase {name!r}") from error
 

@@ -11,10 +11,12 @@ phases may be changed when a run resumes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.sequence.stream_slices import MOST_STEPS, StreamPasses
+from lightning_streaming.sequence.tokens import TokenPasses
 from lightning_streaming.sequence.weights import ResolvedWeights
 
 LONGEST_STEP = 1 << 22
@@ -31,6 +34,7 @@ _GRID = 1 << 20
 
 _MOST_COUNTED = 1 << 42
 """Samples of a step whose shares can be counted so."""
+_NO_LIMIT = np.iinfo(np.int64).max
 
 Mix = tuple[tuple[str, float], ...]
 """Names of streams and their weights, by name."""
@@ -42,7 +46,7 @@ class ResolvedPhase:
 
     name: str
     planned_stop: int
-    """The requested end, in samples from the epoch's beginning."""
+    """The requested end, in samples from the epoch's beginning; in tokens where weights count these."""
     begin: Mix
     """The weights at its beginning; all above 0, except those of streams that a ramp only ends with."""
     end: Mix
@@ -88,7 +92,11 @@ class MixtureSchedule:
     uncut: Mapping[int, NDArray[np.int64]]
     """For steps that are cut: the samples of each stream without the cut."""
     planned_stops: tuple[int, ...]
-    """The planned end of each phase, in whole canonical nodes; phases that are cut end earlier."""
+    """The planned end of each phase, in whole canonical nodes, or in tokens; phases that are cut end earlier."""
+    earlier: NDArray[np.int64] | None = None
+    """Samples drawn of each stream in earlier epochs; None if each epoch draws as many as this one."""
+    owed: NDArray[np.int64] | None = None
+    """The tokens, or parts of samples, that each stream is owed at the end."""
 
     def __len__(self) -> int:
         """Return the number of steps."""
@@ -121,6 +129,10 @@ class MixtureSchedule:
     def last_steps(self) -> NDArray[np.int64]:
         """The last step of each phase."""
         return np.searchsorted(self.phase_of_step, np.arange(len(self.phases)), side="right") - 1
+
+    def drawn_before(self, epoch: int) -> NDArray[np.int64]:
+        """Return the samples drawn of each stream in the epochs before one, whose schedule this is."""
+        return epoch * self.drawn[-1] if self.earlier is None else self.earlier
 
     def num_begun(self, names: Collection[str]) -> int:
         """Return how many of these phases a saved state is compared with.
@@ -165,11 +177,12 @@ class MixtureSchedule:
                         stream=name,
                     )
 
-    def check_repeats(self, passes: PassesOf, from_phase: int = 0) -> None:
+    def check_repeats(self, passes: PassesOf, repeats: RepeatsOf, from_phase: int = 0) -> None:
         """Check that no phase reads a stream more often than ``max_repeats`` allows.
 
         Args:
             passes: Returns the passes of a stream.
+            repeats: Returns the number of passes that some samples of a stream are.
             from_phase: The first phase to check.
 
         Raises:
@@ -178,28 +191,28 @@ class MixtureSchedule:
         for number, phase in enumerate(self.phases[from_phase:], from_phase):
             drawn = self.drawn_by(number) if phase.max_repeats else {}
             for name, most in phase.max_repeats:
-                repeats = passes(name).count(drawn.get(name, 0))
-                if repeats > most:
+                times = repeats(name, drawn.get(name, 0))
+                if times > most:
                     raise ConfigError(
-                        f"by the end of phase {phase.name!r}, stream {name!r} would have been read {repeats:.4g} times "
+                        f"by the end of phase {phase.name!r}, stream {name!r} would have been read {times:.4g} times "
                         f"({drawn[name]} of its {passes(name).size} samples), and max_repeats allows {most:g}",
                         hint="lower its weight, end the phase earlier, add data, or allow more",
                         option=f"schedule.{phase.name}.max_repeats",
                         stream=name,
                     )
 
-    def weights(self, names: Sequence[str], passes: PassesOf) -> ResolvedWeights:
+    def weights(self, names: Sequence[str], repeats: RepeatsOf) -> ResolvedWeights:
         """Return the weights of the streams over all phases.
 
         Args:
             names: The streams, in stream order.
-            passes: Returns the passes of a stream.
+            repeats: Returns the number of passes that some samples of a stream are.
         """
         drawn = dict(zip(self.streams, self.drawn[-1].tolist(), strict=True))
         choose = np.asarray([drawn.get(name, 0) for name in names])
         return ResolvedWeights(
             proportion=tuple((choose / self.epoch_size).tolist()),
-            repeat=tuple(passes(name).count(drawn.get(name, 0)) for name in names),
+            repeat=tuple(repeats(name, drawn.get(name, 0)) for name in names),
             choose=tuple(choose.tolist()),
             epoch_size=self.epoch_size,
         )
@@ -207,6 +220,8 @@ class MixtureSchedule:
 
 PassesOf = Callable[[str], StreamPasses]
 """Returns the division of a stream's samples into passes."""
+RepeatsOf = Callable[[str, int], float]
+"""Returns the number of passes that the first samples of a stream are."""
 
 
 class StepCutter(Protocol):
@@ -221,6 +236,10 @@ def planned(
     num_canonical_nodes: int,
     longest_step: int = LONGEST_STEP,
     cutter: StepCutter | None = None,
+    tokens: Mapping[str, TokenPasses] | None = None,
+    limits: Mapping[str, int] = MappingProxyType({}),
+    redistributes: bool = True,
+    before: MixtureSchedule | None = None,
 ) -> MixtureSchedule:
     """Return the samples that each step of some phases takes of each stream.
 
@@ -236,11 +255,20 @@ def planned(
         num_canonical_nodes: Canonical nodes of the epoch's order.
         longest_step: Most samples of a step.
         cutter: Ends steps; needed where a phase is cut within a step.
+        tokens: The tokens of each stream, if weights and ends count them.
+        limits: The most samples that may be read of some streams, in all epochs.
+        redistributes: Other streams take over what is beyond the limits; otherwise it is an error.
+        before: The schedule of the epoch before, if epochs differ.
+
+    With tokens, a step takes so many samples of each stream that the tokens drawn from the beginning are nearest to
+    those of its weights. Samples that are needed for whole canonical nodes are taken in the same proportion, and count
+    towards the next step.
 
     Raises:
-        ConfigError: A phase is shorter than a step can be, a cut lies outside its phase, or there are too many steps.
+        ConfigError: A phase is shorter than a step can be, a cut lies outside its phase, there are too many steps, or
+            all streams of a step have been read as often as they may be.
     """
-    planner = _Planner(phases, num_canonical_nodes, longest_step)
+    planner = _Planner(phases, num_canonical_nodes, longest_step, tokens, limits, redistributes, before)
     for number, phase in enumerate(phases):
         planner.add(number, phase, cutter)
     return planner.plan()
@@ -249,13 +277,25 @@ def planned(
 class _Planner:
     """Builds a schedule phase by phase."""
 
-    def __init__(self, phases: Sequence[ResolvedPhase], num_canonical_nodes: int, longest_step: int) -> None:
+    def __init__(
+        self,
+        phases: Sequence[ResolvedPhase],
+        num_canonical_nodes: int,
+        longest_step: int,
+        tokens: Mapping[str, TokenPasses] | None,
+        limits: Mapping[str, int],
+        redistributes: bool,
+        before: MixtureSchedule | None,
+    ) -> None:
         self._phases, self._nodes, self._longest_step = tuple(phases), num_canonical_nodes, longest_step
         self._streams = tuple(sorted({name for phase in phases for name, _ in phase.begin}))
         self._place_of = {name: place for place, name in enumerate(self._streams)}
         self._stops, self._of_phase = [0], list[int]()
         self._drawn = [np.zeros(len(self._streams), np.int64)]
-        self._owed = np.zeros(len(self._streams), np.int64)
+        self._tokens, self._redistributes = tokens, redistributes
+        self._owed = np.zeros(len(self._streams), np.int64) if before is None else _known(before.owed)
+        self._earlier = np.zeros_like(self._owed) if before is None else _known(before.earlier) + before.drawn[-1]
+        self._limits = np.asarray([limits.get(name, _NO_LIMIT) for name in self._streams], np.int64)
         self._uncut: dict[int, NDArray[np.int64]] = {}
         self._planned_stops: list[int] = []
 
@@ -269,11 +309,23 @@ class _Planner:
             drawn=np.stack(self._drawn),
             uncut=dict(self._uncut),
             planned_stops=tuple(self._planned_stops),
+            **({"earlier": self._earlier, "owed": self._owed.copy()} if self._differs_by_epoch else {}),
         )
+
+    @property
+    def _differs_by_epoch(self) -> bool:
+        """True if an epoch depends on those before it."""
+        return self._tokens is not None or bool((self._limits < _NO_LIMIT).any())
 
     def add(self, number: int, phase: ResolvedPhase, cutter: StepCutter | None) -> None:
         """Add the steps of a phase, up to its end or cut."""
-        borders = _step_borders(phase, self._stops[-1], self._nodes, min(self._longest_step, _MOST_COUNTED))
+        begin, end = (_shares(mix, self._place_of) for mix in (phase.begin, phase.end))
+        longest = min(self._longest_step, _MOST_COUNTED)
+        if self._tokens is None:
+            borders = _step_borders(phase, self._stops[-1], self._nodes, longest)
+        else:
+            first = self._planned_stops[-1] if self._planned_stops else 0
+            borders = _token_borders(phase, first, self._nodes, longest, self._samples_per_token((begin + end) / 2))
         self._planned_stops.append(borders[-1])
         cut = phase.cut
         if cut is not None and not borders[0] < cut <= borders[-1]:
@@ -283,7 +335,6 @@ class _Planner:
                 hint="cut it where it was read, or leave the cut out",
                 option=f"schedule.{phase.name}.ended_at",
             )
-        begin, end = (_shares(mix, self._place_of) for mix in (phase.begin, phase.end))
         count = len(borders) - 1
         if len(self._of_phase) + count > MOST_STEPS:
             raise ConfigError(
@@ -297,8 +348,9 @@ class _Planner:
             part = (2 * place + 1) / (2 * count)
             before = self._owed.copy()
             shares = begin * (1 - part) + end * part
-            self._drawn.append(self._drawn[-1] + _counts(shares, stop - start, self._owed))
-            self._stops.append(stop)
+            counts = self._counts_of(number, shares, stop - start)
+            self._drawn.append(self._drawn[-1] + counts)
+            self._stops.append(self._stops[-1] + int(counts.sum()))
             self._of_phase.append(number)
             if cut is not None and cut <= stop:
                 if cut < stop:  # end the step after some of its samples
@@ -309,6 +361,90 @@ class _Planner:
                     self._stops[-1] = cut
                     self._owed = before + _parts(shares, cut - start) - counts * _GRID
                 return
+
+    def _counts_of(self, phase: int, shares: NDArray[np.float64], size: int) -> NDArray[np.int64]:
+        """Return how many samples a step takes of each stream.
+
+        Args:
+            phase: Number of its phase.
+            shares: Share of each stream; streams with 0 get no sample.
+            size: Samples of the step, or its tokens.
+        """
+        drawn = self._earlier + self._drawn[-1]
+        if self._tokens is None:
+            if not self._differs_by_epoch:
+                return _counts(shares, size, self._owed)
+            left = (self._limits - drawn).astype(np.float64)
+            return _counts(self._within(phase, shares, size, self._owed / _GRID, left), size, self._owed)
+        mixed = np.flatnonzero(shares).tolist()
+        tokens = np.zeros(len(shares), np.int64)
+        left = np.full(len(shares), np.inf)
+        for stream in mixed:
+            of = self._tokens[self._streams[stream]]
+            tokens[stream] = of.before(int(drawn[stream]))
+            if self._limits[stream] < _NO_LIMIT:
+                left[stream] = max(of.before(int(self._limits[stream])) - int(tokens[stream]), 0)
+        shares = self._within(phase, shares, size, self._owed, left)
+        self._owed += np.rint(size * shares).astype(np.int64)
+        counts = np.zeros(len(shares), np.int64)
+        for stream in mixed:
+            nearest = self._tokens[self._streams[stream]].position(max(int(tokens[stream] + self._owed[stream]), 0))
+            counts[stream] = max(min(nearest, int(self._limits[stream])) - int(drawn[stream]), 0)
+        missing = -int(counts.sum()) % self._nodes or (0 if counts.any() else self._nodes)
+        if missing:
+            of_samples = shares / np.asarray([self._tokens[name].mean for name in self._streams])
+            more = of_samples * (self._limits == _NO_LIMIT)
+            more = more if more.any() else of_samples
+            counts += _counts(more / sum(more.tolist()), missing, np.zeros_like(self._owed))
+        for stream in mixed:
+            after = self._tokens[self._streams[stream]].before(int(drawn[stream] + counts[stream]))
+            self._owed[stream] -= after - tokens[stream]
+        return counts
+
+    def _within(
+        self,
+        phase: int,
+        shares: NDArray[np.float64],
+        size: int,
+        owed: NDArray[np.float64] | NDArray[np.int64],
+        left: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """Return the shares of a step with which no stream gets more than is left of it; others take over the rest.
+
+        Raises:
+            ConfigError: Nothing is left of any stream, or a stream would get more and nothing is redistributed.
+        """
+        within, are_full = shares.copy(), np.zeros(len(shares), np.bool_)
+        while True:
+            over = ~are_full & (shares > 0) & (owed + within * size > left)
+            if not over.any():
+                return within
+            are_full |= over
+            within[over] = np.maximum(left - owed, 0)[over] / size
+            others = np.where(are_full, 0, shares)
+            if not others.any() or not self._redistributes:
+                full = [self._streams[stream] for stream in np.flatnonzero(over).tolist()]
+                raise ConfigError(
+                    f"phase {self._phases[phase].name!r} would read stream {full[0]!r} more often than "
+                    "mixing.max_repeats allows" + ("" if others.any() else ", and no other stream is left"),
+                    hint="lower its weight, end the epoch earlier, or allow more"
+                    + (", or set mixing.beyond: redistribute" if others.any() else ""),
+                    option="mixing.max_repeats",
+                    stream=full[0],
+                )
+            rest = max(1 - sum(within[are_full].tolist()), 0)
+            within[:] = np.where(are_full, within, others / sum(others.tolist()) * rest)
+
+    def _samples_per_token(self, shares: NDArray[np.float64]) -> float:
+        """Return the samples that a token is, on average, under a mixture of tokens."""
+        assert self._tokens is not None, "tokens are counted"
+        mixed = np.flatnonzero(shares).tolist()
+        return float(sum(shares[stream] / self._tokens[self._streams[stream]].mean for stream in mixed))
+
+
+def _known(of_before: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    assert of_before is not None, "epochs differ"
+    return np.array(of_before)
 
 
 def _shares(mix: Mix, place_of: dict[str, int]) -> NDArray[np.float64]:
@@ -340,6 +476,16 @@ def _step_borders(phase: ResolvedPhase, start: int, nodes: int, longest_step: in
         )
     inner = [(2 * ((stop - start) * place // count) + nodes) // (2 * nodes) * nodes for place in range(1, count)]
     return [start, *(start + size for size in inner), stop]
+
+
+def _token_borders(
+    phase: ResolvedPhase, start: int, nodes: int, longest_step: int, samples_per_token: float
+) -> list[int]:
+    """Return the beginnings of the steps of a phase in tokens, and the end of the last one."""
+    size = phase.planned_stop - start
+    samples = size * samples_per_token
+    count = min(max(phase.steps, math.ceil(samples / longest_step)), max(int(samples / nodes), 1))
+    return [start + size * place // count for place in range(count + 1)]
 
 
 def _parts(shares: NDArray[np.float64], size: int) -> NDArray[np.int64]:

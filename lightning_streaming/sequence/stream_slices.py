@@ -78,6 +78,11 @@ class StreamPasses:
         return int(self._totals[-1])
 
     @property
+    def last_start(self) -> int:
+        """The sample from which on passes read all shards."""
+        return int(self._starts[-1])
+
+    @property
     def are_whole(self) -> bool:
         """True if shorter passes end where a pass ends."""
         spans = np.diff(self._starts)
@@ -99,6 +104,16 @@ class StreamPasses:
         at = int(np.searchsorted(self._stops, samples, side="right"))
         start, total = int(self._starts[at]), int(self._totals[at])
         return start - (start - samples) // total * total
+
+    def position(self, number: int) -> tuple[int, int]:
+        """Return the beginning of a pass, in samples of all passes, and its number of samples."""
+        at = int(np.searchsorted(self._first_passes, number, side="right")) - 1
+        total = int(self._totals[at])
+        return int(self._starts[at]) + (number - int(self._first_passes[at])) * total, total
+
+    def sizes_of(self, number: int) -> NDArray[np.int64]:
+        """Return the samples of each shard that a pass reads."""
+        return self._sizes[int(np.searchsorted(self._first_passes, number, side="right")) - 1]
 
     def equal(self, start: int, stop: int) -> Iterator[EqualPasses]:
         """Yield the slice ``[start, stop)`` in parts whose passes are equally long."""
@@ -343,10 +358,10 @@ def in_pass_order(
     where = reading[several[streams[reading]]]
     of_stream = streams[where]
     kinds = of_stream * (int(later.max(initial=0)) + 1) + later[where]
-    items[where[_stable_argsort(of_stream)]] = items[where[_stable_argsort(kinds)]]
+    items[where[stable_argsort(of_stream)]] = items[where[stable_argsort(kinds)]]
 
 
-def _stable_argsort(numbers: NDArray[np.int64]) -> NDArray[np.intp]:
+def stable_argsort(numbers: NDArray[np.int64]) -> NDArray[np.intp]:
     """Return ``np.argsort(numbers, kind="stable")`` of numbers from 0 on, in linear time: 16 bits at a time."""
     order, shift = np.argsort(numbers.astype(np.uint16), kind="stable"), 16
     while int(numbers.max(initial=0)) >> shift:
@@ -360,10 +375,7 @@ def _part_of_pass(
 ) -> SliceUnits:
     """Return the units that a pass reads from one sample up to another, counted within it."""
     (start, stop), (seed, number) = part, key
-    name = int.from_bytes(hashlib.blake2b(taken.stream.encode(), digest_size=8).digest(), "little")
-    generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_PURPOSE, number, name)))
-    order = generator.permutation(len(sizes)) if is_shuffled else np.arange(len(sizes))
-    pass_key = drawn_keys(generator, 1)
+    order, pass_key = pass_order(len(sizes), taken.stream, seed, number, is_shuffled=is_shuffled)
     stops = np.cumsum(sizes[order])
     starts = stops - sizes[order]
     first, last = np.searchsorted(stops, start, side="right"), np.searchsorted(starts, stop, side="left")
@@ -381,6 +393,24 @@ def _part_of_pass(
     kept = units.sizes > 0
     names = [field.name for field in fields(SliceUnits) if field.name != "listed"]
     return SliceUnits(**{name: getattr(units, name)[kept] for name in names}, listed=_NO_IDS)
+
+
+def pass_order(
+    num_shards: int, stream: str, seed: int, number: int, *, is_shuffled: bool
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the shards of a pass in the order in which it reads them, and the key of the order within each.
+
+    Args:
+        num_shards: Shards that the pass reads.
+        stream: Name of the stream.
+        seed: Seed of all passes.
+        number: Number of the pass.
+        is_shuffled: As for :func:`slice_units`.
+    """
+    name = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "little")
+    generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_PURPOSE, number, name)))
+    order = generator.permutation(num_shards) if is_shuffled else np.arange(num_shards)
+    return order, drawn_keys(generator, 1)
 
 
 def _joined(several: Sequence[SliceUnits]) -> SliceUnits:

@@ -198,6 +198,7 @@ def _metrics(statistics: LoaderStatistics, seconds: float, num_ranks: int) -> Ma
         "shards_open": statistics.shards_open,
         "bad_samples": statistics.bad_samples,
         **{f"stream/{name}": samples for name, samples in statistics.samples_per_stream.items()},
+        **{f"stream_tokens/{name}": tokens for name, tokens in statistics.tokens_per_stream.items()},
     }
 
 

@@ -163,7 +163,7 @@ def test_long_phases_are_cut_so_that_a_step_can_be_drawn() -> None:
 def test_the_epoch_as_a_whole_weighs_streams_as_its_steps_do() -> None:
     plan = planned([phase("one", 60, {"a": 1.0, "b": 2.0}), phase("two", 100, {"b": 1.0})], 1)
     sizes = {"b": 40, "unread": 5, "a": 10}
-    weights = plan.weights(["b", "unread", "a"], lambda name: StreamPasses(np.asarray([sizes[name]])))
+    weights = plan.weights(["b", "unread", "a"], lambda name, samples: samples / sizes[name])
     assert weights.choose == (80, 0, 20)
     assert weights.repeat == (2.0, 0.0, 2.0)
     assert (sum(weights.proportion), weights.epoch_size) == (1.0, 100)

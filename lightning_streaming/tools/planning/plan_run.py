@@ -262,7 +262,8 @@ class RunPlan:
 
     def _tokens(self, stream: int, samples: int, tokens: int) -> int | None:
         """Return the tokens of a stream's samples, if they are known."""
-        return tokens if self._run.packs is not None or self._tokens_of_sample[stream] or not samples else None
+        is_known = self._run.catalog.lengths is not None or self._tokens_of_sample[stream]
+        return tokens if is_known or not samples else None
 
     def _streams(self) -> list[dict[str, Any]]:
         run, reads, report = self._run, self._reads, []

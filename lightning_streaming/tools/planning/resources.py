@@ -351,11 +351,11 @@ def batches_ahead(loader: StreamingDataLoader) -> int:
 
 
 def tokens_of_samples(run: RunDescription) -> NDArray[np.int64]:
-    """Return the tokens of a sample of each stream; 0 if its index does not say, or documents are packed."""
+    """Return the tokens of a sample of each stream; 0 if its index does not say, or lengths of samples are known."""
     catalog = run.catalog
     tokens = np.zeros(len(catalog.stream_names), np.int64)
     numbers: dict[int, set[int]] = {}
-    for shard, info in catalog.examples() if run.packing is None else ():
+    for shard, info in catalog.examples() if catalog.lengths is None else ():
         names, encodings = info.schema.get("column_names", ()), info.schema.get("column_encodings", ())
         matches = {name: _TOKENS.fullmatch(str(encoding)) for name, encoding in zip(names, encodings, strict=False)}
         columns = {name: int(match[1]) for name, match in matches.items() if match}

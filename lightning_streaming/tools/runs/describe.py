@@ -72,7 +72,7 @@ class EpochRows:
     starts: NDArray[np.int64]
     """Token of the document with which the row begins; 0 for whole samples."""
     tokens: NDArray[np.int64]
-    """Tokens of the row in its pack; 0 without packing."""
+    """Tokens of the row in its pack, or of the sample; 0 if its length is not known."""
     rooms: NDArray[np.int64]
     """Tokens that each pack has room for, of shape (positions,); empty without packing."""
 
@@ -153,10 +153,14 @@ class EpochDescription:
         """
         rows, settings = self.sequence.rows(positions), self.run.packing
         if rows.pieces is None or settings is None:
-            nothing = np.zeros(len(positions), np.int64)
-            entries = np.arange(len(positions))
+            nothing, lengths = np.zeros(len(positions), np.int64), self.run.catalog.lengths
             return EpochRows(
-                entries=entries, ids=rows.ids, positions=positions, starts=nothing, tokens=nothing, rooms=nothing[:0]
+                entries=np.arange(len(positions)),
+                ids=rows.ids,
+                positions=positions,
+                starts=nothing,
+                tokens=nothing if lengths is None else lengths(rows.ids).astype(np.int64),
+                rooms=nothing[:0],
             )
         pieces = rows.pieces
         return EpochRows(
@@ -255,11 +259,12 @@ class RunDescription:
         order, names, first = self.run.order, self.catalog.stream_names, 0
         counts = dict.fromkeys(names, 0)
         is_as_drawn = self.packing is None and not order.is_composed and not order.steps and not skipped.runs
-        if order.plan is not None and is_as_drawn:
+        if order.mixture is not None and is_as_drawn:
             # Finished steps are known without their order, and without streams that are gone.
-            step = int(np.searchsorted(order.plan.stops, cursor.sample_in_epoch, side="right"))
-            counts |= dict(zip(order.plan.streams, order.plan.drawn[step].tolist(), strict=True))
-            first = int(order.plan.stops[step - 1]) if step else 0
+            plan = order.mixture.plan_of(cursor.epoch)
+            step = int(np.searchsorted(plan.stops, cursor.sample_in_epoch, side="right"))
+            counts |= dict(zip(plan.streams, plan.drawn[step].tolist(), strict=True))
+            first = int(plan.stops[step - 1]) if step else 0
         epoch = self.epoch(cursor)
         stop = skipped.kept_before(min(cursor.sample_in_epoch, len(epoch.sequence)))
         for _, rows in epoch.chunks(first, stop, skipped):
@@ -274,6 +279,7 @@ class RunDescription:
         With a schedule it has ``schedule``, and with packing ``packs`` of the first epoch.
         """
         weights = self.run.order.weights
+        tokens = self._tokens_report(dict(zip(self.catalog.stream_names, weights.repeat, strict=True)))
         shares = zip(self.dataset.streams.items(), weights.choose, weights.proportion, weights.repeat, strict=True)
         streams = [
             {
@@ -283,6 +289,7 @@ class RunDescription:
                 "drawn": drawn,
                 "share": share,
                 "passes": passes,
+                **tokens.get(name, {}),
                 "only": stream.selection.in_words(),
                 "joins": [
                     {
@@ -312,6 +319,29 @@ class RunDescription:
         packs = {**facts, **self.packs_of(self.run.epoch(Cursor(0, 0)).sequence)}
         return {"epoch_size": weights.epoch_size, "streams": streams, **schedule, "packs": packs}
 
+    def _tokens_report(self, repeats: Mapping[str, float]) -> dict[str, dict[str, float]]:
+        """Return the tokens of each stream, and its share of all; empty if lengths are not known.
+
+        Args:
+            repeats: Passes over each stream; tokens are those of whole passes times these, and exact where weights
+                count tokens.
+        """
+        lengths = self.catalog.lengths
+        if lengths is None:
+            return {}
+        sizes = dict(zip(self.catalog.stream_names, lengths.num_tokens, strict=True))
+        of_mixture = None if self.run.order.mixture is None else self.run.order.mixture.tokens_of
+        drawn = dict(zip(self.catalog.stream_names, self.run.order.weights.choose, strict=True))
+        tokens = {}
+        for name in repeats:
+            counted_passes = None if of_mixture is None else of_mixture(name)
+            about = round(repeats[name] * sizes[name])
+            tokens[name] = about if counted_passes is None else counted_passes.before(drawn[name])
+        return {
+            name: {"tokens": count, "token_share": count / max(sum(tokens.values()), 1)}
+            for name, count in tokens.items()
+        }
+
     @staticmethod
     def packs_of(sequence: Batched) -> dict[str, Any]:
         """Return the numbers of documents, tokens and packs of an epoch, and the share of their room that is filled."""
@@ -332,7 +362,7 @@ class RunDescription:
         for number, phase in enumerate(plan.phases):
             before, until = plan.drawn_by(number - 1) if number else {}, plan.drawn_by(number)
             size, begin, end = stops[number + 1] - stops[number], dict(phase.begin), dict(phase.end)
-            streams = []
+            streams = list[dict[str, Any]]()
             for name in begin:
                 drawn_by_end = until.get(name, 0)
                 drawn = drawn_by_end - before.get(name, 0)
@@ -345,10 +375,16 @@ class RunDescription:
                         "drawn": drawn,
                         "share": drawn / size,
                         "drawn_by_end": drawn_by_end,
-                        "passes_by_end": mixture.passes(name).count(drawn_by_end) if is_here else None,
+                        "passes_by_end": mixture.repeats(name, drawn_by_end) if is_here else None,
                         "max_repeats": dict(phase.max_repeats).get(name),
                     }
                 )
+                tokens = mixture.tokens_of(name)
+                if tokens is not None:
+                    streams[-1]["tokens"] = tokens.before(drawn_by_end) - tokens.before(drawn_by_end - drawn)
+            if "tokens" in streams[0]:
+                total = max(sum(stream["tokens"] for stream in streams), 1)
+                streams = [{**stream, "token_share": stream["tokens"] / total} for stream in streams]
             report.append(
                 {
                     "phase": phase.name,

@@ -124,12 +124,13 @@ def _print_stage(report: Mapping[str, Any]) -> None:
             **{head: f"{stream[head]:,}" for head in ("stored", "selected", "drawn")},
             "share": f"{stream['share']:.1%}",
             "passes": f"{stream['passes']:.4g}",
+            **_tokens_in_words(stream),
             "only": stream["only"],
         }
         for stream in streams
     ]
     title = f"{stage}: {counted(report['epoch_size'], 'document' if packing else 'sample')} per epoch"
-    print_records(title, records, left=("stream", "only"), whole=("stored", "selected", "drawn", "share", "passes"))
+    print_records(title, records, left=("stream", "only"), whole=list(records[0])[1:-1])
     joins = []
     for name, join in ((stream["stream"], join) for stream in streams for join in stream["joins"]):
         columns = ", ".join(map(printable_name, join["columns"])) or "none that is read"
@@ -143,6 +144,12 @@ def _print_stage(report: Mapping[str, Any]) -> None:
         _print_schedule(stage, report["schedule"])
     for warning in report["warnings"]:
         console.print_note("inspect", f"{stage}: {warning}")
+
+
+def _tokens_in_words(stream: Mapping[str, Any]) -> dict[str, str]:
+    if "tokens" not in stream:
+        return {}
+    return {"tokens": f"{stream['tokens']:,}", "of tokens": f"{stream['token_share']:.1%}"}
 
 
 def _print_schedule(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
@@ -160,6 +167,7 @@ def _print_schedule(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
                     "steps": f"{phase['steps']:,}" if is_first and has_steps else "",
                     "stream": printable_name(stream["stream"]),
                     "drawn": f"{stream['drawn']:,}",
+                    **_tokens_in_words(stream),
                     "share": f"{stream['begin_share'] if is_ramp else stream['share']:.1%}",
                     "to": f"{stream['end_share']:.1%}" if is_ramp else "",
                     "so far": f"{stream['drawn_by_end']:,}",
@@ -276,18 +284,21 @@ def lengths_run(files: Sequence[str], *, as_json: bool) -> int:
     held = []  # a plan that no process maps is removed when the next one is written
     for stage, config in configs.items():
         dataset = written.datamodule.build_dataset(stage, config)
-        if not packs_documents(dataset):
+        if config.lengths_request() is None:
             continue
         made += compute_ahead(stage, dataset)[0]
+        if not packs_documents(dataset):
+            continue
         began = time.monotonic()
         described = describe_run(dataset, written.trainer)
         epoch = described.epoch(described.run.normalise(Cursor(0, 0)))
         held.append(epoch)
         facts = {"of": f"data.{stage}", "epoch": epoch.read.cursor.epoch, **described.packs_of(epoch.sequence)}
         planned.append({**facts, "seconds": time.monotonic() - began})
-    if not planned:
+    if not made and not planned:
         raise ConfigError(
-            f"{', '.join(files)}: no data of this run has packing or token_budget, so no lengths are needed",
+            f"{', '.join(files)}: no data of this run has packing, token_budget or weights in tokens, so no lengths are "
+            "needed",
             option="data",
             path=", ".join(files),
         )
@@ -300,5 +311,6 @@ def lengths_run(files: Sequence[str], *, as_json: bool) -> int:
         (plan["of"], *(f"{plan[head]:,}" for head in heads[1:5]), f"{plan['fill']:.2%}", f"{plan['seconds']:.1f} s")
         for plan in planned
     ]
-    print_table("packs planned", heads, rows, right=heads[1:])
+    if rows:
+        print_table("packs planned", heads, rows, right=heads[1:])
     return FINE

@@ -221,7 +221,7 @@ class ViewedRun:
 
     def _is_known(self, config: Any, stream: Any) -> bool:
         """Return whether the samples of a stream are known without reading shards from a store."""
-        packing = config.documents()
+        lengths = config.lengths_request()
         for join, source in stream.join_sources().items():
             if source.config.key is None or source.cache.reads_in_place:
                 continue
@@ -229,14 +229,14 @@ class ViewedRun:
             if joined.names and not is_id_index_cached(source.config.key, joined.index, source.cache):
                 return False
         cache = ShardCache(stream.cache_config())
-        if cache.reads_in_place or (stream.selection.is_all and packing is None):
+        if cache.reads_in_place or (stream.selection.is_all and lengths is None):
             return True
         index = cache.read_index()
         if not is_selection_cached(stream.selection, index, cache):
             return False
-        if packing is None:
+        if lengths is None:
             return True
-        path = selection_path(cache.directory.path, packing.request().key(cache.data_version(index)))
+        path = selection_path(cache.directory.path, lengths.key(cache.data_version(index)))
         return map_lengths(path, index.num_samples) is not None
 
     def stage(self, stage: str) -> Mapping[str, Any]:

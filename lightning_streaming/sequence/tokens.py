@@ -1,0 +1,202 @@
+"""Mixtures that count tokens: where a stream's passes reach a number of tokens, and an order with even shares.
+
+TokenLengths   the tokens of each sample, by id
+TokenPasses    the tokens of a stream's samples along its passes
+even_shares    the order of a mixture step in which each part has each stream's share of the tokens
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.sequence.permutation import Permutation, numbered_keys
+from lightning_streaming.sequence.stream_slices import StreamPasses, pass_order, stable_argsort
+
+_CHUNK = 1 << 20
+"""Samples whose tokens are looked up together."""
+
+
+class TokenLengths(Protocol):
+    """The tokens of samples, which are known before the order is."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of all lengths."""
+
+    def __call__(self, sample_ids: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+        """Return the tokens of some samples."""
+
+
+class TokenPasses:
+    """The tokens of a stream's samples along its passes, at random access.
+
+    The order of a pass is known shard by shard, and within a shard at any place. So the tokens up to a sample are those
+    of the shards before it, which are added up once, and those of a part of one shard.
+
+    Args:
+        stream: Name of the stream.
+        first_id: Its first sample id.
+        passes: The division of its samples into passes.
+        lengths: Returns the tokens of samples.
+        seed: Seed of all passes.
+        is_shuffled: Passes are shuffled, rather than in the order of the stored samples.
+
+    Raises:
+        ConfigError: Its first pass has no tokens.
+    """
+
+    def __init__(
+        self, stream: str, first_id: int, passes: StreamPasses, lengths: TokenLengths, seed: int, *, is_shuffled: bool
+    ) -> None:
+        self.passes = passes
+        self._stream, self._first_id, self._lengths = stream, first_id, lengths
+        self._seed, self._is_shuffled = seed, is_shuffled
+        sizes = passes.sizes_of(1 << 62)  # the last passes read all shards
+        self._firsts = np.cumsum(sizes) - sizes
+        self._of_shard = self._sums(sizes)
+        self._order: tuple[int, NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]] | None
+        self._order = None
+        self._shard: tuple[tuple[int, int], NDArray[np.int64]] | None = None
+        if not self.tokens_of_pass(0):
+            raise ConfigError(
+                f"stream {stream!r} has no tokens, so its weight cannot count them",
+                hint="leave the stream out, or check the lengths of its samples",
+                option="mixing.weights_in",
+                stream=stream,
+            )
+
+    def tokens_of_pass(self, number: int) -> int:
+        """Return the tokens of a whole pass."""
+        return int(self._of_shard[: len(self.passes.sizes_of(number))].sum())
+
+    @property
+    def mean(self) -> float:
+        """Tokens per sample of the first pass."""
+        return self.tokens_of_pass(0) / self.passes.position(0)[1]
+
+    def before(self, samples: int) -> int:
+        """Return the tokens of the first samples of all passes."""
+        number = int(self.passes.numbers(np.asarray([samples]))[0])
+        within = samples - self.passes.position(number)[0]
+        shards, _, samples_before, tokens_before = self._of_pass(number)
+        place = int(np.searchsorted(samples_before, within, side="right")) - 1
+        tokens = self._tokens_of_passes(number) + int(tokens_before[place])
+        rest = within - int(samples_before[place])
+        return tokens + int(self._of_part(number, int(shards[place]))[rest]) if rest else tokens
+
+    def position(self, tokens: int) -> int:
+        """Return the number of samples whose tokens are nearest to a number; of two, the smaller one."""
+        number = self._pass_at(tokens)
+        rest = tokens - self._tokens_of_passes(number)
+        shards, _, samples_before, tokens_before = self._of_pass(number)
+        # The last shard of which something is needed; shards without tokens are passed over.
+        place = max(int(np.searchsorted(tokens_before, rest, side="left")) - 1, 0)
+        of_part = self._of_part(number, int(shards[place]))
+        left = rest - int(tokens_before[place])
+        after = min(int(np.searchsorted(of_part, left, side="left")), len(of_part) - 1)
+        if after and left - int(of_part[after - 1]) <= int(of_part[after]) - left:
+            after -= 1
+        return self.passes.position(number)[0] + int(samples_before[place]) + after
+
+    def repeats(self, samples: int) -> float:
+        """Return the number of passes that so many samples are, by their tokens."""
+        number = int(self.passes.numbers(np.asarray([samples]))[0])
+        return number + (self.before(samples) - self._tokens_of_passes(number)) / self.tokens_of_pass(number)
+
+    def sample_at(self, repeats: float) -> int:
+        """Return the number of samples with which a number of passes is reached, by their tokens."""
+        number = int(repeats)
+        return self.position(self._tokens_of_passes(number) + round((repeats - number) * self.tokens_of_pass(number)))
+
+    def _tokens_of_passes(self, number: int) -> int:
+        """Return the tokens of all passes before one."""
+        parts = self.passes.equal(0, self.passes.position(number)[0])
+        return sum(
+            (part.stop - part.start) // int(part.sizes.sum()) * int(self._of_shard[: len(part.sizes)].sum())
+            for part in parts
+        )
+
+    def _pass_at(self, tokens: int) -> int:
+        """Return the pass that reaches a number of tokens."""
+        for part in self.passes.equal(0, self.passes.last_start):
+            total = int(self._of_shard[: len(part.sizes)].sum())
+            count = (part.stop - part.start) // int(part.sizes.sum())
+            if tokens < count * total:
+                return part.first_pass + tokens // total
+            tokens -= count * total
+        first = int(self.passes.numbers(np.asarray([self.passes.last_start]))[0])
+        return first + tokens // self.tokens_of_pass(first)
+
+    def _of_pass(
+        self, number: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the shards of a pass in order, their key, and the samples and tokens before each and at the end."""
+        if self._order is None or self._order[0] != number:
+            sizes = self.passes.sizes_of(number)
+            shards, key = pass_order(len(sizes), self._stream, self._seed, number, is_shuffled=self._is_shuffled)
+            samples, tokens = (np.concatenate([[0], np.cumsum(of[shards])]) for of in (sizes, self._of_shard))
+            self._order = number, shards, key, samples, tokens
+        return self._order[1:]
+
+    def _of_part(self, number: int, shard: int) -> NDArray[np.int64]:
+        """Return the tokens of the first samples of a shard, in the order of a pass, from none to all of them."""
+        if self._shard is None or self._shard[0] != (number, shard):
+            size = int(self.passes.sizes_of(number)[shard])
+            indexes: NDArray[Any] = np.arange(size)
+            if self._is_shuffled:
+                key = numbered_keys(self._of_pass(number)[1], np.asarray([shard]))[0]
+                indexes = Permutation(size, key).permuted(indexes)
+            tokens = self._lengths(self._first_id + int(self._firsts[shard]) + indexes)
+            self._shard = (number, shard), np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])
+        return self._shard[1]
+
+    def _sums(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the tokens of each shard."""
+        stops = np.cumsum(sizes)
+        at_stops, total, num_samples = np.zeros(len(sizes), np.int64), 0, int(stops[-1])
+        for start in range(0, num_samples, _CHUNK):
+            stop = min(start + _CHUNK, num_samples)
+            tokens = self._lengths(self._first_id + np.arange(start, stop))
+            sums = np.cumsum(tokens, dtype=np.int64)
+            first, last = np.searchsorted(stops, (start, stop), side="right").tolist()
+            at_stops[first:last] = total + sums[stops[first:last] - start - 1]
+            total += int(sums[-1])
+        # Those of empty shards at the beginning of a chunk are still 0.
+        return np.diff(np.maximum.accumulate(at_stops), prepend=0)
+
+
+def even_shares(streams: NDArray[np.int64], tokens: NDArray[np.int64], num_nodes: int) -> NDArray[np.intp]:
+    """Return an order of items in which each stream's tokens are spread evenly, where canonical nodes are read in turn.
+
+    The items of a stream keep their order. An item belongs where its middle divides the tokens of its stream, so each
+    canonical node has each stream's share of the tokens, to within about a sample, and so has each part of a node. The
+    long items of a stream would be read at the same time in all nodes; so in each node another point of an item takes
+    the place of its middle.
+
+    Args:
+        streams: The stream of each item.
+        tokens: The tokens of each item.
+        num_nodes: Canonical nodes; each has equally many of the items, one node after another.
+    """
+    by_stream = stable_argsort(streams)
+    streams, sizes = streams[by_stream], tokens[by_stream]
+    order, per_node = _merged(streams, sizes, 1, 2), len(streams) // num_nodes
+    for node in range(num_nodes if num_nodes > 1 else 0):
+        here = slice(node * per_node, (node + 1) * per_node)
+        of_node = np.sort(order[here])  # by stream again
+        order[here] = of_node[_merged(streams[of_node], sizes[of_node], 2 * node + 1, 2 * num_nodes)]
+    return by_stream[order]
+
+
+def _merged(streams: NDArray[np.int64], sizes: NDArray[np.int64], part: int, of: int) -> NDArray[np.intp]:
+    """Return the order of items, stream by stream, by the share of their stream's tokens up to ``part / of`` of each."""
+    starts = np.cumsum(sizes) - sizes
+    firsts = np.flatnonzero(np.diff(streams, prepend=-1))
+    counts = np.diff(firsts, append=len(streams))
+    starts -= np.repeat(starts[firsts], counts)
+    totals = np.repeat(np.maximum(np.add.reduceat(sizes, firsts), 1), counts)
+    return np.argsort((of * starts + part * sizes) / (of * totals), kind="stable")
