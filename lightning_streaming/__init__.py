@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from lightning_streaming.dataset.sample_key import SampleKey as SampleKey
     from lightning_streaming.dataset.stream import Stream as Stream
     from lightning_streaming.formats.images import EncodedImage as EncodedImage
-    from lightning_streaming.options.packing import PackingConfig as PackingConfig
     from lightning_streaming.options.mixing import MixingConfig as MixingConfig
+    from lightning_streaming.options.packing import PackingConfig as PackingConfig
     from lightning_streaming.options.packing import TokenBudget as TokenBudget
     from lightning_streaming.options.reading import BadSamplesConfig as BadSamplesConfig
     from lightning_streaming.options.reading import DebugConfig as DebugConfig

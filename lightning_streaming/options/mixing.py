@@ -79,14 +79,16 @@ class MixingConfig(OptionGroup):
                     f"mixing.max_repeats must be numbers above 0, but {name!r} has {short_repr(most)}",
                     option="mixing.max_repeats",
                 )
-        given = [name for name in ("column", "dtype", "lengths", "lengths_version") if getattr(self, name) is not None]
-        if given and self.weights_in != "tokens":
+        sources = [
+            name for name in ("column", "dtype", "lengths", "lengths_version") if getattr(self, name) is not None
+        ]
+        if sources and self.weights_in != "tokens":
             raise ConfigError(
-                f"mixing.{given[0]} needs weights that count tokens",
+                f"mixing.{sources[0]} needs weights that count tokens",
                 hint="set mixing.weights_in: tokens, or remove it",
-                option=f"mixing.{given[0]}",
+                option=f"mixing.{sources[0]}",
             )
-        if given:
+        if sources:
             with fields_of("mixing"):
                 self.request()
 

@@ -226,7 +226,7 @@ def _saved_mixing(mixing: MixingConfig | None, drawn: Collection[str]) -> dict[s
     if mixing is None:
         return {}
     lengths = mixing.request()
-    limits = {name: mixing.max_repeats[name] for name in sorted(mixing.max_repeats) if name in drawn}
+    limits = {name: repr(float(mixing.max_repeats[name])) for name in sorted(mixing.max_repeats) if name in drawn}
     return {
         **({"weights_in": mixing.weights_in} if mixing.in_tokens else {}),
         **({} if lengths is None else {"lengths": lengths.in_words()}),

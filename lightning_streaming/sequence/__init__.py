@@ -13,6 +13,7 @@ length, the sample ids of any entries, and a digest of all it depends on.
     shuffles       the shuffle algorithms: permutations, drawn
     blockwise      the same without drawing: a permutation that is computed place by place
     phases         MixtureSchedule: how many samples each step of each phase takes of each stream
+    tokens         TokenPasses    the tokens along a stream's passes, for weights that count them; even shares of a step
     stream_slices  the samples that these are: the next ones of the stream's passes
     phased         Phased         the steps one after another, each shuffled and batched separately, as one Batched
     quality        the cost of an order for a node

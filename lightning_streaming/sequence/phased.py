@@ -335,7 +335,7 @@ class Mixture:
         return None if self._tokens is None else self._tokens.get(stream)
 
     def repeats(self, stream: str, samples: int) -> float:
-        """Return the number of passes that the first samples of a present stream are, by tokens if weights count them."""
+        """Return the number of passes that the first samples of a stream are, by tokens if weights count them."""
         tokens = self.tokens_of(stream)
         return self.passes(stream).count(samples) if tokens is None else tokens.repeats(samples)
 

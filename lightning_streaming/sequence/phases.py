@@ -414,7 +414,8 @@ class _Planner:
         Raises:
             ConfigError: Nothing is left of any stream, or a stream would get more and nothing is redistributed.
         """
-        within, are_full = shares.copy(), np.zeros(len(shares), np.bool_)
+        within: NDArray[np.float64] = shares.copy()
+        are_full = np.zeros(len(shares), np.bool_)
         while True:
             over = ~are_full & (shares > 0) & (owed + within * size > left)
             if not over.any():

@@ -193,7 +193,7 @@ def even_shares(streams: NDArray[np.int64], tokens: NDArray[np.int64], num_nodes
 
 
 def _merged(streams: NDArray[np.int64], sizes: NDArray[np.int64], part: int, of: int) -> NDArray[np.intp]:
-    """Return the order of items, stream by stream, by the share of their stream's tokens up to ``part / of`` of each."""
+    """Return an order of items, given by stream: by the share of the stream's tokens up to ``part / of`` of each."""
     starts = np.cumsum(sizes) - sizes
     firsts = np.flatnonzero(np.diff(streams, prepend=-1))
     counts = np.diff(firsts, append=len(streams))

@@ -141,6 +141,15 @@ REFUSED: dict[str, list[Any]] = {
         {"": {"mix": {"web": 1.0}}},
         {"broad": {"mix": {"web": 1.0}, "end": 10}},
     ],
+    "mixing": [
+        "tokens",
+        *({"weights_in": value} for value in ("documents", 3, None)),
+        {"weights_in": "tokens"},
+        {"lengths": "size"},
+        *({"size_exponent": value} for value in (-1, 1.5, "1", True, float("nan"))),
+        *({"max_repeats": value} for value in (3, {"x": 2}, {3: 2})),
+        {"beyond": "drop"},
+    ],
     "packing": ["concat", {"capacity": 8}, {"column": "x", "capacity": 0}, {"column": "x", "capacity": 8, "window": 0}],
     "token_budget": [
         "tokens",
@@ -210,6 +219,7 @@ ARRAYS = [
     *("streams", "remote", "local", "split", "validate_hash", "format", "epoch_size", "stream_name", "stream_config"),
     *("shuffle_algo", "sampling_method", "partition_algo", "batching_method", "cache_limit", "schedule", "join"),
     *("selection", "selection.where", "selection.fraction", "selection.group_by", "storage", "storage.options"),
+    *("mixing", "mixing.weights_in", "mixing.max_repeats", "mixing.beyond"),
     *("packing", "packing.column", "packing.method", "packing.dtype", "packing.pad", "packing.longer"),
     *("token_budget", "token_budget.column", "debug", "debug.sample_log", "decode", "decode.columns"),
     *("bad_samples", "bad_samples.action", "bad_samples.log", "bad_samples.max"),

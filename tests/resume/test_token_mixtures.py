@@ -142,7 +142,7 @@ def test_a_state_says_what_is_counted_and_what_limits_changed(root: Path) -> Non
     run = loader(root, mixing=mixing)
     read(run, 2)
     state = json_copy(run.state_dict())
-    assert state["fingerprint"]["mixing"] == {"weights_in": "tokens", "max_repeats": {"books": 0.5}}
+    assert state["fingerprint"]["mixing"] == {"weights_in": "tokens", "max_repeats": {"books": "0.5"}}
     assert set(state["fingerprint"]["schedule"]) == {"proportion"}
     assert state["fingerprint"]["schedule"]["proportion"]["end"] == 40_000
     resumed = loader(root, mixing=mixing)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.sequence import phases as planning
 from lightning_streaming.sequence.phases import LONGEST_STEP, MixtureSchedule, ResolvedPhase, planned
-from lightning_streaming.sequence.stream_slices import StreamPasses
 from tests.sequence.builders import phase, phase_lists
 
 NODES = st.sampled_from([1, 2, 3, 8, 64])

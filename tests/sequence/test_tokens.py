@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from lightning_streaming.sequence.tokens import TokenPasses, even_shares
 from tests.helpers import assert_error
 from tests.sequence.builders import make_settings, phase
 
-ONE = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
+SINGLE = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
 
 
 class Lengths:
@@ -62,7 +62,7 @@ def tokens_by_stream(mixture: Mixture, lengths: Lengths, ids: NDArray[np.int64])
 
 def epoch_ids(mixture: Mixture, epoch: int = 0) -> NDArray[np.int64]:
     """All samples of an epoch in order."""
-    sequence = mixture.batched(ONE, epoch)
+    sequence = mixture.batched(SINGLE, epoch)
     return sequence.ids(np.arange(len(sequence)))
 
 
@@ -215,7 +215,7 @@ def test_streams_that_were_read_as_often_as_they_may_be_are_replaced_by_the_othe
 
 def _ids() -> dict[str, range]:
     starts = list(accumulate((sum(sizes) for sizes in SHARDS.values()), initial=0))
-    return {name: range(*pair) for name, pair in zip(SHARDS, zip(starts, starts[1:], strict=False), strict=True)}
+    return {name: range(*pair) for name, pair in zip(SHARDS, pairwise(starts), strict=True)}
 
 
 def test_even_shares_keep_the_order_within_a_stream() -> None:

@@ -77,7 +77,8 @@ def of_all_kinds() -> Iterator[tuple[State, dict[str, tuple[bool, set[str]]]]]:
     assert saved is not None
     grown = {name: replace(stream, grown=((40, 1),), lengths="0" * 16) for name, stream in saved.streams.items()}
     step = {"class": "my.EverySecond", "version": 1, "arguments": {}}
-    yield replace(saved, streams=grown, sequence=(step,)).as_state(), FINGERPRINT
+    mixing = {"weights_in": "tokens", "lengths": "lengths='size'", "max_repeats": {"a": "2.0"}}
+    yield replace(saved, streams=grown, sequence=(step,), mixing=mixing).as_state(), FINGERPRINT
 
 
 def test_the_tables_have_every_key_and_its_type() -> None:

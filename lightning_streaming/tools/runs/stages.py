@@ -297,8 +297,8 @@ def lengths_run(files: Sequence[str], *, as_json: bool) -> int:
         planned.append({**facts, "seconds": time.monotonic() - began})
     if not made and not planned:
         raise ConfigError(
-            f"{', '.join(files)}: no data of this run has packing, token_budget or weights in tokens, so no lengths are "
-            "needed",
+            f"{', '.join(files)}: no data of this run has packing, token_budget or weights in tokens, so no lengths "
+            "are needed",
             option="data",
             path=", ".join(files),
         )
