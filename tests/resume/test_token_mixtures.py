@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -217,3 +218,31 @@ def test_a_missing_stream_of_an_earlier_phase_is_named(root: Path) -> None:
     resumed.load_state_dict(state)
     with assert_error(ConfigError, option="schedule.early.mix", stream="code"):
         len(resumed)
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_appended_data_changes_nothing_of_a_pass_that_has_begun(root: Path, tmp_path: Path, followed: bool) -> None:
+    copied = Path(shutil.copytree(root, tmp_path / "grown"))
+    how: dict[str, Any] = {"schedule": SCHEDULE, "batch_size": 1, "follow_appends": followed}
+    whole = read(loader(copied, **how))
+    stopped = loader(copied, **how)
+    began = read(stopped, len(whole) // 3)
+    state = json_copy(stopped.state_dict())
+    columns = {"id": "int", "tokens": "ndarray:int32", "size": "int"}
+    with MDSWriter(out=str(copied / "web"), columns=columns, size_limit=20_000, mode="append") as writer:
+        for number in range(FIRST["web"] + 5_000, FIRST["web"] + 5_200):
+            writer.write({"id": number, "tokens": np.full(30, number, np.int32), "size": 30})
+    resumed = loader(copied, **how)
+    resumed.load_state_dict(state)
+    rest = read(resumed)
+    # The first pass over "web" goes on; only what begins after it may read new documents.
+    assert began + (rest if not followed else rest[: len(whole) - len(began)]) == whole or followed
+    web = [row for row in began + rest if row >= FIRST["web"]]
+    assert all(row < FIRST["web"] + 5_000 for row in web[: len(web) // 2])
+    again = loader(copied, **how)
+    again.load_state_dict(json_copy(state))
+    steps = len(rest) // 2
+    assert read(again, steps) == rest[:steps]
+    last = loader(copied, **how)
+    last.load_state_dict(json_copy(again.state_dict()))
+    assert read(last) == rest[steps:]
