@@ -235,7 +235,7 @@ def test_appended_data_changes_nothing_of_a_pass_that_has_begun(root: Path, tmp_
     resumed = loader(copied, **how)
     resumed.load_state_dict(state)
     rest = read(resumed)
-    # The first pass over "web" goes on; only what begins after it may read new documents.
+    # The first pass over "web" continues; only what begins after it may read new documents.
     assert began + (rest if not followed else rest[: len(whole) - len(began)]) == whole or followed
     web = [row for row in began + rest if row >= FIRST["web"]]
     assert all(row < FIRST["web"] + 5_000 for row in web[: len(web) // 2])
