@@ -114,7 +114,7 @@ HINTS: Mapping[str, Mapping[str, str]] = {
 
 
 def public(topic: str | None = None) -> Callable[[_Class], _Class]:
-    """Let a class be pickled, printed and saved in configurations by its public name, whatever file it moves to.
+    """Let a class be pickled, printed and saved in configurations by its public name, which stays if its file moves.
 
     Args:
         topic: Module of the package that exports it; None for the package itself.

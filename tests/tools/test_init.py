@@ -20,7 +20,7 @@ import yaml  # type: ignore[import-untyped]
 from PIL import Image
 
 import lightning_streaming.trainer.cli  # noqa: F401  what a fork of this process need not import again
-from lightning_streaming import MDSWriter
+from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.starting.run_files import module_text
 from lightning_streaming.tools.starting.tasks import Kind, Task
@@ -121,6 +121,22 @@ def test_what_is_written_trains_and_goes_on(kind: str, tmp_path: Path, program: 
         run("init", tmp_path / "data", "--out", tmp_path / "whole")
         whole = fit(program, tmp_path / "whole")["state_dict"]
         assert all(torch.equal(whole[name], resumed["state_dict"][name]) for name in whole)
+
+
+@pytest.mark.nightly
+def test_tokens_are_packed_once_the_line_of_run_yaml_is_no_comment(tmp_path: Path, program: str) -> None:
+    write(tmp_path / "data", {"some tokens": "ndarray:uint16"}, lambda n: {"some tokens": tokens(n)}, samples=400)
+    run("init", tmp_path / "data", "--out", tmp_path / "run")
+    path = tmp_path / "run" / "run.yaml"
+    text = path.read_text()
+    assert text.count("# packing: ") == 2
+    path.write_text(text.replace("# packing: ", "packing: "))
+    assert fit(program, tmp_path / "run")["global_step"] > 0
+    assert "val_loss" in (tmp_path / "run" / "logs" / "version_0" / "metrics.csv").read_text()
+    train = yaml.safe_load(path.read_text())["data"]["init_args"]["train"]
+    batch = next(iter(StreamingDataLoader(StreamingDataset(**{**train, "remote": str(tmp_path / "data")}), 2)))
+    assert batch["input_ids"].shape == (2, 129)
+    assert len(batch["cu_seqlens"]) > 2 + 2  # several documents in a row
 
 
 @pytest.mark.nightly

@@ -50,6 +50,13 @@ _FROM_TEXT = """\
         # Tokenize large corpora once instead: lightning-streaming convert --tokenize --help
         tokens = """
 
+_FROM_TOKENS = """\
+        if self.configs[stage].packing:  # in run.yaml; it takes whole documents
+            return sample
+        tokens = sample[TOKENS]"""
+_ROW, _PAD = 129, -100
+"""Tokens of a row, one more than CONTEXT, and NOTHING, both of templates/language.py.txt."""
+
 _PLAIN = re.compile(r"(\.\./)*[A-Za-z_/][\w./-]*")
 _NOT_TEXT = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 _MAX_BATCH, _MIN_STEPS = 32, 8
@@ -91,7 +98,7 @@ def module_text(task: Task, holds_text: bool = True) -> str:
             names["LABEL"], variants["LABELLED"] = task.target, _WITH_LABEL
     elif task.kind is Kind.TOKENS:
         template, names = "language", {"TOKENS": column}
-        variants["TOKENS"] = "        tokens = sample[TOKENS]"
+        variants["TOKENS"] = _FROM_TOKENS
     elif task.kind is Kind.TEXT:
         template, names = "language", {"TEXT": column}
         any_value = "value if isinstance(value := sample[TEXT], bytes) else str(value).encode()"
@@ -239,6 +246,9 @@ def _stage(
     if task.kind is Kind.IMAGES and not task.from_array:
         decode = f"  decode: {{columns: {{{_scalar(task.inputs[0])}: pil}}}}"
         yield _commented(decode, "or tensor, array, encoded: docs/images.md")
+    if task.kind is Kind.TOKENS:
+        pack = f"  # packing: {{column: {_scalar(task.inputs[0])}, capacity: {_ROW}, pad: {_PAD}}}"
+        yield _commented(pack, "whole documents, several in a row: docs/packing.md")
     if is_train:
         yield _commented("  # epoch_size: 10m", "samples per epoch, if not all")
     words = "limit of the cache on a node" if is_train else "set the same: each stage has its own"
