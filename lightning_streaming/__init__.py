@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lightning_streaming.options.selection import SelectionConfig as SelectionConfig
     from lightning_streaming.options.storage import JoinConfig as JoinConfig
     from lightning_streaming.options.storage import StorageConfig as StorageConfig
+    from lightning_streaming.options.tokenize import TokenizeConfig as TokenizeConfig
     from lightning_streaming.reading.dataset import StreamingDataset as StreamingDataset
     from lightning_streaming.reading.loader import StreamingDataLoader as StreamingDataLoader
     from lightning_streaming.trainer.config import StreamingConfig as StreamingConfig

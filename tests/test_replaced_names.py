@@ -116,7 +116,7 @@ def test_it_is_what_python_users_expect(kind: type[Exception]) -> None:
     with pytest.raises(kind):
         StreamingDataset(remote="data", whatever=1)  # type: ignore[call-arg]  # that is the test
     with pytest.raises(kind):
-        PackingConfig(capacity=3)  # type: ignore[call-arg]  # that is the test
+        PackingConfig(capacity=3)
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,13 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
                 hint="give transform a parameter rng, which is the sample's own, or leave one of the two options out",
                 option="decode.threads",
             )
+        documents = self.documents()
+        tokenizer = None if documents is None else documents.tokenizer
+        for name in () if tokenizer is None else tokenizer.columns:
+            if self.columns is not None and name not in self.columns:
+                raise ConfigError(
+                    f"tokenize names {name!r}, which columns={list(self.columns)} leaves out", option="columns"
+                )
         lacking = [name for name in decode.columns or () if self.columns is not None and name not in self.columns]
         if lacking:
             raise ConfigError(

@@ -53,6 +53,7 @@ from lightning_streaming.selection.joins import (
 )
 from lightning_streaming.selection.scanning import ProgressFactory, no_progress
 from lightning_streaming.storage.downloads import share_connections
+from lightning_streaming.tokenizing.documents import DocumentTokenizer
 from lightning_streaming.waits import IN_LOG
 
 _MOST_TABLES = 64
@@ -94,6 +95,7 @@ class SampleSource:
         joins: The datasets that are joined with a stream, by its name and theirs.
         lengths: How to count the tokens of samples, if lengths are needed.
         decode: What columns of images are decoded to, by name.
+        tokenize: Tokenizes texts or conversations of samples; None leaves them.
 
     Raises:
         ConfigError: ``columns`` is not a list of names.
@@ -109,6 +111,7 @@ class SampleSource:
         joins: Mapping[str, Mapping[str, JoinSource]] = MappingProxyType({}),
         lengths: LengthsRequest | None = None,
         decode: Mapping[str, str] | None = None,
+        tokenize: DocumentTokenizer | None = None,
     ) -> None:
         self.catalogs = CatalogReader(caches, allow_unsafe_types, columns, selections, joins, lengths)
         self.quota = CacheQuota((cache.directory for cache in self.catalogs.all_caches()), cache_limit)
@@ -118,6 +121,7 @@ class SampleSource:
         """Display of waits for reading indexes and for what is computed from them."""
         self.open_shards = OpenShards(self.note_use)
         self._decode = decode or {}
+        self._tokenize = tokenize
         self._pressure = CachePressure(self.quota)
         self._checks_at = 0.0
         self._ahead = ShardsAhead()
@@ -162,12 +166,13 @@ class SampleSource:
 
     def may_be_plain(self) -> bool:
         """Return whether all shards have the same columns, and their samples only numbers and arrays."""
-        is_changed = self._decode or self.catalog.joins is not None
+        is_changed = self._decode or self._tokenize is not None or self.catalog.joins is not None
         return not is_changed and self.catalog.may_be_plain(self.catalogs.columns)
 
     def may_be_joined(self) -> bool:
         """Return whether arrays can be read from all shards at once, and nothing is joined with them."""
-        return self.catalog.joins is None and all(may_be_flat(info) for _, info in self.catalog.examples())
+        is_changed = self._tokenize is not None or self.catalog.joins is not None
+        return not is_changed and all(may_be_flat(info) for _, info in self.catalog.examples())
 
     @property
     def is_remote(self) -> bool:
@@ -293,22 +298,25 @@ class SampleSource:
             raise self.named(error, shard) from error
 
     def decoder(self) -> DecodeSample | None:
-        """Return a function that decodes the images of a sample in place; None if ``decode`` is not set.
+        """Return a function that decodes the images of a sample in place, and tokenizes it; None if neither is set.
 
         It takes the sample, its shard, and its index there, and may be called by several threads. It raises
-        EncodingError for damaged files, which names the sample, and ConfigError for columns without images.
+        EncodingError, which names the sample, for damaged files and for texts that cannot be tokenized, and ConfigError
+        for columns without images.
 
         Raises:
             ConfigError: No stream has a column that ``decode`` names.
             MissingDependencyError: The package that decodes images is not installed.
         """
-        if not self._decode:
+        decode_images = self._decode_images if self._decode else None
+        tokenize = self._tokenize
+        if decode_images is None and tokenize is None:
             return None
-        decode_images = self._decode_images
 
         def decode(sample: dict[str, Any], shard: int, index: int) -> dict[str, Any]:
             try:
-                return decode_images(sample)
+                sample = sample if decode_images is None else decode_images(sample)
+                return sample if tokenize is None else tokenize.tokenized(sample)
             except EncodingError as error:
                 file = self._shard(shard).info.raw_data.basename
                 raise error.with_context(f"{file}, sample {index}", path=file, sample=index) from error

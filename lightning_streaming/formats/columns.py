@@ -41,6 +41,12 @@ WHOLE_NUMBERS = ("int", "str_int", *(f"{sign}int{bits}" for sign in ("", "u") fo
 """Encodings of integers."""
 _LISTED = ("str", "bytes", "json", "str_int", "str_float", "str_decimal")
 _HEADER = np.dtype("<u4")
+_TOKENIZE_HINT = {
+    kind: f"tokenize it as it is read: tokenize={{{{'tokenizer': 'tokenizer.json', '{field}': {{}}}}}}, and name the "
+    "column 'tokens', whose lengths are then counted; or tokenize it once with `lightning-streaming convert`"
+    for kind, field in (("str", "text"), ("json", "chat"))
+}
+"""Hints for columns of text and of conversations, which have no tokens."""
 
 
 def encodings_of(info: ShardInfo) -> Mapping[str, str]:
@@ -572,7 +578,12 @@ def array_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> Arr
     known = encodings_of(info)
     shown = f"column={column!r}"
     if column not in known:
-        raise no_such_column(shown, column, known, option="column")
+        close = get_close_matches(column, known, 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint += (
+            "If transform creates it, set lengths, a column of numbers or a function. To tokenize text, set tokenize"
+        )
+        raise no_such_column(shown, column, known, {column: hint}, option="column")
     name = known[column]
     if name == "bytes" and info.format == "mds":
         if dtype is None:
@@ -590,7 +601,9 @@ def array_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> Arr
         raise ConfigError(
             f"{shown} has encoding {name!r}, whose tokens cannot be counted; supported are bytes, 'ndarray', "
             "'ndarray:DTYPE' and 'ndarray:DTYPE:LENGTH'",
-            hint="name a column of integers that holds the length, like lengths='num_tokens', or pass a function of "
+            hint=_TOKENIZE_HINT[name].format(repr(column))
+            if name in _TOKENIZE_HINT
+            else "name a column of integers that holds the length, like lengths='num_tokens', or pass a function of "
             "columns, like lengths=lambda text: len(text) // 4",
             option="column",
         )

@@ -36,7 +36,7 @@ class OptionGroup:
 
     def described(self) -> dict[str, Any]:
         """Return the fields by name, without secrets."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.init}
 
 
 def as_plain(value: Any) -> Any:

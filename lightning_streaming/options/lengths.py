@@ -13,6 +13,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.formats.columns import check_dtype
 from lightning_streaming.options.column_functions import LENGTHS, function_name
+from lightning_streaming.tokenizing.documents import DocumentTokenizer
 
 _VERSION = 1
 """Version of the files of lengths; part of their names."""
@@ -26,7 +27,7 @@ class LengthsRequest:
         column: Column of the tokens: arrays of one dimension, whose elements are counted; or bytes.
         dtype: Type of the tokens in a column of bytes, like "uint16".
         lengths: Column of whole numbers that holds the length; or a function whose parameters are named like columns,
-            which is called for each sample and returns its length.
+            which is called for each sample and returns its length; or a tokenizer, which counts.
         version: Name given by the user for what the function depends on, such as a tokenizer: lengths are counted again
             if it changes. With a version, ``lengths`` may be any callable.
         group: Option group of the other fields, for errors.
@@ -69,7 +70,7 @@ class LengthsRequest:
                 f"{short_repr(self.version)}",
                 option="lengths_version",
             )
-        if callable(self.lengths):
+        if callable(self.lengths) and not isinstance(self.lengths, DocumentTokenizer):
             LENGTHS.facts(self.lengths, self.version)
             LENGTHS.columns(self.lengths)
         if self.dtype is not None and self.column is None:
@@ -84,6 +85,8 @@ class LengthsRequest:
         """Return the request as a message shows it."""
         if self.column is not None:
             return f"column={self.column!r}" + ("" if self.dtype is None else f", dtype={self.dtype!r}")
+        if isinstance(self.lengths, DocumentTokenizer):
+            return f"tokenize ({self.lengths.digest[:16]})"
         return (
             f"lengths={self.lengths!r}" if isinstance(self.lengths, str) else f"lengths={function_name(self.lengths)}"
         )
@@ -95,6 +98,10 @@ class LengthsRequest:
             data_version: Version of the stream's data; see :meth:`ShardCache.data_version`.
         """
         element_bytes = None if self.dtype is None else check_dtype(self.dtype)
-        lengths = LENGTHS.facts(self.lengths, self.version) if callable(self.lengths) else self.lengths
+        lengths: Any = self.lengths
+        if isinstance(self.lengths, DocumentTokenizer):
+            lengths = ["tokenize", self.lengths.digest]
+        elif callable(self.lengths):
+            lengths = LENGTHS.facts(self.lengths, self.version)
         facts = json.dumps(["lengths", _VERSION, sys.byteorder, data_version, self.column, element_bytes, lengths])
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, MissingArgumentError
 from lightning_streaming.escaping import short_repr
-from lightning_streaming.options.groups import OptionGroup, as_plain, fields_of, store_plain
+from lightning_streaming.options.groups import OptionGroup, as_plain, fields_of, store_group, store_plain
 from lightning_streaming.options.lengths import LengthsRequest
+from lightning_streaming.options.tokenize import TokenizeConfig
 from lightning_streaming.sequence.packing.settings import (
     LARGEST_WINDOW,
     AnyPackSettings,
@@ -20,6 +21,7 @@ from lightning_streaming.sequence.packing.settings import (
     PackSettings,
 )
 from lightning_streaming.signatures import explains_options_of, public, suggests_names
+from lightning_streaming.tokenizing.documents import TOKENS, DocumentTokenizer
 from lightning_streaming.units import plain_number
 
 MADE = ("position_ids", "document_ids", "cu_seqlens", "max_seqlen")
@@ -33,9 +35,13 @@ class Packing(OptionGroup):
     """Options of documents that are packed, or grouped by a token budget.
 
     Args:
-        column: The tokens of a document: a column of one-dimensional arrays, or of bytes with ``dtype``.
+        column: The tokens of a document: a column of one-dimensional arrays, or of bytes with ``dtype``. Default:
+            "tokens" with ``tokenize``, and required without.
+        tokenize: Tokenizing of texts or conversations as they are read, to ``tokens`` and a ``loss_mask``: fields of
+            :class:`~lightning_streaming.TokenizeConfig`, like ``{"tokenizer": "tokenizer.json", "text": "text"}``.
         lengths: Lengths of documents: a column of numbers, or a function whose parameters are named like columns. None:
-            the lengths of ``column`` as stored. Required if a transform creates the tokens.
+            the lengths of ``column`` as stored, or the tokens that ``tokenize`` creates. Required if a transform
+            creates the tokens.
         lengths_version: With a function in ``lengths``, a name of what it depends on, like "gpt2" or a digest of the
             tokenizer's file: lengths are counted again if it changes. Required if the function is an object, a method
             or a partial, or names an object.
@@ -52,14 +58,22 @@ class Packing(OptionGroup):
     """
 
     column: str | None = None
+    tokenize: TokenizeConfig | Mapping[str, Any] | None = None
     lengths: str | Callable[..., Any] | None = None
     lengths_version: str | None = None
     dtype: str | Mapping[str, str] | None = None
     along: Sequence[str] = ()
     pad: int | float | Mapping[str, Any] = 0
     as_dtype: str | Mapping[str, str | None] | None = "int64"
+    tokenizer: DocumentTokenizer | None = field(init=False, default=None, repr=False, compare=False)
+    """What tokenizes samples as they are read; None if they have tokens."""
 
     def __post_init__(self) -> None:
+        with fields_of(self.option):
+            store_group(self, TokenizeConfig)
+        if isinstance(self.tokenize, TokenizeConfig):
+            object.__setattr__(self, "tokenizer", self.tokenize.documents())
+            object.__setattr__(self, "column", TOKENS if self.column is None else self.column)
         if self.column is not None and (not isinstance(self.column, str) or not self.column):
             self._refuse("column", f"must be the name of the column of tokens, but is {short_repr(self.column)}")
         with fields_of(self.option):
@@ -86,6 +100,8 @@ class Packing(OptionGroup):
         """Return the request for lengths."""
         if self.lengths is not None:
             return LengthsRequest(lengths=self.lengths, version=self.lengths_version, group=self.option)
+        if self.tokenizer is not None and self.column == TOKENS:
+            return LengthsRequest(lengths=self.tokenizer, version=self.lengths_version, group=self.option)
         dtype = None if self.column is None else self.dtype_of(self.column)
         return LengthsRequest(column=self.column, dtype=dtype, version=self.lengths_version, group=self.option)
 
@@ -192,7 +208,6 @@ class PackingConfig(Packing):
     option: ClassVar[str] = "packing"
     example: ClassVar[str] = "{column: tokens, capacity: 8192}"
 
-    column: str
     capacity: int
     method: Literal["best_fit", "concat"] = "best_fit"
     window: int = 4096
@@ -200,9 +215,9 @@ class PackingConfig(Packing):
     without: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        store_plain(self)
-        if self.column is None:
-            self._refuse("column", "must be the name of the column of tokens, but is None")
+        store_plain(self, leave=("tokenizer",))
+        if self.column is None and self.tokenize is None:
+            raise MissingArgumentError(f"PackingConfig needs column=, like {self.example}", option="packing.column")
         Packing.__post_init__(self)
         self._take_names("without")
         unknown = [name for name in self.without if name not in MADE]
@@ -227,8 +242,8 @@ class TokenBudget(Packing):
     A document may be anything that has a length, such as audio with a number of frames; frames then count as tokens.
 
     Args:
-        column: The tokens of a document: a column of one-dimensional arrays, or of bytes with ``dtype``. None, with
-            ``lengths`` and a ``collate_fn``: documents have no such column.
+        column: The tokens of a document: a column of one-dimensional arrays, or of bytes with ``dtype``. Default:
+            "tokens" with ``tokenize``. None, with ``lengths`` and a ``collate_fn``: documents have no such column.
         tokens: Most tokens of a batch, with padding: the number of its documents times the longest of them.
         buckets: Ranges of lengths into which the documents of a window are sorted; a batch has documents of one range.
             More buckets pad less, and mix less.
@@ -248,14 +263,14 @@ class TokenBudget(Packing):
     longer: Literal["truncate", "drop", "error"] = "error"
 
     def __post_init__(self) -> None:
-        store_plain(self)
-        if self.column is None and self.lengths is None:
+        store_plain(self, leave=("tokenizer",))
+        if self.column is None and self.lengths is None and self.tokenize is None:
             raise ConfigError(
                 "token_budget needs column=, the tokens of a document, or lengths=, the length of a document",
                 hint="like {column: tokens, tokens: 65536} or {lengths: num_frames, tokens: 65536}",
                 option="token_budget.column",
             )
-        if self.column is None and (self.along or self.longer == "truncate"):
+        if self.column is None and self.tokenize is None and (self.along or self.longer == "truncate"):
             raise ConfigError(
                 "token_budget.along and token_budget.longer='truncate' need token_budget.column, which is not given",
                 hint="set token_budget.column, or remove them",

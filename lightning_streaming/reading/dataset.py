@@ -145,6 +145,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             {name: join_sources_of(stream, name, defaults) for name, stream in named.items()},
             options.lengths_request(),
             group_of(options, DecodeConfig).columns,
+            None if documents is None else documents.tokenizer,
         )
         on_demand = group_of(options, StorageConfig).on_demand
         super().__init__(source, on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)

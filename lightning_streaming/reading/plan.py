@@ -172,8 +172,8 @@ class PassPlanner:
             shares: Samples that an epoch draws of each stream.
             batching_method: Which samples share a batch.
         """
-        if self.source.catalogs.columns is not None:
-            return None
+        if self.source.catalogs.columns is not None or self.state.request.pack is not None:
+            return None  # packs have the columns that are packed
         catalog, share_batches = self.source.catalog, batching_method in _MIX_STREAMS
         read = zip(catalog.stream_names, catalog.columns_of_streams(), shares, strict=True)
         kinds = [(name, columns) for name, of_stream, share in read if share for columns in of_stream]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.selection_files import map_bits, selection_path
-from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError, StreamingError
+from lightning_streaming.errors import ConfigError, EncodingError, ShardCorruptError, StorageError, StreamingError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.formats.columns import (
     WHOLE_NUMBERS,
@@ -31,6 +31,7 @@ from lightning_streaming.formats.columns import (
     check_readable_columns,
     column_lengths,
     encodings_of,
+    listed,
 )
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.npy import header_of
@@ -50,6 +51,7 @@ from lightning_streaming.selection.scanning import (
     scan_progress,
     write_part,
 )
+from lightning_streaming.tokenizing.documents import DocumentTokenizer
 from lightning_streaming.waits import ProgressCallback
 
 _logger = package_logger(__name__)
@@ -276,6 +278,8 @@ class _Counting:
         """The columns whose values give the length; none if the length is that of an array."""
         if self.request.lengths is None:
             return ()
+        if isinstance(self.request.lengths, DocumentTokenizer):
+            return self.request.lengths.columns
         return (
             (self.request.lengths,) if isinstance(self.request.lengths, str) else LENGTHS.columns(self.request.lengths)
         )
@@ -387,6 +391,13 @@ class _Counting:
         columns = scan.columns([shard], self.columns)
         if isinstance(self.request.lengths, str):
             return self._checked(columns[self.request.lengths], info)
+        if isinstance(self.request.lengths, DocumentTokenizer):
+            try:
+                rows = {name: listed(values) for name, values in columns.items()}
+                return self._checked(self.request.lengths.lengths(rows), info)
+            except EncodingError as error:
+                file = info.raw_data.basename
+                raise error.with_context(file, path=file, sample=error.sample) from error
         assert self.request.lengths is not None, "or there is a column"
         numbers = np.arange(first, first + info.samples)
         return self._checked(list(LENGTHS.called(self.request.lengths, columns, numbers, operator.index)), info)

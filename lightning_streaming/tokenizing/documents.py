@@ -28,6 +28,8 @@ from lightning_streaming.tokenizing.tokenizer import (
 
 TOKENS, LOSS_MASK = "tokens", "loss_mask"
 """Columns of tokens, and of a conversation's mask: 1 for tokens of the assistant, 0 for others."""
+_AT_ONCE = 256
+"""Texts that are tokenized together, by all cores."""
 _VERSION = 1
 """Incremented when the same rows give other tokens."""
 
@@ -63,6 +65,10 @@ class DocumentTokenizer:
     variables: Mapping[str, Any] | None = None
     bos: str | int | None = None
     eos: str | int | None = None
+
+    def __call__(self, **row: Any) -> int:
+        """Return the number of tokens of a row, as a function of columns."""
+        return len(self.encode(row).tokens)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -114,6 +120,19 @@ class DocumentTokenizer:
             return Document(with_ends(self.loaded.encode(self._text(row)), *self.ends), None)
         return Document(*self.loaded.encode_spans(*self._compiled.trained(*self._messages(row))))
 
+    def tokenized(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a sample with tokens, and the mask of a conversation, instead of the columns that they are of.
+
+        Raises:
+            EncodingError: As :meth:`encode`.
+        """
+        document, columns = self.encode(sample), self.columns
+        tokenized = {name: value for name, value in sample.items() if name not in columns}
+        tokenized[TOKENS] = document.tokens.astype(np.int64)
+        if document.loss_mask is not None:
+            tokenized[LOSS_MASK] = document.loss_mask
+        return tokenized
+
     def lengths(self, columns: Mapping[str, Sequence[Any]]) -> list[int]:
         """Return the number of tokens of each row.
 
@@ -121,6 +140,11 @@ class DocumentTokenizer:
             EncodingError: A row cannot be tokenized; its field ``sample`` has the number of the row.
         """
         names, lengths = self.columns, list[int]()
+        if self.text is not None and all(isinstance(text, str) for text in columns[self.text]):
+            try:
+                return self._lengths_of(columns[self.text])
+            except EncodingError:
+                pass  # the loop below names the row
         for number, values in enumerate(zip(*(columns[name] for name in names), strict=True)):
             row = dict(zip(names, values, strict=True))
             try:
@@ -130,6 +154,13 @@ class DocumentTokenizer:
                     lengths.append(len(self.loaded.encode(self._compiled.text(*self._messages(row)))))
             except EncodingError as error:
                 raise error.with_context(f"sample {number}", sample=number) from error
+        return lengths
+
+    def _lengths_of(self, texts: Sequence[str]) -> list[int]:
+        lengths = list[int]()
+        for first in range(0, len(texts), _AT_ONCE):
+            documents = self.loaded.encode_some(texts[first : first + _AT_ONCE])
+            lengths += [len(with_ends(tokens, *self.ends)) for tokens in documents]
         return lengths
 
     def _text(self, row: Mapping[str, Any]) -> str:

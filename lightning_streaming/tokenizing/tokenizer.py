@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ class ByteTokenizer:
             return np.frombuffer(text.encode(), np.uint8)
         except UnicodeEncodeError as error:
             raise EncodingError(f"the text is not Unicode: {error}") from error
+
+    def encode_some(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of several documents, each as :meth:`encode` does."""
+        return [self.encode(text) for text in texts]
 
     def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, NDArray[np.uint8]]:
         """Return the tokens of a text, and a mask that is 1 for those of some parts of it; both of shape (tokens,).
@@ -95,6 +100,16 @@ class FileTokenizer:
         """Return the tokens of a document, as :class:`ByteTokenizer` does."""
         return np.array(self._encoded(text).ids, np.uint32)
 
+    def encode_some(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of several documents, each as :meth:`encode` does, by all cores.
+
+        Raises:
+            EncodingError: One of them cannot be tokenized.
+        """
+        encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)  # of later releases
+        with _named_errors(f"one of {len(texts)} texts"):
+            return [np.array(encoding.ids, np.uint32) for encoding in encode(texts, add_special_tokens=False)]
+
     def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, NDArray[np.uint8]]:
         """Return the tokens of a text and a mask, as :class:`ByteTokenizer` does.
 
@@ -110,17 +125,23 @@ class FileTokenizer:
         return tokens, mask
 
     def _encoded(self, text: str) -> Any:
-        try:
+        with _named_errors(f"{text!r:.60}"):
             return self._tokenizer.encode(text, add_special_tokens=False)
-        except TypeError as error:  # raised for a text that has no UTF-8
-            raise EncodingError(f"the text is not Unicode: {error}") from error
-        except Exception as error:  # the package raises plain ones, for example for unknown words
-            raise EncodingError(f"the tokenizer cannot encode {text!r:.60}: {error}") from error
 
     def find(self, token: str) -> int | None:
         """Return the number of a token, for example of ``"<|endoftext|>"``; None if it is unknown."""
         number: int | None = self._tokenizer.token_to_id(token)
         return number
+
+
+@contextmanager
+def _named_errors(text: str) -> Iterator[None]:
+    try:
+        yield
+    except TypeError as error:  # raised for a text that has no UTF-8
+        raise EncodingError(f"the text is not Unicode: {error}") from error
+    except Exception as error:  # the package raises plain ones, for example for unknown words
+        raise EncodingError(f"the tokenizer cannot encode {text}: {error}") from error
 
 
 Tokenizer = ByteTokenizer | FileTokenizer

@@ -98,7 +98,7 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
     if isinstance(value, StorageOptions) or (name in _SECRETS and isinstance(value, Mapping)):
         return hide(value)
     if isinstance(value, OptionGroup | Stream | StreamingConfig):
-        return {one.name: shown(getattr(value, one.name), one.name, hide) for one in fields(value)}
+        return {one.name: shown(getattr(value, one.name), one.name, hide) for one in fields(value) if one.init}
     if isinstance(value, SequenceStep):
         facts = value.facts
         return {"class_path": facts["class"], "init_args": facts["arguments"]}

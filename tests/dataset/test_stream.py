@@ -97,6 +97,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("data") / "a")
 
 
+NO_TOKENIZER: list[Any] = [
+    "tokenizer.json",
+    {},
+    {"tokenizer": ""},
+    *({"tokenizer": "bytes", name: value} for name, value in (("text", 3), ("chat", ""), ("variables", 3))),
+    *({"tokenizer": "bytes", "eos": value} for value in (-1, 1.5, True)),
+    {"tokenizer": "bytes", "text": "a", "chat": "b"},
+    {"tokenizer": "bytes", "chat": "b", "eos": 1},
+    {"tokenizer": "bytes", "template": "b"},
+]
+"""Values of packing.tokenize."""
 REFUSED: dict[str, list[Any]] = {
     "sequence": ["EverySecond", 3, [len], [{"class_path": "os.system"}]],
     "streams": [{}, [], {"a": {"remotes": "x"}}, {"a": 5}, ["x"], "x"],
@@ -150,7 +161,8 @@ REFUSED: dict[str, list[Any]] = {
         *({"max_repeats": value} for value in (3, {"x": 2}, {3: 2})),
         {"beyond": "drop"},
     ],
-    "packing": ["concat", {"capacity": 8}, {"column": "x", "capacity": 0}, {"column": "x", "capacity": 8, "window": 0}],
+    "packing": ["concat", {"capacity": 8}, {"column": "x", "capacity": 0}, {"column": "x", "capacity": 8, "window": 0}]
+    + [{"capacity": 8, "tokenize": value} for value in NO_TOKENIZER],
     "token_budget": [
         "tokens",
         {"tokens": 8},

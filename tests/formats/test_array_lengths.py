@@ -212,7 +212,8 @@ def test_bytes_that_are_no_elements_are_told_with_their_sample() -> None:
     [
         ("bytes", b"", "tokens", None, "has encoding 'bytes'; pass their dtype"),
         ("str", "", "tokens", None, "has encoding 'str', whose tokens cannot be counted"),
-        ("json", {}, "tokens", None, "name a column of integers that holds the length"),
+        ("float32", 1.0, "tokens", None, "name a column of integers that holds the length"),
+        ("json", {}, "tokens", None, "tokenize={'tokenizer': 'tokenizer.json', 'chat': 'tokens'}"),
         ("int", 3, "tokens", None, "or pass a function of columns, like lengths=lambda text"),
         ("ndarray:int32:2,2", np.zeros((2, 2), np.int32), "tokens", None, "'ndarray:int32:2,2'"),
         ("ndarray:int32", np.zeros(2, np.int32), "tokens", "uint16", "but dtype='uint16'; leave dtype out"),

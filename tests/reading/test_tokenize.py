@@ -1,0 +1,192 @@
+"""Texts and conversations that are tokenized as they are read: the same packs as of tokens that were stored before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_streaming import MDSWriter, PackingConfig, StreamingDataLoader, StreamingDataset, TokenizeConfig
+from lightning_streaming.errors import ConfigError, FormatError, StateMismatchError
+from lightning_streaming.tokenizing import documents
+from lightning_streaming.tokenizing.documents import DocumentTokenizer
+from tests.helpers import json_copy, raises, worlds
+from tests.tokenizing.test_chat import CONVERSATION, model_folder
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+CAPACITY = 96
+TEXTS = [" ".join(["the cat, é", "sat ☃"][word % 2] for word in range(number * 7 % 40)) for number in range(60)]
+CHATS = [CONVERSATION[: 2 * (number % 3) + 3][-5:] for number in range(30)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Datasets of texts, of conversations, and of the tokens of both; and the model's folder."""
+    root = tmp_path_factory.mktemp("tokenize")
+    model_folder(root / "model", "chatml")
+    rows = {"text": [{"text": text, "id": number} for number, text in enumerate(TEXTS)]}
+    rows["chat"] = [{"messages": chat, "id": number} for number, chat in enumerate(CHATS)]
+    for name, column, encoding in (("text", "text", "str"), ("chat", "messages", "json")):
+        with MDSWriter(out=str(root / name), columns={column: encoding, "id": "int"}, size_limit=2000) as writer:
+            for row in rows[name]:
+                writer.write(row)
+        columns = {"tokens": "ndarray:int64", **({"loss_mask": "ndarray:uint8"} if name == "chat" else {})}
+        tokenizer = DocumentTokenizer(**how(root, name))
+        with MDSWriter(out=str(root / f"{name}-tokens"), columns=columns, size_limit=2000) as writer:
+            for row in rows[name]:
+                tokenized = tokenizer.tokenized(row)
+                writer.write({name: tokenized[name] for name in columns})
+    return root
+
+
+def how(root: Path, name: str) -> dict[str, Any]:
+    more = {"text": "text", "eos": "<|im_end|>"} if name == "text" else {"chat": "messages"}
+    return {"tokenizer": str(root / "model"), **more}
+
+
+def loader(
+    root: Path, name: str, *, stored: bool = False, workers: int = 0, packing: Any = None, **options: Any
+) -> StreamingDataLoader:
+    along = {"along": ["loss_mask"]} if name == "chat" else {}
+    tokens: dict[str, Any] = {"column": "tokens"} if stored else {"tokenize": how(root, name)}
+    settings = {"capacity": CAPACITY, "window": 16, **along, **tokens, **(packing or {})}
+    dataset = StreamingDataset(
+        remote=str(root / (f"{name}-tokens" if stored else name)),
+        shuffle=True,
+        shuffle_algo="naive",
+        num_canonical_nodes=2,
+        packing=settings,
+        **options,
+    )
+    return StreamingDataLoader(dataset, batch_size=2, num_workers=workers)
+
+
+def as_lists(batches: Any) -> list[dict[str, Any]]:
+    return [
+        {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+        for batch in batches
+    ]
+
+
+@pytest.mark.parametrize("name", ["text", "chat"])
+@pytest.mark.parametrize("packing", [{}, {"method": "concat"}, {"longer": "drop"}], ids=str)
+def test_packs_are_those_of_stored_tokens(root: Path, name: str, packing: Any) -> None:
+    expected = as_lists(loader(root, name, stored=True, packing=packing))
+    assert len(expected) > 3
+    assert as_lists(loader(root, name, packing=packing)) == expected
+
+
+@pytest.mark.parametrize("name", ["text", "chat"])
+def test_packs_are_the_same_by_workers_threads_and_ranks(root: Path, name: str) -> None:
+    expected = as_lists(loader(root, name, stored=True))
+    assert as_lists(loader(root, name, workers=2)) == expected
+    assert as_lists(loader(root, name, decode={"threads": 2})) == expected
+    ranks = [
+        as_lists(loader(root, name, stored=stored, world=world)) for stored in (True, False) for world in worlds(1, 2)
+    ]
+    assert ranks[:2] == ranks[2:]
+
+
+def test_groups_of_a_budget_are_those_of_stored_tokens(root: Path) -> None:
+    tokenize, budget = how(root, "text"), {"tokens": 400, "window": 16}
+    read, stored = (
+        as_lists(StreamingDataLoader(StreamingDataset(remote=str(root / name), token_budget={**budget, **tokens})))
+        for name, tokens in (("text", {"tokenize": tokenize}), ("text-tokens", {"column": "tokens"}))
+    )
+    assert read == stored
+
+
+def test_a_resume_continues_and_another_template_is_refused(root: Path, tmp_path: Path) -> None:
+    at = loader(root, "chat")
+    batches = iter(at)
+    for _ in range(3):
+        next(batches)
+    state = json_copy(at.state_dict())
+    rest = as_lists(batches)
+    again = loader(root, "chat", workers=1)
+    again.load_state_dict(state)
+    assert as_lists(again) == rest
+    template = tmp_path / "other.jinja"
+    template.write_text((root / "model" / "chat_template.jinja").read_text().replace("You may", "You can"))
+    changed = loader(root, "chat", packing={"tokenize": {**how(root, "chat"), "template": str(template)}})
+    changed.load_state_dict(state)
+    with raises(StateMismatchError, "packing.lengths"):
+        next(iter(changed))
+
+
+def test_lengths_are_counted_once_for_a_tokenizer(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = as_lists(loader(root, "text"))
+
+    def fail(*_: object) -> None:
+        raise AssertionError("counted again")
+
+    monkeypatch.setattr(documents.DocumentTokenizer, "lengths", fail)
+    assert as_lists(loader(root, "text")) == expected
+    with pytest.raises(AssertionError, match="counted again"):
+        len(loader(root, "text", packing={"tokenize": {**how(root, "text"), "bos": "<|im_start|>"}}))
+
+
+def test_an_object_is_as_good_as_a_mapping(root: Path) -> None:
+    config = PackingConfig(capacity=8, tokenize=TokenizeConfig(tokenizer="bytes"))
+    assert config == PackingConfig(capacity=8, tokenize={"tokenizer": "bytes", "text": "text"}, column="tokens")
+    described = StreamingDataset(remote="x", packing=config).config()["packing"]
+    assert described["tokenize"] == {"tokenizer": "bytes", "text": "text", **dict.fromkeys(
+        ("chat", "tools", "template", "variables", "bos", "eos"))}  # fmt: skip
+    assert "tokenizer" not in described
+
+
+def test_samples_by_id_are_tokenized_and_then_transformed(root: Path) -> None:
+    packing = {"capacity": 8, "tokenize": how(root, "chat")}
+    dataset = StreamingDataset(
+        remote=str(root / "chat"), packing=packing, transform=lambda sample: {**sample, "tokens": sample["tokens"][:3]}
+    )
+    assert sorted(dataset[4]) == ["id", "loss_mask", "tokens"]
+    expected = DocumentTokenizer(**how(root, "chat")).encode({"messages": CHATS[4]})
+    assert (dataset[4]["tokens"].tolist(), dataset[4]["tokens"].dtype) == (expected.tokens[:3].tolist(), np.int64)
+
+
+def test_a_row_that_cannot_be_tokenized_is_named(tmp_path: Path, root: Path) -> None:
+    with MDSWriter(out=str(tmp_path / "a"), columns={"messages": "json"}) as writer:
+        for messages in (CONVERSATION, [], CONVERSATION):
+            writer.write({"messages": messages})
+    packing: dict[str, Any] = {"capacity": 8, "tokenize": how(root, "chat")}
+    dataset = StreamingDataset(remote=str(tmp_path / "a"), packing=packing)
+    with pytest.raises(FormatError, match=r"shard.00000.mds: sample 1: a conversation must be a list") as caught:
+        len(dataset)
+    assert caught.value.sample == 1
+    with pytest.raises(FormatError, match=r"shard.00000.mds: sample 1: a conversation must be a list"):
+        dataset[1]
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("text", "tokenize={'tokenizer': 'tokenizer.json', 'text': 'text'}, and name the column 'tokens'"),
+        ("idd", "did you mean 'id'? If transform creates it, set lengths"),
+        ("tokens", "If transform creates it, set lengths, a column or"),
+    ],
+)
+def test_hints_name_the_option(root: Path, column: str, words: str) -> None:
+    dataset = StreamingDataset(remote=str(root / "text"), packing={"column": column, "capacity": 8})
+    with pytest.raises(ConfigError) as caught:
+        len(dataset)
+    assert words in str(caught.value.hint)
+
+
+def test_columns_that_are_tokenized_must_be_read(root: Path) -> None:
+    with pytest.raises(ConfigError, match="tokenize names 'text', which columns="):
+        StreamingDataset(remote="x", columns=["id"], packing={"capacity": 8, "tokenize": how(root, "text")})
+
+
+def test_streams_of_other_columns_are_packed_without_a_warning(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with MDSWriter(out=str(root / "fewer"), columns={"text": "str"}) as writer:
+        writer.write({"text": json.dumps(TEXTS)})
+    streams: Any = {name: {"remote": str(root / name)} for name in ("text", "fewer")}
+    dataset = StreamingDataset(streams=streams, packing={"capacity": CAPACITY, "tokenize": how(root, "text")})
+    assert len(list(StreamingDataLoader(dataset, batch_size=2))) > 2
+    assert "different columns" not in caplog.text
