@@ -168,7 +168,7 @@ def test_a_row_that_cannot_be_tokenized_is_named(tmp_path: Path, root: Path) -> 
     [
         ("text", "tokenize={'tokenizer': 'tokenizer.json', 'text': 'text'}, and name the column 'tokens'"),
         ("idd", "did you mean 'id'? If transform creates it, set lengths"),
-        ("tokens", "If transform creates it, set lengths, a column or"),
+        ("tokens", "If transform creates it, set lengths, a column of numbers"),
     ],
 )
 def test_hints_name_the_option(root: Path, column: str, words: str) -> None:
