@@ -1,4 +1,4 @@
-"""Show which samples a training step reads, when a sample is read, and in which phase, without training.
+"""Show which samples a step reads, when a sample is read, and what made a loss jump, without training.
 
 C is a configuration of `lightning-streaming fit`. Its data module is created as in training, and the order is computed
 from it: only the indexes of the streams are read, no trainer runs, no shard is downloaded.
@@ -22,6 +22,7 @@ that resumes from an earlier checkpoint with the same number of ranks and batch 
     lightning-streaming trace --config run.yaml --step 1200 --rank 3 --nodes 2 --ranks-per-node 8
     lightning-streaming trace --config run.yaml --sample code:17:4021
     lightning-streaming trace --config run.yaml --step 1200 --ckpt checkpoints/step=1000.ckpt
+    lightning-streaming trace --config run.yaml --ckpt last.ckpt --trained --where "contains(text, 'a sentence')"
     lightning-streaming trace --config run.yaml --spike logs/steps --yaml > skip.yaml
     lightning-streaming fit --config run.yaml --config skip.yaml --ckpt_path checkpoints/step=1000.ckpt
 """
@@ -55,6 +56,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "JSON, from return_keys=True or from this tool, for a single read",
     )
     wanted.add_argument(
+        "--shard",
+        metavar="S",
+        help="with --trained: all samples of this shard, STREAM:NUMBER or STREAM:FILE",
+    )
+    words = "with --trained: all samples that meet this condition in SQL, like \"contains(text, 'a sentence')\" or "
+    words += "\"sha256(text) = '...'\"; it reads these columns of all shards, and needs lightning-streaming[select]"
+    wanted.add_argument("--where", metavar="SQL", help=words)
+    wanted.add_argument(
         "--spike",
         metavar="LOG",
         nargs="?",
@@ -71,6 +80,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="trace the run that resumes from this Lightning checkpoint: steps continue from its step, and the number "
         "of ranks defaults to that of the checkpoint",
     )
+    words = "show when the weights of --ckpt were trained on the samples, and the share of their stream then"
+    add("--trained", action="store_true", help=words)
     add_loader(parser)
     add(
         "--epochs",
@@ -98,8 +109,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the samples of a step, the reads of a sample, or the spikes of a log."""
     of_spike = {"--value": args.value is not None, "--before": args.before, "--yaml": args.yaml}
-    wrong = [name for name, is_given in of_spike.items() if is_given and args.spike is None]
-    if wrong or (args.json and args.yaml):
-        why = f"{wrong[0]} goes with --spike" if wrong else "--json and --yaml are two ways to print the result"
-        raise ConfigError(why, option=wrong[0] if wrong else "--yaml")
-    return of_run("runs.trace_run.trace_run" if args.spike is None else "runs.spikes.trace_spikes")(args)
+    of_trained = {"--shard": args.shard is not None, "--where": args.where is not None}
+    needs = [(name, "--spike") for name, is_given in of_spike.items() if is_given and args.spike is None]
+    needs += [(name, "--trained") for name, is_given in of_trained.items() if is_given and not args.trained]
+    if args.trained:
+        needs += [("--trained", "--ckpt")] * (args.checkpoint is None)
+        needs += [("--trained", "--sample, --shard or --where")] * (args.step is not None or args.spike is not None)
+    for name, other in needs:
+        raise ConfigError(f"{name} goes with {other}", option=name)
+    if args.json and args.yaml:
+        raise ConfigError("--json and --yaml are two ways to print the result", option="--yaml")
+    function = "runs.spikes.trace_spikes" if args.spike is not None else "runs.trace_run.trace_run"
+    return of_run("runs.trained.trace_trained" if args.trained else function)(args)

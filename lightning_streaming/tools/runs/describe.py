@@ -145,6 +145,28 @@ class EpochDescription:
         number = int(np.searchsorted(plan.phase_stops, position, side="right"))
         return self.run.phases[min(number, len(self.run.phases) - 1)]
 
+    def weights_at(self, position: int) -> dict[str, float]:
+        """Return the share of each stream in what is read around a row: in its mixture step, else in the epoch.
+
+        Args:
+            position: Position of the row without packing.
+        """
+        order = self.read.order.of_epoch(self.read.cursor.epoch)
+        plan, names = order.plan, order.catalog.stream_names
+        if plan is None:
+            drawn = np.asarray(order.weights.choose)
+        else:
+            names, steps = plan.streams, plan.drawn
+            if order.is_composed:  # batches are composed over whole phases
+                number = int(np.searchsorted(self.phase_stops, position, side="right"))
+                steps = steps[np.r_[0, plan.last_steps + 1]]
+            else:
+                number = int(np.searchsorted(plan.stops, position, side="right"))
+            number = min(number, len(steps) - 2)
+            drawn = steps[number + 1] - steps[number]
+        shares = (drawn / max(1, drawn.sum())).tolist()
+        return {name: share for name, share in zip(names, shares, strict=True) if share}
+
     def rows(self, positions: NDArray[np.int64]) -> EpochRows:
         """Return the samples at some positions.
 

@@ -56,6 +56,16 @@ class TracedRun:
     """Assumptions about what the configuration leaves open."""
     saved: SavedLoader | None
     """Saved position of the checkpoint that it resumes from."""
+    from_start: RunSteps
+    """Steps of the same run from its start, if it had always had these ranks, batch size and accumulation."""
+
+    def steps_before(self) -> RunSteps | None:
+        """Return its steps from its start; None if they are known to have had other batches before the checkpoint."""
+        epoch, after = self.from_start.find(self.steps.first_step)
+        first = self.from_start.of_epoch(epoch).batches_of(after).start
+        size = self.order.unskipped(self.begins).geometry.global_batch_size
+        is_here = epoch == self.begins.epoch and first * size == self.order.samples_before(self.begins)
+        return self.from_start if is_here else None
 
     @cached_property
     def described(self) -> RunDescription:
@@ -178,6 +188,9 @@ def run_on(data: Any, trainer: Mapping[str, Any], args: Namespace) -> TracedRun:
     run = run_of(loader).counted_from(progress)
     begins = run.normalise(position_of(loader).cursor())
     steps = _run_steps(run, begins, accumulate, progress, len(loader), saved)
+    start = run.normalise(Cursor(0, 0))
+    from_start = TrainProgress(limit=progress.limit)
+    steps_from_start = _run_steps(run, start, accumulate, from_start, run.batches_in_epoch(start), None)
     max_steps, max_epochs = trainer.get("max_steps", -1), trainer.get("max_epochs")
     if max_steps is not None and max_steps >= 0:
         steps = replace(steps, max_steps=int(max_steps))
@@ -194,6 +207,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], args: Namespace) -> TracedRun:
         steps=steps,
         assumed="; ".join(filter(None, (assumed, by_strategy.assumed))) or None,
         saved=None if saved is None else saved.loader,
+        from_start=steps_from_start,
     )
 
 
