@@ -193,12 +193,12 @@ def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[Strea
     # It imports torch, which takes seconds.
     describe = import_module("lightning_streaming.tools.runs.describe")
     if args.config:
-        counts = describe.read_by_config(loader.position, args.config)
+        reads = describe.read_by_config(loader.position, args.config)
     else:
         selected = [name for name, stream in fingerprint.streams.items() if stream.selection is not None]
         lacks = None
-        if fingerprint.packing is not None:
-            lacks = "is of packed documents, whose lengths it does not contain"
+        if fingerprint.packing is not None and describe.saved_packing(fingerprint.packing) is None:
+            lacks = f"is of packed documents, whose lengths a function counts: {fingerprint.packing.lengths}"
         elif fingerprint.schedule is not None:
             lacks = "is of a run with phases, which it does not contain in full"
         elif selected:
@@ -206,15 +206,22 @@ def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[Strea
         if lacks is not None:
             raise UnsupportedError(
                 f"the state {lacks}, so --data is not enough",
-                hint=f"give the configuration of the run: `{_show_by_config(args.checkpoint, args.loader)}`",
+                hint=f"give the configuration of the run: `{_show_by_config(args.checkpoint, args.loader)}`. For a run "
+                "in Python, write run.yaml with the arguments of its StreamingConfig as data.init_args.train",
                 option="--data",
             )
         pairs = [text.partition("=") for text in data]
         places = {name: url for name, _, url in pairs}
         if len(data) == len(seen) == 1 and pairs[0][0] != seen[0].name:  # unnamed; a URL may have an equals sign
             places = {seen[0].name: data[0]}
-        counts = describe.read_by_data(loader.position, places, options)
-    return loader.epoch_size, [replace(stream, this_epoch=counts.get(stream.name, 0)) for stream in seen]
+        reads = describe.read_by_data(loader.position, places, options)
+    counted_streams = []
+    for stream in seen:
+        samples = [read.samples.get(stream.name, 0) for read in reads]
+        tokens = [read.tokens.get(stream.name, 0) for read in reads if read.tokens is not None]
+        before, now = sum(samples[:-1]), samples[-1]
+        counted_streams.append(replace(stream, before=before, this_epoch=now, tokens=sum(tokens) if tokens else None))
+    return loader.epoch_size, counted_streams
 
 
 def _show_by_config(checkpoint: str, loader: str | None) -> str:
@@ -277,17 +284,20 @@ def _print_loader(
     if not listed:
         print_line("no phase had begun, so nothing was read of any stream\n")
         return
-    heads = ("stream", "samples", "drawn" if phases else "per epoch", "before", "this epoch", "in all", "digest")
+    by_tokens = ["tokens"] * any(stream.tokens is not None for stream in streams)
+    drawn = "drawn" if phases else "per epoch"
+    heads = ("stream", "samples", drawn, "before", "this epoch", "in all", *by_tokens, "digest")
     cells = []
     for stream, saved_stream in zip(streams, listed.values(), strict=True):
-        counts = (stream.samples, stream.drawn, stream.before, stream.this_epoch, stream.total)
+        counts = [stream.samples, stream.drawn, stream.before, stream.this_epoch, stream.total]
+        counts += [stream.tokens] * len(by_tokens)
         cells.append((stream.name, *map(_value, counts), saved_stream.digest))
     title = f"{'documents' if loader.is_packed else 'samples'} read, {name}"
     if phases:
         title += f"; drawn: from an epoch's beginning to the end of {printable_name(list(phases)[-1])}"
     print_table(title, heads, cells, right=heads[1:-1], whole=heads[1:])
     if any(stream.this_epoch is None for stream in streams):
-        needs_config = phases or loader.is_packed or any(stream.selection is not None for stream in listed.values())
+        needs_config = phases or any(stream.selection is not None for stream in listed.values())
         how = f"`{by_config}`" if needs_config else "--data NAME=PLACE for each of them"
         print_line(f"to count what this epoch has read of each stream, use {how}\n")
 

@@ -154,7 +154,7 @@ def test_tools_count_what_a_step_leaves(root: Path) -> None:
         if len(read) == 44:
             break
     described = describe_run(make_dataset(**options), position=read_state(loader.state_dict()))
-    counts = described.read_before(described.run.normalise(Cursor(0, 44)), NOTHING_SKIPPED)
+    counts = described.read_before(described.run.normalise(Cursor(0, 44)), NOTHING_SKIPPED).samples
     assert counts == {"a": sum(number < 1000 for number in read), "b": sum(number >= 1000 for number in read)}
 
 

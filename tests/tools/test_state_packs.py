@@ -64,11 +64,79 @@ def test_documents_read_are_counted_by_the_configuration(data: Path, tmp_path: P
     alone = run("state", "show", saved)
     assert f"pack in epoch         {loader['sample_in_epoch']}\n" in alone.out
     assert "documents read, state" in alone.out
-    assert "--config run.yaml`" in alone.out
+    assert "--config run.yaml`" in alone.out or "schedule" not in order
+    assert "use --data NAME=PLACE for each of them" in alone.out or "schedule" in order
     (loader,) = run("state", "show", saved, "--json").json["loaders"].values()
     assert {one["this_epoch"] for one in loader["streams"]} == {None}
-    told = refused("show", saved, *(word for name in LENGTHS for word in ("--data", f"{name}={data / name}")))
-    assert "--config run.yaml" in told
+    places = [word for name in LENGTHS for word in ("--data", f"{name}={data / name}")]
+    if "schedule" in order:
+        assert "--config run.yaml" in refused("show", saved, *places)
+    else:
+        by_config = run("state", "show", saved, "--config", config, "--json").json["loaders"]
+        assert run("state", "show", saved, *places, "--json").json["loaders"] == by_config
+
+
+@pytest.mark.rotate(1)
+@pytest.mark.parametrize("order", [{}, {"packing": {"method": "concat"}}, {"skip": ["2", "30-31"]}], ids=str)
+def test_tokens_and_documents_of_all_epochs_are_counted(data: Path, tmp_path: Path, order: dict[str, Any]) -> None:
+    train, saved = packed_train(data, **order), tmp_path / "state.json"
+    config = write_config(tmp_path / "run.yaml", train, {"batch_size": 2})
+    loader, documents, tokens = packed_loader(train, 2), Counter[str](), Counter[str]()
+    batches = list(loader)
+    batches += list(loader)
+    batches += [batch for _, batch in zip(range(7), loader, strict=False)]
+    for piece in (piece for batch in batches for piece in pieces(batch)):
+        stream = "web" if piece.number >= FIRST["web"] else "books"
+        documents[stream] += piece.start == 0
+        tokens[stream] += piece.stop - piece.start
+    saved.write_text(json.dumps(loader.state_dict()))
+    loader.close()
+    (shown,) = run("state", "show", saved, "--config", config, "--json").json["loaders"].values()
+    assert {one["name"]: one["tokens"] for one in shown["streams"]} == tokens
+    assert {one["name"]: one["before"] + one["this_epoch"] for one in shown["streams"]} == documents
+    table = run("state", "show", saved, "--config", config).out
+    assert "tokens" in table
+    assert f"{tokens['web']:,}" in table
+    (unknown,) = run("state", "show", saved, "--json").json["loaders"].values()
+    assert {one["tokens"] for one in unknown["streams"]} == {None}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"packing": {"lengths": "size"}},
+        {"packing": None, "token_budget": {"column": "tokens", "tokens": 300, "longer": "truncate"}},
+    ],
+    ids=["lengths in a column", "budget"],
+)
+def test_a_run_in_python_is_counted_by_its_data(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    train, saved = {**packed_train(data), **changes}, tmp_path / "state.json"
+    if train["packing"] is not None:
+        train = packed_train(data, **changes)
+    config = write_config(tmp_path / "run.yaml", train, {"batch_size": 1})
+    loader = packed_loader(train, 1)
+    for _ in range(2):
+        for _batch in zip(range(12), loader, strict=False):
+            pass
+    saved.write_text(json.dumps(loader.state_dict()))
+    loader.close()
+    places = [word for name in LENGTHS for word in ("--data", f"{name}={data / name}")]
+    by_data = run("state", "show", saved, *places, "--json")
+    assert by_data.code == 0, by_data.err
+    assert by_data.json == run("state", "show", saved, "--config", config, "--json").json
+    (shown,) = by_data.json["loaders"].values()
+    assert all(one["tokens"] for one in shown["streams"])
+
+
+def test_lengths_that_a_function_counts_need_the_configuration(data: Path, tmp_path: Path) -> None:
+    def count(size: int) -> int:
+        return size
+
+    saved = tmp_path / "state.json"
+    read_some(packed_train(data, packing={"lengths": count}), 3, saved)
+    message = refused("show", saved, *(word for name in LENGTHS for word in ("--data", f"{name}={data / name}")))
+    assert "whose lengths a function counts: lengths=" in message
+    assert "as data.init_args.train" in message
 
 
 def test_a_place_of_packs_is_moved_by_packs(data: Path, tmp_path: Path) -> None:

@@ -205,6 +205,8 @@ class StreamSeen:
     """Samples of it in the epochs that are finished; None if the run has skipped some, and maybe of other streams."""
     this_epoch: int | None
     """Samples of it in this epoch; None if it takes the data to count them."""
+    tokens: int | None = None
+    """Tokens of it in all epochs; None if they were not counted: only runs that pack, or mix by tokens, know lengths."""
 
     @property
     def total(self) -> int | None:

@@ -6,6 +6,7 @@ it makes a difference whether a run has a schedule, or packs documents.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,18 +22,20 @@ from lightning_streaming.cache import CacheConfig
 from lightning_streaming.dataset.stream import Stream
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.shard_table import INDEX_BASENAME
-from lightning_streaming.options.packing import PackingConfig
+from lightning_streaming.options.packing import Packing, PackingConfig, TokenBudget
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world, planner_of, run_state_of, source_of
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.packs.types import ColumnTypes, stored_types
 from lightning_streaming.resume.run import Epoch, Run
 from lightning_streaming.resume.run_state import drawn_sequence
+from lightning_streaming.resume.saved_fingerprint import SavedPacking
 from lightning_streaming.resume.state import Cursor, SavedPosition
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.packing.packs import PackedEpoch
 from lightning_streaming.sequence.packing.settings import AnyPackSettings, BudgetSettings
 from lightning_streaming.sequence.partition import BatchGeometry, Partition
+from lightning_streaming.sequence.phases import MixtureSchedule
 from lightning_streaming.sequence.skips import NOTHING_SKIPPED, SkippedPositions, skipped_in_epoch
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import counted
@@ -96,6 +99,22 @@ class EpochRows:
         return [PackPart(position=at, document=number, start=start, stop=stop) for at, number, start, stop in rows]
 
 
+class StreamsRead(NamedTuple):
+    """What was read of each stream, by name."""
+
+    samples: dict[str, int]
+    tokens: dict[str, int] | None
+    """None if lengths are not known: only runs that pack, or mix by tokens, count them."""
+
+
+def _sums(streams: NDArray[np.int64], values: NDArray[Any], num_streams: int) -> list[int]:
+    """Return the sum of the values of each stream."""
+    sums = np.zeros(num_streams, np.int64)
+    np.add.at(sums, streams, values.astype(np.int64))
+    summed: list[int] = sums.tolist()
+    return summed
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpochDescription:
     """An epoch of a run, from the cursor that it is read from."""
@@ -119,6 +138,13 @@ class EpochDescription:
         return self.sequence.rows_per_entry
 
     @cached_property
+    def plan(self) -> MixtureSchedule | None:
+        """The samples that each mixture step takes of each stream; None without a schedule."""
+        epoch = self.read.cursor.epoch
+        mixture = self.read.order.of_epoch(epoch).mixture
+        return None if mixture is None else mixture.plan_of(epoch)
+
+    @cached_property
     def phase_stops(self) -> NDArray[np.int64]:
         """Position at which each phase ends; without a schedule, one that no epoch reaches."""
         if not self.run.phases:
@@ -139,31 +165,35 @@ class EpochDescription:
 
     def phase_of_row(self, position: int) -> str | None:
         """Return the name of the phase that reads a row, by its position without packing; None without a schedule."""
-        plan = self.read.order.of_epoch(self.read.cursor.epoch).plan
-        if plan is None or self.run.packing is None:
+        if self.plan is None or self.run.packing is None:
             return self.phase_at(position)
-        number = int(np.searchsorted(plan.phase_stops, position, side="right"))
+        number = int(np.searchsorted(self.plan.phase_stops, position, side="right"))
         return self.run.phases[min(number, len(self.run.phases) - 1)]
 
     def weights_at(self, position: int) -> dict[str, float]:
         """Return the share of each stream in what is read around a row: in its mixture step, else in the epoch.
 
+        Shares count samples, or tokens if the weights do.
+
         Args:
             position: Position of the row without packing.
         """
-        order = self.read.order.of_epoch(self.read.cursor.epoch)
-        plan, names = order.plan, order.catalog.stream_names
-        if plan is None:
-            drawn = np.asarray(order.weights.choose)
+        order, plan = self.read.order.of_epoch(self.read.cursor.epoch), self.plan
+        if plan is None or order.mixture is None:
+            names, drawn = list(order.catalog.stream_names), np.asarray(order.weights.choose)
         else:
-            names, steps = plan.streams, plan.drawn
+            names, steps, stops = list(plan.streams), plan.drawn, plan.stops
             if order.is_composed:  # batches are composed over whole phases
-                number = int(np.searchsorted(self.phase_stops, position, side="right"))
-                steps = steps[np.r_[0, plan.last_steps + 1]]
-            else:
-                number = int(np.searchsorted(plan.stops, position, side="right"))
-            number = min(number, len(steps) - 2)
-            drawn = steps[number + 1] - steps[number]
+                steps, stops = steps[np.r_[0, plan.last_steps + 1]], self.phase_stops
+            number = min(int(np.searchsorted(stops, position, side="right")), len(steps) - 2)
+            begin, end = steps[number : number + 2] + (0 if plan.earlier is None else plan.earlier)
+            tokens = [order.mixture.tokens_of(name) for name in names]
+            drawn = np.asarray(
+                [
+                    last - first if passes is None else passes.before(last) - passes.before(first)
+                    for first, last, passes in zip(begin.tolist(), end.tolist(), tokens, strict=True)
+                ]
+            )
         shares = (drawn / max(1, drawn.sum())).tolist()
         return {name: share for name, share in zip(names, shares, strict=True) if share}
 
@@ -266,34 +296,42 @@ class RunDescription:
         """Return the stream of each sample id, counted in stream order."""
         return np.searchsorted(np.asarray(self.catalog.first_ids), ids, side="right") - 1
 
-    def read_before(self, cursor: Cursor, skipped: SkippedPositions) -> dict[str, int]:
-        """Count the samples of each stream that an epoch has read before a cursor.
+    def read_before(self, cursor: Cursor, skipped: SkippedPositions, *, whole: bool = False) -> StreamsRead:
+        """Count what an epoch has read of each stream before a cursor.
 
-        A packed document counts once, where it begins.
+        A packed document counts once, where it begins; its tokens where they are.
 
         Args:
             cursor: A normalised cursor.
             skipped: Positions of the epoch that were left out.
+            whole: Whether to count the whole epoch instead.
 
         Returns:
-            Samples by stream; also of streams that are gone, if they were read by mixture steps that are finished.
+            Counts by stream; also of streams that are gone, if they were read by mixture steps that are finished.
         """
-        order, names, first = self.run.order, self.catalog.stream_names, 0
-        counts = dict.fromkeys(names, 0)
-        is_as_drawn = self.packing is None and not order.is_composed and not order.steps and not skipped.runs
-        if order.mixture is not None and is_as_drawn:
+        order, names, first = self.run.order.of_epoch(cursor.epoch), self.catalog.stream_names, 0
+        plan = None if order.mixture is None else order.mixture.plan_of(cursor.epoch)
+        has_tokens = self.catalog.lengths is not None and (plan is None or {*plan.streams} <= {*names})
+        counts, tokens = dict.fromkeys(names, 0), dict.fromkeys(names, 0) if has_tokens else None
+        is_scanned = has_tokens or self.packing is not None or order.is_composed or order.steps or skipped.runs
+        if whole and not is_scanned:
+            drawn = order.weights.choose if plan is None else plan.drawn[-1].tolist()
+            return StreamsRead(dict(zip(names if plan is None else plan.streams, drawn, strict=True)), None)
+        if plan is not None and not is_scanned:
             # Finished steps are known without their order, and without streams that are gone.
-            plan = order.mixture.plan_of(cursor.epoch)
             step = int(np.searchsorted(plan.stops, cursor.sample_in_epoch, side="right"))
             counts |= dict(zip(plan.streams, plan.drawn[step].tolist(), strict=True))
             first = int(plan.stops[step - 1]) if step else 0
         epoch = self.epoch(cursor)
-        stop = skipped.kept_before(min(cursor.sample_in_epoch, len(epoch.sequence)))
+        stop = skipped.kept_before(len(epoch.sequence) if whole else min(cursor.sample_in_epoch, len(epoch.sequence)))
         for _, rows in epoch.chunks(first, stop, skipped):
-            streams = np.bincount(self.streams_of(rows.ids[rows.first_parts]), minlength=len(names))
-            for name, count in zip(names, streams.tolist(), strict=True):
+            streams = self.streams_of(rows.ids)
+            for name, count in zip(names, _sums(streams, rows.first_parts, len(names)), strict=True):
                 counts[name] += count
-        return counts
+            if tokens is not None:
+                for name, count in zip(names, _sums(streams, rows.tokens, len(names)), strict=True):
+                    tokens[name] += count
+        return StreamsRead(counts, tokens)
 
     def report(self) -> dict[str, Any]:
         """Return what an epoch reads of each stream as plain values; selections are evaluated if they are not cached.
@@ -586,14 +624,30 @@ def packs_documents(dataset: StreamingDataset) -> bool:
     return run_state_of(dataset).request.pack is not None
 
 
-# Samples that the epoch of a saved position has read of each stream.
+# Samples that the epochs of a saved position have read of each stream.
 
 
-def read_by_data(position: SavedPosition, places: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, int]:
-    """Count the samples of each stream that the epoch of a position has read, from the indexes of the data.
+def saved_packing(packing: SavedPacking) -> Packing | None:
+    """Return the options of packing in a state; None if a function counts the lengths, which a state only names."""
+    try:
+        call = ast.parse(f"lengths({packing.lengths})", mode="eval").body
+        keywords = call.keywords if isinstance(call, ast.Call) else ()
+        lengths = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # not as in_words of LengthsRequest writes columns
+        return None
+    if not lengths or not lengths.keys() <= {"column", "dtype", "lengths"}:
+        return None
+    if packing.option == TokenBudget.option:
+        return TokenBudget(**packing.settings, **lengths)
+    return PackingConfig(**packing.settings, **{"column": lengths.get("lengths"), **lengths})
+
+
+def read_by_data(position: SavedPosition, places: Mapping[str, str], options: Mapping[str, Any]) -> list[StreamsRead]:
+    """Count what each epoch up to a position has read of each stream, from the indexes of the data.
 
     Args:
-        position: A position that lists its streams, of a run without schedule, selections and packing.
+        position: A position that lists its streams, of a run without schedule and selections; if it packs documents,
+            their lengths are in columns.
         places: Directory or URL of every stream.
         options: Arguments of their store's filesystem.
 
@@ -611,12 +665,15 @@ def read_by_data(position: SavedPosition, places: Mapping[str, str], options: Ma
         )
     # Without the epoch's size, which is the sum of the samples drawn from all streams.
     settings = {name: value for name in _ORDER if (value := getattr(order, name)) is not None}
-    world, batch_size = _geometry_of(position)
+    packing, (world, batch_size) = position.fingerprint.packing, _geometry_of(position)
+    if packing is not None:
+        settings[packing.option] = saved_packing(packing)
     with TemporaryDirectory() as cache:
         streams = {
             name: Stream(
                 remote=places[name],
-                local=str(Path(cache) / str(number)),
+                # This node may have lengths in its cache.
+                local=str(Path(cache) / str(number)) if packing is None else None,
                 choose=stream.samples_drawn,
                 storage={"options": options},
             )
@@ -625,15 +682,15 @@ def read_by_data(position: SavedPosition, places: Mapping[str, str], options: Ma
         return _read_before(StreamingDataset(streams=streams, batch_size=batch_size, world=world, **settings), position)
 
 
-def read_by_config(position: SavedPosition, files: Sequence[str]) -> dict[str, int]:
-    """Count the samples of each stream that the epoch of a position has read, by the configuration of its run.
+def read_by_config(position: SavedPosition, files: Sequence[str]) -> list[StreamsRead]:
+    """Count what each epoch up to a position has read of each stream, by the configuration of its run.
 
     Args:
         position: A position.
         files: Files of the configuration; a later one overrides an earlier one.
 
     Returns:
-        Samples by stream, as :meth:`RunDescription.read_before` returns them.
+        Counts of each epoch, as :meth:`RunDescription.read_before` returns them; the last is under way.
 
     Raises:
         ConfigError: The configuration has no data to train on, or the data cannot be read like this.
@@ -643,11 +700,14 @@ def read_by_config(position: SavedPosition, files: Sequence[str]) -> dict[str, i
     return _read_before(data.build_dataset("train", data.configs["train"]), position)
 
 
-def _read_before(dataset: StreamingDataset, position: SavedPosition) -> dict[str, int]:
+def _read_before(dataset: StreamingDataset, position: SavedPosition) -> list[StreamsRead]:
     try:
         described = describe_run(dataset, position=position)
-        begins = described.run.normalise(position.cursor)
-        return described.read_before(begins, skipped_in_epoch(position.skipped.values(), begins.epoch))
+        begins, spans = described.run.normalise(position.cursor), position.skipped.values()
+        skips = [skipped_in_epoch(spans, epoch) for epoch in range(begins.epoch + 1)]
+        earlier = enumerate(skips[:-1])
+        reads = [described.read_before(Cursor(epoch, 0), skipped, whole=True) for epoch, skipped in earlier]
+        return [*reads, described.read_before(begins, skips[-1])]
     finally:
         dataset.close()
 

@@ -310,7 +310,7 @@ class ViewedRun:
         with self.lock:
             traced = self.traced()
             skipped = self.places.loaders[loader].skipped(traced.begins.epoch)
-            counts = traced.described.read_before(traced.begins, skipped)
+            counts = traced.described.read_before(traced.begins, skipped).samples
         return [replace(stream, this_epoch=counts.get(stream.name, 0)) for stream in seen]
 
     def next_steps(self, step: int | None, steps: int, rank: int | None) -> dict[str, Any]:
