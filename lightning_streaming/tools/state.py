@@ -285,8 +285,8 @@ def _print_loader(
         print_line("no phase had begun, so nothing was read of any stream\n")
         return
     by_tokens = ["tokens"] * any(stream.tokens is not None for stream in streams)
-    drawn = "drawn" if phases else "per epoch"
-    heads = ("stream", "samples", drawn, "before", "this epoch", "in all", *by_tokens, "digest")
+    of_epoch = "drawn" if phases else "per epoch"
+    heads = ("stream", "samples", of_epoch, "before", "this epoch", "in all", *by_tokens, "digest")
     cells = []
     for stream, saved_stream in zip(streams, listed.values(), strict=True):
         counts = [stream.samples, stream.drawn, stream.before, stream.this_epoch, stream.total]

@@ -92,13 +92,13 @@ def test_tokens_and_documents_of_all_epochs_are_counted(data: Path, tmp_path: Pa
     saved.write_text(json.dumps(loader.state_dict()))
     loader.close()
     (shown,) = run("state", "show", saved, "--config", config, "--json").json["loaders"].values()
-    assert {one["name"]: one["tokens"] for one in shown["streams"]} == tokens
-    assert {one["name"]: one["before"] + one["this_epoch"] for one in shown["streams"]} == documents
+    assert {stream["name"]: stream["tokens"] for stream in shown["streams"]} == tokens
+    assert {stream["name"]: stream["before"] + stream["this_epoch"] for stream in shown["streams"]} == documents
     table = run("state", "show", saved, "--config", config).out
     assert "tokens" in table
     assert f"{tokens['web']:,}" in table
     (unknown,) = run("state", "show", saved, "--json").json["loaders"].values()
-    assert {one["tokens"] for one in unknown["streams"]} == {None}
+    assert {stream["tokens"] for stream in unknown["streams"]} == {None}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_run_in_python_is_counted_by_its_data(data: Path, tmp_path: Path, chan
     assert by_data.code == 0, by_data.err
     assert by_data.json == run("state", "show", saved, "--config", config, "--json").json
     (shown,) = by_data.json["loaders"].values()
-    assert all(one["tokens"] for one in shown["streams"])
+    assert all(stream["tokens"] for stream in shown["streams"])
 
 
 def test_lengths_that_a_function_counts_need_the_configuration(data: Path, tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ class StreamSeen:
     this_epoch: int | None
     """Samples of it in this epoch; None if it takes the data to count them."""
     tokens: int | None = None
-    """Tokens of it in all epochs; None if they were not counted: only runs that pack, or mix by tokens, know lengths."""
+    """Tokens of it in all epochs; None if not counted: only runs that pack, or mix by tokens, know lengths."""
 
     @property
     def total(self) -> int | None:

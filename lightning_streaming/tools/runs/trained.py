@@ -185,11 +185,13 @@ def _named_ids(run: TracedRun, args: Namespace) -> NDArray[np.int64]:
         )
     number = _stream(catalog, named.stream or "", "--sample")
     sizes = catalog.indexes[number].samples_per_shard()
-    shard, index = named.shard, named.index
-    if shard is None:
+    index = named.index
+    if named.shard is None:
         stops = np.cumsum(sizes)
         shard = int(np.searchsorted(stops, index, side="right"))
         index -= int(stops[shard - 1]) if shard else 0
+    else:
+        shard = named.shard
     if shard >= len(sizes) or index >= sizes[shard]:
         raise ConfigError(f"there is no sample {args.sample!r}", option="--sample")
     sample = catalog.id_of(sum(catalog.shards_per_stream[:number]) + shard, index)
