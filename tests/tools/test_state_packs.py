@@ -76,11 +76,17 @@ def test_documents_read_are_counted_by_the_configuration(data: Path, tmp_path: P
         assert run("state", "show", saved, *places, "--json").json["loaders"] == by_config
 
 
+BY_TOKENS: dict[str, Any] = {"mixing": {"weights_in": "tokens"}, "epoch_size": 2000}
+
+
 @pytest.mark.rotate(1)
-@pytest.mark.parametrize("order", [{}, {"packing": {"method": "concat"}}, {"skip": ["2", "30-31"]}], ids=str)
+@pytest.mark.parametrize("order", [{}, {"packing": {"method": "concat"}}, {"skip": ["2", "30-31"]}, BY_TOKENS], ids=str)
 def test_tokens_and_documents_of_all_epochs_are_counted(data: Path, tmp_path: Path, order: dict[str, Any]) -> None:
     train, saved = packed_train(data, **order), tmp_path / "state.json"
     config = write_config(tmp_path / "run.yaml", train, {"batch_size": 2})
+    if "mixing" in order:
+        train["streams"] = {name: {**stream, "proportion": 0.5} for name, stream in train["streams"].items()}
+        config = write_config(tmp_path / "run.yaml", train, {"batch_size": 2})
     loader, documents, tokens = packed_loader(train, 2), Counter[str](), Counter[str]()
     batches = list(loader)
     batches += list(loader)

@@ -175,6 +175,19 @@ def test_documents_of_packs_are_traced_back_to_their_packs(data: Path, tmp_path:
     assert {read["epoch"] for read in report["reads"]} == {0, 1}
 
 
+def test_weights_in_tokens_are_shown_in_tokens(data: Path, tmp_path: Path) -> None:
+    train, saved, shares = packed_train(data / "documents"), tmp_path / "saved.ckpt", {"books": 0.75, "web": 0.25}
+    train |= {"mixing": {"weights_in": "tokens"}, "epoch_size": 3000}
+    train["streams"] = {name: {**train["streams"][name], "proportion": share} for name, share in shares.items()}
+    seen = fit(train, saved, 2, max_steps=40, max_epochs=-1)
+    config = write_config(tmp_path / "run.yaml", train, {"batch_size": 2}, devices=1)
+    reads = trained(config, saved, "--where", "size >= 0")["reads"]
+    assert len(reads) == len(seen)
+    assert {read["epoch"] for read in reads} == {0, 1}
+    for read in reads:
+        assert read["weights"] == pytest.approx(shares, abs=0.06)
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
