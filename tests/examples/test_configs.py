@@ -13,6 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Callback, Trainer
 
 from examples.linked_batch_size import LinkedCLI
+from examples.pretrain import TokenShares
 from lightning_streaming import MDSWriter
 from lightning_streaming.trainer.cli import StreamingCLI
 from tests.servers import GcsStore, S3Store
@@ -31,6 +32,7 @@ STEPS_PER_EPOCH = {
     "packed_documents": 100,
     "phases": 200,
     "pictures": 8,
+    "pretrain": 100,
     "resume": 250,
     "token_budget": 100,
     "validation_set": 125,
@@ -208,6 +210,20 @@ def test_columns_of_several_datasets_are_in_each_batch() -> None:
     told = run("inspect", "--config", CONFIGS / "joined_columns.yaml").out
     assert "joined with them" in told
     assert "by position" in told
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("in_example_directory")
+def test_sources_have_their_shares_of_the_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    (stage,) = run("inspect", "--config", CONFIGS / "pretrain.yaml", "--json").json["stages"]
+    broad = {stream["stream"]: stream["token_share"] for stream in stage["schedule"][0]["streams"]}
+    wanted = {"web": 0.6, "wiki": 0.1, "code": 0.2, "books": 0.05, "math": 0.05}
+    assert broad == pytest.approx(wanted, abs=0.02)
+    cli = fit("pretrain", max_steps=40)
+    (shares,) = (callback for callback in vars(cli.trainer)["callbacks"] if isinstance(callback, TokenShares))
+    total = sum(shares.tokens.values())
+    assert {name: count / total for name, count in shares.tokens.items()} == pytest.approx(wanted, abs=0.06)
+    assert "read: web" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("in_example_directory")

@@ -78,6 +78,7 @@ PROGRAMS = [
     "linked_batch_size",
     "packed_documents",
     "plain_pytorch",
+    "pretrain",
     "replicas",
     "write_dataset",
     "write_parquet",
