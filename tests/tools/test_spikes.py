@@ -29,7 +29,7 @@ from tests.tools.running import read_index, run
 
 BAD = range(1030, 1040)
 """Ids of the samples whose loss is large."""
-SIZES = {"web": 300, "books": 100}
+SIZES = {"web": 150, "books": 60}
 
 
 @pytest.fixture(autouse=True)
@@ -191,10 +191,12 @@ def test_ranges_are_numbered_as_skip_numbers_batches(
     assert [str(batches) for batches in skip_ranges(batches, [_range(text) for text in skipped])] == ranges
 
 
-def write_log(directory: Path, steps: Iterable[tuple[int, list[Any], float]], run_number: int = 1) -> Path:
+def write_log(
+    directory: Path, steps: Iterable[tuple[int, list[Any], float]], run_number: int = 1, rank: int = 0
+) -> Path:
     """A log of one rank as StepLog writes it: batch, samples and loss of each step."""
-    directory.mkdir()
-    with (directory / "rank0.jsonl").open("w") as file:
+    directory.mkdir(exist_ok=True)
+    with (directory / f"rank{rank}.jsonl").open("a") as file:
         for batch, samples, loss in steps:
             head = {"run": run_number, "batch": batch, "step": batch, "loader": "train"}
             for line in (
@@ -230,6 +232,27 @@ def test_long_documents_and_a_shard_are_named_where_packs_are_read(tmp_path: Pat
     )
     with_one_before = spikes_of(config, log, "--before", 1)
     assert (with_one_before["skip"], with_one_before["spikes"][0]["steps"]) == (["29-30"], [29, 30])
+
+
+def test_a_step_has_the_mean_of_its_ranks_and_the_rank_that_jumped_comes_first(tmp_path: Path) -> None:
+    train = packed_train(write_documents(tmp_path))
+    config = write_config(tmp_path / "run.yaml", train, {"batch_size": 1}, devices=2)
+    for rank in (0, 1):
+        steps = ((step, [[2 * step + rank, "web", 0, rank, 0]], 2 + rank / 10) for step in range(20))
+        write_log(
+            tmp_path / "log", itertools.chain(steps, [(20, [[40 + rank, "web", 0, rank, 0]], 2 + 4 * rank)]), rank=rank
+        )
+    (spike,) = spikes_of(config, tmp_path / "log")["spikes"]
+    assert (spike["steps"], spike["value"]) == ([20, 20], 4)
+    assert spike["median_before"] == pytest.approx(2.05)
+    assert [(sample["rank"], sample["value"]) for sample in spike["samples"]] == [(1, 6), (0, 2)]
+    only = spikes_of(config, tmp_path / "log", "--rank", 0)["spikes"][0]["samples"]
+    assert [sample["rank"] for sample in only] == [0]
+    # A run that resumed from step 15 has other values from there on.
+    for rank in (0, 1):
+        write_log(tmp_path / "log", ((step, [], 2.0) for step in range(15, 25)), run_number=2, rank=rank)
+    report = spikes_of(config, tmp_path / "log")
+    assert (report["steps"], report["spikes"]) == (25, [])
 
 
 @pytest.mark.parametrize(

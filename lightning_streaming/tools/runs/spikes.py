@@ -265,11 +265,11 @@ class _Facts:
     def of(self, key: SampleKey) -> dict[str, str]:
         """Return the facts of a sample, by kind."""
         facts = {"stream": key.stream, "shard": f"{key.stream}:{key.shard}"}
-        phase, packer = self.phase(key), self.traced.order.order.packer
+        phase, lengths = self.phase(key), self.traced.catalog.lengths
         if phase is not None:
             facts["phase"] = phase
-        if packer is not None:
-            tokens = int(packer.lengths(np.array([find_sample(self.traced.catalog, key)]))[0])
+        if lengths is not None:
+            tokens = int(lengths(np.array([find_sample(self.traced.catalog, key)]))[0])
             power = max(0, tokens.bit_length() - 1)
             facts["length"] = f"{1 << power:,} to {(2 << power) - 1:,} tokens"
         return facts
