@@ -38,8 +38,8 @@ from lightning_streaming.reading.packs.assemblers import assembler_of
 from lightning_streaming.reading.plan import PassPlanner
 from lightning_streaming.reading.reference_names import ReferenceNames, readonly_property
 from lightning_streaming.reading.transport import PassCounter
+from lightning_streaming.reading.worker_process import prepare_worker_process
 from lightning_streaming.reading.worker_samples import PassProgress, WorkerSamples
-from lightning_streaming.reading.workers import prepare_worker_process
 from lightning_streaming.resume.run import OnMismatch
 from lightning_streaming.resume.run_order import RunRequest
 from lightning_streaming.resume.run_state import RunState

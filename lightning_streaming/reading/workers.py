@@ -6,22 +6,18 @@ is a :class:`BatchGroup`. What touches torch's private parts is here, and nowher
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
-import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import cycle, islice
-from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import Process
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +36,7 @@ from lightning_streaming.escaping import in_one_line
 from lightning_streaming.reading.measures import FetchCounts
 from lightning_streaming.reading.plan import Batches, WorkerPlan
 from lightning_streaming.reading.transport import BatchMessage, BatchSender, BatchSlots, shared
+from lightning_streaming.reading.worker_process import prepare_worker_process, signals_held_back
 from lightning_streaming.resume.appended_data import NO_GROWTH, Growth
 from lightning_streaming.resume.state import EpochStart
 
@@ -50,8 +47,6 @@ _PATIENCE = 1.0
 """Seconds for a worker to end, and again after a signal."""
 _START_BYTES, _RUN_BYTES = 4096, 64
 """Several times the size of a pickled pass start without appended data, and of each skipped range."""
-SHIELDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that a scheduler or a terminal may send to the whole process group; workers ignore them."""
 
 
 class BatchGroup(NamedTuple):
@@ -138,7 +133,7 @@ def start_iterator(loader: DataLoader[Any], groups: WorkerBatches) -> Iterator[B
     )
     if not loader.num_workers:
         return DataLoader.__iter__(twin)
-    with _signals_held_back((loader.multiprocessing_context or multiprocessing).get_start_method()):
+    with signals_held_back((loader.multiprocessing_context or multiprocessing).get_start_method()):
         iterator = DataLoader.__iter__(twin)
     vars(loader)["_iterator"] = twin._iterator
     return iterator
@@ -426,75 +421,3 @@ def _late(workers: Sequence[Process]) -> list[Process]:
         for sentinel in wait(list(left), seconds):
             del left[sentinel]  # type: ignore[arg-type]  # which are all numbers
     return list(left.values())
-
-
-@contextmanager
-def _signals_held_back(start_method: str) -> Iterator[None]:
-    """Start the workers in this block with the shielded signals blocked, until their shield is set up.
-
-    Without it a worker is unprotected while it imports, and the threads that its imports start stay so. A signal to
-    this process meanwhile is not lost: another thread receives it, or it waits for the end of the block.
-
-    Args:
-        start_method: "fork", "spawn" or "forkserver". The last starts workers from a server that other users of
-            multiprocessing share, and that must not pass this on to theirs.
-    """
-    if sys.platform == "darwin":
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED_SIGNALS)
-    try:
-        if start_method != "fork":
-            resource_tracker.ensure_running()  # it is started but once, and then lets SIGINT and SIGTERM through
-        held_back = before if start_method == "forkserver" else before.union(SHIELDED_SIGNALS)
-        signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@cache
-def prepare_worker_process() -> None:
-    """Make this worker live and end with its parent, and spare it the parent's objects. Works once.
-
-    Torch's workers look for a dead parent every few seconds. A thread that waits for it ends them at once, so that a
-    ``kill -9`` of the trainer leaves no process behind. Linux could send a signal instead, but already when the
-    parent's *thread* ends that started the worker. Freezing the collector keeps it from walking over the parent's
-    objects, which would copy memory shared by fork.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        _shield_from_signals(parent.pid)
-        _start_thread("parent-watch", _end_with, parent.sentinel)
-    gc.freeze()
-
-
-def _shield_from_signals(parent: int | None) -> None:
-    """Let signals to the whole process group pass: the trainer still needs its workers, to come to a good end.
-
-    Torch and multiprocessing end workers with SIGTERM, so that one counts if, and only if, the parent sent it. Python's
-    signal handlers do not receive the sender, hence a thread that waits for signals; programs that a transform starts
-    inherit the shield, and are ended with SIGKILL alone.
-    """
-    if sys.platform == "darwin":  # which does not report the sender of a signal
-        for signum in {*SHIELDED_SIGNALS} - {signal.SIGTERM}:
-            signal.signal(signum, signal.SIG_IGN)
-        return
-    signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED_SIGNALS)
-    _start_thread("signal-shield", _end_at_signal_of, parent)
-
-
-def _end_at_signal_of(parent: int | None) -> None:
-    while True:
-        received = signal.sigwaitinfo(SHIELDED_SIGNALS)
-        if received.si_signo == signal.SIGTERM and received.si_pid == parent:
-            os._exit(0)  # as torch's own handler does: any other status would count as a worker's failure
-
-
-def _end_with(parent: int) -> None:
-    wait([parent])
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _start_thread(name: str, run: Callable[..., None], *args: object) -> None:
-    threading.Thread(target=run, args=args, name=name, daemon=True).start()

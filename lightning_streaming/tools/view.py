@@ -28,8 +28,9 @@ from lightning_streaming.tools.commands import (
 from lightning_streaming.tools.console import FINE
 from lightning_streaming.tools.report.pages import import_jinja
 from lightning_streaming.tools.stored.stored_dataset import find_dataset, temporary_caches
+from lightning_streaming.tools.viewing.pages import Viewed
 from lightning_streaming.tools.viewing.server import serve
-from lightning_streaming.tools.viewing.viewed import Viewed, ViewedStream
+from lightning_streaming.tools.viewing.viewed import ViewedStream
 
 _MAX_PORT = 65535
 

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
-from lightning_streaming.reading.workers import SHIELDED_SIGNALS
+from lightning_streaming.reading.worker_process import SHIELDED_SIGNALS
 from lightning_streaming.signatures import public
 from lightning_streaming.trainer import lightning_internals
 from lightning_streaming.trainer.lightning_internals import save_whole

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_streaming.errors import SampleIndexError, StreamingError
 from lightning_streaming.storage.secrets import redact
@@ -14,12 +14,37 @@ from lightning_streaming.tools.report.charts import Axis, histogram
 from lightning_streaming.tools.report.pages import fill
 from lightning_streaming.tools.stored.stored_dataset import stored_files
 from lightning_streaming.tools.stored.summary import facts_of
-from lightning_streaming.tools.viewing.viewed import Viewed, ViewedStream
+from lightning_streaming.tools.viewing.viewed import ViewedStream
 from lightning_streaming.units import format_bytes
+
+if TYPE_CHECKING:
+    from lightning_streaming.tools.viewing.viewed_run import ViewedRun
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _SHARDS_PER_PAGE = 100
 _MAX_STEPS, _DEFAULT_STEPS = 32, 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Viewed:
+    """The dataset, or the run and its streams, that the pages show."""
+
+    shown: str
+    """Its name, without secrets."""
+    streams: Sequence[ViewedStream]
+    run: ViewedRun | None = None
+    """The run that reads the streams; None for a single dataset."""
+
+    def stream_numbers(self, stage: str) -> dict[str, int]:
+        """Return the numbers of a stage's streams, by name."""
+        return {stream.name: number for number, stream in enumerate(self.streams) if stream.stage == stage}
+
+    def close(self) -> None:
+        """Release files, threads and temporary directories."""
+        for stream in self.streams:
+            stream.close()
+        if self.run is not None:
+            self.run.close()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

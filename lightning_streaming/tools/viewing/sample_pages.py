@@ -25,7 +25,7 @@ from lightning_streaming.tools.stored.sample_reader import (
     named_sample,
 )
 from lightning_streaming.tools.stored.stored_dataset import columns_of
-from lightning_streaming.tools.viewing.pages import Frame, Request, Response, error_text
+from lightning_streaming.tools.viewing.pages import Frame, Request, Response, Viewed, error_text
 from lightning_streaming.tools.viewing.shown_values import (
     TEXT_PAGE,
     ShownValue,
@@ -34,11 +34,11 @@ from lightning_streaming.tools.viewing.shown_values import (
     show_unpickled,
     shown_value,
 )
-from lightning_streaming.tools.viewing.viewed import Viewed, ViewedStream
+from lightning_streaming.tools.viewing.viewed import ViewedStream
 
 if TYPE_CHECKING:
     from lightning_streaming.tools.runs.trace_run import Read
-    from lightning_streaming.tools.viewing.view_run import ViewedStep
+    from lightning_streaming.tools.viewing.viewed_run import ViewedStep
 
 _PER_PAGE, _PER_BATCH_PAGE = 12, 24
 _SEARCHED = 100

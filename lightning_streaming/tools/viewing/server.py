@@ -35,8 +35,7 @@ from lightning_streaming.tools.commands import ENDING_SIGNALS
 from lightning_streaming.tools.console import print_note
 from lightning_streaming.tools.report.pages import icon, style
 from lightning_streaming.tools.viewing import pages, sample_pages
-from lightning_streaming.tools.viewing.pages import Frame, Request, Response
-from lightning_streaming.tools.viewing.viewed import Viewed
+from lightning_streaming.tools.viewing.pages import Frame, Request, Response, Viewed
 
 _HOST = "127.0.0.1"
 _CONCURRENT_PAGES = 8

@@ -25,7 +25,6 @@ from lightning_streaming.units import format_bytes
 
 if TYPE_CHECKING:
     from lightning_streaming.selection.bitmap import Selection
-    from lightning_streaming.tools.viewing.view_run import ViewedRun
 
 _SELECTION_CHUNK = 1 << 16
 """Samples that are looked up in a selection at once."""
@@ -40,28 +39,6 @@ _MAX_ARRAY_VALUES = 4096
 """Values of an array that a chart includes."""
 _FEW_VALUES = 0.5
 """Most different values per sample for which a text column shows the most frequent values and not lengths."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Viewed:
-    """The dataset, or the run and its streams, that the pages show."""
-
-    shown: str
-    """Its name, without secrets."""
-    streams: Sequence[ViewedStream]
-    run: ViewedRun | None = None
-    """The run that reads the streams; None for a single dataset."""
-
-    def stream_numbers(self, stage: str) -> dict[str, int]:
-        """Return the numbers of a stage's streams, by name."""
-        return {stream.name: number for number, stream in enumerate(self.streams) if stream.stage == stage}
-
-    def close(self) -> None:
-        """Release files, threads and temporary directories."""
-        for stream in self.streams:
-            stream.close()
-        if self.run is not None:
-            self.run.close()
 
 
 class ViewedStream:

@@ -21,10 +21,11 @@ import numpy as np
 from PIL import Image
 
 from lightning_streaming.tools.stored.stored_dataset import find_dataset, temporary_caches
-from lightning_streaming.tools.viewing.pages import Request, Response
+from lightning_streaming.tools.viewing.pages import Request, Response, Viewed
 from lightning_streaming.tools.viewing.server import Pages
-from lightning_streaming.tools.viewing.view_run import ViewedRun, viewed_of
-from lightning_streaming.tools.viewing.viewed import Viewed, ViewedStream
+from lightning_streaming.tools.viewing.view_run import viewed_of
+from lightning_streaming.tools.viewing.viewed import ViewedStream
+from lightning_streaming.tools.viewing.viewed_run import ViewedRun
 from lightning_streaming.writing.writers import MDSWriter
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">'\"&lt;"

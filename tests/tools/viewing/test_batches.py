@@ -123,7 +123,7 @@ def test_all_samples_of_a_large_batch_are_shown_page_by_page(streams: Path, monk
 
 
 def test_of_very_many_samples_those_of_one_rank_are_shown(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_streaming.tools.viewing.view_run._MAX_READS", 7)
+    monkeypatch.setattr("lightning_streaming.tools.viewing.viewed_run._MAX_READS", 7)
     with run_pages() as pages:
         text, other = html(pages, "batches", step="3"), html(pages, "batches", step="3", rank="1")
     assert _keys(text) == [_key(read) for read in _traced(3, "--rank", 0)]
@@ -190,7 +190,7 @@ def test_documents_are_shown_pack_by_pack(temporary: Path, pack: dict[str, Any],
 def test_of_packs_of_very_many_documents_those_of_one_rank_are_shown(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr("lightning_streaming.tools.viewing.view_run._MAX_READS", 20)
+    monkeypatch.setattr("lightning_streaming.tools.viewing.viewed_run._MAX_READS", 20)
     with MDSWriter(out="tokens", columns={"tokens": "ndarray:uint16"}, size_limit="4kb") as writer:
         for _ in range(400):
             writer.write({"tokens": np.arange(10, dtype=np.uint16)})

@@ -77,7 +77,7 @@ def test_steps_end_where_the_run_ends(streams: Path) -> None:
 
 def test_steps_that_are_left_out_are_said_to_be(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _config(MIXED)
-    monkeypatch.setattr("lightning_streaming.tools.viewing.view_run._MAX_READS", 20)
+    monkeypatch.setattr("lightning_streaming.tools.viewing.viewed_run._MAX_READS", 20)
     with run_pages() as pages:
         cut = Elements.of(html(pages, "order", step="3", steps="8"))
         assert "Step 5" in cut.text  # 8 samples of each
