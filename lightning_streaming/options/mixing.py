@@ -11,13 +11,14 @@ from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, fields_of, store_plain
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.sequence.settings import require_known
-from lightning_streaming.signatures import suggests_names
+from lightning_streaming.signatures import public, suggests_names
 from lightning_streaming.units import plain_number
 
 WeightUnit = Literal["samples", "tokens"]
 BeyondLimit = Literal["error", "redistribute"]
 
 
+@public()
 @suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixingConfig(OptionGroup):
