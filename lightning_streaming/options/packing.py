@@ -20,12 +20,15 @@ from lightning_streaming.sequence.packing.settings import (
     BudgetSettings,
     PackSettings,
 )
+from lightning_streaming.sequence.settings import require_known
 from lightning_streaming.signatures import explains_options_of, public, suggests_names
-from lightning_streaming.tokenizing.documents import TOKENS, DocumentTokenizer
-from lightning_streaming.units import plain_number
+from lightning_streaming.tokenizing.documents import LOSS_MASK, TOKENS, DocumentTokenizer
+from lightning_streaming.units import check_truth, plain_number
 
 MADE = ("position_ids", "document_ids", "cu_seqlens", "max_seqlen")
 """Entries of a batch that are computed from the lengths of packed documents."""
+IGNORED = -100
+"""Label that torch's losses ignore by default."""
 MOST_BYTES = 8
 """Size of the largest number of torch."""
 
@@ -200,6 +203,18 @@ class PackingConfig(Packing):
         longer: What "best_fit" does with documents longer than a pack: "split" them, "truncate" or "drop" them, or
             "error".
         without: Entries of a batch that are left out: "position_ids", "document_ids", "cu_seqlens" or "max_seqlen".
+        labels: Add ``labels``, int64: the tokens, but -100 for padding, for the first token of each document, which no
+            token precedes, and where ``loss_mask`` is 0. They are not shifted: models of transformers do that.
+        loss_mask: Column of as many values as tokens, 0 where ``labels`` are -100. Default: "loss_mask" of
+            conversations with ``tokenize``.
+        multiple: Each document is padded to a multiple of this many tokens, for context parallelism or FP8.
+            ``cu_seqlens`` then counts documents without their padding, and ``cu_seqlens_padded`` with it.
+        max_documents: Most documents of a pack, with "best_fit". ``cu_seqlens`` then has max_documents + 1 entries for
+            each pack, whose last end is repeated, and ``max_seqlen`` is ``capacity``, so that no shape changes.
+        continue_positions: ``position_ids`` of a document that is cut continue in its next pack, instead of starting
+            over at 0.
+        names: "huggingface" for ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``, as models
+            of transformers take them, instead of ``cu_seqlens`` and ``max_seqlen``.
 
     Raises:
         ConfigError: An argument cannot be.
@@ -213,6 +228,12 @@ class PackingConfig(Packing):
     window: int = 4096
     longer: Literal["split", "truncate", "drop", "error"] = "split"
     without: Sequence[str] = ()
+    labels: bool = False
+    loss_mask: str | None = None
+    multiple: int = 1
+    max_documents: int | None = None
+    continue_positions: bool = False
+    names: Literal["plain", "huggingface"] = "plain"
 
     def __post_init__(self) -> None:
         store_plain(self, leave=("tokenizer",))
@@ -223,10 +244,37 @@ class PackingConfig(Packing):
         unknown = [name for name in self.without if name not in MADE]
         if unknown:
             self._refuse("without", f"may name {', '.join(MADE)}, but names {short_repr(unknown[0])}")
+        with fields_of(self.option):
+            for name in ("labels", "continue_positions"):
+                check_truth(name, getattr(self, name))
+            require_known("names", self.names, ("plain", "huggingface"))
+        if self.loss_mask is not None and (not self.labels or not isinstance(self.loss_mask, str)):
+            self._refuse("loss_mask", f"is a column for labels=True, but is {short_repr(self.loss_mask)}")
+        if self.labels and "labels" in (self.mask, *self.along):
+            self._refuse("labels", "makes an entry of this name, which along or loss_mask names")
+
+    @property
+    def mask(self) -> str | None:
+        """The column of the mask of labels; None for none."""
+        is_chat = self.tokenizer is not None and self.tokenizer.chat is not None
+        return LOSS_MASK if self.loss_mask is None and self.labels and is_chat else self.loss_mask
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All packed columns, that of the tokens first."""
+        columns = Packing.columns.fget(self)  # type: ignore[attr-defined]  # super() fails in dataclasses with slots
+        return columns if self.mask is None or self.mask in columns else (*columns, self.mask)
 
     def settings(self) -> PackSettings:
         """Return the settings of the plan."""
-        return PackSettings(capacity=self.capacity, method=self.method, window=self.window, longer=self.longer)
+        return PackSettings(
+            capacity=self.capacity,
+            method=self.method,
+            window=self.window,
+            longer=self.longer,
+            max_documents=self.max_documents,
+            multiple=self.multiple,
+        )
 
 
 @public()

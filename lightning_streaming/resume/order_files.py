@@ -38,7 +38,6 @@ from lightning_streaming.sequence.base import digest_of
 from lightning_streaming.sequence.draw import Shuffled, drawn_here
 from lightning_streaming.sequence.packing.packs import PackedEpoch, PackedPart, plan_epoch
 from lightning_streaming.sequence.packing.plan import PackPlan
-from lightning_streaming.sequence.packing.settings import named_facts
 from lightning_streaming.waits import progress
 
 _log = package_logger(__name__)
@@ -228,7 +227,7 @@ class EpochPacker:
 
     def saved(self) -> SavedPacking:
         """Return the facts that a saved position depends on; a digest of the lengths is saved with each stream."""
-        return SavedPacking.of(named_facts(self.pack.settings().facts), self.pack.request().in_words())
+        return SavedPacking.of(self.pack.settings().named, self.pack.request().in_words())
 
     def epoch(self, parts: Sequence[PackedPart]) -> PackedEpoch:
         """Return the packs of an epoch; plan them if no process of this node has.
@@ -260,7 +259,7 @@ class EpochPacker:
             plans = [
                 [
                     PackPlan.of_arrays(
-                        settings,
+                        settings.in_units,
                         {
                             name: np.frombuffer(mapped, dtype, length, first + start)
                             for name, (dtype, length, start) in arrays.items()
@@ -270,7 +269,7 @@ class EpochPacker:
                 ]
                 for of_part in json.loads(mapped[begin : begin + size])
             ]
-        epoch = PackedEpoch(parts, plans, self.lengths)
+        epoch = PackedEpoch(parts, plans, self.lengths, settings.multiple)
         if not len(epoch):  # a search for the next epoch with batches would never end
             raise ConfigError(
                 f"epoch {number} has no pack: none of its {documents} documents has a token that is kept",

@@ -174,6 +174,8 @@ def run(args: Namespace) -> int:
         words = f"{counted(result['tokens'], 'token')} of {counted(result['documents'], 'document')}"
         if "dropped_tokens" in result:
             words += f"; dropped {result['dropped_tokens']:,}, which filled no block at the end of a part"
+        if result.get("empty_documents"):
+            words += f"; left out {counted(result['empty_documents'], 'document')} without tokens"
         if "trained_tokens" in result:
             words += f"; the loss counts {result['trained_tokens']:,}"
         print_line(words)

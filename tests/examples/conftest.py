@@ -14,8 +14,10 @@ from examples.imagenet import write_pictures
 from examples.joined_columns import write_columns
 from examples.packed_documents import write_documents
 from examples.pretrain import write_sources
+from examples.sft import convert_arguments, write_chats
 from examples.write_dataset import FIRST_ID, code_files, document_files, write_blocks
 from examples.write_parquet import write_files
+from tests.tools.running import run
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +32,8 @@ def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_files(root / "parquet")
     write_pictures(root / "pictures", 256)
     write_sources(root / "pretrain")
+    write_chats(root / "sft")
+    assert run("convert", *convert_arguments(root / "sft")).code == 0
     return root
 
 
@@ -37,7 +41,7 @@ def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_example_directory(example_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory of its own to run a configuration in, with that data below."""
     (tmp_path / "demo_output").mkdir()
-    for name in ("data", "digits", "documents", "parquet", "pictures", "pretrain"):
+    for name in ("data", "digits", "documents", "parquet", "pictures", "pretrain", "sft"):
         (tmp_path / "demo_output" / name).symlink_to(example_data / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lightning-streaming"])

@@ -34,6 +34,7 @@ STEPS_PER_EPOCH = {
     "pictures": 8,
     "pretrain": 100,
     "resume": 250,
+    "sft": 100,
     "token_budget": 100,
     "validation_set": 125,
     "weighted_mixture": 200,

@@ -366,6 +366,7 @@ def test_what_was_asked_for_is_told_as_plain_values(root: Path) -> None:
     assert told["packing"] is None
     assert told["token_budget"] == {
         "column": "tokens",
+        "tokenize": None,
         "lengths": "size",
         "lengths_version": None,
         "dtype": None,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, FormatError, SampleIndexError
 from lightning_streaming.sequence.packing.fill import (
+    ANY_NUMBER,
     compiled_fill,
     fill_windows,
     fill_windows_in_python,
@@ -321,12 +322,20 @@ rooms_and_lengths = st.sampled_from([1, 40, 63, 64, 300, 5000, 300_000]).flatmap
 )
 
 
-@given(case=rooms_and_lengths)
+most_documents = st.sampled_from([1, 2, 3, 7, ANY_NUMBER])
+
+
+@given(case=rooms_and_lengths, most=most_documents)
 @settings(max_examples=examples(50))
-def test_filling_by_lists_is_filling_by_bits(case: tuple[int, list[list[int]]]) -> None:
+def test_filling_by_lists_is_filling_by_bits(case: tuple[int, list[list[int]]], most: int) -> None:
     capacity, windows = case
     lengths = np.asarray(windows, np.int32)
-    assert_same_packs(lengths, fill_windows_in_python(lengths, capacity), filled_by(fill_windows)(lengths, capacity))
+    by_lists = fill_windows_in_python(lengths, capacity, most)
+    assert_same_packs(lengths, by_lists, filled_by(fill_windows)(lengths, capacity, most))
+    for packs, of_window in zip(by_lists, lengths, strict=True):
+        packs = packs[of_window > 0]
+        assert np.bincount(packs).max(initial=0) <= most
+        assert np.bincount(packs, of_window[of_window > 0]).max(initial=0) <= capacity
 
 
 def assert_same_packs(lengths: NDArray[np.int32], one: NDArray[np.uint16], other: NDArray[np.uint16]) -> None:
@@ -338,14 +347,14 @@ def test_compiled_and_plain_packs_are_the_same() -> None:
     pytest.importorskip("numba")
     fill = compiled_fill()
 
-    @given(case=rooms_and_lengths)
-    def check(case: tuple[int, list[list[int]]]) -> None:
+    @given(case=rooms_and_lengths, most=most_documents)
+    def check(case: tuple[int, list[list[int]]], most: int) -> None:
         lengths = np.asarray(case[1], np.int32)
-        assert_same_packs(lengths, fill_windows_in_python(lengths, case[0]), fill(lengths, case[0]))
+        assert_same_packs(lengths, fill_windows_in_python(lengths, case[0], most), fill(lengths, case[0], most))
 
     check()
     # All places of the largest window, in as many packs.
-    assert fill(np.full((1, 1 << 16), 100, np.int32), 100)[0].tolist() == list(range(1 << 16))
+    assert fill(np.full((1, 1 << 16), 100, np.int32), 100, ANY_NUMBER)[0].tolist() == list(range(1 << 16))
     how = PackSettings(capacity=1000, window=512)
     assert_same_arrays(
         plan_of(web_lengths(5000), how, compiled=True, at_once=2000), plan_of(web_lengths(5000), how, compiled=False)

@@ -391,6 +391,9 @@ def test_documents_are_samples_that_are_packed_at_once(tmp_path: Path) -> None:
     assert "11 tokens of 3 documents\n" in outcome.out
     written = [sample["tokens"].tolist() for sample in samples(tmp_path / "out")]
     assert written == [[7, 0, 1, 9], [7, 9], [7, 2, 0, 1, 9]]
+    outcome = convert(source, tmp_path / "bare", *args)
+    assert "5 tokens of 3 documents; left out 1 document without tokens\n" in outcome.out
+    assert [len(sample["tokens"]) for sample in samples(tmp_path / "bare")] == [2, 3]
     packed = StreamingDataset(remote=str(tmp_path / "out"), packing={"column": "tokens", "capacity": 16})
     (batch,) = StreamingDataLoader(packed, batch_size=1)
     assert batch["input_ids"][0].tolist() == [*written[0], *written[1], *written[2], *5 * [0]]

@@ -148,7 +148,7 @@ class PackAssembler(_DocumentAssembler):
 
     def _item(self, rows: RowPieces, documents: list[Any], types: ColumnTypes) -> PackBatch:
         packing, missing = self._packing, missing_of(documents)
-        spans = PackSpans.of(rows, 1, packing.capacity).without(missing)
+        spans = PackSpans.of(rows, 1, packing.capacity, packing.multiple).without(missing)
         columns = {name: filled_pack(packing, name, documents, rows, types) for name in packing.columns}
         batch = batch_of(packing, columns, spans, types)
         return BarePack(batch) if len(missing) == len(documents) else batch
@@ -159,7 +159,7 @@ class PackAssembler(_DocumentAssembler):
         assert window.pieces is not None, "packs are read"
         packing, first_pack = self._packing, first * batch_size
         num_packs = min(stop * batch_size, window.num_items) - first_pack
-        spans = PackSpans.of(part_of(window.pieces, rows, first_pack), num_packs, packing.capacity)
+        spans = PackSpans.of(part_of(window.pieces, rows, first_pack), num_packs, packing.capacity, packing.multiple)
         columns = {name: join.packed(name, window, rows, spans) for name in packing.columns}
         batches = [
             batch_of(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.dataset.bad_samples import MISSING
 from lightning_streaming.errors import SampleError
-from lightning_streaming.options.packing import MOST_BYTES, Packing, PackingConfig, fits
+from lightning_streaming.options.packing import IGNORED, MOST_BYTES, Packing, PackingConfig, fits
 from lightning_streaming.reading.packs.types import BarePack, ColumnTypes, converted
 from lightning_streaming.sequence.batching import RowPieces
 
@@ -54,39 +54,70 @@ class PackSpans:
     """The pack of each span."""
     sources: NDArray[np.int64]
     """The row of each span, -1 for padding."""
+    are_begins: NDArray[np.bool_]
+    """False for the padding of a document, which belongs to the span before it."""
 
     @classmethod
-    def of(cls, rows: RowPieces, num_packs: int, capacity: int) -> PackSpans:
-        """Return the spans of some packs."""
-        room = capacity - np.bincount(rows.entries, rows.lengths, num_packs).astype(np.int64)
+    def of(cls, rows: RowPieces, num_packs: int, capacity: int, multiple: int = 1) -> PackSpans:
+        """Return the spans of some packs, in which each document takes a multiple of some tokens."""
+        padding = -rows.lengths % multiple
+        padded = np.flatnonzero(padding)
+        room = capacity - np.bincount(rows.entries, rows.lengths + padding, num_packs).astype(np.int64)
         short = np.flatnonzero(room)
-        packs = np.concatenate([rows.entries, short])
-        order = np.argsort(packs, kind="stable")
+        packs = np.concatenate([rows.entries, rows.entries[padded], short])
+        numbers = np.arange(len(rows.entries))
+        # A document, its padding, the next document; the padding of a pack is last.
+        order = np.lexsort((np.concatenate([numbers, padded, np.full(len(short), len(numbers))]), packs))
         return cls(
             rows,
             num_packs,
             capacity,
-            lengths=np.concatenate([rows.lengths, room[short]])[order],
+            lengths=np.concatenate([rows.lengths, padding[padded], room[short]])[order],
             packs=packs[order],
-            sources=np.concatenate([np.arange(len(rows.entries)), np.full(len(short), -1)])[order],
+            sources=np.concatenate([numbers, np.full(len(padded) + len(short), -1)])[order],
+            are_begins=np.repeat([True, False, True], [len(numbers), len(padded), len(short)])[order],
         )
 
-    def position_ids(self) -> NDArray[np.int64]:
-        """Return the position of each token in its document's part of the pack; of shape (packs, capacity)."""
+    def position_ids(self, *, are_continued: bool = False) -> NDArray[np.int64]:
+        """Return the position of each token in its document's part of the pack; of shape (packs, capacity).
+
+        Args:
+            are_continued: Whether positions count from the beginning of the document, and not of its part.
+        """
         counted = bytes_of(np.arange(int(self.lengths.max(initial=0))))
         stops = map(slice, (self.lengths * _COUNT.itemsize).tolist())
         places = np.frombuffer(bytearray().join(map(cut, repeat(counted), stops)), _COUNT)
+        if are_continued:
+            places += np.repeat(np.where(self.sources < 0, 0, self.rows.starts[self.sources]), self.lengths)
         return places.reshape(self.num_packs, self.capacity)
 
     def document_ids(self) -> NDArray[np.int32]:
         """Return the number of each token's document in its pack; -1 for padding; of shape (packs, capacity)."""
-        firsts = np.searchsorted(self.packs, np.arange(self.num_packs))
-        numbers = np.where(self.sources < 0, -1, np.arange(len(self.packs)) - firsts[self.packs]).astype(np.int32)
+        firsts = np.searchsorted(self.rows.entries, self.rows.entries)
+        numbers = np.where(self.sources < 0, -1, self.sources - firsts[self.sources]).astype(np.int32)
         return np.repeat(numbers, self.lengths).reshape(self.num_packs, self.capacity)
 
-    def cu_seqlens(self) -> NDArray[np.int32]:
-        """Return 0 and the end of each span, counted over all packs; of shape (spans + 1,)."""
-        return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+    def cu_seqlens(self, per_pack: int | None = None, *, are_padded: bool = True) -> NDArray[np.int32]:
+        """Return 0 and the end of each document, counted over all packs; the padding of a pack counts as one.
+
+        Args:
+            per_pack: Entries for each pack; the last end of a pack is repeated. None: as many as it has documents.
+            are_padded: Whether the padding of a document counts.
+        """
+        begins = np.flatnonzero(self.are_begins)
+        lengths = np.add.reduceat(self.lengths, begins) if are_padded else self.lengths[begins]
+        ends = np.cumsum(lengths)
+        if per_pack is not None:
+            packs = self.packs[begins]
+            firsts, stops = (np.searchsorted(packs, np.arange(self.num_packs), side) for side in ("left", "right"))
+            filled = np.repeat(ends[stops - 1], per_pack).reshape(self.num_packs, per_pack)
+            filled[packs, np.arange(len(packs)) - firsts[packs]] = ends
+            ends = filled.reshape(-1)
+        return np.concatenate([[0], ends]).astype(np.int32)
+
+    def longest(self) -> int:
+        """Return the tokens of the longest document, with its padding."""
+        return int(np.add.reduceat(self.lengths, np.flatnonzero(self.are_begins)).max(initial=0))
 
     def without(self, rows: Sequence[int]) -> PackSpans:
         """Return the same with padding for some of the rows."""
@@ -113,6 +144,7 @@ class PackSpans:
             self.lengths[begin:end],
             self.packs[begin:end] - first,
             self.sources[begin:end],
+            self.are_begins[begin:end],
         )
 
 
@@ -135,15 +167,40 @@ def batch_of(
         SampleError: A type does not hold a value.
     """
     batch = typed_columns(pack, columns, spans, types)
+    if pack.labels:
+        batch["labels"] = _labels(pack, batch, spans)
+        if pack.mask is not None and pack.mask not in pack.along:
+            del batch[pack.mask]
     if "position_ids" not in pack.without:
-        batch["position_ids"] = torch.from_numpy(spans.position_ids())
+        batch["position_ids"] = torch.from_numpy(spans.position_ids(are_continued=pack.continue_positions))
     if "document_ids" not in pack.without:
         batch["document_ids"] = torch.from_numpy(spans.document_ids())
+    per_pack = None if pack.max_documents is None else pack.max_documents + 1
+    is_hf, ends = pack.names == "huggingface", dict[str, NDArray[np.int32]]()
     if "cu_seqlens" not in pack.without:
-        batch["cu_seqlens"] = torch.from_numpy(spans.cu_seqlens())
+        padded = spans.cu_seqlens(per_pack)
+        if is_hf:
+            ends = {"cu_seq_lens_q": padded, "cu_seq_lens_k": padded}
+        elif pack.multiple == 1:
+            ends = {"cu_seqlens": padded}
+        else:
+            ends = {"cu_seqlens": spans.cu_seqlens(per_pack, are_padded=False), "cu_seqlens_padded": padded}
+    batch.update({name: torch.from_numpy(values) for name, values in ends.items()})
     if "max_seqlen" not in pack.without:
-        batch["max_seqlen"] = int(spans.lengths.max(initial=0))
+        longest = spans.longest() if per_pack is None else pack.capacity
+        batch.update(dict.fromkeys(("max_length_q", "max_length_k") if is_hf else ("max_seqlen",), longest))
     return batch
+
+
+def _labels(pack: PackingConfig, batch: PackBatch, spans: PackSpans) -> torch.Tensor:
+    """Return the tokens of a batch where the loss counts them: not padding, and not the first of a document."""
+    labels: torch.Tensor = batch[pack.name_of(pack.columns[0])].to(torch.int64, copy=True)
+    is_ignored = spans.are_padding()
+    is_ignored.reshape(-1)[(np.cumsum(spans.lengths) - spans.lengths)[spans.sources >= 0]] = True
+    labels[torch.from_numpy(is_ignored)] = IGNORED
+    if pack.mask is not None:
+        labels[batch[pack.mask] == 0] = IGNORED
+    return labels
 
 
 def typed_columns(
@@ -165,9 +222,9 @@ def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
     first, batch = (typed[0], PackBatch()) if typed else (packs[0], BarePack())
     for name in first:
         values = [pack[name] for pack in packs]
-        if name == "max_seqlen":
+        if name.startswith("max_"):
             batch[name] = max(values)
-        elif name == "cu_seqlens":
+        elif name.startswith("cu_seq"):
             before = np.cumsum([0, *(int(ends[-1]) for ends in values)])[:-1].tolist()
             shifted = [ends[1:] + start for ends, start in zip(values, before, strict=True)]
             batch[name] = torch.cat([values[0][:1], *shifted])
@@ -196,7 +253,11 @@ def filled_pack(
     pack: PackingConfig, name: str, documents: Sequence[Any], rows: RowPieces, types: ColumnTypes
 ) -> NDArray[Any]:
     """Return the values of a column in one pack, of shape (1, capacity)."""
-    whole = np.concatenate(taken_of(pack, name, documents, rows, types))
+    taken = taken_of(pack, name, documents, rows, types)
+    if pack.multiple > 1:
+        paddings = [filling(pack, name, -len(values) % pack.multiple, values.dtype, types) for values in taken]
+        taken = [part for pair in zip(taken, paddings, strict=True) for part in pair]
+    whole = np.concatenate(taken)
     return np.concatenate([whole, filling(pack, name, pack.capacity - len(whole), whole.dtype, types)])[None]
 
 

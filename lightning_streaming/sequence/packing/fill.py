@@ -23,14 +23,19 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import MissingDependencyError
 
-Fill = Callable[[NDArray[np.int32], int], NDArray[np.uint16]]
+Fill = Callable[[NDArray[np.int32], int, int], NDArray[np.uint16]]
 """A function like :func:`fill_windows_in_python`."""
+ANY_NUMBER = 1 << 16
+"""A limit that no number of documents in a pack exceeds."""
 _WORD_BITS = 5
 _MODULUS = 37
 """All powers of two below 2**32 have different remainders modulo this number, so a remainder identifies the power."""
 _BIT_NUMBERS = np.zeros(_MODULUS, np.int64)
 _BIT_NUMBERS[[2**bit % _MODULUS for bit in range(1 << _WORD_BITS)]] = np.arange(1 << _WORD_BITS)
-_SIGNATURE = "void(int32[:,::1], int64, uint16[:,::1], int64[::1], int64[::1], int32[::1], int32[::1], int64[::1])"
+_SIGNATURE = (
+    "void(int32[:,::1], int64, int64, uint16[:,::1], int64[::1], int64[::1], int32[::1], int32[::1], int32[::1], "
+    "int64[::1])"
+)
 """Signature of :func:`fill_windows`: with it numba compiles at once, rather than in whichever thread calls first."""
 
 _BATCH_OF_DOCUMENTS = 64
@@ -42,13 +47,14 @@ _WIDTHS = np.maximum(1 << np.arange(32), 1 << _SLICE_BITS).repeat(1 << _SLICE_BI
 """The number of lengths in each slice."""
 
 
-def fill_windows_in_python(lengths: NDArray[np.int32], capacity: int) -> NDArray[np.uint16]:
+def fill_windows_in_python(lengths: NDArray[np.int32], capacity: int, most: int = ANY_NUMBER) -> NDArray[np.uint16]:
     """Put documents into packs by best fit. A document takes about half a microsecond.
 
     Args:
         lengths: Tokens, of shape (windows, documents): each window longest first, then zeros where it has fewer. At
             most 65,536 documents.
         capacity: Tokens that a pack holds; no document is longer.
+        most: Documents that a pack holds; a pack that has them gets no more.
 
     Returns:
         The number of each document's pack in its window, of the same shape; undefined where the length is 0. Packs
@@ -57,7 +63,7 @@ def fill_windows_in_python(lengths: NDArray[np.int32], capacity: int) -> NDArray
     packs = np.zeros(lengths.shape, np.uint16)
     for window, counts in zip(packs, lengths, strict=True):
         rooms, packs_of_room = [capacity], defaultdict[int, list[int]](list)
-        chosen, num_packs = list[int](), 0
+        chosen, num_packs, held = list[int](), 0, [0] * len(counts)
         for length in counts[: np.count_nonzero(counts)].tolist():
             at = bisect_left(rooms, length)
             room = rooms[at]
@@ -71,7 +77,8 @@ def fill_windows_in_python(lengths: NDArray[np.int32], capacity: int) -> NDArray
                     del rooms[at]
             chosen.append(pack)
             room -= length
-            if room:
+            held[pack] += 1
+            if room and held[pack] < most:
                 same_room = packs_of_room[room]
                 if not same_room:
                     insort(rooms, room)
@@ -104,7 +111,7 @@ def compiled_fill() -> Fill:
 def filled_by(compiled: Callable[..., None]) -> Fill:
     """Return a function like :func:`fill_windows_in_python` that calls :func:`fill_windows`, compiled or not."""
 
-    def fill(lengths: NDArray[np.int32], capacity: int) -> NDArray[np.uint16]:
+    def fill(lengths: NDArray[np.int32], capacity: int, most: int = ANY_NUMBER) -> NDArray[np.uint16]:
         packs = np.zeros(lengths.shape, np.uint16)
         sizes = [(capacity >> _WORD_BITS) + 1]
         while sizes[-1] > 1:
@@ -112,15 +119,24 @@ def filled_by(compiled: Callable[..., None]) -> Fill:
         levels = np.cumsum([0, *sizes], dtype=np.int64)
         words = np.zeros(levels[-1], np.int64)
         first_packs = np.zeros(capacity + 1, np.int32)
-        next_packs = np.zeros(lengths.shape[1], np.int32)
-        compiled(lengths, capacity, packs, words, levels[:-1], first_packs, next_packs, _BIT_NUMBERS)
+        next_packs, held = np.zeros((2, lengths.shape[1]), np.int32)
+        compiled(lengths, capacity, most, packs, words, levels[:-1], first_packs, next_packs, held, _BIT_NUMBERS)
         return packs
 
     return fill
 
 
 def fill_windows(
-    lengths: Any, capacity: Any, packs: Any, words: Any, levels: Any, first_packs: Any, next_packs: Any, bits: Any
+    lengths: Any,
+    capacity: Any,
+    most: Any,
+    packs: Any,
+    words: Any,
+    levels: Any,
+    first_packs: Any,
+    next_packs: Any,
+    held: Any,
+    bits: Any,
 ) -> None:
     """Fill windows one after another, in a form that numba can compile.
 
@@ -128,11 +144,13 @@ def fill_windows(
     not zero, and so on up to a single word. So the least room that is enough takes a step or two per level. The packs
     of a room are a linked list, the latest first; packs that are not begun yet have all room, lowest number first.
     Numbers are signed and words have 32 bits, because numba converts a mix of signed and unsigned to floats. ``words``
-    holds the words of all levels, which begin at ``levels``.
+    holds the words of all levels, which begin at ``levels``. ``held`` counts the documents of
+    packs; one with ``most`` of them is in no list.
     """
     num_documents = lengths.shape[1]
     for window in range(lengths.shape[0]):
         words[:] = 0
+        held[:] = 0
         for pack in range(num_documents):
             next_packs[pack] = min(pack + 1, num_documents - 1)
         first_packs[capacity] = 0
@@ -162,6 +180,9 @@ def fill_windows(
             while is_last and level < len(levels):
                 words[levels[level] + (number >> 5)] &= ~(1 << (number & 31))
                 is_last, number, level = words[levels[level] + (number >> 5)] == 0, number >> 5, level + 1
+            held[pack] += 1
+            if held[pack] >= most:
+                continue
             number = room - length
             next_packs[pack] = first_packs[number] if words[number >> 5] >> (number & 31) & 1 else pack
             first_packs[number] = pack

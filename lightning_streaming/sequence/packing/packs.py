@@ -313,10 +313,15 @@ class PackedEpoch(Batched):
         parts: The parts of the epoch, one after another.
         plans: For each part, the plan of each of its slices.
         lengths: Returns the tokens of documents by sample id.
+        multiple: Tokens of a unit of the plans; the last unit of a document may have fewer.
     """
 
-    def __init__(self, parts: Sequence[PackedPart], plans: Sequence[Sequence[PackPlan]], lengths: Lengths) -> None:
+    def __init__(
+        self, parts: Sequence[PackedPart], plans: Sequence[Sequence[PackPlan]], lengths: Lengths, multiple: int = 1
+    ) -> None:
         self._parts = list(parts)
+        self._lengths, self._multiple = lengths, multiple
+        lengths = _in_units(lengths, multiple)
         self._packs = [
             [
                 Packs(plan, _ids_between(part.order, start, stop), lengths, partial(_ids_at, part.order, start))
@@ -339,13 +344,13 @@ class PackedEpoch(Batched):
 
     @property
     def num_tokens(self) -> int:
-        """Return the tokens of documents in all packs."""
-        return sum(packs.num_tokens for of_part in self._packs for packs in of_part)
+        """Return the tokens of documents in all packs, with their own padding."""
+        return self._multiple * sum(packs.num_tokens for of_part in self._packs for packs in of_part)
 
     @property
     def token_room(self) -> int:
         """Return the tokens that all packs have room for, with padding."""
-        return sum(packs.token_room for of_part in self._packs for packs in of_part)
+        return self._multiple * sum(packs.token_room for of_part in self._packs for packs in of_part)
 
     @property
     def num_documents(self) -> int:
@@ -409,7 +414,7 @@ class PackedEpoch(Batched):
             for number in np.unique(slices).tolist():
                 of_slice = np.flatnonzero(slices == number)
                 with self._lock:
-                    rows = self._packs[part][number].rows(numbers[of_slice])
+                    rows = self._in_tokens(self._packs[part][number].rows(numbers[of_slice]))
                 documents = self._parts[part].positions(number, rows.positions)
                 chunks.append(replace(rows, entries=here[of_slice][rows.entries], positions=documents))
         if len(chunks) == 1:
@@ -418,6 +423,18 @@ class PackedEpoch(Batched):
         columns = {name: np.concatenate([getattr(rows, name) for rows in chunks]) for name in names}
         order = np.argsort(columns["entries"], kind="stable")
         return RowPieces(**{name: column[order] for name, column in columns.items()})
+
+    def _in_tokens(self, rows: RowPieces) -> RowPieces:
+        if self._multiple == 1:
+            return rows
+        starts = rows.starts * self._multiple
+        left = lengths_of(self._lengths, rows.ids, len(rows.ids)) - starts
+        return replace(rows, starts=starts, lengths=np.minimum(rows.lengths * self._multiple, left))
+
+
+def _in_units(lengths: Lengths, multiple: int) -> Lengths:
+    """Return the lengths of documents in units of some tokens, rounded up."""
+    return lengths if multiple == 1 else lambda ids: -(-np.asarray(lengths(ids)).astype(np.int64) // multiple)
 
 
 def _ids_between(order: EpochPart, start: int, stop: int) -> Callable[[int, int], NDArray[np.int64]]:
@@ -458,8 +475,8 @@ def plan_epoch(
             plan_packs(
                 _ids_between(part.order, start, stop),
                 stop - start,
-                lengths,
-                settings,
+                _in_units(lengths, settings.multiple),
+                settings.in_units,
                 seed=int(digest_of(part.order.settings.shuffle_seed, number, slice_number)[:15], 16),
                 epoch=part.order.epoch,
                 progress=progress,

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, FormatError, MissingDependencyError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.sequence.packing.fill import (
+    ANY_NUMBER,
     Fill,
     compiled_fill,
     fill_windows_in_python,
@@ -422,7 +423,7 @@ def _best_fit(lengths: NDArray[np.int64], settings: PackSettings, fill: Fill) ->
     rest = lengths % capacity if settings.longer == "split" else capacity if settings.longer == "truncate" else 0
     whole[: len(lengths)] = np.where(is_longer, rest, lengths)
     by_length, places = _longest_first(whole.reshape(num_windows, width), capacity)
-    packs = fill(by_length, capacity)
+    packs = fill(by_length, capacity, settings.max_documents or ANY_NUMBER)
 
     are_rows = by_length > 0
     counts = np.where(are_rows, packs, np.int32(-1)).max(axis=1).astype(np.int64) + 1

@@ -69,12 +69,15 @@ class TextConversion:
         """Yield the documents of a part, or blocks of them, as samples."""
         settings = self.settings
         packer = None if settings.block_length is None else Packer(settings.block_length, settings.dtype)
-        num_documents = num_tokens = num_trained = 0
+        num_documents = num_tokens = num_trained = num_empty = 0
         for tokens, loss_mask in islice(documents(self.source, part, settings.documents), self.limit):
             num_documents += 1
             num_tokens += len(tokens)
             if packer is not None:
                 yield from ({TOKENS: block} for block in packer.add(tokens))
+                continue
+            if not len(tokens):  # which no shard can store, and no pack would have
+                num_empty += 1
                 continue
             sample = {TOKENS: tokens.astype(settings.dtype)}
             if loss_mask is not None:
@@ -82,8 +85,9 @@ class TextConversion:
                 num_trained += int(loss_mask.sum())
             yield sample
         tally = {"documents": num_documents, "tokens": num_tokens}
-        if packer is not None:
-            tally["dropped_tokens"] = packer.num_pending
+        tally["empty_documents" if packer is None else "dropped_tokens"] = (
+            num_empty if packer is None else packer.num_pending
+        )
         if settings.documents.chat is not None:
             tally["trained_tokens"] = num_trained
         Path(self.tallies, f"{part.number}.json").write_text(json.dumps(tally))
