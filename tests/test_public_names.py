@@ -53,7 +53,7 @@ OF_A_DATASET = {
 """What docs promise of a dataset, and may be counted on."""
 OF_A_LOADER = {
     *("fixed_epoch", "return_keys", "return_valid_mask"),
-    *("state_dict", "load_state_dict", "statistics", "refresh", "close", "pause_workers"),
+    *("state_dict", "load_state_dict", "statistics", "refresh", "close", "pause_workers", "set_weights"),
     "use_stateful_dataloader",
 }
 """The same of a loader, beside what torch's has."""

@@ -12,7 +12,7 @@ from lightning_streaming.options.groups import OptionGroup, fields_of, store_pla
 from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.sequence.settings import require_known
 from lightning_streaming.signatures import public, suggests_names
-from lightning_streaming.units import plain_number
+from lightning_streaming.units import check_whole, parse_count, plain_number
 
 WeightUnit = Literal["samples", "tokens"]
 BeyondLimit = Literal["error", "redistribute"]
@@ -35,6 +35,8 @@ class MixingConfig(OptionGroup):
         max_repeats: Most times that each stream may be read in the whole run, by name, like ``{"code": 4}``.
         beyond: How a mixture is handled that reads a stream more often: "error", before the run; or "redistribute": the
             other streams of the mix take over what is beyond, by their weights.
+        longest_step: Most samples, or tokens, of a mixture step, like "10m": samples are shuffled within a step, and
+            weights that a run sets take effect where one ends. None: as many as the shuffle mixes.
         column: Without packing, the column of a sample's tokens: arrays of one dimension, or bytes with ``dtype``.
         dtype: Type of the tokens in a column of bytes, like "uint16".
         lengths: Without packing, a column with the number of tokens, or a function whose parameters are named like
@@ -52,6 +54,7 @@ class MixingConfig(OptionGroup):
     size_exponent: float = 0.0
     max_repeats: Mapping[str, float] = field(default_factory=dict)
     beyond: BeyondLimit = "error"
+    longest_step: int | float | str | None = None
     column: str | None = None
     dtype: str | None = None
     lengths: str | Callable[..., Any] | None = None
@@ -80,6 +83,9 @@ class MixingConfig(OptionGroup):
                     f"mixing.max_repeats must be numbers above 0, but {name!r} has {short_repr(most)}",
                     option="mixing.max_repeats",
                 )
+        if self.longest_step is not None:
+            object.__setattr__(self, "longest_step", parse_count(self.longest_step, "mixing.longest_step"))
+            check_whole("mixing.longest_step", self.longest_step, 1)
         sources = [
             name for name in ("column", "dtype", "lengths", "lengths_version") if getattr(self, name) is not None
         ]

@@ -39,12 +39,14 @@ from lightning_streaming.reading.measures import (
 )
 from lightning_streaming.reading.other_trainers import AcceleratedLoader, AcceleratedPass
 from lightning_streaming.reading.position import position_of, read_appended, run_of
+from lightning_streaming.reading.ranks import from_all
 from lightning_streaming.reading.sample_log import last_sample
 from lightning_streaming.reading.transport import make_slots
 from lightning_streaming.resume.run import OnMismatch
 from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.state import Cursor, EpochStart
 from lightning_streaming.sequence.partition import Partition
+from lightning_streaming.sequence.phases import WeightChange
 from lightning_streaming.signatures import check_accepts, public, suggests_names
 from lightning_streaming.units import check_truth, check_whole
 
@@ -62,6 +64,8 @@ class _Progress:
 
     channel: workers.WorkerChannel | None = None
     """With workers that live on from pass to pass."""
+    weights_set: tuple[WeightChange, ...] = ()
+    """Weights that the run had set when these workers started."""
     passes_begun: int = 0
     moved_at: int = 0
     """Passes begun when the loader was last moved."""
@@ -289,6 +293,40 @@ class StreamingDataLoader(AcceleratedLoader):
         self._forget_pass()
         self.dataset.close()
 
+    def set_weights(self, weights: Mapping[str, float]) -> WeightChange:
+        """Set the weights of the mixture from here on, instead of those of its phases, on all ranks alike.
+
+        They hold from the next mixture step on that begins after the batches that were yielded, until they are set
+        again. Saved positions hold them, so a resume reads the same with and without the code that has set them. The
+        steps are as long as ``mixing.longest_step``. Batches that workers have prefetched are read again.
+
+        Call it on all ranks after the same batch, for example in ``on_train_batch_end`` of a callback.
+
+        Args:
+            weights: Weights of the streams, by name; only ratios count. Streams that are left out are not read.
+
+        Returns:
+            The weights, with epoch and mixture step from which on they hold.
+
+        Raises:
+            ConfigError: The dataset has no schedule and no options of mixing, a stream is unknown, a weight is invalid,
+                ranks set other weights, or a stream would be read more often than it may.
+        """
+        cursor, world = position_of(self).cursor(), dataset_world(self.dataset)
+        seen = from_all(lambda _: (tuple(sorted(dict(weights).items())), tuple(cursor)))
+        if others := [rank for rank, values in enumerate(seen) if values != seen[0]]:
+            raise ConfigError(
+                f"set_weights got {dict(seen[0][0])} at {seen[0][1]} on rank 0, and {dict(seen[others[0]][0])} at "
+                f"{seen[others[0]][1]} on rank {others[0]}",
+                hint="compute weights from values that are the same on all ranks, such as those of all_reduce",
+                option="weights",
+            )
+        change = run_state_of(self.dataset).set_weights(weights, cursor, world)
+        for begun in self._begun_passes():
+            begun._pause(always=True)
+        self._end_workers(self._iterator)
+        return change
+
     def pause_workers(self) -> None:
         """End all workers, persistent ones too; the next batch starts them again, after the latest batch.
 
@@ -341,7 +379,9 @@ class StreamingDataLoader(AcceleratedLoader):
         is_pinned = self.pin_memory and torch.accelerator.is_available()
         # Persistent workers keep their channel; those of an abandoned pass have another.
         channel = progress.channel if self._iterator is not None else None
-        if channel is None or not channel.pass_start.has_room_for(start):
+        weights_set = run_state_of(self.dataset).request.weights_set
+        is_known = weights_set == progress.weights_set  # to persistent workers, which have the order of their start
+        if channel is None or not is_known or not channel.pass_start.has_room_for(start):
             self._end_workers(self._iterator)
             channel = workers.WorkerChannel(
                 workers.SharedEpochStart(len(run_state_of(self.dataset).request.skip), start.growth),
@@ -349,6 +389,7 @@ class StreamingDataLoader(AcceleratedLoader):
                 None if progress.download_callback is None else FetchCounts(max(self.num_workers, 1)),
             )
         progress.channel = channel if self.persistent_workers else None
+        progress.weights_set = weights_set
         channel.pass_start.assign(start)
         worker_batches = workers.WorkerBatches(
             self.dataset, channel, self.collate_fn, drop_last=self.drop_last, separately=is_pinned
@@ -489,11 +530,12 @@ class LoaderPass(Iterator[Any]):
         self._loader._end_workers(under_way and under_way.groups)
         self._keys = None  # which hold the order, maybe a mapped file
 
-    def _pause(self) -> None:
+    def _pause(self, *, always: bool = False) -> None:
         under_way, loader = self._under_way, self._loader
-        if under_way is None or under_way.groups is None or not loader.num_workers:
+        if under_way is None or not (always or (under_way.groups is not None and loader.num_workers)):
             return
-        loader._end_workers(under_way.groups)
+        if loader.num_workers:
+            loader._end_workers(under_way.groups)
         # Batches that were prefetched take memory, as the workers did.
         self._under_way = under_way._replace(groups=None, batches=iter(()), replaced={}, fetched=None)
         if self._number == loader._progress.passes_begun:

@@ -41,7 +41,7 @@ from lightning_streaming.resume.saved_fingerprint import (
 from lightning_streaming.selection.catalog import CatalogView
 from lightning_streaming.selection.joins import JoinedDataset
 from lightning_streaming.sequence.base import digest_of
-from lightning_streaming.sequence.phases import MixtureSchedule, ResolvedPhase
+from lightning_streaming.sequence.phases import MixtureSchedule, ResolvedPhase, WeightChange
 from lightning_streaming.sequence.settings import OrderSettings
 from lightning_streaming.sequence.weights import ResolvedWeights
 
@@ -67,6 +67,7 @@ class Fingerprint:
         packing: How documents are packed, if they are.
         sequence: The facts of each of the user's steps.
         mixing: The unit and the limits of weights, if there are such options.
+        weights_set: Weights that the run has set.
     """
 
     saved: SavedFingerprint
@@ -85,6 +86,7 @@ class Fingerprint:
         packing: SavedPacking | None = None,
         sequence: tuple[dict[str, Any], ...] = (),
         mixing: MixingConfig | None = None,
+        weights_set: tuple[WeightChange, ...] = (),
     ) -> None:
         self._catalog = catalog
         numbers = self._numbers = {name: stream for stream, name in enumerate(catalog.stream_names)}
@@ -112,6 +114,7 @@ class Fingerprint:
             packing=packing,
             sequence=sequence,
             mixing=_saved_mixing(mixing, drawn),
+            weights_set=weights_set,
             schedule=None
             if plan is None
             else {
@@ -230,6 +233,7 @@ def _saved_mixing(mixing: MixingConfig | None, drawn: Collection[str]) -> dict[s
     return {
         **({"weights_in": mixing.weights_in} if mixing.in_tokens else {}),
         **({} if lengths is None else {"lengths": lengths.in_words()}),
+        **({} if mixing.longest_step is None else {"longest_step": mixing.longest_step}),
         **({"max_repeats": limits} if limits and mixing.beyond == "redistribute" else {}),
     }
 

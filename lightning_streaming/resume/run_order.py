@@ -31,7 +31,7 @@ from lightning_streaming.sequence.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.sequence.packing.packs import PackedPart
 from lightning_streaming.sequence.partition import BatchGeometry
 from lightning_streaming.sequence.phased import Mixture, StepDraws
-from lightning_streaming.sequence.phases import MixtureSchedule, ResolvedPhase
+from lightning_streaming.sequence.phases import MixtureSchedule, ResolvedPhase, WeightChange
 from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.skips import BatchRange
 from lightning_streaming.sequence.steps import SequenceStep, with_steps
@@ -69,6 +69,8 @@ class RunRequest:
     """The schedule: the samples that each part of an epoch takes of each stream, instead of weights and size."""
     mixing: MixingConfig | None = None
     """The unit and the limits of weights; with it, an epoch without a schedule is a single phase."""
+    weights_set: tuple[WeightChange, ...] = ()
+    """Weights that the run has set, which a saved position holds."""
     pack: Packing | None = None
     """The packing of documents, if they are packed."""
     steps: tuple[SequenceStep, ...] = ()
@@ -130,6 +132,8 @@ class RunRequest:
             tokens=tokens,
             limits=mixing.max_repeats,
             redistributes=mixing.beyond == "redistribute",
+            changes=self.weights_set,
+            most_per_step=None if mixing.longest_step is None else int(mixing.longest_step),
         )
 
     def _weighted_phases(self, mixing: MixingConfig, sizes: Mapping[str, int]) -> tuple[ResolvedPhase, ...]:
@@ -199,7 +203,7 @@ class RunRequest:
 
     def of_order(self) -> RunRequest:
         """Return the options of the order only."""
-        return replace(self, skip=(), batch_size=None, followed=frozenset())
+        return replace(self, skip=(), batch_size=None, followed=frozenset(), weights_set=())
 
     def resumed(self, saved: SavedPosition) -> OrderSettings:
         """Return the settings with seed and canonical nodes of a saved position."""
@@ -345,6 +349,7 @@ class RunOrder:
                 packing=None if self.packer is None else self.packer.saved(),
                 sequence=tuple(step.facts for step in self.steps),
                 mixing=self.mixing,
+                weights_set=() if self.mixture is None else self.mixture.changes,
             )
         return known
 

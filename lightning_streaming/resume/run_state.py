@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, get_args
+
+import numpy as np
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import package_logger, short_repr
@@ -21,15 +24,16 @@ from lightning_streaming.resume.run import (
     run_again,
     settings_of_pass,
 )
-from lightning_streaming.resume.run_order import RunRequest
+from lightning_streaming.resume.run_order import RunRequest, resolved_order
 from lightning_streaming.resume.state import Cursor, EpochStart, SavedPosition
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.batching import Batched
 from lightning_streaming.sequence.draw import Shuffled
 from lightning_streaming.sequence.partition import BatchGeometry
+from lightning_streaming.sequence.phases import Mix, WeightChange
 from lightning_streaming.sequence.settings import OrderSettings
 from lightning_streaming.sequence.weights import ResolvedWeights
-from lightning_streaming.units import is_one_of
+from lightning_streaming.units import is_one_of, plain_number
 from lightning_streaming.world import World
 
 _log = package_logger(__name__)
@@ -44,6 +48,33 @@ class Data(Protocol):
 
     def prepare(self) -> None:
         """Get ready to read, before workers start."""
+
+
+def _checked_mix(weights: Mapping[str, float], names: Sequence[str]) -> Mix:
+    """Return weights by name.
+
+    Raises:
+        ConfigError: A stream is unknown, or a weight is invalid.
+    """
+    numbers = {str(name): plain_number(weight) for name, weight in weights.items()}
+    for name, number in numbers.items():
+        if name not in names:
+            raise ConfigError(
+                f"set_weights names stream {name!r}, and the streams are {', '.join(map(repr, names))}",
+                option="weights",
+                stream=name,
+            )
+        if number is None or number < 0:
+            raise ConfigError(
+                f"the weight of stream {name!r} must be a finite number that is not negative, but is "
+                f"{short_repr(weights[name])}",
+                option="weights",
+                stream=name,
+            )
+    mix = tuple((name, float(number)) for name, number in sorted(numbers.items()) if number)
+    if not mix or not math.isfinite(sum(number for _, number in mix)):
+        raise ConfigError("set_weights needs a weight above 0, and a finite sum", option="weights")
+    return mix
 
 
 class SharedPassCounter(Protocol):
@@ -162,9 +193,47 @@ class RunState:
             words = "%snum_canonical_nodes=%s gives way to the saved %d"
             _log.warning(words, prefix, option, saved.num_canonical_nodes)
         self._loaded, self._initial_nodes = (saved, on_mismatch), saved.initial_physical_nodes
+        changes = () if saved.fingerprint is None else saved.fingerprint.weights_set
+        self.request = replace(self.request, weights_set=changes)
         self._settings, self._run, self._brought = self.request.resumed(saved), None, None
         self._has_begun = self._has_reported_changes = False
         self.seek(saved.cursor)
+
+    def set_weights(self, weights: Mapping[str, float], cursor: Cursor, world: World) -> WeightChange:
+        """Set the weights of the mixture steps that begin at or after a cursor, in this epoch and in later ones.
+
+        Args:
+            weights: Weights of the streams that are read from there on, by name; only ratios count.
+            cursor: The position; nothing after it has been read.
+            world: Nodes and ranks.
+
+        Returns:
+            The weights, with the mixture step from which on they hold.
+
+        Raises:
+            ConfigError: There is no mixture with phases, a stream is unknown, a weight is invalid, or a stream would be
+                read more often than it may.
+        """
+        run = self.on(world)
+        mixture, names = run.order.of_epoch(cursor.epoch).mixture, run.order.catalog.stream_names
+        if mixture is None:
+            raise ConfigError(
+                "weights can be set in a run with a schedule, or with options of mixing",
+                hint="set mixing.longest_step: they take effect at borders of mixture steps",
+                option="mixing",
+            )
+        mix = _checked_mix(weights, names)
+        stops = run.epoch(cursor).sequence.part_stops()
+        step = int(np.searchsorted(np.concatenate([[0], stops[:-1]]), cursor.sample_in_epoch, side="left"))
+        at = (cursor.epoch, step) if step < len(stops) else (cursor.epoch + 1, 0)
+        change = WeightChange(epoch=at[0], step=at[1], mix=mix)
+        kept = tuple(known for known in self.request.weights_set if (known.epoch, known.step) < at)
+        request = replace(self.request, weights_set=(*kept, change))
+        changed = replace(run, order=resolved_order(request, run.settings, self._data.catalog, run.order.growth))
+        changed.check_schedule(cursor)
+        self.request, self._run = request, changed
+        self._ahead.close()
+        return change
 
     def read_by(self, batch_size: int, drop_last: bool) -> None:
         """Set how a loader reads, for questions before its first pass."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_streaming.resume.saved_fields import Fields
+from lightning_streaming.sequence.phases import WeightChange
 from lightning_streaming.sequence.settings import BATCHING_METHODS, SAMPLING_METHODS, SHUFFLE_ALGOS
+from lightning_streaming.units import plain_number
 
 _PACKINGS = ("packing", "token_budget")
 
@@ -345,6 +347,8 @@ class SavedFingerprint:
     """The user's steps: class, version and arguments of each."""
     mixing: Mapping[str, Any] = field(default_factory=dict)
     """The unit of weights, where it is not the sample, and limits that change what is read."""
+    weights_set: tuple[WeightChange, ...] = ()
+    """Weights that the run has set, in order."""
     schedule: Mapping[str, SavedPhase] | None = None
     """The phases that have begun, by name, in their order; None where there is no schedule."""
     streams: Mapping[str, SavedStream] = field(default_factory=dict)
@@ -369,10 +373,13 @@ class SavedFingerprint:
             packing=SavedPacking.read(fields),
             sequence=fields.mappings("sequence") if "sequence" in fields else (),
             mixing=_read_mixing(fields.fields("mixing")) if "mixing" in fields else {},
+            weights_set=_read_changes(fields.fields("weights_set")) if "weights_set" in fields else (),
             schedule=None if phases is None else {name: SavedPhase.read(phases.fields(name)) for name in phases},
             streams={} if streams is None else {name: SavedStream.read(streams.fields(name)) for name in streams},
             all_streams=SavedStreams.read(fields.fields("all_streams")) if streams is None else None,
-            more=fields.others("order", *_PACKINGS, "sequence", "mixing", "schedule", "streams", "all_streams"),
+            more=fields.others(
+                "order", *_PACKINGS, "sequence", "mixing", "weights_set", "schedule", "streams", "all_streams"
+            ),
         )
 
     def as_state(self) -> dict[str, Any]:
@@ -386,6 +393,7 @@ class SavedFingerprint:
             **({} if self.packing is None else {self.packing.option: self.packing.as_state()}),
             **({"sequence": [dict(step) for step in self.sequence]} if self.sequence else {}),
             **({"mixing": dict(self.mixing)} if self.mixing else {}),
+            **({"weights_set": _saved_changes(self.weights_set)} if self.weights_set else {}),
             **(
                 {}
                 if self.schedule is None
@@ -401,12 +409,41 @@ class SavedFingerprint:
         return {"streams": {name: stream.as_state() for name, stream in self.streams.items()}}
 
 
+def _saved_changes(changes: Sequence[WeightChange]) -> dict[str, Any]:
+    """Return weights that a run has set as a state holds them: names of streams once, and numbers for each change."""
+    names = sorted({name for change in changes for name, _ in change.mix})
+    rows = [[change.epoch, change.step, *(dict(change.mix).get(name, 0.0) for name in names)] for change in changes]
+    return {"streams": names, "changes": rows}
+
+
+def _read_changes(fields: Fields) -> tuple[WeightChange, ...]:
+    """Read the mapping that :func:`_saved_changes` returns."""
+    names, rows = fields.get("streams"), fields.get("changes")
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise fields.wrong("streams", "a list of texts")
+    changes = list[WeightChange]()
+    for row in rows if isinstance(rows, list | tuple) else [None]:
+        is_row = isinstance(row, list | tuple) and len(row) == 2 + len(names)
+        if row is None or not is_row or not all(isinstance(number, int) and number >= 0 for number in row[:2]):
+            raise fields.wrong("changes", "a list of changes, each of an epoch, a step, and a weight for each stream")
+        weights = [plain_number(weight) for weight in row[2:]]
+        if any(weight is None or weight < 0 for weight in weights) or not any(weights):
+            raise fields.wrong("changes", "a list of changes with weights that are not negative, and not all 0")
+        mix = tuple((name, float(weight)) for name, weight in zip(names, weights, strict=True) if weight)
+        changes.append(WeightChange(epoch=int(row[0]), step=int(row[1]), mix=mix))
+    if sorted(changes, key=lambda change: (change.epoch, change.step)) != changes:
+        raise fields.wrong("changes", "in ascending order")
+    return tuple(changes)
+
+
 def _read_mixing(fields: Fields) -> dict[str, Any]:
     """Read the options of a mixture from a fingerprint."""
     if "weights_in" in fields:
         fields.choice("weights_in", ("tokens",))
     if "lengths" in fields:
         fields.text("lengths")
+    if "longest_step" in fields:
+        fields.whole_number("longest_step", least=1)
     if "max_repeats" in fields:
         limits = fields.fields("max_repeats")
         for name in limits:

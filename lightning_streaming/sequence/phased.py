@@ -21,7 +21,14 @@ from lightning_streaming.sequence.base import check_entries, digest_of
 from lightning_streaming.sequence.batching import Batched, batched
 from lightning_streaming.sequence.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.sequence.partition import BatchGeometry
-from lightning_streaming.sequence.phases import LONGEST_STEP, MixtureSchedule, ResolvedPhase, Step, planned
+from lightning_streaming.sequence.phases import (
+    LONGEST_STEP,
+    MixtureSchedule,
+    ResolvedPhase,
+    Step,
+    WeightChange,
+    planned,
+)
 from lightning_streaming.sequence.settings import ResolvedOrder
 from lightning_streaming.sequence.steps import SequenceStep, with_steps
 from lightning_streaming.sequence.stream_slices import (
@@ -243,6 +250,8 @@ class Mixture:
         tokens: The tokens of samples, if weights and ends of phases count these.
         limits: How often some streams may be read, over all epochs.
         redistributes: The other streams of a mix take over what is beyond; otherwise it is an error.
+        changes: Weights that the run has set, in order.
+        most_per_step: Most samples, or tokens, of a step. None: no such limit.
 
     Raises:
         ConfigError: The phases cannot be read so.
@@ -260,6 +269,8 @@ class Mixture:
         tokens: TokenLengths | None = None,
         limits: Mapping[str, float] = MappingProxyType({}),
         redistributes: bool = True,
+        changes: Sequence[WeightChange] = (),
+        most_per_step: int | None = None,
     ) -> None:
         self.settings = settings
         is_composed = settings.batching_method != "random"
@@ -277,22 +288,27 @@ class Mixture:
         self._draws = StepDraws(settings, shard_sizes, first_ids, shorter, tokens)
         self._cuts = Cuts(self._draws, draw)
         self._tokens: dict[str, TokenPasses] | None = None
+        self.changes = tuple(changes)
+        """Weights that the run has set."""
         if tokens is not None:
-            for phase in phases:
-                for name, _ in phase.begin:
-                    if name not in shard_sizes:
-                        raise self._draws.missing_error(phase, name)
-            self._tokens = {name: self._draws.token_passes(name) for phase in phases for name, _ in phase.begin}
+            mixes = [*((phase, phase.begin) for phase in phases), *((phases[-1], change.mix) for change in changes)]
+            names = {name: phase for phase, mix in mixes for name, _ in mix}
+            for name, phase in names.items():
+                if name not in shard_sizes:
+                    raise self._draws.missing_error(phase, name)
+            self._tokens = {name: self._draws.token_passes(name) for name in names}
         most = {name: self._sample_at(name, repeats) for name, repeats in limits.items() if name in shard_sizes}
         self._planned = partial(
             planned,
             phases,
             settings.num_canonical_nodes,
-            longest_step or longest,
+            min(longest_step or longest, most_per_step or longest) if tokens is None else longest_step or longest,
             self._cuts,
             self._tokens,
             most,
             redistributes,
+            self.changes,
+            most_per_step,
         )
         self.plan = self._planned()
         """The samples that each step of the first epoch takes of each stream."""
@@ -320,7 +336,7 @@ class Mixture:
         latest = max(number for number in known if number <= epoch)
         plan = known[latest]
         for number in range(latest + 1, epoch + 1):
-            plan = self._planned(before=plan)
+            plan = self._planned(epoch=number, before=plan)
             # Replaced, rather than changed: several threads may read.
             known = {0: self.plan, **dict(list(known.items())[1:][1 - _PLANS_KEPT :]), number: plan}
         self._plans = known

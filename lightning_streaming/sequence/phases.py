@@ -41,6 +41,16 @@ Mix = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WeightChange:
+    """Weights that a run has set, from a mixture step on, instead of those of its phases."""
+
+    epoch: int
+    step: int
+    """The first mixture step of the epoch that has these weights."""
+    mix: Mix
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedPhase:
     """A phase with its position in the epoch."""
 
@@ -239,6 +249,9 @@ def planned(
     tokens: Mapping[str, TokenPasses] | None = None,
     limits: Mapping[str, int] = MappingProxyType({}),
     redistributes: bool = True,
+    changes: Sequence[WeightChange] = (),
+    longest_tokens: int | None = None,
+    epoch: int = 0,
     before: MixtureSchedule | None = None,
 ) -> MixtureSchedule:
     """Return the samples that each step of some phases takes of each stream.
@@ -258,7 +271,10 @@ def planned(
         tokens: The tokens of each stream, if weights and ends count them.
         limits: The most samples that may be read of some streams, in all epochs.
         redistributes: Other streams take over what is beyond the limits; otherwise it is an error.
-        before: The schedule of the epoch before, if epochs differ.
+        changes: Weights that the run has set, in order.
+        longest_tokens: Most tokens of a step, if weights count these.
+        epoch: The epoch, from 0, if epochs differ.
+        before: The schedule of the epoch before it, if epochs differ.
 
     With tokens, a step takes so many samples of each stream that the tokens drawn from the beginning are nearest to
     those of its weights. Samples that are needed for whole canonical nodes are taken in the same proportion, and count
@@ -268,7 +284,8 @@ def planned(
         ConfigError: A phase is shorter than a step can be, a cut lies outside its phase, there are too many steps, or
             all streams of a step have been read as often as they may be.
     """
-    planner = _Planner(phases, num_canonical_nodes, longest_step, tokens, limits, redistributes, before)
+    planner = _Planner(phases, num_canonical_nodes, longest_step, tokens, limits, redistributes, changes, epoch, before)
+    planner.longest_tokens = longest_tokens
     for number, phase in enumerate(phases):
         planner.add(number, phase, cutter)
     return planner.plan()
@@ -285,16 +302,27 @@ class _Planner:
         tokens: Mapping[str, TokenPasses] | None,
         limits: Mapping[str, int],
         redistributes: bool,
+        changes: Sequence[WeightChange],
+        epoch: int,
         before: MixtureSchedule | None,
     ) -> None:
+        self.longest_tokens: int | None = None
         self._phases, self._nodes, self._longest_step = tuple(phases), num_canonical_nodes, longest_step
-        self._streams = tuple(sorted({name for phase in phases for name, _ in phase.begin}))
+        mixes = [*(phase.begin for phase in phases), *(change.mix for change in changes)]
+        self._streams = tuple(sorted({name for mix in mixes for name, _ in mix}))
         self._place_of = {name: place for place, name in enumerate(self._streams)}
         self._stops, self._of_phase = [0], list[int]()
         self._drawn = [np.zeros(len(self._streams), np.int64)]
         self._tokens, self._redistributes = tokens, redistributes
-        self._owed = np.zeros(len(self._streams), np.int64) if before is None else _known(before.owed)
+        self._has_changes = bool(changes)
+        continues = before is not None and (tokens is not None or bool(limits))
+        self._owed = _known(before.owed) if continues and before is not None else np.zeros(len(self._streams), np.int64)
         self._earlier = np.zeros_like(self._owed) if before is None else _known(before.earlier) + before.drawn[-1]
+        self._changes = {
+            change.step: _shares(change.mix, self._place_of) for change in changes if change.epoch == epoch
+        }
+        earlier = [change.mix for change in changes if change.epoch < epoch]
+        self._set_by_run = _shares(earlier[-1], self._place_of) if earlier else None
         self._limits = np.asarray([limits.get(name, _NO_LIMIT) for name in self._streams], np.int64)
         self._uncut: dict[int, NDArray[np.int64]] = {}
         self._planned_stops: list[int] = []
@@ -315,7 +343,7 @@ class _Planner:
     @property
     def _differs_by_epoch(self) -> bool:
         """True if an epoch depends on those before it."""
-        return self._tokens is not None or bool((self._limits < _NO_LIMIT).any())
+        return self._tokens is not None or self._has_changes or bool((self._limits < _NO_LIMIT).any())
 
     def add(self, number: int, phase: ResolvedPhase, cutter: StepCutter | None) -> None:
         """Add the steps of a phase, up to its end or cut."""
@@ -325,7 +353,8 @@ class _Planner:
             borders = _step_borders(phase, self._stops[-1], self._nodes, longest)
         else:
             first = self._planned_stops[-1] if self._planned_stops else 0
-            borders = _token_borders(phase, first, self._nodes, longest, self._samples_per_token((begin + end) / 2))
+            samples_per_token = self._samples_per_token((begin + end) / 2)
+            borders = _token_borders(phase, first, self._nodes, longest, samples_per_token, self.longest_tokens)
         self._planned_stops.append(borders[-1])
         cut = phase.cut
         if cut is not None and not borders[0] < cut <= borders[-1]:
@@ -348,6 +377,8 @@ class _Planner:
             part = (2 * place + 1) / (2 * count)
             before = self._owed.copy()
             shares = begin * (1 - part) + end * part
+            self._set_by_run = self._changes.get(len(self._of_phase), self._set_by_run)
+            shares = shares if self._set_by_run is None else self._set_by_run
             counts = self._counts_of(number, shares, stop - start)
             self._drawn.append(self._drawn[-1] + counts)
             self._stops.append(self._stops[-1] + int(counts.sum()))
@@ -480,12 +511,18 @@ def _step_borders(phase: ResolvedPhase, start: int, nodes: int, longest_step: in
 
 
 def _token_borders(
-    phase: ResolvedPhase, start: int, nodes: int, longest_step: int, samples_per_token: float
+    phase: ResolvedPhase,
+    start: int,
+    nodes: int,
+    longest_step: int,
+    samples_per_token: float,
+    longest_tokens: int | None,
 ) -> list[int]:
     """Return the beginnings of the steps of a phase in tokens, and the end of the last one."""
     size = phase.planned_stop - start
     samples = size * samples_per_token
-    count = min(max(phase.steps, math.ceil(samples / longest_step)), max(int(samples / nodes), 1))
+    count = max(phase.steps, math.ceil(samples / longest_step), -(-size // (longest_tokens or size)))
+    count = min(count, max(int(samples / nodes), 1))
     return [start + size * place // count for place in range(count + 1)]
 
 

@@ -278,6 +278,17 @@ def _print_loader(
             begins = drawn.stop
         heads = ("phase", "begins", "ends", *["this epoch"] * has_progress, "weights")
         print_table(f"phases begun, {name}", heads, cells, right=heads[1:3])
+    if fingerprint.weights_set:
+        cells = [
+            (
+                f"{change.epoch:,}",
+                f"{change.step:,}",
+                ", ".join(f"{printable_name(stream)} {weight!r}" for stream, weight in change.mix),
+            )
+            for change in fingerprint.weights_set
+        ]
+        heads = ("epoch", "from mixture step", "weights")
+        print_table(f"weights set by the run, {name}", heads, cells, right=heads[:2])
     if fingerprint.all_streams is not None:
         print_line(f"all {fingerprint.all_streams.count} streams: too many to list in the state\n")
         return

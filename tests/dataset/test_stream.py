@@ -160,6 +160,7 @@ REFUSED: dict[str, list[Any]] = {
         *({"size_exponent": value} for value in (-1, 1.5, "1", True, float("nan"))),
         *({"max_repeats": value} for value in (3, {"x": 2}, {3: 2})),
         {"beyond": "drop"},
+        *({"longest_step": value} for value in (0, -1, "many", True)),
     ],
     "packing": ["concat", {"capacity": 8}, {"column": "x", "capacity": 0}, {"column": "x", "capacity": 8, "window": 0}]
     + [{"capacity": 8, "tokenize": value} for value in NO_TOKENIZER],

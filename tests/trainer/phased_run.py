@@ -64,6 +64,18 @@ class Pause(Callback):
             signal.pause()
 
 
+class SetWeights(Callback):
+    """Sets weights of the mixture after some steps."""
+
+    def __init__(self, weights: Mapping[int, Mapping[str, float]]) -> None:
+        self.weights = weights
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if (weights := self.weights.get(trainer.global_step)) is not None:
+            loader: Any = trainer.train_dataloader
+            loader.set_weights(weights)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PhasedRun:
     """A run, or a part of one: what a process that is killed has left to the next."""
@@ -76,6 +88,8 @@ class PhasedRun:
     devices: int = 1
     workers: int = 0
     ckpt_path: str | None = None
+    weights: Mapping[int, Mapping[str, float]] | None = None
+    """Weights of the mixture that it sets, by step."""
     pause_after: int | None = None
     """The step after which it waits to be killed."""
 
@@ -91,15 +105,16 @@ class PhasedRun:
             train=config_of(self.train), batch_size=self.batch_size, num_workers=self.workers, return_keys=["train"]
         )
         saving = ModelCheckpoint(directory, filename="{step}", every_n_train_steps=5, save_top_k=-1)
+        callbacks: list[Callback] = [saving, SetWeights(self.weights or {})]
+        if self.pause_after is not None and paused is not None:
+            callbacks.append(Pause(self.pause_after, paused))
         trainer = Trainer(
             accelerator="cpu",
             devices=self.devices,
             strategy="ddp" if self.devices > 1 else "auto",
             max_epochs=1,
             logger=False,
-            callbacks=[saving]
-            if self.pause_after is None or paused is None
-            else [saving, Pause(self.pause_after, paused)],
+            callbacks=callbacks,
             enable_progress_bar=False,
             enable_model_summary=False,
         )

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from lightning_streaming.resume.state import CALLBACK_KEY, SavedRun, SavedTrainer, SavedValidation, read_state
+from lightning_streaming.sequence.phases import WeightChange
 from tests.golden import golden_path
 from tests.golden.release_0_1.runs import MADE_WITH, SaveAndStop, fit
 from tests.helpers import State
@@ -77,8 +78,9 @@ def of_all_kinds() -> Iterator[tuple[State, dict[str, tuple[bool, set[str]]]]]:
     assert saved is not None
     grown = {name: replace(stream, grown=((40, 1),), lengths="0" * 16) for name, stream in saved.streams.items()}
     step = {"class": "my.EverySecond", "version": 1, "arguments": {}}
-    mixing = {"weights_in": "tokens", "lengths": "lengths='size'", "max_repeats": {"a": "2.0"}}
-    yield replace(saved, streams=grown, sequence=(step,), mixing=mixing).as_state(), FINGERPRINT
+    change = WeightChange(epoch=0, step=2, mix=(("a", 1.0),))
+    mixing = {"weights_in": "tokens", "lengths": "lengths='size'", "longest_step": 9, "max_repeats": {"a": "2.0"}}
+    yield replace(saved, streams=grown, sequence=(step,), mixing=mixing, weights_set=(change,)).as_state(), FINGERPRINT
 
 
 def test_the_tables_have_every_key_and_its_type() -> None:

@@ -421,17 +421,18 @@ class RunDescription:
         stops, steps = [0, *plan.phase_stops.tolist()], [-1, *plan.last_steps.tolist()]
         for number, phase in enumerate(plan.phases):
             before, until = plan.drawn_by(number - 1) if number else {}, plan.drawn_by(number)
+            added = [name for name in until if until[name] > before.get(name, 0) and name not in dict(phase.begin)]
             size, begin, end = stops[number + 1] - stops[number], dict(phase.begin), dict(phase.end)
             streams = list[dict[str, Any]]()
-            for name in begin:
+            for name in [*begin, *added]:
                 drawn_by_end = until.get(name, 0)
                 drawn = drawn_by_end - before.get(name, 0)
                 is_here = name in self.catalog.stream_names and name in plan.streams
                 streams.append(
                     {
                         "stream": name,
-                        "begin_share": begin[name] / sum(begin.values()),
-                        "end_share": end[name] / sum(end.values()),
+                        "begin_share": begin.get(name, 0) / sum(begin.values()),
+                        "end_share": end.get(name, 0) / sum(end.values()),
                         "drawn": drawn,
                         "share": drawn / size,
                         "drawn_by_end": drawn_by_end,
