@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import EncodingError
+from lightning_streaming.errors import EncodingError, StateMismatchError
 from lightning_streaming.tokenizing.messages import Message, read_messages, read_tools
 from lightning_streaming.tokenizing.template import ChatTemplate, read_template
 from lightning_streaming.tokenizing.tokenizer import (
-    BYTES,
     Tokenizer,
     Tokens,
     file_of,
     find_token,
     fingerprint,
     load_tokenizer,
+    read_tokenizer,
     with_ends,
 )
 
@@ -42,9 +42,20 @@ class Document(NamedTuple):
     """Of the same shape; None for text."""
 
 
+class _Files(NamedTuple):
+    """The contents of the files of a tokenizer."""
+
+    tokenizer: bytes | None
+    """None for bytes."""
+    template: tuple[str, dict[str, str]] | None
+    """The chat template and the special tokens that it may name; None for texts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DocumentTokenizer:
-    """Tokenizes rows. Its files are read at first use, in each process.
+    """Tokenizes rows. Its files are read at first use, once in each process.
+
+    A copy in another process checks that its files are those of the original, if that had read them.
 
     Args:
         tokenizer: ``bytes``, the path of a JSON file of the ``tokenizers`` package, or of a folder that has it.
@@ -78,9 +89,12 @@ class DocumentTokenizer:
     @cached_property
     def digest(self) -> str:
         """Digest of all that tokens depend on, apart from the rows: 32 hexadecimal digits."""
-        chat = None if self.chat is None else [self.tools, *self._template_of(), self.variables]
-        facts = [_VERSION, fingerprint(self.tokenizer), self.text, self.chat, chat, self.bos, self.eos]
-        return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return self._digest_of(self._files)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the tokenizer's file."""
+        return fingerprint(self._files.tokenizer)
 
     @cached_property
     def ends(self) -> tuple[int | None, int | None]:
@@ -97,16 +111,17 @@ class DocumentTokenizer:
     @cached_property
     def loaded(self) -> Tokenizer:
         """The tokenizer."""
-        return load_tokenizer(self.tokenizer)
+        return load_tokenizer(self.tokenizer, self._files.tokenizer)
 
     def check(self) -> None:
         """Load all files, to find errors in them before rows are read.
 
         Raises:
             ConfigError: A file is missing or damaged, or the tokenizer lacks a token.
+            StateMismatchError: A file is another one than in the process that this is a copy of.
             MissingDependencyError: A package is not installed.
         """
-        _ = self.num_ids
+        _ = self.num_ids, self.digest
         if self.chat is not None:
             _ = self._compiled
 
@@ -177,12 +192,31 @@ class DocumentTokenizer:
 
     @cached_property
     def _compiled(self) -> ChatTemplate:
-        source, special = self._template_of()
+        assert self._files.template is not None, "or there are no conversations"
+        source, special = self._files.template
         return ChatTemplate(source, {**special, **(self.variables or {})})
 
-    def _template_of(self) -> tuple[str, dict[str, str]]:
-        folder = None if self.tokenizer == BYTES else file_of(self.tokenizer).parent
-        return read_template(folder, self.template, has_tools=self.tools is not None)
+    @cached_property
+    def _files(self) -> _Files:
+        tokenizer, template = read_tokenizer(self.tokenizer), None
+        if self.chat is not None:
+            folder = None if tokenizer is None else file_of(self.tokenizer).parent
+            template = read_template(folder, self.template, has_tools=self.tools is not None)
+        files = _Files(tokenizer, template)
+        copied = self.__dict__.get("digest")
+        if copied not in (None, self._digest_of(files)):
+            raise StateMismatchError(
+                f"a file of the tokenizer {self.tokenizer} was replaced after another process of this run had read it",
+                hint="start the run again; lengths are counted again, and a saved position of other tokens is refused",
+                path=self.tokenizer,
+            )
+        return self.__dict__.setdefault("_files", files)  # of several threads, the first
+
+    def _digest_of(self, files: _Files) -> str:
+        chat = None if files.template is None else [self.tools, *files.template, self.variables]
+        facts = [_VERSION, fingerprint(files.tokenizer), self.text, self.chat, chat, self.bos, self.eos]
+        return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        names = [item.name for item in fields(self)] + ["digest"] * ("digest" in self.__dict__)
+        return {name: getattr(self, name) for name in names}

@@ -70,11 +70,15 @@ class ByteTokenizer:
 class FileTokenizer:
     """A tokenizer that the ``tokenizers`` package saved as JSON."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, data: bytes) -> None:
         """Load it.
 
+        Args:
+            path: Its file, for errors.
+            data: The contents of the file.
+
         Raises:
-            ConfigError: The file is missing or no tokenizer.
+            ConfigError: They are no tokenizer.
             MissingDependencyError: The package is not installed.
         """
         try:
@@ -84,7 +88,6 @@ class FileTokenizer:
                 "a tokenizer's file needs the tokenizers package",
                 hint="run: pip install 'lightning-streaming[tokenizers]'",
             ) from None
-        data = _read(path)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
         except Exception as error:  # the package raises plain ones
@@ -154,26 +157,44 @@ def file_of(name: str) -> Path:
     return path / TOKENIZER_FILE if path.is_dir() else path
 
 
-def load_tokenizer(name: str) -> Tokenizer:
+def read_tokenizer(name: str) -> bytes | None:
+    """Return the contents of the tokenizer's file; None for ``bytes``.
+
+    Raises:
+        ConfigError: The file is missing.
+    """
+    if name == BYTES:
+        return None
+    path = file_of(name)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"the tokenizer must be {BYTES}, a JSON file or a folder with {TOKENIZER_FILE}, but {path}: "
+            f"{error.strerror}",
+            option="tokenizer",
+            path=str(path),
+        ) from error
+
+
+def load_tokenizer(name: str, data: bytes | None = None) -> Tokenizer:
     """Return a tokenizer.
 
     Args:
         name: ``bytes``, the path of a JSON file of the ``tokenizers`` package, or of a folder that has it.
+        data: The contents of the file; None to read it.
 
     Raises:
         ConfigError: The file is missing or no tokenizer.
         MissingDependencyError: The package is not installed.
     """
-    return ByteTokenizer() if name == BYTES else FileTokenizer(str(file_of(name)))
+    data = read_tokenizer(name) if data is None else data
+    return ByteTokenizer() if data is None else FileTokenizer(str(file_of(name)), data)
 
 
-def fingerprint(name: str) -> str:
-    """Return a text that differs for any change of the tokenizer.
-
-    Raises:
-        ConfigError: The file is missing.
-    """
-    return BYTES if name == BYTES else hashlib.sha256(_read(str(file_of(name)))).hexdigest()
+def fingerprint(data: bytes | None) -> str:
+    """Return a text that differs for any change of the tokenizer, from the contents of its file."""
+    return BYTES if data is None else hashlib.sha256(data).hexdigest()
 
 
 def find_token(tokenizer: Tokenizer, token: str | int, option: str) -> int:
@@ -230,15 +251,3 @@ def choose_dtype(num_ids: int, dtype: str | None) -> str:
             option="--dtype",
         )
     return dtype
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"the tokenizer must be {BYTES}, a JSON file or a folder with {TOKENIZER_FILE}, but {path}: "
-            f"{error.strerror}",
-            option="tokenizer",
-            path=path,
-        ) from error

@@ -279,7 +279,7 @@ def _tokenize(args: Namespace, source: RowSource, out: StoredDataset) -> dict[st
     options = {
         "--tokenize": args.tokenize,
         "--chat": args.chat,
-        "--tokenizer": tokenizers.fingerprint(tokenizer.tokenizer),
+        "--tokenizer": tokenizer.fingerprint,
         "--block-length": settings.block_length,
         "--dtype": settings.dtype,
         "--bos": tokenizer.ends[0],

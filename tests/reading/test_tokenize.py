@@ -119,6 +119,19 @@ def test_a_resume_continues_and_another_template_is_refused(root: Path, tmp_path
         next(iter(changed))
 
 
+@pytest.mark.nightly
+def test_spawned_workers_refuse_another_tokenizer(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes((root / "model" / "tokenizer.json").read_bytes())
+    packing = {"capacity": CAPACITY, "tokenize": {"tokenizer": str(path)}}
+    dataset = StreamingDataset(remote=str(root / "text"), packing=packing)
+    read = StreamingDataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="spawn")
+    assert len(read) > 2
+    path.write_text(path.read_text().replace("<|im_end|>", "<|im_stop|>"))
+    with raises(StateMismatchError, "was replaced after another process"):
+        next(iter(read))
+
+
 def test_lengths_are_counted_once_for_a_tokenizer(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = as_lists(loader(root, "text"))
 

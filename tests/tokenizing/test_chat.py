@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lightning_streaming.errors import ConfigError, EncodingError
+from lightning_streaming.errors import ConfigError, EncodingError, StateMismatchError
 from lightning_streaming.tokenizing.documents import DocumentTokenizer
 from lightning_streaming.tokenizing.messages import read_messages, read_tools
 from lightning_streaming.tokenizing.template import ChatTemplate
@@ -243,6 +243,23 @@ def test_files_are_read_at_first_use_and_are_in_the_digest(tmp_path: Path) -> No
         assert both.encode({"messages": CONVERSATION[:2], "tools": None}).tokens.tolist() == [
             both.loaded.encode(letter)[0]
         ]
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_replaced_file_is_never_read_beside_the_first(tmp_path: Path, file: str) -> None:
+    model_folder(tmp_path, "chatml")
+    row, tokenizer = {"messages": CONVERSATION}, DocumentTokenizer(tokenizer=str(tmp_path), chat="messages")
+    expected = as_lists(DocumentTokenizer(tokenizer=str(tmp_path), chat="messages").encode(row))
+    unread = pickle.dumps(tokenizer)
+    digest = tokenizer.digest
+    path = tmp_path / file
+    path.write_text(path.read_text().replace("<|im_end|>", "<|im_stop|>"))
+    assert as_lists(tokenizer.encode(row)) == expected
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    assert copy.digest == digest
+    with pytest.raises(StateMismatchError, match="was replaced after another process"):
+        copy.encode(row)
+    assert pickle.loads(unread).digest != digest
 
 
 def test_bytes_have_masks_too(tmp_path: Path) -> None:
