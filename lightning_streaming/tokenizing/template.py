@@ -10,11 +10,12 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError
-from lightning_streaming.escaping import in_one_line
+from lightning_streaming.escaping import in_one_line, short_repr
 from lightning_streaming.tokenizing.messages import ASSISTANT, Message, is_trained_on
 
 Spans = list[tuple[int, int]]
@@ -25,6 +26,11 @@ _OPEN, _CLOSE = f"\ufdd0{_NONCE}\ufdd1", f"\ufdd2{_NONCE}\ufdd3"
 """Marks around what the assistant wrote, while a text is rendered: unknown to data, and different in each process."""
 _MARK = re.compile(f"{_OPEN}|{_CLOSE}")
 _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+_JINJA = (3, 1, 6)
+"""The first release whose sandbox has no known escape."""
+_LARGEST_INDENT = 64
+_LARGEST_TEXT = 1 << 26
+"""Characters that a template may write for a conversation."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -47,13 +53,13 @@ def read_template(folder: Path | None, path: str | None, *, has_tools: bool) -> 
     if path is not None:
         try:
             return Path(path).read_text(encoding="utf-8"), special
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # no UTF-8, or a path with a null character
             raise ConfigError(
-                f"the chat template {path} cannot be read: {error}", option="tokenize.template", path=path
+                f"the chat template {path!r} cannot be read: {error}", option="tokenize.template", path=path
             ) from error
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
+        named = {str(item.get("name")): item.get("template") for item in template if isinstance(item, Mapping)}
         template = named.get("tool_use") if has_tools and "tool_use" in named else named.get("default")
     if not isinstance(template, str):
         raise ConfigError(
@@ -94,12 +100,19 @@ class ChatTemplate:
         """
         known = {**self._variables, "messages": messages, "tools": tools, "add_generation_prompt": prompt}
         try:
-            text: str = self._template.render(known)
+            parts, size = list[str](), 0
+            for part in self._template.generate(known):
+                size += len(part)
+                parts.append(part)
+                if size > _LARGEST_TEXT:
+                    break
         except Exception as error:  # a template may fail like any code
             raise EncodingError(
                 f"the chat template cannot render these messages: {in_one_line(f'{type(error).__name__}: {error}')}"
             ) from error
-        return text
+        if size > _LARGEST_TEXT:
+            raise EncodingError(f"the chat template writes more than {_LARGEST_TEXT:,} characters for these messages")
+        return "".join(parts)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> str:
         """Return the text of a conversation."""
@@ -174,9 +187,9 @@ def _compiled(source: str) -> tuple[Any, bool]:
         from jinja2.ext import Extension
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        raise MissingDependencyError(
-            "chat templates need the jinja2 package", hint="run: pip install 'lightning-streaming[tokenizers]'"
-        ) from None
+        raise _needs_jinja("it is not installed") from None
+    if tuple(map(int, re.findall(r"\d+", version("jinja2"))[:3])) < _JINJA:
+        raise _needs_jinja(f"{version('jinja2')}, which is installed, has a sandbox that templates escape from")
     lines = list[int]()
 
     class Generation(Extension):
@@ -194,20 +207,44 @@ def _compiled(source: str) -> tuple[Any, bool]:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
+    del environment.filters["random"], environment.globals["lipsum"]  # random text
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     try:
         return environment.from_string(source), bool(lines)
-    except jinja2.TemplateSyntaxError as error:
+    except Exception as error:  # compiling may fail like any code: nested too deep, or for Python
+        place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        words = error.message if isinstance(error, jinja2.TemplateSyntaxError) else f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"the chat template has an error in line {error.lineno}: {in_one_line(str(error.message))}",
-            option="tokenize.template",
+            f"the chat template has an error{place}: {in_one_line(str(words))}", option="tokenize.template"
         ) from error
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Return JSON without the escapes that Jinja's own filter adds for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON without the escapes that Jinja's own filter adds for HTML.
+
+    Functions, like those of ``default`` and ``cls``, would be called outside of the sandbox.
+    """
+    if indent is not None and not (isinstance(indent, int) and 0 <= indent <= _LARGEST_INDENT):
+        raise EncodingError(f"tojson's indent must be a number up to {_LARGEST_INDENT}, but is {short_repr(indent)}")
+    if separators is not None and [type(text) for text in separators] != [str, str]:
+        raise EncodingError(f"tojson's separators must be two texts, but are {short_repr(separators)}")
+    return json.dumps(
+        value, ensure_ascii=bool(ensure_ascii), indent=indent, separators=separators, sort_keys=bool(sort_keys)
+    )
+
+
+def _needs_jinja(words: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"chat templates need the jinja2 package from {'.'.join(map(str, _JINJA))}: {words}",
+        hint="run: pip install 'lightning-streaming[tokenizers]'",
+    )
 
 
 def _raise(message: str) -> None:

@@ -168,10 +168,10 @@ def read_tokenizer(name: str) -> bytes | None:
     path = file_of(name)
     try:
         return path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        words = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"the tokenizer must be {BYTES}, a JSON file or a folder with {TOKENIZER_FILE}, but {path}: "
-            f"{error.strerror}",
+            f"the tokenizer must be {BYTES}, a JSON file or a folder with {TOKENIZER_FILE}, but {path}: {words}",
             option="tokenizer",
             path=str(path),
         ) from error

@@ -161,12 +161,36 @@ def test_a_template_that_changes_earlier_turns_is_refused() -> None:
         ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError"),
         ("{{ raise_exception('no such\nrole') }}", "no such role|no such.nrole"),
         ("{{ strftime_now('%Y') }}", "UndefinedError"),
+        ("{{ raise_exception | tojson(default='{0.__globals__}'.format) }}", "unexpected keyword argument 'default'"),
+        ("{{ messages | tojson(cls=namespace) }}", "unexpected keyword argument 'cls'"),
+        ("{{ messages | tojson(indent=10 ** 9) }}", "indent must be a number up to 64, but is 1000000000"),
+        ("{{ messages | tojson(separators=[',', messages]) }}", "separators must be two texts"),
+        ("{{ messages | random }}", "No filter named 'random'"),
+        ("{{ lipsum() }}", "'lipsum' is undefined"),
+        ("{% for i in range(9999) %}{{ 'a' * 9999 }}{% endfor %}", "writes more than 67,108,864 characters"),
         ("{% generation %}{% generation %}{% endgeneration %}{% endgeneration %}", "block within another"),
     ],
 )
 def test_a_template_reaches_nothing_but_the_messages(source: str, words: str) -> None:
-    with pytest.raises(EncodingError, match=words):
+    with pytest.raises((EncodingError, ConfigError), match=words):
         ChatTemplate(source, {}).trained(read_messages([{"role": "user", "content": "a"}]))
+
+
+def test_json_of_a_template_is_that_of_transformers() -> None:
+    source = "{{ messages | tojson(indent=2, separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}"
+    messages = [{"role": "user", "content": "é"}]
+    text = ChatTemplate(source, {}).text(messages)
+    assert text == json.dumps(messages, indent=2, separators=(",", ":"), sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    "source", ["{% if 1 %}" * 300 + "{% endif %}" * 300, "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"]
+)
+def test_a_template_that_cannot_be_compiled_is_an_error_of_the_template(source: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"the chat template has an error: (Recursion|Syntax|Memory)Error|nested blocks"
+    ):
+        ChatTemplate(source, {})
 
 
 def test_marks_in_data_are_data() -> None:
@@ -231,10 +255,14 @@ def test_files_are_read_at_first_use_and_are_in_the_digest(tmp_path: Path) -> No
     path.write_text("{% if %}")
     with pytest.raises(ConfigError, match="error in line 1"):
         DocumentTokenizer(tokenizer=str(tmp_path), chat="messages").check()
+    for name in ("a\0b", str(tmp_path / "none")):
+        with pytest.raises(ConfigError, match=r"the chat template .* cannot be read"):
+            DocumentTokenizer(tokenizer=str(tmp_path), chat="messages", template=name).check()
     path.unlink()
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": [{"name": []}]}))
     with pytest.raises(ConfigError, match="has no chat template"):
         DocumentTokenizer(tokenizer=str(tmp_path), chat="messages").check()
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
     config.update(chat_template=named, bos_token={"content": "<s>", "lstrip": False})
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -246,7 +274,7 @@ def test_files_are_read_at_first_use_and_are_in_the_digest(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
-def test_a_replaced_file_is_never_read_beside_the_first(tmp_path: Path, file: str) -> None:
+def test_a_replaced_file_is_never_mixed_with_the_first(tmp_path: Path, file: str) -> None:
     model_folder(tmp_path, "chatml")
     row, tokenizer = {"messages": CONVERSATION}, DocumentTokenizer(tokenizer=str(tmp_path), chat="messages")
     expected = as_lists(DocumentTokenizer(tokenizer=str(tmp_path), chat="messages").encode(row))

@@ -64,6 +64,8 @@ def test_a_file_that_is_none_is_an_error(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path / "a.json"))
     with pytest.raises(ConfigError, match="must be bytes, a JSON file or a folder"):
         load_tokenizer(str(tmp_path / "none.json"))
+    with pytest.raises(ConfigError, match="must be bytes, a JSON file or a folder"):
+        load_tokenizer("a\0b")
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '{"version": "9.9", "model": 3}', '{"model": {"type": "None"}}'])
