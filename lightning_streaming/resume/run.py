@@ -202,18 +202,25 @@ class Run:
     def normalise(self, cursor: Cursor) -> Cursor:
         """Return the same position, with the end of an epoch written as the beginning of the next that has batches.
 
+        An epoch that cannot be read, as limits of a mixture are reached, is an error only when it is read.
+
         Raises:
             StateError: The position is beyond the epoch's end, and the data may not have changed.
         """
+        if not self._can_read(cursor.epoch):
+            return cursor
         sequence, kept = self._sequence(cursor), self._kept(cursor)
         consumed = kept.end if self._ends_early(cursor) else cursor.sample_in_epoch
         position = sequence.resume_position(consumed, self.machines.num_ranks, self.message_prefix)
         if kept.entries_before(position) < len(kept) and self._has_batches(cursor.epoch):
             return Cursor(cursor.epoch, position)
         epoch = first_epoch_not_skipped(self.skipped_ranges.values(), cursor.epoch + 1)
-        while not self._has_batches(epoch):
+        while self._can_read(epoch) and not self._has_batches(epoch):
             epoch = first_epoch_not_skipped(self.skipped_ranges.values(), epoch + 1)
         return Cursor(epoch, 0)
+
+    def _can_read(self, epoch: int) -> bool:
+        return self.order.of_epoch(epoch).source.has_epoch(epoch)
 
     def advance(self, cursor: Cursor, samples: int) -> Cursor:
         """Return the cursor after reading some samples from a cursor, counted over all ranks.

@@ -31,7 +31,7 @@ from lightning_streaming.sequence.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.sequence.packing.packs import PackedPart
 from lightning_streaming.sequence.partition import BatchGeometry
 from lightning_streaming.sequence.phased import Mixture, StepDraws
-from lightning_streaming.sequence.phases import MixtureSchedule, ResolvedPhase, WeightChange
+from lightning_streaming.sequence.phases import Mix, MixtureSchedule, ResolvedPhase, WeightChange
 from lightning_streaming.sequence.settings import OrderSettings, ResolvedOrder
 from lightning_streaming.sequence.skips import BatchRange
 from lightning_streaming.sequence.steps import SequenceStep, with_steps
@@ -40,6 +40,8 @@ from lightning_streaming.sequence.weights import DatasetShape, ResolvedWeights, 
 
 WHOLE_EPOCH = "proportion"
 """Name of the only phase of an epoch without a schedule, if options of mixing make it one."""
+_ROUNDING = 1e-10
+"""How much a sum of rounded shares may differ from 1."""
 _CACHED_SEQUENCES = 3
 """Sequences that are cached: of the epoch under way, the one before and the one after."""
 
@@ -50,6 +52,20 @@ def _sizes_of_read_shards(catalog: CatalogView) -> tuple[NDArray[np.int64], ...]
     """Return the samples in each shard, per stream, without shards of which nothing is selected."""
     streams = zip(catalog.shard_sizes_per_stream, catalog.selections, strict=True)
     return tuple(sizes if selection is None else sizes[sizes > 0] for sizes, selection in streams)
+
+
+def _rounded(number: float) -> float:
+    """Return a number with as many digits as are the same on all machines, and for all weights of the same ratios."""
+    return float(f"{number:.12g}")
+
+
+def _shares(mix: Mix, factors: Mapping[str, float]) -> Mix:
+    """Return the shares that weights, times factors, have in their sum. Shares stay as they are."""
+    weights = {name: weight * factors.get(name, 1.0) for name, weight in mix}
+    total = sum(weights.values())
+    if abs(total - 1) < _ROUNDING:
+        total = 1.0
+    return tuple((name, _rounded(weight / total)) for name, weight in weights.items())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +160,7 @@ class RunRequest:
             sizes: Samples, or tokens, of the first pass over each stream.
         """
         exponent, phases = mixing.size_exponent, self.phases
+        factors = dict.fromkeys(sizes, 1.0)
         if not phases:
             said = [weight.proportion for weight in self.weights]
             if None in said and any(proportion is not None for proportion in said):
@@ -154,23 +171,17 @@ class RunRequest:
                 )
             if None in said:
                 said, exponent = [1.0] * len(said), exponent or 1.0
-            mix = tuple(sorted((name, weight) for name, weight in zip(sizes, said, strict=True) if weight))
+            mix = tuple(sorted((name, float(weight)) for name, weight in zip(sizes, said, strict=True) if weight))
             if not mix:
                 raise ConfigError("at least one stream needs a proportion above 0", option="proportion")
             stop = self.epoch_size or sum(sizes.values())
             phases = (ResolvedPhase(name=WHOLE_EPOCH, planned_stop=stop, begin=mix, end=mix),)
-        if not exponent:
-            return phases
-        # Rounded, as powers differ in the last digit between machines.
-        factors = {name: float(f"{size**exponent:.12g}") for name, size in sizes.items()}
-        weighted = []
-        for phase in phases:
-            begin, end = (
-                tuple((name, weight * factors.get(name, 1.0)) for name, weight in mix)
-                for mix in (phase.begin, phase.end)
-            )
-            weighted.append(replace(phase, begin=begin, end=end))
-        return tuple(weighted)
+        if exponent:
+            # Rounded, as powers differ in the last digit between machines.
+            factors = {name: _rounded(size**exponent) for name, size in sizes.items()}
+        return tuple(
+            replace(phase, begin=_shares(phase.begin, factors), end=_shares(phase.end, factors)) for phase in phases
+        )
 
     def resolved_weights(
         self, catalog: CatalogView, settings: OrderSettings, growth: Growth = NO_GROWTH, mixture: Mixture | None = None
@@ -255,6 +266,10 @@ class WeightedEpochs:
 
     def can_draw(self, _epoch: int, _part: int) -> bool:
         """Return True: its only part can be drawn in every epoch."""
+        return True
+
+    def has_epoch(self, _epoch: int) -> bool:
+        """Return True: every epoch can be read."""
         return True
 
     def check_epoch(self, epoch: int) -> None:

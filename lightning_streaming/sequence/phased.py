@@ -390,10 +390,19 @@ class Mixture:
         }
 
     def can_draw(self, epoch: int, step: int) -> bool:
-        """Return whether a step can be drawn: streams may have been removed."""
-        if step >= len(self.plan) or (epoch and self.is_cut):
+        """Return whether a step can be drawn: streams may have been removed, or read as often as they may be."""
+        if step >= len(self.plan) or (epoch and self.is_cut) or not self.has_epoch(epoch):
             return False
-        return self._draws.missing(self.plan, self.plan_of(epoch).step(step)) is None
+        plan = self.plan_of(epoch)
+        return self._draws.missing(plan, plan.step(step)) is None
+
+    def has_epoch(self, epoch: int) -> bool:
+        """Return whether streams may be read as often as an epoch needs; if not, :meth:`check_epoch` raises."""
+        try:
+            self.plan_of(epoch)
+        except ConfigError:
+            return False
+        return True
 
     def check_epoch(self, epoch: int) -> None:
         """Check that an epoch can be read.

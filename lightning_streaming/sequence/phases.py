@@ -35,6 +35,8 @@ _GRID = 1 << 20
 _MOST_COUNTED = 1 << 42
 """Samples of a step whose shares can be counted so."""
 _NO_LIMIT = np.iinfo(np.int64).max
+_ROUNDING = 1e-11
+"""How much shares may differ from exact ones, so that a stream may be read exactly as often as it may."""
 
 Mix = tuple[tuple[str, float], ...]
 """Names of streams and their weights, by name."""
@@ -446,9 +448,10 @@ class _Planner:
             ConfigError: Nothing is left of any stream, or a stream would get more and nothing is redistributed.
         """
         within: NDArray[np.float64] = shares.copy()
+        rounding = max(_ROUNDING * size, 1 / _GRID)
         are_full = np.zeros(len(shares), np.bool_)
         while True:
-            over = ~are_full & (shares > 0) & (owed + within * size > left)
+            over = ~are_full & (shares > 0) & (owed + within * size > left + rounding)
             if not over.any():
                 return within
             are_full |= over

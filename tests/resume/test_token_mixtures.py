@@ -246,3 +246,46 @@ def test_appended_data_changes_nothing_of_a_pass_that_has_begun(root: Path, tmp_
     last = loader(copied, **how)
     last.load_state_dict(json_copy(again.state_dict()))
     assert read(last) == rest[steps:]
+
+
+@pytest.mark.parametrize("mixing", [{}, IN_TOKENS])
+def test_an_epoch_that_reads_exactly_what_may_be_read_ends_as_any_other(root: Path, mixing: dict[str, Any]) -> None:
+    limited = {**mixing, "size_exponent": 1, "max_repeats": dict.fromkeys(SPEC, 1)}
+    run = loader(root, packed=False, proportions=False, epoch_size=None, mixing=limited)
+    assert len(run) * 4 == 1460
+    assert sorted(read(run)) == sorted(
+        document for name, (count, _) in SPEC.items() for document in range(FIRST[name], FIRST[name] + count)
+    )
+    state = json_copy(run.state_dict())
+    with assert_error(ConfigError, option="mixing.max_repeats"):
+        read(run)
+    resumed = loader(root, packed=False, proportions=False, epoch_size=None, mixing=limited)
+    resumed.load_state_dict(state)
+    with assert_error(ConfigError, option="mixing.max_repeats"):
+        read(resumed)
+
+
+@pytest.mark.parametrize("mixing", [{}, IN_TOKENS])
+@pytest.mark.parametrize("has_schedule", [False, True])
+def test_only_ratios_of_weights_count(root: Path, mixing: dict[str, Any], has_schedule: bool) -> None:
+    def run(times: float | int) -> StreamingDataLoader:
+        streams = {name: Stream(remote=str(root / name)) for name in ("code", "web")}
+        more: dict[str, Any] = {"columns": ["id"], "shuffle": True, "num_canonical_nodes": 4, "epoch_size": 1200}
+        if has_schedule:
+            more["schedule"] = {"all": {"mix": {"code": [3 * times, times], "web": 7 * times}}}
+        else:
+            for name, weight in (("code", 3 * times), ("web", 7 * times)):
+                streams[name] = Stream(remote=str(root / name), proportion=weight)
+        return StreamingDataLoader(StreamingDataset(streams=streams, mixing=mixing, **more), batch_size=4)
+
+    whole, stopped = read(run(1)), run(1)
+    began = read(stopped, 5)
+    state = json_copy(stopped.state_dict())
+    for times in (1.0, 0.1, 1 / 7):
+        resumed = run(times)
+        resumed.load_state_dict(state)
+        assert began + read(resumed) == whole
+    resumed = run(0.1)
+    resumed.load_state_dict(state)
+    read(resumed, 1)
+    assert resumed.state_dict()["fingerprint"] == state["fingerprint"]
