@@ -235,12 +235,14 @@ class StreamingDataLoader(AcceleratedLoader):
     def __len__(self) -> int:
         """Return the batches of a whole epoch on each rank, regardless of resumes and of batches that are skipped.
 
-        Where epochs differ, as with packs or with appended data, it is the length of the epoch of the next batch.
+        Where epochs differ, as with packs or with appended data, it is the length of the epoch of the next batch. If
+        that cannot be read, as limits of a mixture are reached, it is the length of the first: Lightning asks at the
+        end of a run, too.
         """
         run = run_of(self)
         is_first = self._progress.has_length_of_first_epoch or not run.order.differs_by_epoch
         epoch = 0 if is_first else run.normalise(position_of(self).cursor()).epoch
-        return run.unskipped(Cursor(epoch, 0)).num_batches(self.drop_last)
+        return run.unskipped(Cursor(epoch if run.can_read(epoch) else 0, 0)).num_batches(self.drop_last)
 
     def __repr__(self) -> str:
         settings = f"batch_size={self.batch_size}, num_workers={self.num_workers}"

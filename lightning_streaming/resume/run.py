@@ -178,6 +178,10 @@ class Run:
             skipped=self.skipped(cursor.epoch),
         )
 
+    def can_read(self, epoch: int) -> bool:
+        """Return whether limits of a mixture allow an epoch to be read; if not, its beginning raises."""
+        return self.order.of_epoch(epoch).source.has_epoch(epoch)
+
     def entries_of(self, epoch: int) -> int:
         """Return the samples, or packs, that a whole epoch reads."""
         return len(self._sequence(Cursor(epoch, 0)))
@@ -207,7 +211,7 @@ class Run:
         Raises:
             StateError: The position is beyond the epoch's end, and the data may not have changed.
         """
-        if not self._can_read(cursor.epoch):
+        if not self.can_read(cursor.epoch):
             return cursor
         sequence, kept = self._sequence(cursor), self._kept(cursor)
         consumed = kept.end if self._ends_early(cursor) else cursor.sample_in_epoch
@@ -215,12 +219,9 @@ class Run:
         if kept.entries_before(position) < len(kept) and self._has_batches(cursor.epoch):
             return Cursor(cursor.epoch, position)
         epoch = first_epoch_not_skipped(self.skipped_ranges.values(), cursor.epoch + 1)
-        while self._can_read(epoch) and not self._has_batches(epoch):
+        while self.can_read(epoch) and not self._has_batches(epoch):
             epoch = first_epoch_not_skipped(self.skipped_ranges.values(), epoch + 1)
         return Cursor(epoch, 0)
-
-    def _can_read(self, epoch: int) -> bool:
-        return self.order.of_epoch(epoch).source.has_epoch(epoch)
 
     def advance(self, cursor: Cursor, samples: int) -> Cursor:
         """Return the cursor after reading some samples from a cursor, counted over all ranks.

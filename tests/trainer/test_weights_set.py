@@ -66,3 +66,13 @@ def _set_other_weights(root: Path, rank_of: Any = None) -> None:
 
 def test_ranks_that_set_other_weights_are_an_error(tmp_path: Path) -> None:
     on_ranks(_set_other_weights, write_streams(tmp_path), meeting=tmp_path / "ranks", count=2)
+
+
+def test_a_run_may_read_exactly_what_its_limits_allow(tmp_path: Path) -> None:
+    root = write_streams(tmp_path)
+    mixing = {"size_exponent": 1, "max_repeats": dict.fromkeys(SIZES, 1)}
+    train = {"streams": {name: {"remote": str(root / name)} for name in SIZES}, "mixing": mixing}
+    whole = PhasedRun(directory=str(tmp_path / "whole"), train={**train, "num_canonical_nodes": 1}, batch_size=8)
+    whole.run_to_end()
+    read = [sample for *_, sample in flat(whole.read_by())]
+    assert len(set(read)) == len(read) == sum(SIZES.values())
