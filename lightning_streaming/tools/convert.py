@@ -65,6 +65,7 @@ _DOWNLOAD_SECONDS = 24 * 3600.0
 _OF_BOTH = ("tokenizer", "dtype")
 _OF_TEXT = ("documents", "block_length", "bos", "eot", "text_column")
 _OF_CHAT = ("template", "chat_column", "tools_column")
+_TOOLS_COLUMN = "tools"
 _CHAT_COLUMNS = ("messages", "conversations")
 """Names of the column of conversations, if --chat-column does not name it."""
 
@@ -134,7 +135,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_to_group("--template", metavar="FILE.jinja", help="another chat template")
     words = f"column of messages; by default {' or '.join(_CHAT_COLUMNS)}"
     add_to_group("--chat-column", metavar="NAME", help=words)
-    add_to_group("--tools-column", metavar="NAME", help="column of the tools of a conversation; none by default")
+    add_to_group(
+        "--tools-column",
+        metavar="NAME",
+        help=f"column of the tools of a conversation; by default {_TOOLS_COLUMN}, if the first row has it",
+    )
     commands.add_json(parser)
     commands.add_storage_options(parser, of="OUT")
     commands.add_storage_options(parser, "--source-options", of="SOURCE")
@@ -315,15 +320,16 @@ def _token_settings(args: Namespace, source: RowSource) -> tokens.TokenSettings:
     if args.chat:
         known = [name for name in _CHAT_COLUMNS if name in schema.columns]
         column = args.chat_column or (known[0] if known else _CHAT_COLUMNS[0])
+        tools = args.tools_column or (_TOOLS_COLUMN if _TOOLS_COLUMN in schema.columns else None)
         tokenizer = documents.DocumentTokenizer(
-            tokenizer=args.tokenizer, chat=column, tools=args.tools_column, template=args.template
+            tokenizer=args.tokenizer, chat=column, tools=tools, template=args.template
         )
     else:
         tokenizer = documents.DocumentTokenizer(
             tokenizer=args.tokenizer, text=args.text_column or "text", bos=args.bos, eos=args.eot
         )
     for column in tokenizer.columns:
-        if column not in schema.columns:
+        if column not in schema.columns and column != tokenizer.tools:  # later rows may have tools
             raise ConfigError(
                 f"there is no column {column!r} to tokenize; the columns of {schema.origin} are "
                 f"{', '.join(schema.columns)}",

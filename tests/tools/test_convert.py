@@ -29,7 +29,7 @@ from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.storage import Location
 from lightning_streaming.tokenizing.documents import DocumentTokenizer
 from tests.servers import S3Store, http_server
-from tests.tokenizing.test_chat import CONVERSATION, model_folder
+from tests.tokenizing.test_chat import CONVERSATION, TOOLS, model_folder
 from tests.tokenizing.test_tokenizer import word_tokenizer
 from tests.tools.converting.test_sources_files import image, write_tar
 from tests.tools.running import Outcome, options, run
@@ -426,6 +426,18 @@ def test_conversations_become_tokens_and_a_mask(tmp_path: Path, form: str) -> No
     write_lines(tmp_path / "a.jsonl", [*rows, {"messages": [{"role": "user"}, 3]}])
     error = run("convert", tmp_path / "a.jsonl", tmp_path / "no", *args).err
     assert f"{tmp_path / 'a.jsonl'}, line 3: message 1 must have role and content" in error
+
+
+@pytest.mark.parametrize("args", [[], ["--tools-column", "tools"]])
+def test_tools_of_conversations_are_in_the_tokens(tmp_path: Path, args: list[str]) -> None:
+    model_folder(tmp_path / "model", "chatml")
+    rows: list[dict[str, Any]] = [{"messages": CONVERSATION[:2], "tools": TOOLS}, {"messages": CONVERSATION[:2]}]
+    write_lines(tmp_path / "a.jsonl", rows[::-1] if args else rows)  # the first row decides on the default
+    convert(tmp_path / "a.jsonl", tmp_path / "out", "--chat", "--tokenizer", tmp_path / "model", *args)
+    tokenizer = DocumentTokenizer(tokenizer=str(tmp_path / "model"), chat="messages", tools="tools")
+    expected = sorted(tokenizer.encode(row).tokens.tolist() for row in rows)
+    assert sorted(sample["tokens"].tolist() for sample in samples(tmp_path / "out")) == expected
+    assert len(expected[0]) != len(expected[1])
 
 
 def test_the_example_model_trains_on_blocks_as_they_are(tmp_path: Path) -> None:
