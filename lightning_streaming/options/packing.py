@@ -249,7 +249,7 @@ class PackingConfig(Packing):
                 check_truth(name, getattr(self, name))
             require_known("names", self.names, ("plain", "huggingface"))
         if self.loss_mask is not None and (not self.labels or not isinstance(self.loss_mask, str)):
-            self._refuse("loss_mask", f"is a column for labels=True, but is {short_repr(self.loss_mask)}")
+            self._refuse("loss_mask", f"must be a column, and needs labels: true, but is {short_repr(self.loss_mask)}")
         if self.labels and "labels" in (self.mask, *self.along):
             self._refuse("labels", "makes an entry of this name, which along or loss_mask names")
 

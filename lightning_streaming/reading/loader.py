@@ -236,7 +236,7 @@ class StreamingDataLoader(AcceleratedLoader):
         """Return the batches of a whole epoch on each rank, regardless of resumes and of batches that are skipped.
 
         Where epochs differ, as with packs or with appended data, it is the length of the epoch of the next batch. If
-        that cannot be read, as limits of a mixture are reached, it is the length of the first: Lightning asks at the
+        that cannot be read, as limits of a mixture are reached, it is the length of the first: Lightning reads it at the
         end of a run, too.
         """
         run = run_of(self)

@@ -192,7 +192,7 @@ def test_shapes_do_not_change_with_max_documents(root: Path) -> None:
         ({"max_documents": 3, "method": "concat"}, "max_documents=3 needs method='best_fit'"),
         ({"names": "torch"}, "names"),
         ({"labels": 3}, "labels"),
-        ({"loss_mask": "mask"}, "packing.loss_mask is a column for labels=True"),
+        ({"loss_mask": "mask"}, "packing.loss_mask must be a column, and needs labels: true"),
         ({"labels": True, "along": ["labels"]}, "packing.labels makes an entry of this name"),
     ],
 )
