@@ -292,7 +292,7 @@ def find_sample(catalog: Catalog, key: SampleKey) -> int:
             stream=key.stream,
             sample=key.sample_index,
         )
-    sample_id = catalog.id_of(sum(catalog.shards_per_stream[:stream]) + key.shard, key.sample_index)
+    sample_id = catalog.id_of(catalog.first_shard(stream) + key.shard, key.sample_index)
     if sample_id is None:
         raise SampleIndexError(
             f"the key's sample {key.sample_index} of shard {key.shard} of stream {key.stream!r} is there, but "

@@ -506,7 +506,7 @@ class DatasetStream:
             StorageError: It could not be fetched.
         """
         place = self.get_shards().index(shard) if isinstance(shard, ShardInfo) else range(len(self.get_shards()))[shard]
-        return self._source.fetch(sum(self._source.catalog.shards_per_stream[: self.place]) + place, wait=blocking)
+        return self._source.fetch(self._source.catalog.first_shard(self.place) + place, wait=blocking)
 
     def cache_config(self) -> CacheConfig:
         """Return where and how its files are fetched."""

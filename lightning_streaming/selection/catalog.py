@@ -192,7 +192,7 @@ class Catalog(CatalogView):
             names: File names as the index has them; unknown names are ignored.
         """
         table = self.indexes[stream].shards
-        first = sum(self.shards_per_stream[:stream])
+        first = self.first_shard(stream)
         for start in range(0, len(table), _SHARDS_AT_ONCE):
             texts = table.texts(start, min(start + _SHARDS_AT_ONCE, len(table)))
             if names.isdisjoint(texts):
@@ -200,6 +200,10 @@ class Catalog(CatalogView):
             matches = int(table.first_text[start]) + np.flatnonzero([text in names for text in texts])
             for place in np.unique(np.searchsorted(table.first_text, matches, side="right") - 1).tolist():
                 yield first + place, table[place]
+
+    def first_shard(self, stream: int) -> int:
+        """Return the number of the first shard of a stream."""
+        return sum(self.shards_per_stream[:stream])
 
     def shard_of(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the shard of each sample."""

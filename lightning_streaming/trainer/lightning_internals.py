@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.data import sized_len
@@ -144,6 +145,18 @@ def logging_step(trainer: Trainer) -> int | None:
     if not trainer._logger_connector.should_update_logs or not weights_have_seen_the_batch(trainer):
         return None
     return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def step_values(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return the last values that were logged with ``on_step=True`` in training, by name.
+
+    A value that is logged again is another tensor.
+    """
+    values: dict[str, torch.Tensor] = {}
+    for metric in trainer.fit_loop.epoch_loop._results.result_metrics:
+        if metric.meta.on_step and isinstance(metric._forward_cache, torch.Tensor):
+            values |= dict.fromkeys((metric.meta.name, metric.meta.forked_name(on_step=True)), metric._forward_cache)
+    return values
 
 
 def put_first(trainer: Trainer, callback: Callback) -> None:

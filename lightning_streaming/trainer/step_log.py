@@ -59,8 +59,9 @@ class StepLog(Callback):
     Args:
         dirpath: Directory of the log, the same on all ranks; it is created if needed. A run and those that resume it
             share one.
-        values: Names of values to log with each batch: of metrics that ``training_step`` logs with ``self.log``, on
-            steps; or of entries of what it returns, like "loss". () for none.
+        values: Names of values to log with each batch: "loss", which ``training_step`` returns; other entries of a dict
+            that it returns; or metrics that the model logs in the batch with ``self.log(..., on_step=True)``. A batch
+            without a value, as of a metric that is logged once per optimizer step, has none. () for none.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -82,7 +83,8 @@ class StepLog(Callback):
         self._under_way: list[dict[str, Any]] = []
         self._names = tuple(dict.fromkeys(values))
         self._copies: deque[_CopiedValues] = deque()
-        self._is_checked = False
+        self._logged_before: Mapping[str, torch.Tensor] = {}
+        self._unseen: list[str] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Run before callbacks that save at the end of a batch."""
@@ -99,6 +101,7 @@ class StepLog(Callback):
         self._run = trainer.strategy.broadcast(latest_run(self._directory) + 1 if trainer.is_global_zero else 0)
         with self._storage_errors():
             self._log = LineLog(self._directory / f"rank{trainer.global_rank}.jsonl")
+        self._unseen = [name for name in self._names if name != "loss"]
         self._listen(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -107,6 +110,7 @@ class StepLog(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Prepare a line for each loader that contributed to this batch; the model may still skip it."""
+        self._logged_before = lightning_internals.step_values(trainer)
         number = {"batch": lightning_internals.batches_completed(trainer), "step": trainer.global_step}
         self._under_way = [
             {"run": self._run, **number, "loader": name, **_samples(waiting.popleft())}
@@ -129,9 +133,16 @@ class StepLog(Callback):
         if lightning_internals.weights_have_seen_the_batch(trainer):
             self._write({"run": self._run, "taken": completed + 1})
         if self._names and outputs is not None:
-            # Lightning divides a loss that it accumulates.
-            parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-            self._copy_values(completed, _values_of_batch(trainer, self._names, outputs, parts))
+            logged, before = lightning_internals.step_values(trainer), self._logged_before
+            values = {name: value for name, value in logged.items() if value is not before.get(name)}
+            entries = outputs.items() if isinstance(outputs, Mapping) else ()
+            returned = {name: value for name, value in entries if isinstance(value, torch.Tensor)}
+            if "loss" in returned and pl_module.automatic_optimization:  # Lightning divides it
+                returned["loss"] = returned["loss"] * trainer.accumulate_grad_batches
+            values |= returned
+            known = (name for name in self._names if name in values and values[name].numel() == 1)
+            self._copy_values(completed, {name: values[name] for name in known})
+            self._check_names(is_step=lightning_internals.weights_have_seen_the_batch(trainer))
         self._write_values()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -156,13 +167,7 @@ class StepLog(Callback):
 
     def _copy_values(self, batch: int, values: Mapping[str, torch.Tensor]) -> None:
         """Begin to copy the values of a batch from their device."""
-        missing = [name for name in self._names if name not in values and name != "loss"]
-        if missing and not self._is_checked:
-            rank_zero_warn(
-                f"StepLog(values=...): the first batch has no value of {', '.join(missing)}; log it in training_step "
-                "with self.log(..., on_step=True), or return it"
-            )
-        self._is_checked = True
+        self._unseen = [name for name in self._unseen if name not in values]
         devices = {value.device for value in values.values() if value.is_cuda}
         copies = {name: value.detach().to("cpu", non_blocking=value.is_cuda) for name, value in values.items()}
         event = None
@@ -170,6 +175,15 @@ class StepLog(Callback):
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(device))
         self._copies.append(_CopiedValues(batch, copies, event))
+
+    def _check_names(self, *, is_step: bool) -> None:
+        """Warn of names without a value in the first optimizer step."""
+        if is_step and self._unseen:
+            rank_zero_warn(
+                f"StepLog(values=...): the first step has no value of {', '.join(self._unseen)}; log it with "
+                "self.log(..., on_step=True), or return it from training_step"
+            )
+            self._unseen = []
 
     def _write_values(self) -> None:
         """Write the values that have arrived, in the order of their batches."""
@@ -206,24 +220,9 @@ class StepLog(Callback):
         self._loaders.clear()
         self._under_way = []
         self._copies.clear()
-        self._is_checked = False
         if self._log is not None:
             self._log.close()
             self._log = None
-
-
-def _values_of_batch(trainer: Trainer, names: Sequence[str], outputs: Any, parts: int) -> dict[str, torch.Tensor]:
-    """Return values by name, on their device: metrics that were logged, else entries of what the step returned."""
-    values: dict[str, torch.Tensor] = {}
-    for name in names:
-        value = outputs.get(name) if isinstance(outputs, Mapping) else None
-        if name in trainer.callback_metrics:
-            value = trainer.callback_metrics[name]
-        elif name == "loss" and isinstance(value, torch.Tensor):
-            value = value * parts
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            values[name] = value
-    return values
 
 
 def _samples(keys: SampleKeys) -> dict[str, Any]:

@@ -137,6 +137,34 @@ def test_every_read_of_the_weights_is_there_and_no_other(
         assert report["samples"] == sizes[last.shard]
 
 
+@pytest.mark.rotate(1)
+@pytest.mark.parametrize("skip", [[], ["3-4", "41-90"], ["0-10"]], ids=str)
+def test_what_the_run_of_the_checkpoint_skipped_counts_and_not_what_is_skipped_now(
+    data: Path, tmp_path: Path, skip: list[str]
+) -> None:
+    train, saved = plain_train(data, skip=["3-4", "20"]), tmp_path / "saved.ckpt"
+    seen = fit(train, saved, 5, max_steps=37, max_epochs=-1)
+    config = write_config(tmp_path / "run.yaml", {**train, "skip": skip}, {"batch_size": 5}, devices=1)
+    reads = trained(config, saved, "--where", "id >= 0")["reads"]
+    assert as_seen(reads) == [of_key(step, key) for step, _, key in seen]
+
+
+def test_a_name_of_several_files_is_refused_and_a_path_names_one(tmp_path: Path) -> None:
+    for part in "ab":
+        with MDSWriter(out=str(tmp_path / "data" / part), columns={"id": "int"}) as writer:
+            writer.write({"id": ord(part)})
+    merged = run("merge", tmp_path / "data" / "a", tmp_path / "data" / "b", "--out", tmp_path / "data")
+    assert merged.code == 0, merged.err
+    train, saved = {"streams": {"all": {"remote": str(tmp_path / "data")}}}, tmp_path / "saved.ckpt"
+    fit(train, saved, 1, max_steps=2)
+    config = write_config(tmp_path / "run.yaml", train, {"batch_size": 1}, devices=1)
+    (read,) = trained(config, saved, "--shard", "all:b/shard.00000.mds")["reads"]
+    assert read["fields"]["id"] == str(ord("b"))
+    refused = run("trace", "--config", config, "--ckpt", saved, "--trained", "--shard", "all:shard.00000.mds")
+    assert refused.code == 2
+    assert "name one by its path: a/shard.00000.mds, b/shard.00000.mds" in refused.err
+
+
 def test_weights_and_phases_are_those_of_the_time(data: Path, tmp_path: Path) -> None:
     train, saved = phased_train(data), tmp_path / "saved.ckpt"
     fit(train, saved, 4, max_steps=29)

@@ -324,7 +324,7 @@ def test_a_loss_that_is_no_number_is_logged_and_a_name_without_value_is_warned_o
             return super().loss(batch) * (float("nan") if self.trainer.global_step == 1 else 1)
 
     run = with_trainer(Run(data=data, directory=tmp_path), max_steps=3)
-    with pytest.warns(UserWarning, match="the first batch has no value of typo;"):
+    with pytest.warns(UserWarning, match="the first step has no value of typo;"):
         run.fit(callbacks=[StepLog(tmp_path / "log", values=["loss", "typo"])], model=Breaks)
     values = [line["loss"] for line in read_step_lines(tmp_path / "log").values.values()]
     assert [np.isnan(value) for value in values] == [False, True, True]
@@ -336,3 +336,36 @@ def test_a_loss_that_is_no_number_is_logged_and_a_name_without_value_is_warned_o
 def test_values_are_a_list_of_names(values: Any) -> None:
     with assert_error(ConfigError, option="values"):
         StepLog("log", values=values)
+
+
+class _LogsElsewhere(_Logs):
+    """Logs other things under the same names: means of epochs, of validations, and a norm once per step."""
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> Any:
+        loss = Recorder.training_step(self, batch, batch_idx)
+        self.losses.append(loss.item())
+        self.log("loss", loss, on_step=False, on_epoch=True)
+        self.log("mean", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        self.log("loss", torch.tensor(-7.0))
+        self.log("norm", torch.tensor(-7.0), on_step=True)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.log("norm", float(len(self.losses)))
+
+
+@pytest.mark.filterwarnings("ignore:You called `self.log")
+def test_a_value_is_logged_with_the_batch_that_it_is_of_and_with_no_other(data: Path, tmp_path: Path) -> None:
+    run = with_trainer(Run(data=data, directory=tmp_path), accumulate_grad_batches=4, max_epochs=2)
+    log = StepLog(tmp_path / "log", values=["loss", "norm", "mean"])
+    with pytest.warns(UserWarning, match="the first step has no value of mean;"):
+        model, _ = run.fit(callbacks=[log], model=_LogsElsewhere)
+    assert isinstance(model, _LogsElsewhere)
+    lines = read_step_lines(tmp_path / "log")
+    values = [lines.values[line.run, line.rank, line.batch] for line in lines.batches]
+    assert [value["loss"] for value in values] == pytest.approx(model.losses)
+    norms = {number: value["norm"] for number, value in enumerate(values) if "norm" in value}
+    assert norms == {3: 4.0, 7: 8.0, 11: 12.0, 15: 16.0}
+    assert {name for value in values for name in value} == {"loss", "norm"}

@@ -311,7 +311,7 @@ class _TracedEpoch:
                     stored = catalog.place(sample)
                     key = SampleKey(
                         stream=catalog.stream_names[stored.stream],
-                        shard=stored.shard - sum(catalog.shards_per_stream[: stored.stream]),
+                        shard=stored.shard - catalog.first_shard(stored.stream),
                         sample_index=stored.sample,
                         epoch=self._number,
                         position=position,

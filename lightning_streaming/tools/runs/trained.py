@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,11 @@ def trained_reads(run: TracedRun, ids: NDArray[np.int64]) -> Iterator[TrainedRea
         ids: Ids of the samples.
     """
     steps = run.steps_before()
-    for number in range(run.begins.epoch + 1):
-        epoch, skipped = run.described.epoch(Cursor(number, 0)), run.order.skipped(number)
+    for number in range(run.ended.epoch + 1):
+        epoch, skipped = run.described.epoch(Cursor(number, 0)), run.skipped_before(number)
         partition, stop = epoch.partition, skipped.kept_before(len(epoch.sequence))
-        if number == run.begins.epoch:
-            stop = skipped.kept_before(min(run.begins.sample_in_epoch, len(epoch.sequence)))
+        if number == run.ended.epoch:
+            stop = skipped.kept_before(min(run.ended.sample_in_epoch, len(epoch.sequence)))
         elif steps is not None:  # the trainer may leave out the last batches
             stop = min(stop, steps.of_epoch(number).batches * partition.geometry.global_batch_size)
         before = 0
@@ -91,7 +92,7 @@ def trace_trained(args: Namespace) -> int:
         if run.order.order.growth.followed:
             words = "earlier ones may have read fewer shards"
             console.print_note(
-                "trace", f"streams have grown: only the reads of epoch {run.begins.epoch} are exact; {words}"
+                "trace", f"streams have grown: only the reads of epoch {run.ended.epoch} are exact; {words}"
             )
         _print_reads(run, ids, reads, args)
     finally:
@@ -148,8 +149,7 @@ def _print_reads(run: TracedRun, ids: NDArray[np.int64], reads: Sequence[Trained
 def _place(catalog: Catalog, sample: int) -> tuple[str, int, int]:
     """Return stream, shard within the stream, and index of a sample."""
     place = catalog.place(sample)
-    first = sum(catalog.shards_per_stream[: place.stream])
-    return catalog.stream_names[place.stream], place.shard - first, place.sample
+    return catalog.stream_names[place.stream], place.shard - catalog.first_shard(place.stream), place.sample
 
 
 def _named_ids(run: TracedRun, args: Namespace) -> NDArray[np.int64]:
@@ -165,16 +165,27 @@ def _named_ids(run: TracedRun, args: Namespace) -> NDArray[np.int64]:
         stream, _, name = args.shard.rpartition(":")
         number = _stream(catalog, stream, "--shard")
         shards = catalog.indexes[number].shards
-        matches = [int(name)] if name.isdecimal() and int(name) < len(shards) else []
-        if not name.isdecimal():
-            matches = [place for place, info in enumerate(shards) if name in _files(info)]
+        if name.isdecimal():
+            matches = {int(name): name} if int(name) < len(shards) else {}
+        else:
+            paths = {
+                place: path for place, info in enumerate(shards) for path in _files(info) if _ends_with(path, name)
+            }
+            matches = {place: path for place, path in paths.items() if path == name} or paths
+        if len(matches) > 1:
+            raise ConfigError(
+                f"stream {catalog.stream_names[number]!r} has {len(matches):,} files named {name!r}",
+                hint=f"name one by its path: {', '.join(islice(matches.values(), 5))}"
+                + (", ..." if len(matches) > 5 else ""),
+                option="--shard",
+            )
         if not matches:
             raise ConfigError(
                 f"stream {catalog.stream_names[number]!r} has no shard {name!r}",
                 hint=f"it has {counted(len(shards), 'shard')}, numbered from 0",
                 option="--shard",
             )
-        shard = sum(catalog.shards_per_stream[:number]) + matches[0]
+        shard = catalog.first_shard(number) + next(iter(matches))
         first = int(catalog.first_sample_of_shard[shard])
         return np.arange(first, first + int(catalog.samples_per_shard[shard]))
     named = named_sample(args.sample)
@@ -194,7 +205,7 @@ def _named_ids(run: TracedRun, args: Namespace) -> NDArray[np.int64]:
         shard = named.shard
     if shard >= len(sizes) or index >= sizes[shard]:
         raise ConfigError(f"there is no sample {args.sample!r}", option="--sample")
-    sample = catalog.id_of(sum(catalog.shards_per_stream[:number]) + shard, index)
+    sample = catalog.id_of(catalog.first_shard(number) + shard, index)
     return np.array([] if sample is None else [sample], np.int64)
 
 
@@ -210,9 +221,12 @@ def _stream(catalog: Catalog, name: str, option: str) -> int:
 
 
 def _files(info: Any) -> list[str]:
-    """Return the names of the files of a shard, with and without their directories."""
-    paths = [file.basename for pair in info.files for file in pair if file is not None]
-    return [*paths, *(path.rpartition("/")[2] for path in paths)]
+    """Return the paths of the files of a shard."""
+    return [file.basename for pair in info.files for file in pair if file is not None]
+
+
+def _ends_with(path: str, name: str) -> bool:
+    return f"/{path}".endswith(f"/{name}")
 
 
 def _ids_where(run: TracedRun, where: str) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from lightning_streaming.resume.run import Run
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.packing.settings import AnyPackSettings
-from lightning_streaming.sequence.skips import NOTHING_SKIPPED, SkippedPositions, TrainProgress
+from lightning_streaming.sequence.skips import SkippedPositions, TrainProgress, parse_batch_ranges
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.runs.checkpoints import (
@@ -50,7 +50,11 @@ class TracedRun:
     ranks_per_node: int
     replication: int
     """Consecutive ranks that read the same samples."""
+    past: Run
+    """The run up to its checkpoint: it skipped the ranges that the checkpoint contains, whatever is configured now."""
     begins: Cursor
+    ended: Cursor
+    """Where the checkpoint was saved: before ``begins`` if the next positions are skipped now."""
     steps: RunSteps
     assumed: str | None
     """Assumptions about what the configuration leaves open."""
@@ -63,8 +67,8 @@ class TracedRun:
         """Return its steps from its start; None if they are known to have had other batches before the checkpoint."""
         epoch, after = self.from_start.find(self.steps.first_step)
         first = self.from_start.of_epoch(epoch).batches_of(after).start
-        size = self.order.unskipped(self.begins).geometry.global_batch_size
-        is_here = epoch == self.begins.epoch and first * size == self.order.samples_before(self.begins)
+        size = self.past.unskipped(self.ended).geometry.global_batch_size
+        is_here = epoch == self.ended.epoch and first * size == self.past.samples_before(self.ended)
         return self.from_start if is_here else None
 
     @cached_property
@@ -89,7 +93,7 @@ class TracedRun:
 
     def skipped_before(self, epoch: int) -> SkippedPositions:
         """Return the positions of an epoch that the run of its checkpoint skipped."""
-        return NOTHING_SKIPPED if self.saved is None else self.saved.skipped(epoch)
+        return self.past.skipped(epoch)
 
     def reader(self, rank: int) -> World:
         """Return a rank's place among those that read different samples."""
@@ -188,9 +192,12 @@ def run_on(data: Any, trainer: Mapping[str, Any], args: Namespace) -> TracedRun:
     run = run_of(loader).counted_from(progress)
     begins = run.normalise(position_of(loader).cursor())
     steps = _run_steps(run, begins, accumulate, progress, len(loader), saved)
-    start = run.normalise(Cursor(0, 0))
+    skipped = {} if saved is None else saved.loader.position.skipped
+    placed = {batches: span for name, span in skipped.items() for batches in parse_batch_ranges([name], "skipped")}
+    past = replace(run, skip=tuple(placed), placed=placed, located=None)
+    start = past.normalise(Cursor(0, 0))
     from_start = TrainProgress(limit=progress.limit)
-    steps_from_start = _run_steps(run, start, accumulate, from_start, run.batches_in_epoch(start), None)
+    steps_from_start = _run_steps(past, start, accumulate, from_start, past.batches_in_epoch(start), None)
     max_steps, max_epochs = trainer.get("max_steps", -1), trainer.get("max_epochs")
     if max_steps is not None and max_steps >= 0:
         steps = replace(steps, max_steps=int(max_steps))
@@ -203,7 +210,9 @@ def run_on(data: Any, trainer: Mapping[str, Any], args: Namespace) -> TracedRun:
         num_nodes=nodes,
         ranks_per_node=ranks_per_node,
         replication=loader.dataset.replication or 1,
+        past=past,
         begins=begins,
+        ended=past.normalise(position_of(loader).cursor()),
         steps=steps,
         assumed="; ".join(filter(None, (assumed, by_strategy.assumed))) or None,
         saved=None if saved is None else saved.loader,
