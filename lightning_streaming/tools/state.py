@@ -132,7 +132,8 @@ def run(args: Namespace) -> int:
 def show(args: Namespace) -> int:
     """Show the position of each train loader: epoch, sample, settings of its order, and samples read of each stream.
 
-    Nothing that the file names is executed, and its tensors are not read.
+    Epochs before this one are counted whole; with --config, without what `drop_last` and `limit_train_batches` left
+    out. Nothing that the file names is executed, and its tensors are not read.
     """
     places = read_places(args.checkpoint)
     chosen = places.loaders
@@ -193,7 +194,7 @@ def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[Strea
     # It imports torch, which takes seconds.
     describe = import_module("lightning_streaming.tools.runs.describe")
     if args.config:
-        reads = describe.read_by_config(loader.position, args.config)
+        reads = describe.read_by_config(loader, args.config)
     else:
         selected = [name for name, stream in fingerprint.streams.items() if stream.selection is not None]
         lacks = None

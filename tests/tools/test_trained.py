@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,19 @@ class Remembers(LightningModule):
 
 
 def fit(
-    train: dict[str, Any], saved: Path, batch_size: int, *, ckpt_path: Path | None = None, **options: Any
+    train: dict[str, Any],
+    saved: Path,
+    batch_size: int,
+    *,
+    ckpt_path: Path | None = None,
+    drop_last: bool = False,
+    **options: Any,
 ) -> list[Seen]:
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(accelerator="cpu", enable_checkpointing=False, **quiet, **options)
-    module = StreamingDataModule(train=config_of(train), batch_size=batch_size, return_keys=["train"])
+    module = StreamingDataModule(
+        train=config_of(train), batch_size=batch_size, drop_last=drop_last, return_keys=["train"]
+    )
     model = Remembers()
     trainer.fit(model, datamodule=module, ckpt_path=ckpt_path)
     trainer.save_checkpoint(saved)
@@ -153,7 +162,7 @@ def test_a_name_of_several_files_is_refused_and_a_path_names_one(tmp_path: Path)
     for part in "ab":
         with MDSWriter(out=str(tmp_path / "data" / part), columns={"id": "int"}) as writer:
             writer.write({"id": ord(part)})
-    merged = run("merge", tmp_path / "data" / "a", tmp_path / "data" / "b", "--out", tmp_path / "data")
+    merged = run("merge", tmp_path / "data", tmp_path / "data" / "a", tmp_path / "data" / "b")
     assert merged.code == 0, merged.err
     train, saved = {"streams": {"all": {"remote": str(tmp_path / "data")}}}, tmp_path / "saved.ckpt"
     fit(train, saved, 1, max_steps=2)
@@ -163,6 +172,24 @@ def test_a_name_of_several_files_is_refused_and_a_path_names_one(tmp_path: Path)
     refused = run("trace", "--config", config, "--ckpt", saved, "--trained", "--shard", "all:shard.00000.mds")
     assert refused.code == 2
     assert "name one by its path: a/shard.00000.mds, b/shard.00000.mds" in refused.err
+
+
+@pytest.mark.rotate(1)
+@pytest.mark.parametrize("skip", [[], ["2-3"]], ids=str)
+@pytest.mark.parametrize(("drop_last", "limit"), [(True, 1.0), (False, 10), (True, 0.5)])
+def test_state_counts_the_batches_of_earlier_epochs_that_were_trained(
+    data: Path, tmp_path: Path, skip: list[str], drop_last: bool, limit: int | float
+) -> None:
+    train, saved = plain_train(data, skip=skip), tmp_path / "saved.ckpt"
+    seen = fit(train, saved, 7, drop_last=drop_last, max_steps=39, max_epochs=-1, limit_train_batches=limit)
+    settings = {"devices": 1, "limit_train_batches": limit}
+    config = write_config(tmp_path / "run.yaml", train, {"batch_size": 7, "drop_last": drop_last}, **settings)
+    shown = run("state", "show", saved, "--config", config, "--json")
+    assert (shown.code, shown.err) == (0, "")
+    streams = shown.json["loaders"]["train"]["streams"]
+    assert {stream["name"]: stream["before"] + stream["this_epoch"] for stream in streams} == Counter(
+        key.stream for *_, key in seen
+    )
 
 
 def test_weights_and_phases_are_those_of_the_time(data: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from lightning_streaming.options.packing import Packing, PackingConfig, TokenBud
 from lightning_streaming.reading.dataset import StreamingDataset, dataset_world, planner_of, run_state_of, source_of
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.packs.types import ColumnTypes, stored_types
-from lightning_streaming.resume.run import Epoch, Run
+from lightning_streaming.resume.run import Epoch, Machines, Run
 from lightning_streaming.resume.run_state import drawn_sequence
 from lightning_streaming.resume.saved_fingerprint import SavedPacking
 from lightning_streaming.resume.state import Cursor, SavedPosition
@@ -36,9 +36,11 @@ from lightning_streaming.sequence.packing.packs import PackedEpoch
 from lightning_streaming.sequence.packing.settings import AnyPackSettings, BudgetSettings
 from lightning_streaming.sequence.partition import BatchGeometry, Partition
 from lightning_streaming.sequence.phases import MixtureSchedule
-from lightning_streaming.sequence.skips import NOTHING_SKIPPED, SkippedPositions, skipped_in_epoch
+from lightning_streaming.sequence.skips import NOTHING_SKIPPED, SkippedPositions, TrainProgress, parse_batch_ranges
+from lightning_streaming.tools import console
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import counted
+from lightning_streaming.tools.runs.checkpoints import SavedLoader
 from lightning_streaming.tools.stored.summary import ShardBytes, stored_bytes
 from lightning_streaming.world import World
 
@@ -296,7 +298,9 @@ class RunDescription:
         """Return the stream of each sample id, counted in stream order."""
         return np.searchsorted(np.asarray(self.catalog.first_ids), ids, side="right") - 1
 
-    def read_before(self, cursor: Cursor, skipped: SkippedPositions, *, whole: bool = False) -> StreamsRead:
+    def read_before(
+        self, cursor: Cursor, skipped: SkippedPositions, *, whole: bool = False, most: int | None = None
+    ) -> StreamsRead:
         """Count what an epoch has read of each stream before a cursor.
 
         A packed document counts once, where it begins; its tokens where they are.
@@ -305,6 +309,7 @@ class RunDescription:
             cursor: A normalised cursor.
             skipped: Positions of the epoch that were left out.
             whole: Whether to count the whole epoch instead.
+            most: Positions after which the trainer ended that epoch; None if it read it to its end.
 
         Returns:
             Counts by stream; also of streams that are gone, if they were read by mixture steps that are finished.
@@ -314,6 +319,7 @@ class RunDescription:
         has_tokens = self.catalog.lengths is not None and (plan is None or {*plan.streams} <= {*names})
         counts, tokens = dict.fromkeys(names, 0), dict.fromkeys(names, 0) if has_tokens else None
         is_scanned = has_tokens or self.packing is not None or order.is_composed or order.steps or skipped.runs
+        is_scanned = is_scanned or most is not None
         if whole and not is_scanned:
             drawn = order.weights.choose if plan is None else plan.drawn[-1].tolist()
             return StreamsRead(dict(zip(names if plan is None else plan.streams, drawn, strict=True)), None)
@@ -324,6 +330,7 @@ class RunDescription:
             first = int(plan.stops[step - 1]) if step else 0
         epoch = self.epoch(cursor)
         stop = skipped.kept_before(len(epoch.sequence) if whole else min(cursor.sample_in_epoch, len(epoch.sequence)))
+        stop = stop if most is None else min(stop, most)
         for _, rows in epoch.chunks(first, stop, skipped):
             streams = self.streams_of(rows.ids)
             for name, count in zip(names, _sums(streams, rows.first_parts, len(names)), strict=True):
@@ -620,6 +627,13 @@ def catalog_of(dataset: StreamingDataset) -> Catalog:
     return source_of(dataset).catalog
 
 
+def saved_run(run: Run, position: SavedPosition) -> Run:
+    """Return a run as it was up to a saved position: with the ranges that it skipped then, and not those of now."""
+    spans = position.skipped.items()
+    placed = {batches: span for name, span in spans for batches in parse_batch_ranges([name], "skipped")}
+    return replace(run, skip=tuple(placed), placed=placed, located=None)
+
+
 def packs_documents(dataset: StreamingDataset) -> bool:
     """Return whether a dataset packs documents, without reading an index."""
     return run_state_of(dataset).request.pack is not None
@@ -683,11 +697,11 @@ def read_by_data(position: SavedPosition, places: Mapping[str, str], options: Ma
         return _read_before(StreamingDataset(streams=streams, batch_size=batch_size, world=world, **settings), position)
 
 
-def read_by_config(position: SavedPosition, files: Sequence[str]) -> list[StreamsRead]:
+def read_by_config(saved: SavedLoader, files: Sequence[str]) -> list[StreamsRead]:
     """Count what each epoch up to a position has read of each stream, by the configuration of its run.
 
     Args:
-        position: A position.
+        saved: A position.
         files: Files of the configuration; a later one overrides an earlier one.
 
     Returns:
@@ -697,18 +711,43 @@ def read_by_config(position: SavedPosition, files: Sequence[str]) -> list[Stream
         ConfigError: The configuration has no data to train on, or the data cannot be read like this.
         StateMismatchError: The configuration is of another run.
     """
-    data = read_run_files(files, {}).datamodule
-    return _read_before(data.build_dataset("train", data.configs["train"]), position)
+    written = read_run_files(files, {})
+    data, limit, machines = written.datamodule, written.trainer.get("limit_train_batches"), None
+    if data.drop_last or limit not in (None, 1.0) or type(limit) is int:
+        ranks, left_over = divmod(saved.global_batch or 0, data.batch_size_of("train"))
+        nodes = saved.position.initial_physical_nodes or 1
+        nodes = 1 if ranks % nodes else nodes
+        if ranks and not left_over:
+            machines = Machines(
+                num_nodes=nodes,
+                ranks_per_node=ranks // nodes,
+                batch_size=data.batch_size_of("train"),
+                drop_last=data.drop_last,
+            )
+        else:
+            left_out = "what drop_last and limit_train_batches left out"
+            console.print_note("state", f"epochs before this one are counted whole, with {left_out}")
+    dataset = data.build_dataset("train", data.configs["train"])
+    return _read_before(dataset, saved.position, machines, 1.0 if limit is None else limit)
 
 
-def _read_before(dataset: StreamingDataset, position: SavedPosition) -> list[StreamsRead]:
+def _read_before(
+    dataset: StreamingDataset, position: SavedPosition, ended_by: Machines | None = None, limit: int | float = 1.0
+) -> list[StreamsRead]:
+    """Count each epoch; earlier ones whole, or the batches that machines read within the limit of the trainer."""
     try:
         described = describe_run(dataset, position=position)
-        begins, spans = described.run.normalise(position.cursor), position.skipped.values()
-        skips = [skipped_in_epoch(spans, epoch) for epoch in range(begins.epoch + 1)]
-        earlier = enumerate(skips[:-1])
-        reads = [described.read_before(Cursor(epoch, 0), skipped, whole=True) for epoch, skipped in earlier]
-        return [*reads, described.read_before(begins, skips[-1])]
+        run = saved_run(described.run, position)
+        begins, reads = run.normalise(position.cursor), list[StreamsRead]()
+        past = described if ended_by is None else RunDescription(dataset=dataset, run=run.on(ended_by))
+        for epoch in range(begins.epoch):
+            most = None
+            if ended_by is not None:
+                partition = past.run.epoch(Cursor(epoch, 0)).partition
+                batches = TrainProgress(limit=limit).limited(partition.num_batches(ended_by.drop_last))
+                most = batches * partition.geometry.global_batch_size
+            reads.append(past.read_before(Cursor(epoch, 0), run.skipped(epoch), whole=True, most=most))
+        return [*reads, described.read_before(begins, run.skipped(begins.epoch))]
     finally:
         dataset.close()
 

@@ -168,10 +168,9 @@ def _named_ids(run: TracedRun, args: Namespace) -> NDArray[np.int64]:
         if name.isdecimal():
             matches = {int(name): name} if int(name) < len(shards) else {}
         else:
-            paths = {
-                place: path for place, info in enumerate(shards) for path in _files(info) if _ends_with(path, name)
-            }
-            matches = {place: path for place, path in paths.items() if path == name} or paths
+            paths = ((place, path) for place, info in enumerate(shards) for path in _files(info))
+            alike = {place: path for place, path in paths if f"/{path}".endswith(f"/{name}")}
+            matches = {place: path for place, path in alike.items() if path == name} or alike
         if len(matches) > 1:
             raise ConfigError(
                 f"stream {catalog.stream_names[number]!r} has {len(matches):,} files named {name!r}",
@@ -223,10 +222,6 @@ def _stream(catalog: Catalog, name: str, option: str) -> int:
 def _files(info: Any) -> list[str]:
     """Return the paths of the files of a shard."""
     return [file.basename for pair in info.files for file in pair if file is not None]
-
-
-def _ends_with(path: str, name: str) -> bool:
-    return f"/{path}".endswith(f"/{name}")
 
 
 def _ids_where(run: TracedRun, where: str) -> NDArray[np.int64]:

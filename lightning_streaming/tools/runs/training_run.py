@@ -18,7 +18,7 @@ from lightning_streaming.resume.run import Run
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.selection.catalog import Catalog
 from lightning_streaming.sequence.packing.settings import AnyPackSettings
-from lightning_streaming.sequence.skips import SkippedPositions, TrainProgress, parse_batch_ranges
+from lightning_streaming.sequence.skips import SkippedPositions, TrainProgress
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.runs.checkpoints import (
@@ -33,6 +33,7 @@ from lightning_streaming.tools.runs.describe import (
     StrategyRanks,
     load_position,
     only_loader,
+    saved_run,
     strategy_ranks,
 )
 from lightning_streaming.world import World
@@ -51,7 +52,7 @@ class TracedRun:
     replication: int
     """Consecutive ranks that read the same samples."""
     past: Run
-    """The run up to its checkpoint: it skipped the ranges that the checkpoint contains, whatever is configured now."""
+    """The run up to its checkpoint, with the ranges that it skipped then."""
     begins: Cursor
     ended: Cursor
     """Where the checkpoint was saved: before ``begins`` if the next positions are skipped now."""
@@ -192,9 +193,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], args: Namespace) -> TracedRun:
     run = run_of(loader).counted_from(progress)
     begins = run.normalise(position_of(loader).cursor())
     steps = _run_steps(run, begins, accumulate, progress, len(loader), saved)
-    skipped = {} if saved is None else saved.loader.position.skipped
-    placed = {batches: span for name, span in skipped.items() for batches in parse_batch_ranges([name], "skipped")}
-    past = replace(run, skip=tuple(placed), placed=placed, located=None)
+    past = run if saved is None else saved_run(run, saved.loader.position)
     start = past.normalise(Cursor(0, 0))
     from_start = TrainProgress(limit=progress.limit)
     steps_from_start = _run_steps(past, start, accumulate, from_start, past.batches_in_epoch(start), None)
