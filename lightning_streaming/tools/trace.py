@@ -13,10 +13,10 @@ tokens.
 --spike reads a log of lightning_streaming.StepLog and finds the steps at which the loss, or another logged value,
 jumped: it is no finite number, or above the median of the last 100 steps by more than --threshold times their spread
 (1.4826 times the median distance from that median, at least 0.1 % of it). The value of a step is the mean over its
-batches and ranks. Such steps in a row are a spike, which ends with the first value that is no finite number. Shown are
-its samples, those of the batches with the largest values first; what these share (stream, shard, phase, length) more
-often than the samples of the 100 steps before, beyond chance; and `skip` ranges that leave the batches out of a run
-that resumes from an earlier checkpoint with the same number of ranks and batch size.
+batches and ranks. Such steps in a row are a spike; if none is finite up to the end of the log, only the first counts.
+Shown are its samples, those of the batches with the largest values first; what these share (stream, shard, phase,
+length) more often than the samples of the 100 steps before, beyond chance; and `skip` ranges that leave the batches out
+of a run that resumes from an earlier checkpoint with the same number of ranks and batch size.
 
     lightning-streaming trace --config run.yaml --step 1200
     lightning-streaming trace --config run.yaml --step 1200 --rank 3 --nodes 2 --ranks-per-node 8
@@ -93,8 +93,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--value", metavar="NAME", help="with --spike: the logged value; by default the first one, like loss")
     words = "with --spike: the least jump, in spreads of the steps before; 6 by default"
     add("--threshold", metavar="T", type=not_negative_number, default=6.0, help=words)
-    words = "with --spike: take the N steps before each spike with it, as the update before may have caused it"
-    add("--before", metavar="N", type=not_negative, default=0, help=words)
     add("--yaml", action="store_true", help="with --spike: print only the skip ranges, as a configuration")
     add_set(parser)
     add(
@@ -108,7 +106,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the samples of a step, the reads of a sample, or the spikes of a log."""
-    of_spike = {"--value": args.value is not None, "--before": args.before, "--yaml": args.yaml}
+    of_spike = {"--value": args.value is not None, "--yaml": args.yaml}
     of_trained = {"--shard": args.shard is not None, "--where": args.where is not None}
     needs = [(name, "--spike") for name, is_given in of_spike.items() if is_given and args.spike is None]
     needs += [(name, "--trained") for name, is_given in of_trained.items() if is_given and not args.trained]

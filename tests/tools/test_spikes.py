@@ -112,6 +112,15 @@ def test_a_run_that_resumes_with_the_ranges_leaves_the_samples_of_spikes_out(tmp
         assert {sample["fields"]["bad"] for sample in spike["samples"]} >= {"1"}
         assert spike["samples"][0]["value"] == spike["value"] or accumulate > 1, "the largest is first"
     dataset.close()
+    # With these ranges in the configuration, the same log has no others.
+    with_skip = write_config(tmp_path / "skip.yaml", {**train, "skip": report["skip"]}, {"batch_size": 4}, **settings)
+    assert spikes_of(with_skip)["skip"] == report["skip"]
+    # A checkpoint within a spike: what its weights have seen cannot be left out.
+    straddling = write_log(tmp_path / "straddling", ((step, [], 9 if 18 <= step < 22 else 2) for step in range(25)))
+    ckpt = tmp_path / "saved" / "step=20.ckpt"
+    done = run("trace", "--config", config, "--spike", straddling, "--ckpt", ckpt, "--json")
+    assert (done.json["spikes"][0]["steps"], done.json["skip"]) == ([18, 21], ["20-21"])
+    assert "1 spike began before step 20" in done.err
     # The YAML is what fit takes, and a resume with it reads none of them.
     start = report["spikes"][0]["steps"][0] // 5 * 5
     printed = run("trace", "--config", config, "--spike", "--yaml").out
@@ -138,6 +147,8 @@ def test_a_jump_is_far_above_the_steps_before_and_no_number_is_a_jump() -> None:
     assert values[199] < first.bound.most < values[200]
     assert (second.first, second.peak, second.last) == (320, 320, 320)
     assert [spike.first for spike in find_spikes(values.tolist(), 1000)] == [320]
+    spikes = find_spikes([2.0] * 20 + [math.nan, 50, 60, 2, 70, math.nan, math.nan], 6)
+    assert [(spike.first, spike.peak, spike.last) for spike in spikes] == [(20, 20, 22), (24, 25, 25)]
     assert find_spikes([1.0] * 50 + [1.02], 6) != []
     assert find_spikes([1.0] * 50 + [1.002], 6) == [], "below 6 times 0.1 %"
     assert find_spikes([1.0] * (FEWEST - 1) + [9], 6) == [], "too few before it"
@@ -188,7 +199,10 @@ def _range(text: str) -> BatchRange:
 def test_ranges_are_numbered_as_skip_numbers_batches(
     batches: list[tuple[int, int]], skipped: list[str], ranges: list[str]
 ) -> None:
-    assert [str(batches) for batches in skip_ranges(batches, [_range(text) for text in skipped])] == ranges
+    passed = [_range(text) for text in skipped]
+    assert [str(batches) for batches in skip_ranges(batches, passed, passed)] == ranges
+    if not skipped:  # the log is of a run before these ranges were configured
+        assert [str(each) for each in skip_ranges(batches, [], [_range(text) for text in ranges])] == ranges
 
 
 def write_log(
@@ -230,8 +244,6 @@ def test_long_documents_and_a_shard_are_named_where_packs_are_read(tmp_path: Pat
         run("trace", "--config", config, "--spike", log, "--threshold", 10**6).out
         == f"{log}: loss of 31 steps, 0 spikes\n\n"
     )
-    with_one_before = spikes_of(config, log, "--before", 1)
-    assert (with_one_before["skip"], with_one_before["spikes"][0]["steps"]) == (["29-30"], [29, 30])
 
 
 def test_a_step_has_the_mean_of_its_ranks_and_the_rank_that_jumped_comes_first(tmp_path: Path) -> None:
@@ -259,6 +271,10 @@ def test_a_step_has_the_mean_of_its_ranks_and_the_rank_that_jumped_comes_first(t
     ("args", "words"),
     [
         (["--spike"], "the configuration has no StepLog among trainer.callbacks"),
+        (
+            ["--spike", "--config", "bare.yaml"],
+            "the configuration has no StepLog among trainer.callbacks with a dirpath",
+        ),
         (["--spike", "nowhere"], "nowhere has no log of steps of the train loader 'train'"),
         (["--spike", "log", "--value", "grad"], "log has no values of 'grad'; it has loss"),
         (["--step", "0", "--yaml"], "--yaml goes with --spike"),
@@ -271,6 +287,8 @@ def test_what_has_no_spikes_is_refused(
     monkeypatch.chdir(tmp_path)
     write_log(tmp_path / "log", iter([(0, [], 1.0)]))
     config = write_config(tmp_path / "run.yaml", packed_train(write_documents(tmp_path)), {"batch_size": 2}, devices=1)
+    bare = {"trainer": {"callbacks": [{"class_path": "lightning_streaming.StepLog"}]}}
+    Path("bare.yaml").write_text(yaml.safe_dump(bare))
     refused = run("trace", "--config", config, *args)
     assert (refused.code, refused.out) == (2, "")
     assert words in refused.err

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from lightning_streaming.dataset.sample_access import find_sample
 from lightning_streaming.dataset.sample_key import SampleKey
-from lightning_streaming.dataset.step_lines import LoggedBatch, StepLines, read_step_lines
+from lightning_streaming.dataset.step_lines import LoggedBatch, PartKey, StepLines, read_step_lines
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.resume.state import Cursor
 from lightning_streaming.sequence.skips import BatchRange
@@ -61,10 +61,16 @@ class Bound(NamedTuple):
     most: float
     """Largest value that is no jump."""
 
+    def of_batch(self, batches: int) -> float:
+        """Return the largest value of one batch that is no jump, where a step has so many: it varies more than them."""
+        if not math.isfinite(self.most):
+            return self.most
+        return self.median + math.sqrt(batches) * (self.most - self.median)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spike:
-    """Consecutive steps at which a value jumped; the last is the first one whose value is no finite number."""
+    """Consecutive steps at which a value jumped; of those without finite values up to the end of a log, the first."""
 
     first: int
     """Place of the first step among the logged ones."""
@@ -109,8 +115,8 @@ def find_spikes(values: Sequence[float], threshold: float) -> list[Spike]:
     spikes = []
     for first, stop in borders.reshape(-1, 2).tolist():
         here = finite[first:stop]
-        if np.isnan(here).any():  # so are all steps after it
-            here = here[: int(np.isnan(here).argmax()) + 1]
+        if stop == len(finite) and np.isnan(here[-1]):  # the weights are lost
+            here = here[: int(np.flatnonzero(np.r_[True, np.isfinite(here)])[-1]) + 1]
         peak, last = first + int(here.argmax()), first + len(here) - 1  # NaN is the largest
         spikes.append(Spike(first=first, peak=peak, last=last, bound=Bound(*bounds[first].tolist())))
     return spikes
@@ -155,14 +161,17 @@ def shared_facts(
     return [fact for _, fact in sorted(shared, key=lambda pair: -pair[0])]
 
 
-def skip_ranges(batches: Sequence[tuple[int, int]], skipped: Sequence[BatchRange]) -> list[BatchRange]:
-    """Return the ranges for ``skip`` that leave out batches, and those that it has, merged where they touch.
+def skip_ranges(
+    batches: Sequence[tuple[int, int]], skipped: Sequence[BatchRange], configured: Sequence[BatchRange]
+) -> list[BatchRange]:
+    """Return the ranges for ``skip`` that leave out batches, and those configured, merged where they touch.
 
     Args:
         batches: First and last batch of each range, as the trainer counts those that it has trained.
-        skipped: Ranges that the run skips; their batches keep their numbers.
+        skipped: Ranges that the run skipped; their batches keep their numbers.
+        configured: Ranges to keep.
     """
-    ranges = list(skipped)
+    ranges = list(configured)
     for first, last in batches:
         numbers = []
         for number in (first, last):
@@ -183,14 +192,16 @@ def log_directory(trainer: Mapping[str, Any]) -> str:
     """Return the directory of the ``StepLog`` among the callbacks of a configuration.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is none, or it has no directory.
     """
     callbacks = trainer.get("callbacks") or ()
     for callback in [callbacks] if isinstance(callbacks, Mapping) else callbacks:
         if isinstance(callback, Mapping) and str(callback.get("class_path")).rpartition(".")[2] == _STEP_LOG:
-            return str((callback.get("init_args") or {})["dirpath"])
+            directory = (callback.get("init_args") or {}).get("dirpath")
+            if directory is not None:
+                return str(directory)
     raise ConfigError(
-        "the configuration has no StepLog among trainer.callbacks",
+        "the configuration has no StepLog among trainer.callbacks with a dirpath",
         hint="name the directory of the log, as --spike LOG",
         option="--spike",
     )
@@ -224,11 +235,14 @@ def _print_spikes(traced: TracedRun, directory: str, args: Namespace) -> None:
     facts = _Facts(traced)
     reports = [_report(spike, steps, lines, name, facts, args) for spike in spikes]
     begins = traced.steps.first_step if args.checkpoint is not None else 0
-    to_skip = [(report["batches"][0], report["batches"][1]) for report in reports if report["steps"][0] >= begins]
-    skip = list(map(str, skip_ranges(to_skip, traced.order.skip))) if to_skip else []
-    if len(to_skip) < len(reports):
-        words = f"{counted(len(reports) - len(to_skip), 'spike')} before step {begins}, where {args.checkpoint} was"
-        console.print_note("trace", f"{words} saved: not in skip, as its weights have seen them")
+    spiking = [[step for step in steps[spike.first : spike.last + 1] if step.step >= begins] for spike in spikes]
+    to_skip = [(some[0].batches[0].batch, some[-1].batches[-1].batch) for some in spiking if some]
+    passed = _skipped_by_the_log(traced, lines) if to_skip else []
+    skip = list(map(str, skip_ranges(to_skip, passed, traced.order.skip))) if to_skip else []
+    early = sum(report["steps"][0] < begins for report in reports)
+    if early:
+        words = f"{counted(early, 'spike')} began before step {begins}, where {args.checkpoint} was saved"
+        console.print_note("trace", f"{words}: its weights have seen these steps, so they are not in skip")
     if args.yaml:
         settings = {"data": {"init_args": {"train": {"skip": skip}}}} if skip else {}
         for line in yaml.safe_dump(settings).splitlines():
@@ -241,11 +255,26 @@ def _print_spikes(traced: TracedRun, directory: str, args: Namespace) -> None:
         for report in reports:
             _print_spike(report, name)
         if skip:
-            first = min(report["steps"][0] for report in reports if report["steps"][0] >= begins)
+            first = min(some[0].step for some in spiking if some)
             console.print_line(
                 f"to leave them out, resume from a checkpoint saved before step {first} was trained, with train.skip ="
             )
             console.print_line(f"  {json.dumps(skip)}\n")
+
+
+def _skipped_by_the_log(traced: TracedRun, lines: StepLines) -> list[BatchRange]:
+    """Return the configured ranges that the logged run skipped; others were configured since."""
+    skipped = list[BatchRange]()
+    for batches, ((epoch, position), stop) in sorted(traced.order.skipped_ranges.items()):
+        # Without the range, a batch of this number has its first sample.
+        number = batches.first - sum(map(len, skipped))
+        keys = [key for line in lines.batches if line.batch == number for key in line.sample_keys()]
+        logged = {(key.epoch, key.position, key.first_token if isinstance(key, PartKey) else 0) for key in keys}
+        if (epoch, position) < stop:
+            rows = traced.described.epoch(Cursor(epoch, 0)).rows(np.array([position]))
+            if (epoch, int(rows.positions[0]), int(rows.starts[0])) not in logged:
+                skipped.append(batches)
+    return skipped
 
 
 class _Facts:
@@ -279,16 +308,17 @@ def _report(
     spike: Spike, steps: Sequence[LoggedStep], lines: StepLines, name: str, facts: _Facts, args: Namespace
 ) -> dict[str, Any]:
     """Return what is known of a spike as plain values."""
-    first = max(0, spike.first - args.before)
+    first = spike.first
     batches = [batch for step in steps[first : spike.last + 1] for batch in step.batches]
     rising = steps[spike.peak].batches[-1].batch  # what follows may be the effect
     values = {batch: lines.value(batch, name) for batch in batches}
 
-    def is_high(batch: LoggedBatch) -> bool:
+    def is_high(batch: LoggedBatch, step: LoggedStep) -> bool:
         value = values[batch]
-        return value is not None and not value <= spike.bound.most  # NaN is high
+        return value is not None and not value <= spike.bound.of_batch(len(step.batches))  # NaN is high
 
-    high = [batch for batch in batches if is_high(batch) and batch.batch <= rising] or batches
+    of_steps = [(batch, step) for step in steps[first : spike.last + 1] for batch in step.batches]
+    high = [batch for batch, step in of_steps if is_high(batch, step) and batch.batch <= rising] or batches
     neighbours = (step for step in steps[max(0, first - WINDOW) : first])
     keys_before = {key for step in neighbours for batch in step.batches for key in batch.sample_keys()}
     shared = shared_facts([facts.of(key) for key in dict.fromkeys(_keys(high))], [facts.of(key) for key in keys_before])
