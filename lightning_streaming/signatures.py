@@ -116,6 +116,8 @@ HINTS: Mapping[str, Mapping[str, str]] = {
 def public(topic: str | None = None) -> Callable[[_Class], _Class]:
     """Let a class be pickled, printed and saved in configurations by its public name, which stays if its file moves.
 
+    ``inspect.getsource`` of the class fails, because it looks in that module; that of its methods works.
+
     Args:
         topic: Module of the package that exports it; None for the package itself.
     """

@@ -70,7 +70,7 @@ class _Progress:
     moved_at: int = 0
     """Passes begun when the loader was last moved."""
     passes: list[weakref.ref[LoaderPass]] = field(default_factory=list)
-    """Passes that have begun; a list can be pickled while it is empty, a set of weak references cannot."""
+    """Passes that are held; a list can be pickled while it is empty, a set of weak references cannot."""
     end: Cursor | None = None
     """Where the latest batch ends; None before the first of a pass."""
     has_length_of_first_epoch: bool = False
@@ -349,7 +349,7 @@ class StreamingDataLoader(AcceleratedLoader):
         """Begin the next pass, or the rest of a paused one, and return its number."""
         progress = self._progress
         held = [begun for begun in self._begun_passes() if begun is not begins]
-        progress.passes = [weakref.ref(begun) for begun in (*held, begins)]
+        progress.passes[:] = [weakref.ref(begun, progress.passes.remove) for begun in (*held, begins)]
         progress.passes_begun += 1
         progress.end = continues
         state, planner = run_state_of(self.dataset), planner_of(self.dataset)

@@ -67,7 +67,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="directory or URL of a stream; if given for all streams, their samples in this epoch are counted too. "
         "NAME= may be omitted for a single stream",
     )
-    words = "configuration of the run, instead of --data; may be repeated. Required for a selection or phases"
+    words = (
+        "configuration of the run, instead of --data; may be repeated. Required for a selection, phases, weights in "
+    )
+    words += "tokens, and lengths of documents that are in no column"
     to_show.add_argument("--config", metavar="C", action="append", default=[], help=words)
     commands.add_json(to_show)
     commands.add_storage_options(to_show, of="the store of --data")
@@ -199,9 +202,9 @@ def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[Strea
         selected = [name for name, stream in fingerprint.streams.items() if stream.selection is not None]
         lacks = None
         if fingerprint.packing is not None and describe.saved_packing(fingerprint.packing) is None:
-            lacks = f"is of packed documents, whose lengths a function counts: {fingerprint.packing.lengths}"
+            lacks = f"is of packed documents, whose lengths are in no column: {fingerprint.packing.lengths}"
         elif fingerprint.schedule is not None:
-            lacks = "is of a run with phases, which it does not contain in full"
+            lacks = "is of a run with phases or weights in tokens, which it does not contain in full"
         elif selected:
             lacks = f"was saved with a selection of {', '.join(selected)}, which it does not contain"
         if lacks is not None:
@@ -221,7 +224,8 @@ def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[Strea
         samples = [read.samples.get(stream.name, 0) for read in reads]
         tokens = [read.tokens.get(stream.name, 0) for read in reads if read.tokens is not None]
         before, now = sum(samples[:-1]), samples[-1]
-        counted_streams.append(replace(stream, before=before, this_epoch=now, tokens=sum(tokens) if tokens else None))
+        all_tokens = sum(tokens) if len(tokens) == len(reads) else None
+        counted_streams.append(replace(stream, before=before, this_epoch=now, tokens=all_tokens))
     return loader.epoch_size, counted_streams
 
 

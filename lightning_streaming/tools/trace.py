@@ -87,12 +87,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--epochs",
         metavar="E",
         type=positive,
-        default=20,
         help="number of epochs to search for a sample; 20 by default",
     )
     add("--value", metavar="NAME", help="with --spike: the logged value; by default the first one, like loss")
     words = "with --spike: the least jump, in spreads of the steps before; 6 by default"
-    add("--threshold", metavar="T", type=not_negative_number, default=6.0, help=words)
+    add("--threshold", metavar="T", type=not_negative_number, help=words)
     add("--yaml", action="store_true", help="with --spike: print only the skip ranges, as a configuration")
     add_set(parser)
     add(
@@ -106,16 +105,23 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the samples of a step, the reads of a sample, or the spikes of a log."""
-    of_spike = {"--value": args.value is not None, "--yaml": args.yaml}
+    of_spike = {"--value": args.value is not None, "--threshold": args.threshold is not None, "--yaml": args.yaml}
     of_trained = {"--shard": args.shard is not None, "--where": args.where is not None}
     needs = [(name, "--spike") for name, is_given in of_spike.items() if is_given and args.spike is None]
     needs += [(name, "--trained") for name, is_given in of_trained.items() if is_given and not args.trained]
+    needs += [("--epochs", "--sample")] * (args.epochs is not None and args.sample is None)
     if args.trained:
+        of_reads = {"--rank": args.rank, "--epochs": args.epochs}
+        needs += [
+            (name, "reads to come, and not with --trained") for name, value in of_reads.items() if value is not None
+        ]
         needs += [("--trained", "--ckpt")] * (args.checkpoint is None)
         needs += [("--trained", "--sample, --shard or --where")] * (args.step is not None or args.spike is not None)
     for name, other in needs:
         raise ConfigError(f"{name} goes with {other}", option=name)
     if args.json and args.yaml:
         raise ConfigError("--json and --yaml are two ways to print the result", option="--yaml")
+    args.epochs = 20 if args.epochs is None else args.epochs
+    args.threshold = 6.0 if args.threshold is None else args.threshold
     function = "runs.spikes.trace_spikes" if args.spike is not None else "runs.trace_run.trace_run"
     return of_run("runs.trained.trace_trained" if args.trained else function)(args)

@@ -359,7 +359,7 @@ def _class_fault(path: str, base: type) -> str | None:
         module = import_module(module_name)
     except (ImportError, SyntaxError) as error:
         return f"cannot import {module_name}: {error}"
-    except Exception as error:
+    except BaseException as error:
         _unlink(error, handled)
         raise
     cls = getattr(module, name, None)
@@ -388,7 +388,8 @@ def _unlink(error: BaseException, handled: BaseException | None) -> None:
         seen.append(link)
         if link.__context__ is handled:
             link.__context__ = None
-        inner = getattr(link, "exceptions", ())  # of a group
+        inner = getattr(link, "exceptions", ())  # of a group; other classes may have anything there
+        inner = inner if isinstance(inner, (list, tuple)) else ()
         links += [one for one in (link.__cause__, link.__context__, *inner) if isinstance(one, BaseException)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -329,6 +330,14 @@ class _NotPickled(StreamingDataLoader):
 def test_what_a_subclass_pickles_of_itself_is_its_own_affair(root: Path, workers: int) -> None:
     loader = _NotPickled(make_dataset(root), batch_size=4, num_workers=workers)
     assert len(ids(loader)) == 8
+    loader.close()
+
+
+@WORKERS
+def test_a_loader_that_was_read_can_be_pickled(root: Path, workers: int) -> None:
+    loader = make_loader(root, workers=workers)
+    assert len(ids(loader)) == 8
+    assert len(ids(pickle.loads(pickle.dumps(loader)))) == 8
     loader.close()
 
 

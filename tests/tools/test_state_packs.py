@@ -141,7 +141,7 @@ def test_lengths_that_a_function_counts_need_the_configuration(data: Path, tmp_p
     saved = tmp_path / "state.json"
     read_some(packed_train(data, packing={"lengths": count}), 3, saved)
     message = refused("show", saved, *(word for name in LENGTHS for word in ("--data", f"{name}={data / name}")))
-    assert "whose lengths a function counts: lengths=" in message
+    assert "whose lengths are in no column: lengths=" in message
     assert "as data.init_args.train" in message
 
 

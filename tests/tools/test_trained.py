@@ -248,6 +248,10 @@ def test_weights_in_tokens_are_shown_in_tokens(data: Path, tmp_path: Path) -> No
     [
         (["--sample", "web:0:0", "--trained"], "--trained goes with --ckpt"),
         (["--where", "id = 1"], "--where goes with --trained"),
+        (["--sample", "web:0:0", "--trained", "--ckpt", "c", "--rank", 0], "--rank goes with reads to come"),
+        (["--sample", "web:0:0", "--trained", "--ckpt", "c", "--epochs", 2], "--epochs goes with reads to come"),
+        (["--step", 1, "--epochs", 2], "--epochs goes with --sample"),
+        (["--step", 1, "--threshold", 6], "--threshold goes with --spike"),
         (["--step", 1, "--trained", "--ckpt", "saved.ckpt"], "--trained goes with --sample, --shard or --where"),
         (["--shard", "web:99", "--trained", "--ckpt", "saved.ckpt"], "stream 'web' has no shard '99'"),
         (["--shard", "web:no.mds", "--trained", "--ckpt", "saved.ckpt"], "stream 'web' has no shard 'no.mds'"),

@@ -514,6 +514,8 @@ UNFINISHED = {
     "alone": "x = y\n",
     "with a context": "try:\n    x = y\nexcept NameError:\n    raise ValueError('no y')\n",
     "with a cause": "try:\n    x = y\nexcept NameError as error:\n    raise ValueError('no y') from error\n",
+    "interrupted": "class Stop(KeyboardInterrupt):\n    exceptions = 5\n"
+    "try:\n    x = y\nexcept NameError:\n    raise Stop('no y')\n",
 }
 """Modules of the user that cannot be imported, by how their error is linked to others."""
 
@@ -524,7 +526,7 @@ def test_an_error_of_an_imported_module_shows_no_secret(name: str, run_yaml: str
     stream = "a: {remote: data/a, proportion: 0.5"
     content = RUN.replace(stream, f"{stream}, storage: {{options: {{secret: hunter2hunter2}}}}")
     Path(run_yaml).write_text(content.replace("data:\n", "data:\n  class_path: unfinished.Data\n"))
-    with pytest.raises((NameError, ValueError)) as raised:
+    with pytest.raises((NameError, ValueError, KeyboardInterrupt)) as raised:
         main(["fit", "--config", run_yaml])
     shown = "".join(traceback.format_exception(raised.value))
     assert "unfinished.py" in shown
