@@ -176,16 +176,16 @@ def _key(common: Mapping[str, Any], position: int, stream: str, shard: int, inde
 
 
 def _parsed(text: bytes, where: str, rank: int) -> LoggedBatch | _StepTaken | _LoggedValues:
-    if match := _HEAD.match(text):
-        run, batch, step, loader = match.groups()
-        return LoggedBatch(int(run), int(batch), int(step), json.loads(loader), rank, text, where)
     try:
+        if match := _HEAD.match(text):
+            run, batch, step, loader = match.groups()
+            return LoggedBatch(int(run), int(batch), int(step), json.loads(loader), rank, text, where)
         line: Mapping[str, Any] = json.loads(text)
         if "taken" in line:
             return _StepTaken(int(line["run"]), int(line["taken"]))
         values = {str(name): float(value) for name, value in line["values"]}
         return _LoggedValues(int(line["run"]), int(line["batch"]), values)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise _not_a_line(text, where) from error
 
 

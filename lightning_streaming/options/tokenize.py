@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NoReturn
@@ -11,10 +12,11 @@ from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, store_plain
 from lightning_streaming.signatures import public, suggests_names
 from lightning_streaming.tokenizing.documents import DocumentTokenizer
-from lightning_streaming.units import plain_number
 
 _OF_CHAT = ("tools", "template", "variables")
 _OF_TEXT = ("bos", "eos")
+_LARGEST = 2**63 - 1
+"""Samples have tokens of int64."""
 
 
 @public()
@@ -62,11 +64,11 @@ class TokenizeConfig(OptionGroup):
                 self._refuse(name, f"must be a text, but is {short_repr(value)}")
         for name in _OF_TEXT:
             value = getattr(self, name)
-            number = plain_number(value)
-            if value is not None and not isinstance(value, str) and (not isinstance(number, int) or number < 0):
-                self._refuse(name, f"must be the number or the name of a token, but is {short_repr(value)}")
-        if self.variables is not None and not isinstance(self.variables, Mapping):
-            self._refuse("variables", f"must map names to values, but is {short_repr(self.variables)}")
+            if value is not None and not _may_be_token(value):
+                words = f"must be the name of a token, or its number up to {_LARGEST}"
+                self._refuse(name, f"{words}, but is {short_repr(value)}")
+        if self.variables is not None and not _is_json_object(self.variables):
+            self._refuse("variables", f"must map names to values of JSON, but is {short_repr(self.variables)}")
         if self.text is not None and self.chat is not None:
             self._refuse("chat", f"is {self.chat!r}, but text is {self.text!r}; name one of them")
         if self.text is None and self.chat is None:
@@ -82,3 +84,16 @@ class TokenizeConfig(OptionGroup):
 
     def _refuse(self, name: str, words: str) -> NoReturn:
         raise ConfigError(f"tokenize.{name} {words}", option=f"tokenize.{name}")
+
+
+def _may_be_token(value: object) -> bool:
+    if isinstance(value, str):
+        return not value.isdecimal() or (len(value) <= len(str(_LARGEST)) and int(value) <= _LARGEST)
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _is_json_object(value: object) -> bool:
+    try:
+        return isinstance(value, Mapping) and bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import EncodingError, StateMismatchError
+from lightning_streaming.errors import ConfigError, EncodingError, StateMismatchError
 from lightning_streaming.tokenizing.messages import Message, read_messages, read_tools
 from lightning_streaming.tokenizing.template import ChatTemplate, read_template
 from lightning_streaming.tokenizing.tokenizer import (
@@ -30,7 +30,7 @@ TOKENS, LOSS_MASK = "tokens", "loss_mask"
 """Columns of tokens, and of a conversation's mask: 1 for tokens of the assistant, 0 for others."""
 _AT_ONCE = 256
 """Texts that are tokenized together, by all cores."""
-_VERSION = 1
+_VERSION = 2
 """Incremented when the same rows give other tokens."""
 
 
@@ -140,9 +140,17 @@ class DocumentTokenizer:
 
         Raises:
             EncodingError: As :meth:`encode`.
+            ConfigError: It has another column of the name of one of these.
         """
         document, columns = self.encode(sample), self.columns
         tokenized = {name: value for name, value in sample.items() if name not in columns}
+        replaced = [name for name in (TOKENS, LOSS_MASK)[: 1 if document.loss_mask is None else 2] if name in tokenized]
+        if replaced:
+            raise ConfigError(
+                f"samples have a column {replaced[0]!r} already, which tokenize would replace",
+                hint="read the stored tokens without tokenize, or leave out the column by columns=",
+                option="tokenize",
+            )
         tokenized[TOKENS] = document.tokens.astype(np.int64)
         if document.loss_mask is not None:
             tokenized[LOSS_MASK] = document.loss_mask

@@ -91,7 +91,8 @@ def _message(item: Any, number: int) -> Message:
             return {"role": role, "content": item["value"]}
         calls = _from_json(item["value"], "a function call")
         calls = calls if isinstance(calls, list) else [calls]
-        return {"role": role, "content": "", "tool_calls": [_call({"function": call}) for call in calls]}
+        calls = [_call({"type": "function", "function": call}) for call in calls]
+        return {"role": role, "content": "", "tool_calls": calls}
     raise EncodingError(
         f"message {number} must have role and content, or from and value, but is {short_repr(item)}",
     )
@@ -109,4 +110,4 @@ def _call(call: Any) -> Any:
         except (ValueError, RecursionError):
             parsed = None  # a text that is no JSON stays as it is
         arguments = parsed if isinstance(parsed, dict) else arguments
-    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -98,7 +98,8 @@ class ChatTemplate:
         Raises:
             EncodingError: The template raises an error for these messages.
         """
-        known = {**self._variables, "messages": messages, "tools": tools, "add_generation_prompt": prompt}
+        known = {**self._variables, "messages": messages, "tools": tools, "documents": None}
+        known["add_generation_prompt"] = prompt
         try:
             parts, size = list[str](), 0
             for part in self._template.generate(known):

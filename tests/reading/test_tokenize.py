@@ -14,7 +14,7 @@ from lightning_streaming import MDSWriter, PackingConfig, StreamingDataLoader, S
 from lightning_streaming.errors import ConfigError, FormatError, StateMismatchError
 from lightning_streaming.tokenizing import documents
 from lightning_streaming.tokenizing.documents import DocumentTokenizer
-from tests.helpers import json_copy, raises, worlds
+from tests.helpers import assert_error, json_copy, raises, worlds
 from tests.tokenizing.test_chat import CONVERSATION, model_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -117,6 +117,35 @@ def test_a_resume_continues_and_another_template_is_refused(root: Path, tmp_path
     changed.load_state_dict(state)
     with raises(StateMismatchError, "packing.lengths"):
         next(iter(changed))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("eos", 2**63),
+        ("eos", str(2**63)),
+        ("bos", "9" * 5000),
+        ("bos", -1),
+        ("bos", True),
+        ("variables", {"a": {1, 2}}),
+        ("variables", {"a": {1: 2}}),
+        ("variables", [1]),
+    ],
+)
+def test_values_that_cannot_be_are_refused(option: str, value: Any) -> None:
+    columns = {"chat": "messages"} if option == "variables" else {}
+    with assert_error(ConfigError, option=f"tokenize.{option}"):
+        TokenizeConfig(tokenizer="bytes", **columns, **{option: value})
+    TokenizeConfig(tokenizer="bytes", bos=2**63 - 1, eos=str(2**63 - 1))
+
+
+def test_a_stored_column_of_tokens_is_not_replaced() -> None:
+    tokenizer = DocumentTokenizer(tokenizer="bytes", text="text")
+    with assert_error(ConfigError, option="tokenize"):
+        tokenizer.tokenized({"text": "a", "tokens": np.array([1])})
+    assert sorted(tokenizer.tokenized({"text": "a", "loss_mask": 1})) == ["loss_mask", "tokens"]
+    of_tokens = DocumentTokenizer(tokenizer="bytes", text="tokens")
+    assert of_tokens.tokenized({"tokens": "a"})["tokens"].tolist() == [97]
 
 
 @pytest.mark.nightly

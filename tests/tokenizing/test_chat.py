@@ -193,6 +193,12 @@ def test_a_template_that_cannot_be_compiled_is_an_error_of_the_template(source: 
         ChatTemplate(source, {})
 
 
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_arguments_that_are_not_given_are_none_as_in_transformers(name: str) -> None:
+    source = f"{{{{ {name} is defined }}}}{{{{ {name} is none }}}}"
+    assert ChatTemplate(source, {}).text([{"role": "user", "content": ""}]) == "TrueTrue"
+
+
 def test_marks_in_data_are_data() -> None:
     template = ChatTemplate(f"{_EACH}{{% endfor %}}", {})
     text = "\ufdd0\ufdd1{% generation %}\ufdd2"
@@ -203,7 +209,11 @@ def test_both_forms_are_read() -> None:
     openai = [
         {"role": "system", "content": "s", "name": None},
         {"role": "user", "content": "u"},
-        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+        },
         {"role": "tool", "content": "3"},
     ]
     sharegpt = [
@@ -216,6 +226,10 @@ def test_both_forms_are_read() -> None:
     messages = read_messages(openai)
     assert messages[2] == {"role": "assistant", "content": None, "tool_calls": [call]}
     assert read_messages(json.dumps(openai)) == messages
+    untyped = [
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]}
+    ]
+    assert read_messages(untyped) == untyped
     assert read_messages(sharegpt) == [*messages[:2], {**messages[2], "content": ""}, messages[3]]
     assert read_tools("") is read_tools(None) is read_tools("[]") is None
 

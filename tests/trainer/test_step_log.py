@@ -272,9 +272,22 @@ def test_loaders_are_told_apart_and_what_is_not_there_is_named(tmp_path: Path) -
         read_step_log(log)
     with pytest.raises(ConfigError, match="loaders in it: none"):
         read_step_log(tmp_path / "nowhere")
-    (log / "rank1.jsonl").write_text('{"run": 1}\n')
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"run": 1}',
+        b'{"run": 1, "batch": 2, "step": 3, "loader": "\xff", "epoch": 0}',
+        b'{"run": ' + b"1" * 5000 + b', "batch": 2, "step": 3, "loader": "a", "epoch": 0}',
+        b'{"run": 1, "batch": 2, "values": [["loss", 1' + b"0" * 400 + b"]]}",
+    ],
+)
+def test_a_damaged_line_is_an_error_of_its_file(tmp_path: Path, line: bytes) -> None:
+    log = _write(tmp_path / "log", (0, 1, 0, [0]))
+    (log / "rank1.jsonl").write_bytes(line + b"\n")
     with pytest.raises(FormatError, match=r"line 1 of .*rank1.jsonl is not one of a log of steps"):
-        read_step_log(log, "text")
+        read_step_log(log)
 
 
 @pytest.mark.parametrize("dirpath", ["", 3, None, b"log"])
