@@ -236,8 +236,8 @@ class StreamingDataLoader(AcceleratedLoader):
         """Return the batches of a whole epoch on each rank, regardless of resumes and of batches that are skipped.
 
         Where epochs differ, as with packs or with appended data, it is the length of the epoch of the next batch. If
-        that cannot be read, as limits of a mixture are reached, it is the length of the first: Lightning reads it at the
-        end of a run, too.
+        that cannot be read, as limits of a mixture are reached, it is the length of the first: Lightning reads it at
+        the end of a run, too.
         """
         run = run_of(self)
         is_first = self._progress.has_length_of_first_epoch or not run.order.differs_by_epoch
