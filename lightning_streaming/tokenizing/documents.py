@@ -218,7 +218,8 @@ class DocumentTokenizer:
                 hint="start the run again; lengths are counted again, and a saved position of other tokens is refused",
                 path=self.tokenizer,
             )
-        return self.__dict__.setdefault("_files", files)  # of several threads, the first
+        first: _Files = self.__dict__.setdefault("_files", files)  # of several threads
+        return first
 
     def _digest_of(self, files: _Files) -> str:
         chat = None if files.template is None else [self.tools, *files.template, self.variables]
