@@ -22,7 +22,7 @@ from lightning_streaming.sequence.stream_slices import MOST_STEPS, StreamSlice, 
 from lightning_streaming.sequence.tokens import TokenLengths, even_shares
 from lightning_streaming.sequence.weights import DatasetShape, StreamGroup
 
-_ORDER_VERSION = 2
+_ORDER_VERSION = 3
 """Incremented when the same settings give another order, or other bytes, so that existing files are not used for it."""
 
 _CHUNK = 1 << 20
@@ -300,7 +300,9 @@ def _draw_stream_slices(
     if tokens is not None and of_unit is not None:
         ids = out if is_blockwise else sample_ids[out]
         sizes = tokens(ids.astype(np.int64)).astype(np.int64)
-        order_of_tokens = even_shares(units.streams[of_unit], sizes, settings.num_canonical_nodes)
+        order_of_tokens = even_shares(
+            units.streams[of_unit], units.passes[of_unit], sizes, settings.num_canonical_nodes
+        )
         out[:], of_unit = out[order_of_tokens], of_unit[order_of_tokens]
     if of_unit is not None and group.has_several_passes:
         in_pass_order(out, units.streams[of_unit], units.passes[of_unit], _reading_order(len(out), settings))

@@ -18,6 +18,8 @@ from lightning_streaming.sequence.stream_slices import StreamPasses, pass_order,
 
 _CHUNK = 1 << 20
 """Samples whose tokens are looked up together."""
+_GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, modulo 1, are as far from each other as can be."""
 
 
 class TokenLengths(Protocol):
@@ -169,34 +171,54 @@ class TokenPasses:
         return np.diff(np.maximum.accumulate(at_stops), prepend=0)
 
 
-def even_shares(streams: NDArray[np.int64], tokens: NDArray[np.int64], num_nodes: int) -> NDArray[np.intp]:
+def even_shares(
+    streams: NDArray[np.int64], passes: NDArray[np.int64], tokens: NDArray[np.int64], num_nodes: int
+) -> NDArray[np.intp]:
     """Return an order of items in which each stream's tokens are spread evenly, where canonical nodes are read in turn.
 
-    The items of a stream keep their order. An item belongs where its middle divides the tokens of its stream, so each
-    canonical node has each stream's share of the tokens, to within about a sample, and so has each part of a node. The
-    long items of a stream would be read at the same time in all nodes; so in each node another point of an item takes
-    the place of its middle.
+    The items of a stream keep their order, those of a pass before those of the next. An item belongs where its middle
+    divides the tokens of its stream, so each canonical node has each stream's share of the tokens, to within about a
+    sample, and so has each part of a node. The long items of a stream would be read at the same time in all nodes; so in
+    each node another point of an item takes the place of its middle.
+
+    Each pass is divided among all nodes, so these begin the next one at about the same time. Passes begin in different
+    nodes, so that short ones, which do not have an item for each node, are spread over all of them.
 
     Args:
         streams: The stream of each item.
+        passes: The pass of each item, of its stream.
         tokens: The tokens of each item.
         num_nodes: Canonical nodes; each has equally many of the items, one node after another.
     """
-    by_stream = stable_argsort(streams)
-    streams, sizes = streams[by_stream], tokens[by_stream]
-    order, per_node = _merged(streams, sizes, 1, 2), len(streams) // num_nodes
-    for node in range(num_nodes if num_nodes > 1 else 0):
+    passes = passes - int(passes.min(initial=0))
+    of_pass = streams * (int(passes.max(initial=0)) + 1) + passes
+    by_pass = stable_argsort(of_pass)
+    streams, of_pass, sizes = streams[by_pass], of_pass[by_pass], tokens[by_pass]
+    if num_nodes == 1:
+        return by_pass[_merged(streams, sizes, 1, 2)]
+    begins, begins_stream = (np.diff(of, prepend=-1) > 0 for of in (of_pass, streams))
+    number = np.cumsum(begins) - 1
+    number -= np.maximum.accumulate(np.where(begins_stream, number, 0))
+    places = (_places(of_pass, sizes, 1, 2) + number * _GOLDEN) % 1
+    order, per_node = np.argsort(places, kind="stable"), len(streams) // num_nodes
+    for node in range(num_nodes):
         here = slice(node * per_node, (node + 1) * per_node)
-        of_node = np.sort(order[here])  # by stream again
+        of_node = np.sort(order[here])  # by stream and pass again
         order[here] = of_node[_merged(streams[of_node], sizes[of_node], 2 * node + 1, 2 * num_nodes)]
-    return by_stream[order]
+    return by_pass[order]
 
 
-def _merged(streams: NDArray[np.int64], sizes: NDArray[np.int64], part: int, of: int) -> NDArray[np.intp]:
-    """Return an order of items, given by stream: by the share of the stream's tokens up to ``part / of`` of each."""
+def _merged(groups: NDArray[np.int64], sizes: NDArray[np.int64], part: int, of: int) -> NDArray[np.intp]:
+    """Return an order of items, given by group: by the share of the group's tokens up to ``part / of`` of each."""
+    return np.argsort(_places(groups, sizes, part, of), kind="stable")
+
+
+def _places(groups: NDArray[np.int64], sizes: NDArray[np.int64], part: int, of: int) -> NDArray[np.float64]:
+    """Return the share that a group of items has of its tokens up to ``part / of`` of each; items are given by group."""
     starts = np.cumsum(sizes) - sizes
-    firsts = np.flatnonzero(np.diff(streams, prepend=-1))
-    counts = np.diff(firsts, append=len(streams))
+    firsts = np.flatnonzero(np.diff(groups, prepend=-1))
+    counts = np.diff(firsts, append=len(groups))
     starts -= np.repeat(starts[firsts], counts)
     totals = np.repeat(np.maximum(np.add.reduceat(sizes, firsts), 1), counts)
-    return np.argsort((of * starts + part * sizes) / (of * totals), kind="stable")
+    places: NDArray[np.float64] = (of * starts + part * sizes) / (of * totals)
+    return places

@@ -222,7 +222,7 @@ def test_even_shares_keep_the_order_within_a_stream() -> None:
     generator = np.random.default_rng(0)
     streams, tokens = np.sort(generator.integers(0, 3, 240)), generator.integers(0, 50, 240)
     for nodes in (1, 4):
-        order = even_shares(streams, tokens, nodes)
+        order = even_shares(streams, np.zeros_like(streams), tokens, nodes)
         assert sorted(order.tolist()) == list(range(240))
         for of_node in np.split(order, nodes):
             shares = np.bincount(streams[of_node], tokens[of_node], 3) / tokens[of_node].sum()
@@ -230,6 +230,30 @@ def test_even_shares_keep_the_order_within_a_stream() -> None:
             for stream in range(3):
                 here = of_node[streams[of_node] == stream]
                 assert (np.diff(here) > 0).all()
+
+
+@pytest.mark.parametrize("nodes", [1, 16])
+@pytest.mark.parametrize("algo", ["py1e", "blockwise"])
+def test_shares_stay_even_where_streams_are_repeated_within_a_step(nodes: int, algo: str) -> None:
+    shards = {"books": [20] * 40, "code": [200] * 60, "few": [3], "web": [1000] * 80}
+    means = {"books": 5_000.0, "code": 300.0, "few": 3_000.0, "web": 100.0}
+    lengths = lengths_of(shards, means)
+    mix = {"books": 0.3, "code": 0.3, "few": 0.05, "web": 0.35}
+    mixture = mixture_of([phase("all", 20_000_000, mix)], shards, lengths, nodes, shuffle_algo=algo)
+    assert len(mixture.plan) == 1
+    ids = epoch_ids(mixture)
+    assert mixture.repeats("books", int((ids < 800).sum())) > 1.4
+    size = len(ids) // 10
+    for start in range(0, len(ids) - size, size // 3):
+        of = tokens_by_stream(mixture, lengths, ids[start : start + size])
+        for name, share in mix.items():
+            assert of[name] / sum(of.values()) == pytest.approx(share, abs=0.01), (start, name)
+    for name in shards:  # and no sample is repeated before its pass ends
+        here = mixture._draws.ids_of(name)
+        of_stream = ids[(ids >= here.start) & (ids < here.stop)]
+        for start in range(0, len(of_stream), len(here)):
+            one = of_stream[start : start + len(here)]
+            assert len(np.unique(one)) == len(one)
 
 
 def test_a_stream_without_tokens_has_no_weight_in_them() -> None:
