@@ -45,6 +45,8 @@ _STEPS_KEPT = 2
 """Steps whose order is cached: batches that cross a border need two."""
 _PLANS_KEPT = 3
 """Epochs whose plan is cached, but the first: the one under way, those before and after it."""
+_MOST_EPOCHS = 1 << 16
+"""Epochs that can depend on those before them: planning each takes milliseconds."""
 
 
 class StepDraws:
@@ -328,10 +330,17 @@ class Mixture:
         """Return the samples that each step of an epoch takes of each stream.
 
         Raises:
-            ConfigError: All streams of a step have been read as often as they may be.
+            ConfigError: All streams of a step have been read as often as they may be, or the number is too high.
         """
         if not self.differs_by_epoch:
             return self.plan
+        if epoch > _MOST_EPOCHS:
+            raise ConfigError(
+                f"epoch {epoch} follows from all epochs before it, as weights count tokens, have limits or were set by "
+                f"the run, and at most {_MOST_EPOCHS} can be planned",
+                hint="set epoch_size higher, so that there are fewer",
+                option="epoch",
+            )
         known = self._plans
         latest = max(number for number in known if number <= epoch)
         plan = known[latest]

@@ -425,13 +425,47 @@ class _Planner:
             counts[stream] = max(min(nearest, int(self._limits[stream])) - int(drawn[stream]), 0)
         missing = -int(counts.sum()) % self._nodes or (0 if counts.any() else self._nodes)
         if missing:
-            of_samples = shares / np.asarray([self._tokens[name].mean for name in self._streams])
-            more = of_samples * (self._limits == _NO_LIMIT)
-            more = more if more.any() else of_samples
-            counts += _counts(more / sum(more.tolist()), missing, np.zeros_like(self._owed))
+            counts += self._filling(phase, shares, drawn + counts, missing)
         for stream in mixed:
             after = self._tokens[self._streams[stream]].before(int(drawn[stream] + counts[stream]))
             self._owed[stream] -= after - tokens[stream]
+        return counts
+
+    def _filling(
+        self, phase: int, shares: NDArray[np.float64], drawn: NDArray[np.int64], missing: int
+    ) -> NDArray[np.int64]:
+        """Return samples for whole canonical nodes, in the proportions of a step; first of streams without limit.
+
+        Args:
+            phase: Number of its phase.
+            shares: Share of each stream in its tokens.
+            drawn: Samples of each stream that are drawn by its end, without these.
+            missing: Samples that are needed.
+
+        Raises:
+            ConfigError: All streams have limits, and fewer samples are left.
+        """
+        assert self._tokens is not None, "tokens are counted"
+        of_samples = shares / np.asarray([self._tokens[name].mean for name in self._streams])
+        more = of_samples * (self._limits == _NO_LIMIT)
+        if more.any():
+            return _counts(more / sum(more.tolist()), missing, np.zeros_like(self._owed))
+        left = np.where(of_samples > 0, np.maximum(self._limits - drawn, 0), 0)
+        if int(left.sum()) < missing:
+            full = self._streams[int(np.flatnonzero(of_samples)[0])]
+            raise ConfigError(
+                f"phase {self._phases[phase].name!r} needs {missing} more samples, to have as many for each of the "
+                f"{self._nodes} canonical nodes, and mixing.max_repeats allows {int(left.sum())}",
+                hint="end the epoch earlier, set num_canonical_nodes lower, or allow more",
+                option="mixing.max_repeats",
+                stream=full,
+            )
+        counts = np.zeros_like(left)
+        while missing:  # what is beyond a limit is taken of the others
+            more = np.where(counts < left, of_samples, 0)
+            taken = np.minimum(_counts(more / sum(more.tolist()), missing, np.zeros_like(self._owed)), left - counts)
+            counts += taken
+            missing -= int(taken.sum())
         return counts
 
     def _within(
@@ -525,6 +559,14 @@ def _token_borders(
     size = phase.planned_stop - start
     samples = size * samples_per_token
     count = max(phase.steps, math.ceil(samples / longest_step), -(-size // (longest_tokens or size)))
+    if round(samples) < nodes:
+        raise ConfigError(
+            f"schedule.{phase.name}.end is {phase.planned_stop} tokens, and the phase before it ends at {start}: with "
+            f"{1 / samples_per_token:.0f} tokens per sample, it would have {samples:.1f} samples, and a phase needs "
+            f"one for each of the {nodes} canonical nodes",
+            hint="end it later, or set num_canonical_nodes lower",
+            option=f"schedule.{phase.name}.end",
+        )
     count = min(count, max(int(samples / nodes), 1))
     return [start + size * place // count for place in range(count + 1)]
 

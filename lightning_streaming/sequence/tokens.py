@@ -178,8 +178,8 @@ def even_shares(
 
     The items of a stream keep their order, those of a pass before those of the next. An item belongs where its middle
     divides the tokens of its stream, so each canonical node has each stream's share of the tokens, to within about a
-    sample, and so has each part of a node. The long items of a stream would be read at the same time in all nodes; so in
-    each node another point of an item takes the place of its middle.
+    sample, and so has each part of a node. The long items of a stream would be read at the same time in all nodes; so
+    in each node another point of an item takes the place of its middle.
 
     Each pass is divided among all nodes, so these begin the next one at about the same time. Passes begin in different
     nodes, so that short ones, which do not have an item for each node, are spread over all of them.
@@ -214,7 +214,7 @@ def _merged(groups: NDArray[np.int64], sizes: NDArray[np.int64], part: int, of: 
 
 
 def _places(groups: NDArray[np.int64], sizes: NDArray[np.int64], part: int, of: int) -> NDArray[np.float64]:
-    """Return the share that a group of items has of its tokens up to ``part / of`` of each; items are given by group."""
+    """Return the share of a group's tokens up to ``part / of`` of each item; items are given by group."""
     starts = np.cumsum(sizes) - sizes
     firsts = np.flatnonzero(np.diff(groups, prepend=-1))
     counts = np.diff(firsts, append=len(groups))

@@ -169,7 +169,7 @@ def test_errors_do_not_add_up_and_the_past_depends_on_the_past_only(
             assert abs(passes.before(drawn) - wanted[name]) <= longest * (1 + nodes)
     kept = data.draw(st.integers(1, len(phases)))
     other = mixture_of(
-        [*phases[:kept], phase("new", phases[kept - 1].planned_stop + 5_000, {"books": 1.0})],
+        [*phases[:kept], phase("new", phases[kept - 1].planned_stop + 20_000, {"books": 1.0})],
         SHARDS,
         lengths,
         nodes,
@@ -252,8 +252,38 @@ def test_shares_stay_even_where_streams_are_repeated_within_a_step(nodes: int, a
         here = mixture._draws.ids_of(name)
         of_stream = ids[(ids >= here.start) & (ids < here.stop)]
         for start in range(0, len(of_stream), len(here)):
-            one = of_stream[start : start + len(here)]
-            assert len(np.unique(one)) == len(one)
+            whole = of_stream[start : start + len(here)]
+            assert len(np.unique(whole)) == len(whole)
+
+
+def test_an_epoch_too_late_to_plan_is_refused() -> None:
+    mixture = mixture_of([phase("all", 20_000, MIX)], SHARDS, LENGTHS)
+    assert not mixture.has_epoch(10**9)
+    with assert_error(ConfigError, option="epoch"):
+        mixture.check_epoch(10**9)
+
+
+def test_a_phase_has_enough_tokens_for_all_canonical_nodes() -> None:
+    shards = {"books": [4] * 10}
+    lengths = lengths_of(shards, {"books": 90_000.0})
+    with assert_error(ConfigError, option="schedule.short.end"):
+        mixture_of([phase("short", 300_000, {"books": 1.0})], shards, lengths, 16)
+    mixture = mixture_of([phase("long", 1_600_000, {"books": 1.0})], shards, lengths, 16)
+    assert mixture.plan.epoch_size in (16, 32)
+    # Steps of a ramp are as many as have these samples.
+    ramp = phase("ramp", 3_200_000, {"books": (1.0, 2.0)}, steps=9)
+    assert len(mixture_of([ramp], shards, lengths, 16).plan) == 2
+
+
+def test_whole_canonical_nodes_are_not_filled_beyond_the_limits_of_all_streams() -> None:
+    shards = {"books": [10], "code": [27]}
+    lengths = Lengths(np.full(37, 10))
+    mix, limits = {"books": 0.5, "code": 0.5}, {"books": 1.0, "code": 1.0}
+    mixture = mixture_of([phase("all", 300, mix)], shards, lengths, 8, limits=limits)
+    assert np.bincount(epoch_ids(mixture), minlength=37).max() == 1
+    assert mixture.plan.epoch_size == 32
+    with assert_error(ConfigError, option="mixing.max_repeats"):
+        mixture_of([phase("all", 370, mix)], shards, lengths, 8, limits=limits)
 
 
 def test_a_stream_without_tokens_has_no_weight_in_them() -> None:
