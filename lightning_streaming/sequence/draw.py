@@ -22,7 +22,7 @@ from lightning_streaming.sequence.stream_slices import MOST_STEPS, StreamSlice, 
 from lightning_streaming.sequence.tokens import TokenLengths, even_shares
 from lightning_streaming.sequence.weights import DatasetShape, StreamGroup
 
-_ORDER_VERSION = 3
+_ORDER_VERSION = 2
 """Incremented when the same settings give another order, or other bytes, so that existing files are not used for it."""
 
 _CHUNK = 1 << 20
@@ -124,7 +124,7 @@ class Shuffled(EpochPart):
     def digest(self) -> str:
         """See :class:`~lightning_streaming.sequence.base.SampleSequence`; independent of how it is drawn."""
         of_step = [self.step, *(taken.facts for taken in self.stream_slices)] if self.stream_slices else []
-        of_tokens = [] if self.tokens is None else ["tokens", self.tokens.digest]
+        of_tokens = [] if self.tokens is None else ["even shares of passes", self.tokens.digest]
         return digest_of(_ORDER_VERSION, self.settings.facts, self.epoch, self.shape.digest, *of_step, *of_tokens)
 
     @property
