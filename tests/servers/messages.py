@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 _HEAD_END = b"\r\n\r\n"
 _LONGEST_HEAD = 64 << 10
@@ -170,12 +173,14 @@ _HOP_BY_HOP = {"connection", "content-length", "expect", "host", "keep-alive", "
 
 
 def files_under(root: Path) -> Source:
-    """Serves the files of a directory: whole, or ranges of them."""
+    """Serves the files of a directory: whole, or ranges of them. Its directories are listed as buckets of S3."""
 
     async def answer(request: Request) -> Answer:
         if request.method not in ("GET", "HEAD"):
             return refusal(405)
         path = root / request.path.lstrip("/")
+        if "list-type=2" in request.target and path.parent == root and path.is_dir():
+            return listing(path, parse_qs(urlsplit(request.target).query))
         if ".." in path.parts or not path.is_file():
             return refusal(404)
         return of_file(path, request)
@@ -183,11 +188,39 @@ def files_under(root: Path) -> Source:
     return answer
 
 
+def listing(bucket: Path, query: Mapping[str, list[str]]) -> Answer:
+    """Return an answer to ListObjectsV2, in one page."""
+    prefix, delimiter = query.get("prefix", [""])[0], query.get("delimiter", [""])[0]
+    entries, folders = list[str](), set[str]()
+    for path in sorted(path for path in bucket.rglob("*") if path.is_file()):
+        key = path.relative_to(bucket).as_posix()
+        below = key.removeprefix(prefix)
+        if not key.startswith(prefix):
+            continue
+        if delimiter and delimiter in below:
+            folders.add(prefix + below.partition(delimiter)[0] + delimiter)
+            continue
+        status = path.stat()
+        modified = datetime.fromtimestamp(int(status.st_mtime), timezone.utc).isoformat().replace("+00:00", ".000Z")
+        fields = {"Key": escape(key), "LastModified": modified, "ETag": etag(status), "Size": status.st_size}
+        entries.append("".join(f"<{name}>{value}</{name}>" for name, value in fields.items()))
+    text = f"<Name>{bucket.name}</Name><Prefix>{escape(prefix)}</Prefix><IsTruncated>false</IsTruncated>"
+    text += "".join(f"<Contents>{entry}</Contents>" for entry in entries)
+    text += "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in sorted(folders))
+    body = f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult>{text}</ListBucketResult>'
+    return plain(200, body.encode(), {"Content-Type": "application/xml"})
+
+
+def etag(status: os.stat_result) -> str:
+    """Return the ETag of a file."""
+    return f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
+
+
 def of_file(path: Path, request: Request) -> Answer:
     """A file, or the range of it that is asked for."""
     status = path.stat()
     size = status.st_size
-    headers = {"ETag": f'"{status.st_mtime_ns:x}-{size:x}"', "Accept-Ranges": "bytes"}
+    headers = {"ETag": etag(status), "Accept-Ranges": "bytes"}
     asked = byte_range(request.headers.get("range"), size)
     if asked is None:
         return Answer(status=200, headers=headers, file=path.open("rb"), length=size)
