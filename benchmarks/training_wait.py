@@ -22,7 +22,7 @@ batch, as a share of all time after the first step; mean of the ranks. First bat
 first step. Memory: PSS of ranks and workers at the last step. Fetched: bytes that the server sent in an epoch, over
 the bytes of the stored files, which are what the ranks need together. Lost and repeated: ids that an epoch did not
 train on, and that it trained on again, without a stop / killed with SIGKILL after a checkpoint and resumed.
-"failed" marks a run that did not end by itself; its samples are counted up to there.
+"failed" marks a run that raised an error or hung; its samples are counted up to there.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class Bench:
         with TemporaryDirectory(dir=self.root) as cache:
             whole = self.job(system, Path(cache), "whole")
             ended = self.run(whole)
-            found: dict[str, Any] = {"fetched": (self.bytes_sent() - before) / size}
-            found["whole"] = self.differences(step_ids(whole)) | {"failed": not ended}
+            results: dict[str, Any] = {"fetched": (self.bytes_sent() - before) / size}
+            results["whole"] = self.differences(step_ids(whole)) | {"failed": not ended}
         with TemporaryDirectory(dir=self.root) as cache:
             kill_at = self.epoch_steps // 4 // CHECKPOINT_STEPS * CHECKPOINT_STEPS + CHECKPOINT_STEPS // 2
             killed = self.job(system, Path(cache), "killed", checkpoints=True, kill_at=kill_at)
@@ -154,11 +154,11 @@ class Bench:
             ended = self.run(killed) and self.run(resumed)
             first, rest = step_ids(killed), step_ids(resumed)
             began = min((step for step, _ in rest), default=0)
-            kept = [one for one in first if one[0] < began]
-            found["killed"] = self.differences(kept + rest) | {"failed": not ended, "resumed_at": began}
+            kept = [row for row in first if row[0] < began]
+            results["killed"] = self.differences(kept + rest) | {"failed": not ended, "resumed_at": began}
             if not ended:
                 print(f"{system}: {Path(resumed.log + '.0.err').read_text()[-2000:]}", file=sys.stderr)
-        return found
+        return results
 
     def differences(self, steps: list[tuple[int, list[int]]]) -> dict[str, Any]:
         """Count the samples that steps lost and repeated, of one epoch."""
@@ -187,38 +187,38 @@ def step_ids(job: Job) -> list[tuple[int, list[int]]]:
 
 def summarize(waits: dict[str, dict[float, list[dict[str, Any]]]]) -> dict[str, dict[str, Any]]:
     """Return the medians over the rounds, and shares of waiting relative to the cached batch."""
-    idle = {sleep: statistics.mean(one["gaps"] for one in runs) for sleep, runs in waits["cached batch"].items()}
-    found: dict[str, dict[str, Any]] = {}
+    idle = {sleep: statistics.mean(run["gaps"] for run in runs) for sleep, runs in waits["cached batch"].items()}
+    results: dict[str, dict[str, Any]] = {}
     for system, by_sleep in waits.items():
         every = [run for runs in by_sleep.values() for run in runs]
-        found[system] = {key: statistics.median(run[key] for run in every) for key in ("first_batch", "pss")}
-        found[system]["waiting"] = {
+        results[system] = {key: statistics.median(run[key] for run in every) for key in ("first_batch", "pss")}
+        results[system]["waiting"] = {
             sleep: statistics.median(max(0.0, run["gaps"] - idle[sleep]) / run["step"] for run in runs)
             for sleep, runs in by_sleep.items()
         }
-    return found
+    return results
 
 
-def print_table(found: dict[str, dict[str, Any]], sleeps: list[float]) -> None:
+def print_table(results: dict[str, dict[str, Any]], sleeps: list[float]) -> None:
     """Print the results as Markdown."""
     waits = [f"waiting at {sleep:g} s" for sleep in sleeps]
     print("| | " + " | ".join([*waits, "first batch", "memory", "fetched", "lost", "repeated"]) + " |")
     print("|---|" + "--:|" * (len(sleeps) + 5))
-    for system, row in found.items():
+    for system, row in results.items():
         cells = [f"{row['waiting'][sleep]:.1%}" for sleep in sleeps]
         cells += [f"{row['first_batch']:.1f} s", f"{row['pss']:,.0f} MiB"]
         if "whole" in row:
             pair = [row["whole"], row["killed"]]
-            failed = ["; failed" if one["failed"] else "" for one in pair]
+            failed = ["; failed" if epoch["failed"] else "" for epoch in pair]
             cells += [f"{row['fetched']:.2f}"]
             cells += [
-                " / ".join(f"{one[key]:,}{end}" for one, end in zip(pair, failed, strict=True))
+                " / ".join(f"{epoch[key]:,}{end}" for epoch, end in zip(pair, failed, strict=True))
                 for key in ("lost", "repeated")
             ]
         print(f"| {system} | " + " | ".join(cells) + " |")
 
 
-def draw(found: dict[str, dict[str, Any]], path: Path) -> None:
+def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     """Draw the share of waiting over the time of a step."""
     import matplotlib as mpl
 
@@ -226,7 +226,7 @@ def draw(found: dict[str, dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-    for system, row in found.items():
+    for system, row in results.items():
         axis.plot(row["waiting"].keys(), [100 * share for share in row["waiting"].values()], marker="o", label=system)
     axis.set(xscale="log", xlabel="computation per step, seconds", ylabel="waiting for data, % of a step")
     axis.grid(alpha=0.3)
@@ -281,13 +281,13 @@ def main() -> None:
                     for system in systems:
                         runs = waits.setdefault(system, {}).setdefault(sleep, [])
                         runs.append(bench.measure_waiting(system, sleep))
-            found = summarize(waits)
+            results = summarize(waits)
             for system in systems[1:]:
-                found[system] |= bench.measure_epochs(system)
-    print_table(found, options.sleeps)
+                results[system] |= bench.measure_epochs(system)
+    print_table(results, options.sleeps)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"options": vars(options), "found": found}, indent=1, default=str))
-    draw(found, options.plot)
+    options.json.write_text(json.dumps({"options": vars(options), "results": results}, indent=1, default=str))
+    draw(results, options.plot)
 
 
 if __name__ == "__main__":

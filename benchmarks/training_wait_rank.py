@@ -179,7 +179,7 @@ def train(job: Job) -> None:
     for package in SYSTEMS[job.system][2]:
         importlib.import_module(package)
     torch.set_num_threads(1)
-    rank, marks, found = os.environ["RANK"], list[tuple[float, float]](), dict[str, float]()
+    rank, marks, measured = os.environ["RANK"], list[tuple[float, float]](), dict[str, float]()
 
     class Sleeper(LightningModule):
         def __init__(self) -> None:
@@ -195,7 +195,7 @@ def train(job: Job) -> None:
 
         def training_step(self, batch: dict[str, Any]) -> Any:
             start = time.perf_counter()
-            found.setdefault("first_batch", start - self.began)
+            measured.setdefault("first_batch", start - self.began)
             print(self.global_step, *batch["id"].tolist(), file=steps, flush=True)
             if self.global_step == job.kill_at:
                 print("kill", flush=True)
@@ -203,7 +203,7 @@ def train(job: Job) -> None:
             time.sleep(job.sleep)
             loss = self.weight.sum() * batch["tokens"].shape[1]
             if self.global_step == job.steps - 1:
-                found["pss"] = memory()["pss"]
+                measured["pss"] = memory()["pss"]
             marks.append((start, time.perf_counter()))
             return loss
 
@@ -228,7 +228,7 @@ def train(job: Job) -> None:
     )
     with Path(f"{job.log}.{rank}.steps").open("w") as steps:
         trainer.fit(Sleeper(), ckpt_path=f"{job.cache}/last.ckpt" if job.resume else None)
-    Path(f"{job.log}.{rank}.json").write_text(json.dumps({"marks": marks, **found}))
+    Path(f"{job.log}.{rank}.json").write_text(json.dumps({"marks": marks, **measured}))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from urllib.error import HTTPError
 
 import pytest
+from s3fs import S3FileSystem
 
 from tests.reading.processes import wait_until
 from tests.servers import (
@@ -402,3 +403,14 @@ def test_a_proxy_has_a_link_too(s3_bucket: S3Bucket) -> None:
         store.put("x", DATA)
         assert get(store, Authorization=KEY).body == DATA
         assert seconds_of(store.log()) > 0.07
+
+
+def test_directories_are_listed_as_buckets(tmp_path: Path) -> None:
+    for name in ("bucket/a/1", "bucket/a/2", "bucket/a/b/3", "bucket/c"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"123")
+    with http_server(tmp_path) as url:
+        filesystem = S3FileSystem(key="key", secret="secret", endpoint_url=url)
+        assert filesystem.find("bucket") == ["bucket/a/1", "bucket/a/2", "bucket/a/b/3", "bucket/c"]
+        assert sorted(filesystem.ls("bucket/a", detail=False)) == ["bucket/a/1", "bucket/a/2", "bucket/a/b"]
+        assert filesystem.info("bucket/a/1")["size"] == 3

@@ -206,7 +206,7 @@ def listing(bucket: Path, query: Mapping[str, list[str]]) -> Answer:
         entries.append("".join(f"<{name}>{value}</{name}>" for name, value in fields.items()))
     text = f"<Name>{bucket.name}</Name><Prefix>{escape(prefix)}</Prefix><IsTruncated>false</IsTruncated>"
     text += "".join(f"<Contents>{entry}</Contents>" for entry in entries)
-    text += "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in sorted(folders))
+    text += "".join(f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in sorted(folders))
     body = f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult>{text}</ListBucketResult>'
     return plain(200, body.encode(), {"Content-Type": "application/xml"})
 
