@@ -19,8 +19,9 @@ chunks, and for "plain" a map-style ``Dataset`` that reads a sample from files w
 Other settings are defaults; shards have 64 MiB.
 
 "local" reads files that are in memory. "store" reads from an S3 server on the loopback interface with ``--latency``
-seconds before each answer; each accelerator starts with an empty cache in ``--directory``, of up to ``--bytes``, which
-later epochs use. The server runs on all cores. There is no "plain" for the store.
+seconds before each answer; each accelerator starts with an empty cache in ``--directory``. The server runs on all
+cores. There is no "plain" for the store. The default ``--bytes`` last longer than a trial, so that accelerators read
+what they did not read before; together with the caches, they can take 20 GB in ``--directory``.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--cores", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--places", nargs="+", choices=["local", "store"], default=["local", "store"])
-    parser.add_argument("--bytes", type=float, default=1e9, help="of each dataset, at least two batches")
+    parser.add_argument("--bytes", type=float, default=2e9, help="of each dataset, at least two batches")
     parser.add_argument("--seconds", type=float, default=8, help="of each trial")
     parser.add_argument("--workers", type=int, default=1, help="of each accelerator (default: %(default)s)")
     parser.add_argument("--most", type=int, default=24, help="accelerators (default: %(default)s)")

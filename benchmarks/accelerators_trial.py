@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,23 +153,26 @@ class Files:
 # --- accelerators ---
 
 
-def make_loader(trial: Trial, number: int) -> Iterable[Any]:
+def make_loader(trial: Trial, number: int) -> Any:
     """Return the loader of one accelerator."""
     workload = WORKLOADS[trial.workload]
     options: dict[str, Any] = {"batch_size": workload.batch_size, "num_workers": trial.workers, "drop_last": True}
     options["persistent_workers"] = trial.workers > 0
     is_remote, cache = trial.data.startswith("s3:"), f"{trial.cache}/{number}"
+    store: dict[str, Any] = {}
     if trial.system == "plain":
         from torch.utils.data import DataLoader
 
-        return DataLoader(Files(trial.data, workload), shuffle=True, **options)
+        files: Any = Files(trial.data, workload)
+        return DataLoader(files, shuffle=True, **options)
     if trial.system == "litData":
         from litdata import StreamingDataLoader, StreamingDataset
         from litdata.streaming import downloader
 
         downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # it would talk to an endpoint by https only
         keys = {"endpoint_url": trial.endpoint, "aws_access_key_id": "key", "aws_secret_access_key": "secret"}
-        store = {"cache_dir": cache, "storage_options": keys} if is_remote else {}
+        if is_remote:
+            store = {"cache_dir": cache, "storage_options": keys}
         return StreamingDataLoader(StreamingDataset(trial.data, shuffle=True, **store), **options)
     if trial.system == "MosaicML":
         from streaming import StreamingDataLoader, StreamingDataset
@@ -179,7 +183,8 @@ def make_loader(trial: Trial, number: int) -> Iterable[Any]:
     import lightning_streaming
 
     keys = {"key": "key", "secret": "secret", "endpoint_url": trial.endpoint}
-    store = {"local": cache, "storage": {"options": keys}} if is_remote else {}
+    if is_remote:
+        store = {"local": cache, "storage": {"options": keys}}
     dataset = lightning_streaming.StreamingDataset(remote=trial.data, shuffle=True, **store)
     return lightning_streaming.StreamingDataLoader(dataset, **options)
 
@@ -194,7 +199,7 @@ def accelerate(trial: Trial, number: int, lock: Any, barrier: Any, results: Any)
     """Take batches and sleep, as one accelerator, and report its utilization."""
     computation = WORKLOADS[trial.workload].computation
     try:
-        with lock:  # MosaicML finds names for its shared memory without one
+        with lock if trial.system == "MosaicML" else nullcontext():  # it chooses names of shared memory without one
             batches = endless(make_loader(trial, number))
             next(batches)
         barrier.wait(LONGEST_SECONDS)
@@ -232,7 +237,7 @@ def run_trial(trial: Trial) -> float:
         process.join()
     if any(process.exitcode for process in processes):
         raise SystemExit("an accelerator failed")
-    return sum(results.get() for _ in processes) / len(processes)
+    return float(np.mean([results.get() for _ in processes]))
 
 
 if __name__ == "__main__":

@@ -102,7 +102,8 @@ class Collate:
     """Tokenizes the texts of a batch."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.tokenizer = path, None
+        self.path = path
+        self.tokenizer: Any = None
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         import torch
@@ -124,7 +125,8 @@ def make_loader(job: Job) -> Any:
         from torch.utils.data import DataLoader
 
         batch = options["collate_fn"]([{"id": number, "text": "a " * 400} for number in range(BATCH_SIZE)])
-        return DataLoader([batch] * job.steps, batch_size=None)
+        batches: Any = [batch] * job.steps
+        return DataLoader(batches, batch_size=None)
     if job.system == "Hugging Face":
         from datasets import load_dataset
         from datasets.distributed import split_dataset_by_node
@@ -214,7 +216,7 @@ def train(job: Job) -> None:
         from lightning_streaming import StreamingStateCallback
 
         callbacks.append(StreamingStateCallback())
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(
         accelerator="cpu",
         devices=job.ranks,
