@@ -16,7 +16,8 @@ Every accelerator is a separate job: it reads all data, shuffled, with ``--worke
 random bytes or float32 arrays of the workload's sizes. Each system loads and collates them into tensors. No sample is
 decoded, not even the JPEG files of RetinaNet. Each system reads its own format: MDS for ours and MosaicML, litData's
 chunks, and for "plain" a map-style ``Dataset`` that reads a sample from files with as many samples as the workload's.
-Other settings are defaults; shards have 64 MiB.
+litData has ``batch_decode=0``, as its default is many times slower for large shuffled samples; other settings are
+defaults. Shards have 64 MiB.
 
 "local" reads files that are in memory. "store" reads from an S3 server on the loopback interface with ``--latency``
 seconds before each answer; each accelerator starts with an empty cache in ``--directory``. The server runs on all

@@ -173,7 +173,7 @@ def make_loader(trial: Trial, number: int) -> Any:
         keys = {"endpoint_url": trial.endpoint, "aws_access_key_id": "key", "aws_secret_access_key": "secret"}
         if is_remote:
             store = {"cache_dir": cache, "storage_options": keys}
-        return StreamingDataLoader(StreamingDataset(trial.data, shuffle=True, **store), **options)
+        return StreamingDataLoader(StreamingDataset(trial.data, shuffle=True, batch_decode=0, **store), **options)
     if trial.system == "MosaicML":
         from streaming import StreamingDataLoader, StreamingDataset
 

@@ -107,12 +107,13 @@ class Bench:
                         start_new_session=True,
                     )
                 )
+        began = time.monotonic()
         try:
             if job.kill_at >= 0:
                 return any(line == b"kill\n" for line in iter(processes[0].stdout.readline, b""))  # type: ignore[union-attr]
-            deadline = time.monotonic() + LONGEST_SECONDS
+            deadline = began + LONGEST_SECONDS
             codes = [process.wait(max(1, deadline - time.monotonic())) for process in processes]
-            return not any(codes)
+            print(codes, file=sys.stderr); return not any(codes)
         except subprocess.TimeoutExpired:
             return False
         finally:
@@ -120,6 +121,7 @@ class Bench:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            print(f"{job.system}, {Path(job.log).name}: {time.monotonic() - began:.1f} s", file=sys.stderr)
 
     def measure_waiting(self, system: str, sleep: float) -> dict[str, Any]:
         """Return the times between steps, the time to the first batch and the memory."""
@@ -127,7 +129,7 @@ class Bench:
         with TemporaryDirectory(dir=self.root) as cache:
             job = self.job(system, Path(cache), "wait", sleep=sleep, steps=steps)
             if not self.run(job):
-                raise SystemExit(f"{system} failed:\n{Path(job.log + '.0.err').read_text()[-4000:]}")
+                raise SystemExit(f"{system} failed:\n{errors_of(job)}")
             ranks = [json.loads(Path(f"{job.log}.{rank}.json").read_text()) for rank in range(job.ranks)]
         marks = np.array([rank["marks"] for rank in ranks])
         return {
@@ -157,7 +159,7 @@ class Bench:
             kept = [row for row in first if row[0] < began]
             results["killed"] = self.differences(kept + rest) | {"failed": not ended, "resumed_at": began}
             if not ended:
-                print(f"{system}: {Path(resumed.log + '.0.err').read_text()[-2000:]}", file=sys.stderr)
+                print(f"{system} failed:\n{errors_of(resumed)}", file=sys.stderr)
         return results
 
     def differences(self, steps: list[tuple[int, list[int]]]) -> dict[str, Any]:
@@ -176,6 +178,11 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def errors_of(job: Job) -> str:
+    """Return the end of what the ranks wrote to standard error."""
+    return "\n".join(Path(f"{job.log}.{rank}.err").read_text()[-2000:] for rank in range(job.ranks))
 
 
 def step_ids(job: Job) -> list[tuple[int, list[int]]]:

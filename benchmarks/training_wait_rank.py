@@ -150,7 +150,7 @@ def make_loader(job: Job) -> Any:
 
         downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # it would talk to an endpoint by https only
         keys = {"endpoint_url": job.endpoint, "aws_access_key_id": "key", "aws_secret_access_key": "secret"}
-        chunks = litdata.StreamingDataset(url, cache_dir=job.cache, shuffle=True, storage_options=keys)
+        chunks = litdata.StreamingDataset(url, cache_dir=job.cache, shuffle=True, storage_options=keys, batch_decode=0)
         return litdata.StreamingDataLoader(chunks, **options)
     if job.system == "MosaicML":
         import streaming

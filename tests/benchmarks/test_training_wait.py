@@ -27,6 +27,7 @@ def test_waiting_is_what_a_cached_batch_does_not_take() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(600)  # it starts twenty processes that import Lightning
 def test_it_measures_ours_and_loses_no_sample(tmp_path: Path) -> None:
     out, plot = tmp_path / "results.json", tmp_path / "plot.png"
     words = "--samples 1600 --files 4 --shard-bytes 300000 --sleeps 0.01 --seconds 0.1 --rounds 1 --latency 0"
