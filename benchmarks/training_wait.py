@@ -113,7 +113,7 @@ class Bench:
                 return any(line == b"kill\n" for line in iter(processes[0].stdout.readline, b""))  # type: ignore[union-attr]
             deadline = began + LONGEST_SECONDS
             codes = [process.wait(max(1, deadline - time.monotonic())) for process in processes]
-            print(codes, file=sys.stderr); return not any(codes)
+            return not any(codes)
         except subprocess.TimeoutExpired:
             return False
         finally:
