@@ -133,7 +133,7 @@ def test_a_resume_continues_and_another_template_is_refused(root: Path, tmp_path
     ],
 )
 def test_values_that_cannot_be_are_refused(option: str, value: Any) -> None:
-    columns = {"chat": "messages"} if option == "variables" else {}
+    columns: dict[str, Any] = {"chat": "messages"} if option == "variables" else {}
     with assert_error(ConfigError, option=f"tokenize.{option}"):
         TokenizeConfig(tokenizer="bytes", **columns, **{option: value})
     TokenizeConfig(tokenizer="bytes", bos=2**63 - 1, eos=str(2**63 - 1))

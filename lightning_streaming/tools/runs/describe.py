@@ -318,8 +318,8 @@ class RunDescription:
         plan = None if order.mixture is None else order.mixture.plan_of(cursor.epoch)
         has_tokens = self.catalog.lengths is not None and (plan is None or {*plan.streams} <= {*names})
         counts, tokens = dict.fromkeys(names, 0), dict.fromkeys(names, 0) if has_tokens else None
-        is_scanned = has_tokens or self.packing is not None or order.is_composed or order.steps or skipped.runs
-        is_scanned = is_scanned or most is not None
+        is_changed = bool(order.is_composed or order.steps or skipped.runs or most is not None)
+        is_scanned = has_tokens or self.packing is not None or is_changed
         if whole and not is_scanned:
             drawn = order.weights.choose if plan is None else plan.drawn[-1].tolist()
             return StreamsRead(dict(zip(names if plan is None else plan.streams, drawn, strict=True)), None)
