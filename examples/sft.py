@@ -6,8 +6,8 @@ From the repository's root:
     cd demo_output/sft && lightning-streaming convert chats.jsonl train --chat --tokenizer model && cd ../..
     lightning-streaming fit --config configs/sft.yaml
 
-The program takes 5 seconds on two cores, and the training 20. For data of your own, replace the file and the folder:
-conversations are lists of messages with role and content, and the folder is that of a model of transformers.
+The program takes some seconds on two cores, and the training up to a minute. For data of your own, replace the file and
+the folder: conversations are lists of messages with role and content, and the folder is that of a model of transformers.
 """
 
 from __future__ import annotations

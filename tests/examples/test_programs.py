@@ -80,6 +80,7 @@ PROGRAMS = [
     "plain_pytorch",
     "pretrain",
     "replicas",
+    "sft",
     "write_dataset",
     "write_parquet",
 ]
