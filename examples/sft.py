@@ -7,7 +7,7 @@ From the repository's root:
     lightning-streaming fit --config configs/sft.yaml
 
 The program takes some seconds on two cores, and the training up to a minute. For data of your own, replace the file and
-the folder: conversations are lists of messages with role and content, and the folder is that of a model of transformers.
+the folder: conversations are lists of messages with role and content; the folder is that of a model of transformers.
 """
 
 from __future__ import annotations
