@@ -10,6 +10,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, fields_of, store_plain
 from lightning_streaming.options.lengths import LengthsRequest
+from lightning_streaming.options.schedule import check_max_repeats
 from lightning_streaming.sequence.settings import require_known
 from lightning_streaming.signatures import public, suggests_names
 from lightning_streaming.units import check_whole, parse_count, plain_number
@@ -71,18 +72,7 @@ class MixingConfig(OptionGroup):
                 option="mixing.size_exponent",
             )
         object.__setattr__(self, "size_exponent", float(exponent))
-        if not isinstance(self.max_repeats, Mapping) or not all(isinstance(name, str) for name in self.max_repeats):
-            raise ConfigError(
-                f"mixing.max_repeats must map names of streams to numbers, like {{code: 4}}, but is "
-                f"{short_repr(self.max_repeats)}",
-                option="mixing.max_repeats",
-            )
-        for name, most in self.max_repeats.items():
-            if (plain_number(most) or 0) <= 0:
-                raise ConfigError(
-                    f"mixing.max_repeats must be numbers above 0, but {name!r} has {short_repr(most)}",
-                    option="mixing.max_repeats",
-                )
+        check_max_repeats("mixing.max_repeats", self.max_repeats)
         if self.longest_step is not None:
             object.__setattr__(self, "longest_step", parse_count(self.longest_step, "mixing.longest_step"))
             check_whole("mixing.longest_step", self.longest_step, 1)

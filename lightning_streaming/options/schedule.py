@@ -22,6 +22,29 @@ _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _IN_WORDS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:per\s*cents?|pct|percentage)\.?\s*", re.IGNORECASE)
 
 
+def check_max_repeats(option: str, max_repeats: object, mix: Collection[object] | None = None) -> None:
+    """Check how often each stream may be read, by name.
+
+    Args:
+        option: The option, for errors.
+        max_repeats: Its value.
+        mix: The streams that it may name; None if these are not known yet.
+
+    Raises:
+        ConfigError: It does not map names to numbers above 0, or names another stream.
+    """
+    if not isinstance(max_repeats, Mapping) or (mix is None and not all(isinstance(name, str) for name in max_repeats)):
+        raise ConfigError(
+            f"{option} must map names of streams to numbers, like {{math: 4}}, but is {short_repr(max_repeats)}",
+            option=option,
+        )
+    for stream, most in max_repeats.items():
+        if mix is not None and stream not in mix:
+            raise ConfigError(f"{option} names {stream!r}, which is not in its mix", option=option)
+        if (plain_number(most) or 0) <= 0:
+            raise ConfigError(f"{option} must be numbers above 0, but {stream!r} has {short_repr(most)}", option=option)
+
+
 @public()
 @suggests_names
 @dataclass(frozen=True, kw_only=True)
@@ -95,22 +118,7 @@ class MixturePhase(OptionGroup):
         object.__setattr__(self, "steps", check_whole("schedule.steps", self.steps, 1))
         if self.ended_at is not None:
             object.__setattr__(self, "ended_at", check_whole("schedule.ended_at", self.ended_at, 1))
-        if not isinstance(self.max_repeats, Mapping):
-            raise ConfigError(
-                f"schedule.max_repeats must map names of streams to numbers, like {{math: 4}}, but is "
-                f"{short_repr(self.max_repeats)}",
-                option="schedule.max_repeats",
-            )
-        for stream, most in self.max_repeats.items():
-            if stream not in self.mix:
-                raise ConfigError(
-                    f"schedule.max_repeats names {stream!r}, which is not in its mix", option="schedule.max_repeats"
-                )
-            if (plain_number(most) or 0) <= 0:
-                raise ConfigError(
-                    f"schedule.max_repeats must be numbers above 0, but {stream!r} has {short_repr(most)}",
-                    option="schedule.max_repeats",
-                )
+        check_max_repeats("schedule.max_repeats", self.max_repeats, self.mix)
 
     def resolved(self, name: str, planned_stop: int) -> ResolvedPhase:
         """Return the phase with its end in samples."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.options.groups import OptionGroup, store_plain
 from lightning_streaming.signatures import public, suggests_names
-from lightning_streaming.tokenizing.documents import DocumentTokenizer
+from lightning_streaming.tokenizing.documents import DocumentTokenizer, TokenizerFields
 
 _OF_CHAT = ("tools", "template", "variables")
 _OF_TEXT = ("bos", "eos")
@@ -22,7 +22,7 @@ _LARGEST = 2**63 - 1
 @public()
 @suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizeConfig(OptionGroup):
+class TokenizeConfig(OptionGroup, TokenizerFields):
     """Tokenizing of texts or conversations as they are read.
 
     Samples have ``tokens``, an int64 array, instead of the columns that are named here. Conversations have a
@@ -46,15 +46,6 @@ class TokenizeConfig(OptionGroup):
 
     option: ClassVar[str] = "tokenize"
     example: ClassVar[str] = "{tokenizer: tokenizer.json, text: text}"
-
-    tokenizer: str
-    text: str | None = None
-    chat: str | None = None
-    tools: str | None = None
-    template: str | None = None
-    variables: Mapping[str, Any] | None = None
-    bos: int | str | None = None
-    eos: int | str | None = None
 
     def __post_init__(self) -> None:
         store_plain(self)

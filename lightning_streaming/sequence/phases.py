@@ -286,8 +286,18 @@ def planned(
         ConfigError: A phase is shorter than a step can be, a cut lies outside its phase, there are too many steps, or
             all streams of a step have been read as often as they may be.
     """
-    planner = _Planner(phases, num_canonical_nodes, longest_step, tokens, limits, redistributes, changes, epoch, before)
-    planner.longest_tokens = longest_tokens
+    planner = _Planner(
+        phases,
+        num_canonical_nodes,
+        longest_step,
+        tokens,
+        longest_tokens,
+        limits,
+        redistributes,
+        changes,
+        epoch,
+        before,
+    )
     for number, phase in enumerate(phases):
         planner.add(number, phase, cutter)
     return planner.plan()
@@ -302,23 +312,25 @@ class _Planner:
         num_canonical_nodes: int,
         longest_step: int,
         tokens: Mapping[str, TokenPasses] | None,
+        longest_tokens: int | None,
         limits: Mapping[str, int],
         redistributes: bool,
         changes: Sequence[WeightChange],
         epoch: int,
         before: MixtureSchedule | None,
     ) -> None:
-        self.longest_tokens: int | None = None
         self._phases, self._nodes, self._longest_step = tuple(phases), num_canonical_nodes, longest_step
         mixes = [*(phase.begin for phase in phases), *(change.mix for change in changes)]
         self._streams = tuple(sorted({name for mix in mixes for name, _ in mix}))
         self._place_of = {name: place for place, name in enumerate(self._streams)}
         self._stops, self._of_phase = [0], list[int]()
         self._drawn = [np.zeros(len(self._streams), np.int64)]
-        self._tokens, self._redistributes = tokens, redistributes
+        self._tokens, self._longest_tokens, self._redistributes = tokens, longest_tokens, redistributes
         self._has_changes = bool(changes)
-        continues = before is not None and (tokens is not None or bool(limits))
-        self._owed = _known(before.owed) if continues and before is not None else np.zeros(len(self._streams), np.int64)
+        continues = tokens is not None or bool(limits)
+        self._owed = np.zeros(len(self._streams), np.int64)
+        if before is not None and continues:
+            self._owed = _known(before.owed)
         self._earlier = np.zeros_like(self._owed) if before is None else _known(before.earlier) + before.drawn[-1]
         self._changes = {
             change.step: _shares(change.mix, self._place_of) for change in changes if change.epoch == epoch
@@ -356,7 +368,7 @@ class _Planner:
         else:
             first = self._planned_stops[-1] if self._planned_stops else 0
             samples_per_token = self._samples_per_token((begin + end) / 2)
-            borders = _token_borders(phase, first, self._nodes, longest, samples_per_token, self.longest_tokens)
+            borders = _token_borders(phase, first, self._nodes, longest, samples_per_token, self._longest_tokens)
         self._planned_stops.append(borders[-1])
         cut = phase.cut
         if cut is not None and not borders[0] < cut <= borders[-1]:

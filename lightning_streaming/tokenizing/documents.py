@@ -52,21 +52,10 @@ class _Files(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DocumentTokenizer:
-    """Tokenizes rows. Its files are read at first use, once in each process.
+class TokenizerFields:
+    """What tokens of rows depend on, apart from the rows. ``TokenizeConfig`` explains and checks the fields."""
 
-    A copy in another process checks that its files are those of the original, if that had read them.
-
-    Args:
-        tokenizer: ``bytes``, the path of a JSON file of the ``tokenizers`` package, or of a folder that has it.
-        text: Column of texts; None for conversations.
-        chat: Column of conversations; None for texts.
-        tools: Column of the tools of a conversation; None for none.
-        template: File of the chat template; None for that of the tokenizer's folder.
-        variables: Further variables of the template.
-        bos: Token, by number or name, before each text that does not begin with it.
-        eos: Token after each text that does not end with it.
-    """
+    __slots__ = ()
 
     tokenizer: str
     text: str | None = None
@@ -74,8 +63,16 @@ class DocumentTokenizer:
     tools: str | None = None
     template: str | None = None
     variables: Mapping[str, Any] | None = None
-    bos: str | int | None = None
-    eos: str | int | None = None
+    bos: int | str | None = None
+    eos: int | str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentTokenizer(TokenizerFields):
+    """Tokenizes rows. Its files are read at first use, once in each process.
+
+    A copy in another process checks that its files are those of the original, if that had read them.
+    """
 
     def __call__(self, **row: Any) -> int:
         """Return the number of tokens of a row, as a function of columns."""
