@@ -117,8 +117,8 @@ def test_a_run_that_resumes_with_the_ranges_leaves_the_samples_of_spikes_out(tmp
     assert spikes_of(with_skip)["skip"] == report["skip"]
     # A checkpoint within a spike: what its weights have seen cannot be left out.
     straddling = write_log(tmp_path / "straddling", ((step, [], 9 if 18 <= step < 22 else 2) for step in range(25)))
-    ckpt = tmp_path / "saved" / "step=20.ckpt"
-    done = run("trace", "--config", config, "--spike", straddling, "--ckpt", ckpt, "--json")
+    within = tmp_path / "saved" / "step=20.ckpt"
+    done = run("trace", "--config", config, "--spike", straddling, "--ckpt", within, "--json")
     assert (done.json["spikes"][0]["steps"], done.json["skip"]) == ([18, 21], ["20-21"])
     assert "1 spike began before step 20" in done.err
     # The YAML is what fit takes, and a resume with it reads none of them.
