@@ -86,8 +86,8 @@ more help:
   --help_advanced               all options, also those of Trainer, optimizer and scheduler
   --data.help                   fields of the data module; --data.help=my_project.MyData for your own
   --data.train.help             fields of the data of a stage
-  --data.train.streams.help     fields of a stream; in the same way schedule, join, selection, packing, token_budget,
-                                bad_samples, decode, storage and debug
+  --data.train.streams.help     fields of a stream; in the same way schedule, join, selection, packing,
+                                packing.tokenize, token_budget, bad_samples, decode, storage and debug
   --model.help=my_project.MyModel
                                 arguments of a model
 """

@@ -71,6 +71,11 @@ _NAMED = {name: kind for name, (hint, kind) in _FIELDS.items() if kind not in (h
 """Fields that map names to objects, and the classes of these."""
 _GROUPS = {name: kind for name, (_, kind) in _FIELDS.items() if name not in _NAMED}
 """Fields that are groups of options, and their classes."""
+_NESTED = {
+    group: {name: kind for name, hint in get_type_hints(group).items() for kind in _classes_in(hint)}
+    for group in _GROUPS.values()
+}
+"""Fields of groups that are groups themselves, like ``packing.tokenize``, and their classes."""
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _PRINT = "--print_config"
 _DEBUG = "--debug"
@@ -126,7 +131,8 @@ class StreamingCLI(LightningCLI):
         parser.set_defaults({"data": {"class_path": "lightning_streaming.StreamingDataModule"}})
         parser.add_argument(_DEBUG, action=_KeepTracebacks, dest="debug")
         parser.add_argument("--help_advanced", action=_AdvancedHelp, dest="help_advanced")
-        for below, explains in {"": StreamingConfig, **_NAMED, **_GROUPS}.items():
+        nested = {f"{name}.{field}": of for name, group in _GROUPS.items() for field, of in _NESTED[group].items()}
+        for below, explains in {"": StreamingConfig, **_NAMED, **_GROUPS, **nested}.items():
             options = [f"--data.{stage}.{below}".rstrip(".") + ".help" for stage in STAGES]
             parser.add_argument(*options, action=_ExplainFields, dest=f"data.explain.{below}", explains=explains)
 
@@ -579,7 +585,7 @@ def _class_at(name: str) -> type | None:
     kind: type | None = None if stage is None else StreamingConfig
     parts = iter(name[stage.end() :].split(".")[1:] if stage else ())
     for part in parts:
-        kind = _GROUPS.get(part)
+        kind = _NESTED.get(kind, {}).get(part, _GROUPS.get(part)) if kind else None
         if part in _NAMED:
             kind = None if next(parts, None) is None else _NAMED[part]
     return kind

@@ -30,6 +30,7 @@ from lightning_streaming import (
     StreamingConfig,
     StreamingDataModule,
     TokenBudget,
+    TokenizeConfig,
 )
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.logs import read_step_log
@@ -155,6 +156,8 @@ def test_help_keeps_the_lines_of_its_examples(capsys: pytest.CaptureFixture[str]
         ("data.train.bad_samples", BadSamplesConfig),
         ("data.train.decode", DecodeConfig),
         ("data.test.debug", DebugConfig),
+        ("data.train.packing.tokenize", TokenizeConfig),
+        ("data.val.token_budget.tokenize", TokenizeConfig),
     ],
 )
 def test_help_of_nested_data_explains_every_field(
@@ -164,7 +167,7 @@ def test_help_of_nested_data_explains_every_field(
     assert "Unvalidated" not in shown.replace("Unvalidated<ndarray", "")  # no configuration holds an array
     prefix = f"--{key}.NAME" if explained in (Stream, MixturePhase, JoinConfig) else f"--{key}"
     texts = {param.arg_name: param.description for param in docstring_parser.parse(explained.__doc__ or "").params}
-    for field in fields(explained):
+    for field in (field for field in fields(explained) if field.init):
         assert f"{prefix}.{field.name} " in shown
         assert _without_markup(" ".join((texts[field.name] or "undocumented").split())) in shown
 
