@@ -317,6 +317,11 @@ class _Counting:
             if self.request.column is not None:
                 column_lengths(info, self.request.column, self.request.dtype)
                 continue
+            if isinstance(self.request.lengths, DocumentTokenizer):
+                for name, column in self.request.lengths.columns_by_field.items():
+                    option = f"tokenize.{name}"
+                    check_readable_columns(info, (column,), f"{option}={column!r}", option=option)
+                continue
             hint = LENGTHS.unknown_column_hint if callable(self.request.lengths) else None
             check_readable_columns(info, self.columns, self.request.in_words(), option="lengths", other_hint=hint)
             known = encodings_of(info)

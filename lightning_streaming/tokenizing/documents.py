@@ -81,7 +81,13 @@ class DocumentTokenizer(TokenizerFields):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that are read."""
-        return tuple(name for name in (self.text, self.chat, self.tools) if name is not None)
+        return tuple(self.columns_by_field.values())
+
+    @property
+    def columns_by_field(self) -> dict[str, str]:
+        """The columns that are read, by the field that names each."""
+        named = {"text": self.text, "chat": self.chat, "tools": self.tools}
+        return {field: column for field, column in named.items() if column is not None}
 
     @cached_property
     def digest(self) -> str:

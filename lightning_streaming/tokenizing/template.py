@@ -62,8 +62,9 @@ def read_template(folder: Path | None, path: str | None, *, has_tools: bool) -> 
         named = {str(item.get("name")): item.get("template") for item in template if isinstance(item, Mapping)}
         template = named.get("tool_use") if has_tools and "tool_use" in named else named.get("default")
     if not isinstance(template, str):
+        subject = "the tokenizer" if folder is None else str(folder.resolve())  # of ".", a bare dot says nothing
         raise ConfigError(
-            f"{folder or 'the tokenizer'} has no chat template: neither {_TEMPLATE}, nor chat_template in {_CONFIG}",
+            f"{subject} has no chat template: neither {_TEMPLATE}, nor chat_template in {_CONFIG}",
             hint="name the folder of a chat model's tokenizer, or a template's file by template= (convert: --template)",
             option="tokenize.template",
             path=None if folder is None else str(folder),

@@ -232,3 +232,13 @@ def test_streams_of_other_columns_are_packed_without_a_warning(root: Path, caplo
     dataset = StreamingDataset(streams=streams, packing={"capacity": CAPACITY, "tokenize": how(root, "text")})
     assert len(list(StreamingDataLoader(dataset, batch_size=2))) > 2
     assert "different columns" not in caplog.text
+
+
+@pytest.mark.parametrize("column", ["mesages", "conversations"])
+def test_an_unknown_column_of_conversations_is_named_with_its_option(root: Path, column: str) -> None:
+    tokenize = {**how(root, "chat"), "chat": column}
+    with assert_error(ConfigError, option="packing.tokenize.chat") as caught:
+        next(iter(loader(root, "chat", packing={"tokenize": tokenize})))
+    words = f"packing.tokenize.chat={column!r}: unknown column {column!r}; the columns are id, messages"
+    assert words in str(caught.value)
+    assert "lambda" not in str(caught.value)

@@ -251,7 +251,7 @@ def test_what_is_no_conversation_is_refused(value: Any, words: str) -> None:
         read_messages(value)
 
 
-def test_files_are_read_at_first_use_and_are_in_the_digest(tmp_path: Path) -> None:
+def test_files_are_read_at_first_use_and_are_in_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = DocumentTokenizer(tokenizer=str(tmp_path), chat="messages")
     with pytest.raises(ConfigError, match="tokenizer must be"):
         tokenizer.check()
@@ -277,6 +277,10 @@ def test_files_are_read_at_first_use_and_are_in_the_digest(tmp_path: Path) -> No
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": [{"name": []}]}))
     with pytest.raises(ConfigError, match="has no chat template"):
         DocumentTokenizer(tokenizer=str(tmp_path), chat="messages").check()
+    with monkeypatch.context() as here:
+        here.chdir(tmp_path)
+        with pytest.raises(ConfigError, match=f"^{re.escape(str(tmp_path.resolve()))} has no chat template"):
+            DocumentTokenizer(tokenizer=".", chat="messages").check()
     named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
     config.update(chat_template=named, bos_token={"content": "<s>", "lstrip": False})
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
