@@ -311,6 +311,7 @@ class Mixture:
             redistributes,
             self.changes,
             most_per_step,
+            sizes={name: self._size_of(name) for name in most},
         )
         self.plan = self._planned()
         """The samples that each step of the first epoch takes of each stream."""
@@ -363,6 +364,11 @@ class Mixture:
         """Return the number of passes that the first samples of a stream are, by tokens if weights count them."""
         tokens = self.tokens_of(stream)
         return self.passes(stream).count(samples) if tokens is None else tokens.repeats(samples)
+
+    def _size_of(self, stream: str) -> int:
+        """Return the samples of the first pass over a stream, or its tokens if weights count these."""
+        tokens = self.tokens_of(stream)
+        return self.passes(stream).position(0)[1] if tokens is None else tokens.tokens_of_pass(0)
 
     def _sample_at(self, stream: str, repeats: float) -> int:
         """Return the samples of a stream that are a number of passes."""

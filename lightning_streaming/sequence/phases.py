@@ -255,6 +255,7 @@ def planned(
     longest_tokens: int | None = None,
     epoch: int = 0,
     before: MixtureSchedule | None = None,
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> MixtureSchedule:
     """Return the samples that each step of some phases takes of each stream.
 
@@ -277,6 +278,7 @@ def planned(
         longest_tokens: Most tokens of a step, if weights count these.
         epoch: The epoch, from 0, if epochs differ.
         before: The schedule of the epoch before it, if epochs differ.
+        sizes: Samples, or tokens, of streams with limits, for errors.
 
     With tokens, a step takes so many samples of each stream that the tokens drawn from the beginning are nearest to
     those of its weights. Samples that are needed for whole canonical nodes are taken in the same proportion, and count
@@ -297,6 +299,7 @@ def planned(
         changes,
         epoch,
         before,
+        sizes,
     )
     for number, phase in enumerate(phases):
         planner.add(number, phase, cutter)
@@ -318,7 +321,9 @@ class _Planner:
         changes: Sequence[WeightChange],
         epoch: int,
         before: MixtureSchedule | None,
+        sizes: Mapping[str, int],
     ) -> None:
+        self._sizes = sizes
         self._phases, self._nodes, self._longest_step = tuple(phases), num_canonical_nodes, longest_step
         mixes = [*(phase.begin for phase in phases), *(change.mix for change in changes)]
         self._streams = tuple(sorted({name for mix in mixes for name, _ in mix}))
@@ -504,17 +509,56 @@ class _Planner:
             within[over] = np.maximum(left - owed, 0)[over] / size
             others = np.where(are_full, 0, shares)
             if not others.any() or not self._redistributes:
-                full = [self._streams[stream] for stream in np.flatnonzero(over).tolist()]
-                raise ConfigError(
-                    f"phase {self._phases[phase].name!r} would read stream {full[0]!r} more often than "
-                    "mixing.max_repeats allows" + ("" if others.any() else ", and no other stream is left"),
-                    hint="lower its weight, end the epoch earlier, or allow more"
-                    + (", or set mixing.beyond: redistribute" if others.any() else ""),
-                    option="mixing.max_repeats",
-                    stream=full[0],
-                )
+                raise self._limit_error(phase, int(np.flatnonzero(over)[0]), is_last=not others.any())
             rest = max(1 - sum(within[are_full].tolist()), 0)
             within[:] = np.where(are_full, within, others / sum(others.tolist()) * rest)
+
+    def _limit_error(self, number: int, stream: int, *, is_last: bool) -> ConfigError:
+        """Return the error of a stream that a phase would read more often than it may be.
+
+        Args:
+            number: Number of the phase.
+            stream: The stream.
+            is_last: Whether no other stream of the mix can take over.
+        """
+        phase, name = self._phases[number], self._streams[stream]
+        unit = "samples" if self._tokens is None else "tokens"
+        first = self._of_phase.index(number) if number in self._of_phase else len(self._of_phase)
+        begins = self._earlier + self._drawn[first]
+
+        def of_stream(place: int) -> tuple[int, int]:
+            """Return what was drawn of a stream before the phase, and what may be in all."""
+            drawn, limit, stream = int(begins[place]), int(self._limits[place]), self._streams[place]
+            if self._tokens is None:
+                return drawn, limit
+            return self._tokens[stream].before(drawn), self._tokens[stream].before(limit)
+
+        size = phase.planned_stop - (self._planned_stops[number - 1] if number else 0)
+        if is_last:
+            left = {self._streams[place]: of_stream(place) for place in np.flatnonzero(self._shares_of(phase)).tolist()}
+            counts = ", ".join(f"{most - drawn:,} of {other!r}" for other, (drawn, most) in left.items())
+            message = f"phase {phase.name!r} needs {size:,} {unit}, and mixing.max_repeats leaves {counts}"
+        else:
+            drawn, most = of_stream(stream)
+            requested, once = drawn + round(self._shares_of(phase)[stream] * size), self._sizes[name]
+            message = (
+                f"phase {phase.name!r} would read stream {name!r} up to {requested:,} {unit}, and mixing.max_repeats "
+            )
+            message += f"allows {most:,} in the whole run ({most / once:.4g} times its {once:,})"
+        return ConfigError(
+            message,
+            hint="lower its weight, end the epoch earlier, or allow more"
+            + ("" if is_last else ", or set mixing.beyond: redistribute"),
+            option="mixing.max_repeats",
+            stream=name,
+        )
+
+    def _shares_of(self, phase: ResolvedPhase) -> NDArray[np.float64]:
+        """Return the mean share of each stream in a phase, or the share that the run has set."""
+        if self._set_by_run is not None:
+            return self._set_by_run
+        shares: NDArray[np.float64] = (_shares(phase.begin, self._place_of) + _shares(phase.end, self._place_of)) / 2
+        return shares
 
     def _samples_per_token(self, shares: NDArray[np.float64]) -> float:
         """Return the samples that a token is, on average, under a mixture of tokens."""

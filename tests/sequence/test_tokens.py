@@ -43,9 +43,13 @@ def lengths_of(shards: Mapping[str, Sequence[int]], means: Mapping[str, float], 
 
 
 def mixture_of(
-    phases: Sequence[ResolvedPhase], shards: Mapping[str, Sequence[int]], lengths: Lengths, nodes: int = 2, **more: Any
+    phases: Sequence[ResolvedPhase],
+    shards: Mapping[str, Sequence[int]],
+    lengths: Lengths | None,
+    nodes: int = 2,
+    **more: Any,
 ) -> Mixture:
-    """Streams of these shard sizes, mixed by tokens."""
+    """Streams of these shard sizes, mixed by tokens, or by samples without lengths."""
     first_ids = dict(zip(shards, accumulate((sum(sizes) for sizes in shards.values()), initial=0), strict=False))
     sizes = {name: np.asarray(of, np.int64) for name, of in shards.items()}
     options = {name: more.pop(name) for name in ("shuffle", "shuffle_algo", "shuffle_block_size") if name in more}
@@ -207,10 +211,26 @@ def test_streams_that_were_read_as_often_as_they_may_be_are_replaced_by_the_othe
     assert further["code"] == 0
     assert of["books"] + further["books"] == 3 * total["books"]
     assert sum(further.values()) == pytest.approx(90_000, abs=4_000)
-    with assert_error(ConfigError, option="mixing.max_repeats", stream="code"):
+    with assert_error(ConfigError, option="mixing.max_repeats", stream="code", hint="redistribute") as caught:
         mixture_of(phases, SHARDS, LENGTHS, limits=limits, redistributes=False)
-    with assert_error(ConfigError, option="mixing.max_repeats"):
+    assert str(caught.value).startswith(
+        f"phase 'all' would read stream 'code' up to 36,000 tokens, and mixing.max_repeats allows {total['code']:,} in "
+        f"the whole run (1 times its {total['code']:,})"
+    )
+    with assert_error(ConfigError, option="mixing.max_repeats") as caught:
         mixture_of([phase("all", 400_000, {"books": 0.5, "code": 0.5})], SHARDS, LENGTHS, limits=limits)
+    assert str(caught.value).startswith(
+        f"phase 'all' needs 400,000 tokens, and mixing.max_repeats leaves {3 * total['books']:,} of 'books', "
+        f"{total['code']:,} of 'code'"
+    )
+    mix = {"books": 0.5, "code": 0.4, "web": 0.1}
+    with assert_error(ConfigError, option="mixing.max_repeats", stream="code") as caught:
+        mixture_of([phase("all", 4000, mix)], SHARDS, None, limits={"code": 2.0}, redistributes=False)
+    once = sum(SHARDS["code"])
+    assert (
+        f"up to 1,600 samples, and mixing.max_repeats allows {2 * once:,} in the whole run (2 times its {once:,})"
+        in (str(caught.value))
+    )
 
 
 def _ids() -> dict[str, range]:
