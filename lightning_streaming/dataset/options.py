@@ -93,8 +93,9 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
     """Options of the data, its order and its cache: all that a configuration can set.
 
     Args:
-        epoch_size: Samples per epoch, like 50000 or "1.5m" (k, m, b, t: powers of 1000). None: all, after weighting;
-            with ``schedule``, up to the ``end`` of its last phase.
+        epoch_size: Samples per epoch, like 50000 or "1.5m" (k, m, b, t: powers of 1000); with ``packing`` documents, or
+            tokens with ``mixing: {weights_in: tokens}``. None: all, after weighting; with ``schedule``, up to the
+            ``end`` of its last phase.
         predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches, and 4 shards where
             they are read in order.
         cache_limit: Most bytes that the streams' directories on this node may hold, like "200gb"; the shards used

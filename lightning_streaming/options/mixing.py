@@ -35,7 +35,8 @@ class MixingConfig(OptionGroup):
             inverse.
         max_repeats: Most times that each stream may be read in the whole run, by name, like ``{"code": 4}``.
         beyond: How a mixture is handled that reads a stream more often: "error", before the run; or "redistribute": the
-            other streams of the mix take over what is beyond, by their weights.
+            other streams of the mix take over what is beyond, by their weights. Streams are read first come, first
+            served: one that reaches its limit is missing from later phases and epochs.
         longest_step: Most samples, or tokens, of a mixture step, like "10m": samples are shuffled within a step, and
             weights that a run sets take effect where one ends. None: as many as the shuffle mixes.
         column: Without packing, the column of a sample's tokens: arrays of one dimension, or bytes with ``dtype``.

@@ -1,4 +1,4 @@
-"""Options of the phases of an epoch, and their resolution to ends in samples."""
+"""Options of the phases of an epoch, and their resolution to ends in samples, or in tokens."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ class MixturePhase(OptionGroup):
     Args:
         mix: Weights of the streams that the phase reads, by name, like ``{"web": 0.8, "code": 0.2}``; only the ratios
             count. Two weights, like ``[0.9, 0.5]``, are those at its beginning and end, with a ramp between them.
-        end: End of the phase, counted in samples of all ranks from the beginning of the epoch: 800000, or "800k" for
-            the same ("1.5m": 1.5 million), or "90%" of ``epoch_size``, which must then be set. Required, except in the
-            last phase: without it that one ends at ``epoch_size``.
+        end: End of the phase, counted from the beginning of the epoch over all ranks: 800000, or "800k" for the same
+            ("1.5m": 1.5 million), or "90%" of ``epoch_size``, which must then be set. It counts samples; with
+            ``packing`` documents; or tokens, with ``mixing: {weights_in: tokens}``. Required, except in the last phase:
+            without it that one ends at ``epoch_size``.
         steps: A ramp is a staircase of at least so many steps, each with one mixture.
         max_repeats: Most times that each stream may be read by the end of the phase, in one epoch, by name, like
             ``{"code": 4}``; a schedule that needs more is an error before the run.

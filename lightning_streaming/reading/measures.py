@@ -60,7 +60,7 @@ class LoaderStatistics:
     samples: int = 0
     """Samples in these; with packs: documents, where one that is cut between packs counts once for each part."""
     samples_per_stream: Mapping[str, int] = field(default_factory=dict)
-    """Samples by name of the stream."""
+    """Samples by name of the stream, counted as in ``samples``."""
     tokens_per_stream: Mapping[str, int] = field(default_factory=dict)
     """Tokens by name of the stream, where lengths of samples are known: with packs, or weights that count tokens."""
     sample_bytes: int = 0
