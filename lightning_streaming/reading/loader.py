@@ -75,6 +75,8 @@ class _Progress:
     """Where the latest batch ends; None before the first of a pass."""
     has_length_of_first_epoch: bool = False
     """Whether ``len`` returns the length of epoch 0."""
+    length_callback: Callable[[], None] | None = None
+    """Called when weights that are set have changed the number of batches of an epoch."""
     download_callback: DownloadCallback | None = None
     """Callback that reports what the next pass fetches before its first batch."""
     collected_keys: deque[SampleKeys] | None = None
@@ -241,6 +243,8 @@ class StreamingDataLoader(AcceleratedLoader):
         """
         run = run_of(self)
         is_first = self._progress.has_length_of_first_epoch or not run.order.differs_by_epoch
+        if self._progress.has_length_of_first_epoch:
+            run = run_state_of(self.dataset).as_begun(run)
         epoch = 0 if is_first else run.normalise(position_of(self).cursor()).epoch
         return run.unskipped(Cursor(epoch if run.can_read(epoch) else 0, 0)).num_batches(self.drop_last)
 
@@ -327,6 +331,8 @@ class StreamingDataLoader(AcceleratedLoader):
         for begun in self._begun_passes():
             begun._pause(always=True)
         self._end_workers(self._iterator)
+        if self._progress.length_callback is not None:
+            self._progress.length_callback()
         return change
 
     def pause_workers(self) -> None:
@@ -599,6 +605,11 @@ def keep_length_of_first_epoch(loader: StreamingDataLoader) -> None:
     Lightning computes the steps of all epochs from it.
     """
     loader._progress.has_length_of_first_epoch = True
+
+
+def watch_length(loader: StreamingDataLoader, callback: Callable[[], None] | None) -> None:
+    """Call a function when weights that are set have changed the number of batches of an epoch; None to stop."""
+    loader._progress.length_callback = callback
 
 
 def watch_first_download(loader: StreamingDataLoader, callback: DownloadCallback) -> None:

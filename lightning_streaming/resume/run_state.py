@@ -235,6 +235,13 @@ class RunState:
         self._ahead.close()
         return change
 
+    def as_begun(self, run: Run) -> Run:
+        """Return a run without the weights that it has set."""
+        if not self.request.weights_set:
+            return run
+        request = replace(self.request, weights_set=())
+        return replace(run, order=resolved_order(request, run.settings, self._data.catalog, run.order.growth))
+
     def read_by(self, batch_size: int, drop_last: bool) -> None:
         """Set how a loader reads, for questions before its first pass."""
         self._read_by = batch_size, drop_last

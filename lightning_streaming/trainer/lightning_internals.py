@@ -253,6 +253,15 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
         trainer.val_check_batch = max(1, int(fetcher.length * trainer.val_check_interval))
 
 
+def count_rest_of_epoch(trainer: Trainer) -> None:
+    """In the middle of an epoch: set the number of its batches again, and whether the latest one is the last."""
+    count_batches_of_epoch(trainer)
+    fetcher, _ = _reading(trainer)
+    if fetcher.length is not None:
+        fetcher.done = fetcher.fetched >= fetcher.length
+        trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = fetcher.done
+
+
 def _reading(trainer: Trainer) -> tuple[_DataFetcher, CombinedLoader]:
     """Return Lightning's fetcher and combined train loader, from ``on_train_start`` on."""
     fetcher, combined = trainer.fit_loop._data_fetcher, trainer.fit_loop._combined_loader

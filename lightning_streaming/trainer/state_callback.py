@@ -21,7 +21,12 @@ from torch.utils.data import IterableDataset
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.escaping import short_repr
 from lightning_streaming.reading.dataset import StreamingDataset, run_state_of, saved_at
-from lightning_streaming.reading.loader import StreamingDataLoader, keep_length_of_first_epoch, no_batch_error
+from lightning_streaming.reading.loader import (
+    StreamingDataLoader,
+    keep_length_of_first_epoch,
+    no_batch_error,
+    watch_length,
+)
 from lightning_streaming.reading.other_trainers import datasets_within
 from lightning_streaming.reading.position import check_same_data, position_of, run_of
 from lightning_streaming.reading.ranks import can_ask_others
@@ -152,7 +157,7 @@ class StreamingStateCallback(Callback):
         _check_loaders(trainer, loaders)
         self._put_loaders_back(trainer, loaders)
         self._check_data(loaders)
-        self._know(loaders)
+        self._know(trainer, loaders)
         if self._restored is not None:
             restored, self._restored = self._restored, None
             self._place = _TrainedSoFar.of(restored)
@@ -187,7 +192,7 @@ class StreamingStateCallback(Callback):
         loaders = lightning_internals.streaming_loaders(trainer)
         known = {name: known.dataset for name, known in self._known.items()}
         self._check_data({name: loader for name, loader in loaders.items() if known.get(name) is not loader.dataset})
-        self._know(loaders)
+        self._know(trainer, loaders)
         if not loaders or self._place is None:
             return
         if self._is_placed:  # this is the epoch that on_train_start prepared
@@ -258,7 +263,10 @@ class StreamingStateCallback(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise an error if no epoch has a batch."""
-        _check_for_batches(trainer, lightning_internals.streaming_loaders(trainer))
+        loaders = lightning_internals.streaming_loaders(trainer)
+        for loader in loaders.values():
+            watch_length(loader, None)
+        _check_for_batches(trainer, loaders)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Stop the workers of the train loaders. The position stays, for callbacks that save it now.
@@ -318,7 +326,9 @@ class StreamingStateCallback(Callback):
         for loader in loaders.values():
             check_same_data(loader, run_state_of(loader.dataset).reader)
 
-    def _know(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
+    def _know(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
+        for name, loader in loaders.items():
+            watch_length(loader, partial(self._count_rest_of_epoch, trainer, name, loader))
         self._known = {
             name: _Known(loader.dataset, position_of(loader).samples_per_global_batch)
             for name, loader in loaders.items()
@@ -392,6 +402,20 @@ class StreamingStateCallback(Callback):
             counted = run_of(loaders[name]).counted_from(_counted(trainer, place, place.cursors[name]))
             run_state_of(loaders[name].dataset).keep(counted)
         return bool(grown)
+
+    def _count_rest_of_epoch(self, trainer: Trainer, name: str, loader: StreamingDataLoader) -> None:
+        """Let the trainer count the batches of the epoch again, as a loader's weights have changed."""
+        place = self._place
+        if place is None or name not in self._pass_epochs:
+            return
+        if position_of(loader).cursor() == Cursor(self._pass_epochs[name], 0):
+            lightning_internals.count_batches_of_epoch(trainer)
+        elif not trainer.is_last_batch:  # after it, the next epoch is counted when it begins
+            lightning_internals.count_rest_of_epoch(trainer)
+            self._batches_not_shown = self._batches_trained or None
+        else:
+            return
+        place.batches_in_epoch = lightning_internals.batches_in_epoch(trainer)
 
     def _note_beginnings(self) -> None:
         assert self._place is not None, "set by the caller"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -21,6 +21,7 @@ from lightning_streaming.sequence.stream_slices import StreamPasses, StreamSlice
 from lightning_streaming.sequence.tokens import TokenPasses, even_shares
 from tests.helpers import assert_error
 from tests.sequence.builders import make_settings, phase
+from tests.tiers import examples
 
 SINGLE = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
 
@@ -274,6 +275,52 @@ def test_shares_stay_even_where_streams_are_repeated_within_a_step(nodes: int, a
         for start in range(0, len(of_stream), len(here)):
             whole = of_stream[start : start + len(here)]
             assert len(np.unique(whole)) == len(whole)
+
+
+@given(seed=st.integers(0, 1 << 32), nodes=st.sampled_from([1, 2, 8, 64]), algo=st.sampled_from(sorted(SHUFFLE_ALGOS)))
+@example(seed=5028, nodes=64, algo="py1e")
+@example(seed=5072, nodes=1, algo="naive")
+@settings(deadline=None, max_examples=examples(20))
+def test_no_part_of_a_run_is_further_from_its_shares_than_a_longest_document_for_each_node(
+    seed: int, nodes: int, algo: str
+) -> None:
+    generator = np.random.default_rng(seed)
+    names = [f"s{number}" for number in range(int(generator.integers(2, 7)))]
+    shards, values = dict[str, list[int]](), dict[str, NDArray[np.int64]]()
+    for name in names:
+        shards[name] = generator.integers(1, int(generator.choice([2, 8, 50])), int(generator.integers(2, 60))).tolist()
+        count, mean = sum(shards[name]), float(generator.choice([10, 300, 20_000]))
+        of_kind = {
+            "equal": np.full(count, mean),
+            "exponential": generator.exponential(mean, count),
+            "heavy": np.minimum((generator.pareto(1.1, count) + 1) * mean / 8, 300 * mean),
+            "some empty": np.where(generator.random(count) < 0.3, 0, mean),
+        }
+        values[name] = of_kind[str(generator.choice(list(of_kind)))].astype(np.int64)
+        values[name][0] += 1
+    lengths = Lengths(np.concatenate(list(values.values())))
+    shares = dict(zip(names, generator.dirichlet(np.ones(len(names))) * 0.9 + 0.1 / len(names), strict=True))
+    # The epoch that repeats a stream so often.
+    size = int(generator.uniform(0.2, 8) * min(values[name].sum() / shares[name] for name in names))
+    longest = int(generator.choice([500, 1 << 22]))
+    block = None if algo == "naive" else 4000
+    try:
+        mixture = mixture_of(
+            [phase("all", size, shares)], shards, lengths, nodes, shuffle_algo=algo, shuffle_block_size=block,
+            longest_step=longest,
+        )  # fmt: skip
+    except ConfigError:  # fewer documents than canonical nodes
+        reject()
+    ids = np.concatenate([epoch_ids(mixture, epoch) for epoch in range(3)])
+    of_all = np.concatenate([[0], np.cumsum(lengths(ids))])
+    most = {name: int(values[name].max()) for name in names}
+    for name in names:
+        here = mixture._draws.ids_of(name)
+        of_stream = np.concatenate([[0], np.cumsum(lengths(ids) * ((ids >= here.start) & (ids < here.stop)))])
+        beyond = of_stream - shares[name] * of_all
+        # A window differs by no more than the highest and the lowest of its borders.
+        others = sum(most.values()) - most[name]
+        assert np.ptp(beyond) <= (nodes + 1) * (most[name] * (1 - shares[name]) + others * shares[name])
 
 
 def test_an_epoch_too_late_to_plan_is_refused() -> None:

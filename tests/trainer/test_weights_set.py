@@ -6,13 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from lightning_streaming import StreamingDataLoader, StreamingStateCallback
 from lightning_streaming.errors import ConfigError
 from tests.forked_ranks import on_ranks
 from tests.helpers import make_loader
 from tests.phased_data import SIZES, counted_by_stream, write_streams
+from tests.resume.test_token_mixtures import loader, read
+from tests.resume.test_token_mixtures import root as documents  # noqa: F401  a fixture
+from tests.resume.test_weights_set import row
+from tests.resume.test_weights_set import run as read_setting
+from tests.tiers import some
 from tests.tools.running import run
+from tests.trainer.harness import Diary, Recorder, Stopped, ordinary, trainer_for
 from tests.trainer.phased_run import PhasedRun, flat
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -76,3 +84,85 @@ def test_a_run_may_read_exactly_what_its_limits_allow(tmp_path: Path) -> None:
     whole.run_to_end()
     read = [sample for *_, sample in flat(whole.read_by())]
     assert len(set(read)) == len(read) == sum(SIZES.values())
+
+
+class Setting(Recorder):
+    """Sets weights after a step of the optimizer, and notes what each batch is of."""
+
+    def __init__(self, reader: StreamingDataLoader, weights: dict[int, dict[str, float]]) -> None:
+        super().__init__()
+        self.train_dataloader = lambda: reader  # type: ignore[method-assign]
+        self.val_dataloader = lambda: ordinary(2)  # type: ignore[method-assign]
+        self.weights, self.stops_after = weights, -1
+
+    def configure_optimizers(self) -> Any:
+        self.diary.estimates.add(int(self.trainer.estimated_stepping_batches))
+        return super().configure_optimizers()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.pending += [(self.trainer.current_epoch, sample) for sample in row(batch)]
+        return self.layer.weight.square().sum()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        step = self.trainer.global_step
+        if (weights := self.weights.get(step)) is not None:
+            reader: Any = self.trainer.train_dataloader
+            reader.set_weights(weights)
+        if step == self.stops_after:
+            self.trainer.save_checkpoint(Path(self.trainer.default_root_dir) / "stopped.ckpt")
+            raise Stopped
+
+
+@pytest.mark.rotate
+@pytest.mark.parametrize("of", ["packs", "tokens"])
+@pytest.mark.parametrize("stream", ["books", "web"])
+@pytest.mark.filterwarnings("ignore:Total length of", "ignore:You're resuming from", "ignore:Detected call of")
+def test_an_epoch_that_weights_make_longer_or_shorter_is_read_whole(
+    documents: Path,  # noqa: F811
+    tmp_path: Path,
+    of: str,
+    stream: str,
+) -> None:
+    how: dict[str, Any] = {"packed": True, "epoch_size": 160, "mixing": {"longest_step": 40}}
+    if of == "tokens":
+        mixing = {"weights_in": "tokens", "lengths": "size", "longest_step": 1500}
+        how = {"packed": False, "epoch_size": 12_000, "mixing": mixing}
+    weights = {stream: 1.0}
+
+    def reader() -> StreamingDataLoader:
+        return loader(documents, **how)
+
+    plain = reader()
+    planned = len(plain)
+    expected, state = read_setting(plain, {40: weights})
+    batches = -(-len(expected) // 4)
+    assert (batches < planned) is ((stream == "web") is (of == "packs"))  # books are long documents
+    of_second = read(plain)
+    assert state["epoch"] == 1
+    ids = [(0, sample) for sample in expected] + [(1, sample) for sample in of_second]
+    steps = {0: batches, 1: -(-len(of_second) // 4)}
+
+    def fitted(model: Setting, **more: Any) -> Setting:
+        model.diary = diary
+        trainer = trainer_for(tmp_path, StreamingStateCallback(), max_epochs=2, num_sanity_val_steps=0)
+        trainer.fit(model, **more)
+        assert [config.scheduler.last_epoch for config in trainer.lr_scheduler_configs][1] == 2
+        return model
+
+    diary = Diary()
+    model = fitted(Setting(reader(), {10: weights}))
+    assert model.seen == ids
+    assert model.steps_per_epoch == steps
+    whole, diary = diary, Diary()
+    assert whole.validations == {(0, batches), (1, sum(steps.values()))}
+    assert {key[:2] for key in whole.batches if key[2]} == {(0, steps[0] - 1), (1, steps[1] - 1)}
+    for stop in some([10, 11, batches - 1, batches, batches + 1], 2):
+        diary = Diary()
+        first = Setting(reader(), {10: weights})
+        first.stops_after = stop
+        with pytest.raises(Stopped):
+            fitted(first)
+        resumed = fitted(Setting(reader(), {}), ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
+        assert resumed.seen == ids
+        assert resumed.steps_per_epoch == steps
+        assert diary == whole
