@@ -30,6 +30,7 @@ class LengthsRequest:
             which is called for each sample and returns its length; or a tokenizer, which counts.
         version: Name given by the user for what the function depends on, such as a tokenizer: lengths are counted again
             if it changes. With a version, ``lengths`` may be any callable.
+        inserted: Tokens that are added to each document, except for those without tokens, which are left out.
         group: Option group of the other fields, for errors.
 
     Raises:
@@ -40,6 +41,7 @@ class LengthsRequest:
     dtype: str | None = None
     lengths: str | Callable[..., Any] | None = None
     version: str | None = None
+    inserted: int = 0
     group: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -103,5 +105,6 @@ class LengthsRequest:
             lengths = ["tokenize", self.lengths.digest]
         elif callable(self.lengths):
             lengths = LENGTHS.facts(self.lengths, self.version)
-        facts = json.dumps(["lengths", _VERSION, sys.byteorder, data_version, self.column, element_bytes, lengths])
-        return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+        facts = ["lengths", _VERSION, sys.byteorder, data_version, self.column, element_bytes, lengths]
+        facts += [self.inserted] if self.inserted else []
+        return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()

@@ -23,12 +23,14 @@ from lightning_streaming.sequence.packing.settings import (
 from lightning_streaming.sequence.settings import require_known
 from lightning_streaming.signatures import explains_options_of, public, suggests_names
 from lightning_streaming.tokenizing.documents import LOSS_MASK, TOKENS, DocumentTokenizer
-from lightning_streaming.units import check_truth, plain_number
+from lightning_streaming.units import check_truth, plain_number, store_whole
 
 MADE = ("position_ids", "document_ids", "cu_seqlens", "max_seqlen")
 """Entries of a batch that are computed from the lengths of packed documents."""
 IGNORED = -100
 """Label that torch's losses ignore by default."""
+LARGEST_TOKEN = 2**63 - 1
+"""Of int64."""
 MOST_BYTES = 8
 """Size of the largest number of torch."""
 
@@ -51,6 +53,9 @@ class Packing(OptionGroup):
         dtype: Type of the values of columns of bytes, like "uint16"; or one for each such column, like
             ``{"tokens": "uint16", "mask": "uint8"}``.
         along: Other columns of as many values as tokens, such as labels or a mask of the loss, treated like the tokens.
+        bos: Number of a token that is inserted before each stored document, also if it begins with it, so that lengths
+            are one more. Columns of ``along`` have their padding value there. None: no token.
+        eos: Number of a token that is inserted after each stored document; ``labels`` have it. None: no token.
         pad: Padding value: a number, or one for each column.
         as_dtype: Type of the values in a batch, like "int64" or "int32"; an integer type does not change floating
             point values. None: the stored types. Or one for each column, like ``{"weights": "float32"}``, with "int64"
@@ -66,6 +71,8 @@ class Packing(OptionGroup):
     lengths_version: str | None = None
     dtype: str | Mapping[str, str] | None = None
     along: Sequence[str] = ()
+    bos: int | None = None
+    eos: int | None = None
     pad: int | float | Mapping[str, Any] = 0
     as_dtype: str | Mapping[str, str | None] | None = "int64"
     tokenizer: DocumentTokenizer | None = field(init=False, default=None, repr=False, compare=False)
@@ -88,7 +95,27 @@ class Packing(OptionGroup):
             self._check_dtypes(name, getattr(self, name))
         with fields_of(self.option):
             self.request()
+            for name in self.ends:
+                store_whole(self, name, 0, LARGEST_TOKEN)
+        for name in self.ends:
+            if self.tokenizer is not None or self.column is None:
+                instead = "set token_budget.column" if self.column is None else f"set {self.option}.tokenize.{name}"
+                self._refuse(name, f"is for stored tokens; {instead} instead")
         self._check_pad()
+
+    @property
+    def ends(self) -> dict[str, int]:
+        """The tokens that are inserted before and after each document, by the names of their options."""
+        ends = {"bos": self.bos, "eos": self.eos}
+        return {name: token for name, token in ends.items() if token is not None}
+
+    @property
+    def facts(self) -> dict[str, str | int]:
+        """The settings that a saved position depends on, by the names of their options."""
+        facts: dict[str, str | int] = {**self.settings().named, **self.ends}
+        if self.tokenizer is not None and self.request().lengths is not self.tokenizer:
+            facts["tokenize"] = self.tokenizer.digest[:16]
+        return facts
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -101,12 +128,24 @@ class Packing(OptionGroup):
 
     def request(self) -> LengthsRequest:
         """Return the request for lengths."""
-        if self.lengths is not None:
-            return LengthsRequest(lengths=self.lengths, version=self.lengths_version, group=self.option)
-        if self.tokenizer is not None and self.column == TOKENS:
-            return LengthsRequest(lengths=self.tokenizer, version=self.lengths_version, group=self.option)
-        dtype = None if self.column is None else self.dtype_of(self.column)
-        return LengthsRequest(column=self.column, dtype=dtype, version=self.lengths_version, group=self.option)
+        lengths, column, dtype = self.lengths, None, None
+        if lengths is None and self.tokenizer is not None and self.column == TOKENS:
+            lengths = self.tokenizer
+        elif lengths is None:
+            column, dtype = self.column, None if self.column is None else self.dtype_of(self.column)
+        return LengthsRequest(
+            column=column,
+            dtype=dtype,
+            lengths=lengths,
+            version=self.lengths_version,
+            inserted=len(self.ends),
+            group=self.option,
+        )
+
+    def inserted(self, column: str) -> tuple[Any, Any]:
+        """Return the values of a column at the tokens that are inserted before and after a document."""
+        pad = self.pad_of(column)
+        return (self.bos, self.eos) if column == self.column else (pad, pad)
 
     def pad_of(self, column: str) -> Any:
         """Return the padding value of a column."""
@@ -264,6 +303,11 @@ class PackingConfig(Packing):
         """All packed columns, that of the tokens first."""
         columns = Packing.columns.fget(self)  # type: ignore[attr-defined]  # super() fails in dataclasses with slots
         return columns if self.mask is None or self.mask in columns else (*columns, self.mask)
+
+    def inserted(self, column: str) -> tuple[Any, Any]:
+        """Return the values of a column at inserted tokens; the last one is learnt, so a mask of labels is 1 there."""
+        bos, eos = Packing.inserted(self, column)
+        return bos, 1 if column == self.mask else eos
 
     def settings(self) -> PackSettings:
         """Return the settings of the plan."""

@@ -227,7 +227,7 @@ class EpochPacker:
 
     def saved(self) -> SavedPacking:
         """Return the facts that a saved position depends on; a digest of the lengths is saved with each stream."""
-        return SavedPacking.of(self.pack.settings().named, self.pack.request().in_words())
+        return SavedPacking.of(self.pack.facts, self.pack.request().in_words())
 
     def epoch(self, parts: Sequence[PackedPart]) -> PackedEpoch:
         """Return the packs of an epoch; plan them if no process of this node has.

@@ -391,6 +391,11 @@ class _Counting:
         first = int(self.stops[shard]) - info.samples
         if self.before is not None and shard < self.before[0]:
             return self.before[1].values[first : first + info.samples]
+        stored, inserted = self._stored(scan, shard, info, first), self.request.inserted
+        return np.where(stored > 0, stored + np.uint32(inserted), 0) if inserted else stored
+
+    def _stored(self, scan: ShardScan, shard: int, info: ShardInfo, first: int) -> NDArray[Any]:
+        """Return the lengths of a shard's documents as they are stored."""
         if self.request.column is not None:
             return self._of_arrays(scan, shard, self.request.column)
         columns = scan.columns([shard], self.columns)
@@ -425,16 +430,17 @@ class _Counting:
 
     def _checked(self, values: ColumnValues, info: ShardInfo) -> NDArray[np.uint32]:
         """Return lengths given by a column or a function, after checking their range."""
+        most = MOST_TOKENS - self.request.inserted
         if isinstance(values, np.ndarray):
-            is_wrong = (values < 0) | (values > MOST_TOKENS)
+            is_wrong = (values < 0) | (values > most)
         else:
-            is_wrong = np.fromiter((not 0 <= value <= MOST_TOKENS for value in values), np.bool_, len(values))
+            is_wrong = np.fromiter((not 0 <= value <= most for value in values), np.bool_, len(values))
         if is_wrong.any():
             worst = int(is_wrong.argmax())
             raise ConfigError(
                 f"{self.request.in_words()} gives {values[worst]} tokens for sample {worst} of "
                 f"{info.raw_data.basename}",
-                hint=f"a length is a whole number from 0 to {MOST_TOKENS}",
+                hint=f"a length is a whole number from 0 to {most}",
                 option="lengths",
                 path=info.raw_data.basename,
                 sample=worst,

@@ -371,6 +371,8 @@ def test_what_was_asked_for_is_told_as_plain_values(root: Path) -> None:
         "lengths_version": None,
         "dtype": None,
         "along": [],
+        "bos": None,
+        "eos": None,
         "pad": 0,
         "as_dtype": "int64",
         "tokens": TOKENS,

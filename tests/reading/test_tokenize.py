@@ -148,6 +148,28 @@ def test_a_stored_column_of_tokens_is_not_replaced() -> None:
     assert of_tokens.tokenized({"tokens": "a"})["tokens"].tolist() == [97]
 
 
+def test_another_tokenizer_is_refused_where_lengths_are_stored(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"text": "str", "size": "int"}) as writer:
+        for number in range(40):
+            writer.write({"text": "a" * (number % 9 + 1), "size": number % 9 + 2})
+
+    def reading(eos: int) -> StreamingDataLoader:
+        tokenize = {"tokenizer": "bytes", "eos": eos}
+        packing = {"capacity": 16, "tokenize": tokenize, "lengths": "size"}
+        return StreamingDataLoader(StreamingDataset(remote=str(tmp_path), packing=packing), batch_size=2)
+
+    at = reading(256)
+    batches = iter(at)
+    next(batches)
+    state, rest = json_copy(at.state_dict()), as_lists(batches)
+    again, changed = reading(256), reading(257)
+    again.load_state_dict(state)
+    assert as_lists(again) == rest
+    changed.load_state_dict(state)
+    with raises(StateMismatchError, "packing.tokenize"):
+        next(iter(changed))
+
+
 @pytest.mark.nightly
 def test_spawned_workers_refuse_another_tokenizer(root: Path, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"

@@ -37,6 +37,7 @@ from lightning_streaming.reading.packs.types import BarePack, ColumnTypes, alike
 from lightning_streaming.reading.packs.values import (
     PackBatch,
     PackSpans,
+    StoredParts,
     batch_of,
     bytes_of,
     collate_packs,
@@ -206,13 +207,26 @@ class GroupAssembler(_DocumentAssembler):
     def collate(self, collate: Collate, *, by_torch: bool) -> Collate:  # noqa: ARG002
         """Return a function that collates the only group of a batch."""
         if collate is not default_collate:
-            return lambda groups: _collated_group(collate, groups[0])
+            return lambda groups: _collated_group(collate, self._ended(groups[0]))
         return lambda groups: self._padded(groups[0])
 
+    def _ended(self, group: Group) -> Sequence[Any]:
+        """Return the documents of a group with the tokens that are inserted before and after them."""
+        if not self._packing.ends:
+            return group
+        batch, there = self._padded(group), group.rows.lengths.tolist()
+        names = {name: self._packing.name_of(name) for name in self._packing.columns}
+        return [
+            document
+            if document is MISSING
+            else {**document, **{name: batch[of][place, : there[place]].numpy() for name, of in names.items()}}
+            for place, document in enumerate(group)
+        ]
+
     def _item(self, rows: RowPieces, documents: list[Any], types: ColumnTypes) -> Group:
-        budget = self._packing
+        budget, lengths = self._packing, StoredParts.of(self._packing, rows).lengths
         for place in {*np.flatnonzero(~rows.are_ends).tolist()} - {*missing_of(documents)}:
-            document, length = documents[place], int(rows.lengths[place])
+            document, length = documents[place], int(lengths[place])
             values = {name: values_of(budget, name, document)[:length] for name in budget.columns}
             documents[place] = {**document, **values} if isinstance(document, Mapping) else values
         return Group(documents, rows, types)
@@ -288,15 +302,15 @@ class _Join:
     def packed(self, name: str, window: Window, rows: slice, spans: PackSpans) -> NDArray[Any]:
         """Return the values of a column in some packs, of shape (packs, capacity)."""
         shards, indexes = window.shards[rows], window.indexes[rows]
-        begins, counts = spans.rows.starts, spans.rows.lengths
+        stored = StoredParts.of(self._pack, spans.rows)
+        begins, counts, are_ends = stored.starts, stored.lengths, spans.rows.are_ends
         parts, sources, places = list[memoryview](), np.empty(len(shards), np.int64), np.empty(len(shards), np.int64)
         groups, common = list(by_shard(shards)), None
         stay_open = all(int(shards[ours[0]]) in self._source.open_shards.readers for ours in groups)
         for ours in groups:
             shard = int(shards[ours[0]])
             column = self._column(shard, name)
-            stops, are_ends = begins[ours] + counts[ours], spans.rows.are_ends[ours]
-            self._check(shard, name, column, indexes[ours], stops, are_ends)
+            self._check(shard, name, column, indexes[ours], begins[ours] + counts[ours], are_ends[ours])
             size = column.dtype.itemsize
             starts, sizes = column.starts[indexes[ours]] + begins[ours] * size, counts[ours] * size
             if common is None:
@@ -315,14 +329,22 @@ class _Join:
             sources[ours], places[ours] = len(parts) - 1, starts
         assert common is not None, "there is a document"
         # Documents in the order of packs, with the padding between them.
-        longest = int(spans.lengths[spans.sources < 0].max(initial=0))
+        longest = max(int(spans.lengths[spans.sources < 0].max(initial=0)), 1)
         parts.append(bytes_of(filling(self._pack, name, longest, common, self.types)))
         is_document = spans.sources >= 0
         of = np.where(is_document, sources[spans.sources], len(parts) - 1)
-        starts = np.where(is_document, places[spans.sources], 0)
-        pieces = map(
-            cut, map(parts.__getitem__, of.tolist()), _bounds(starts, starts + spans.lengths * common.itemsize)
-        )
+        starts, lengths = np.where(is_document, places[spans.sources], 0), spans.lengths
+        if self._pack.ends:  # padding, which inserted tokens replace later, around the stored ones
+            around = [np.where(is_document, are_inserted[spans.sources], 0) for are_inserted in stored[2:]]
+            of, starts, lengths = (
+                np.stack([before, here, after], axis=1).reshape(-1)
+                for before, here, after in (
+                    (np.full_like(of, len(parts) - 1), of, np.full_like(of, len(parts) - 1)),
+                    (np.zeros_like(starts), starts, np.zeros_like(starts)),
+                    (around[0], lengths - sum(around), around[1]),
+                )
+            )
+        pieces = map(cut, map(parts.__getitem__, of.tolist()), _bounds(starts, starts + lengths * common.itemsize))
         return np.frombuffer(bytearray().join(pieces), common).reshape(spans.num_packs, spans.capacity)
 
     def _as_type(

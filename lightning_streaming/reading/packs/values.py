@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice, pairwise, repeat
 from operator import getitem
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -33,6 +33,24 @@ cut = cast("Callable[[memoryview, slice], memoryview]", getitem)
 def bytes_of(values: NDArray[Any]) -> memoryview:
     """Return the bytes of an array in one dimension."""
     return memoryview(values.data).cast("B")
+
+
+class StoredParts(NamedTuple):
+    """The stored tokens of rows, without those that are inserted before and after documents."""
+
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    are_begun: NDArray[np.bool_]
+    """Whether a token is inserted before them."""
+    are_ended: NDArray[np.bool_]
+    """Whether a token is inserted after them."""
+
+    @classmethod
+    def of(cls, packing: Packing, rows: RowPieces) -> StoredParts:
+        """Return the stored parts of rows."""
+        has_bos, has_eos = packing.bos is not None, packing.eos is not None
+        are_begun, are_ended = (rows.starts == 0) & has_bos, rows.are_ends & has_eos
+        return cls(np.maximum(rows.starts - has_bos, 0), rows.lengths - are_begun - are_ended, are_begun, are_ended)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +152,12 @@ class PackSpans:
         span = int(np.searchsorted(np.cumsum(self.lengths), token, side="right"))
         return int(self.rows.ids[self.sources[span]])
 
+    def inserted(self, packing: Packing) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the tokens that are inserted before, and after documents, counted over all packs."""
+        parts, spans = StoredParts.of(packing, self.rows), np.flatnonzero(self.sources >= 0)
+        stops, sources = np.cumsum(self.lengths)[spans], self.sources[spans]
+        return (stops - self.lengths[spans])[parts.are_begun[sources]], stops[parts.are_ended[sources]] - 1
+
     def between(self, first: int, stop: int) -> PackSpans:
         """Return the spans of some of the packs."""
         begin, end = np.searchsorted(self.packs, [first, stop])
@@ -208,10 +232,15 @@ def typed_columns(
 ) -> PackBatch:
     """Return the values of columns in the types of batches; see :func:`batch_of`."""
     batch: PackBatch = {}
+    inserted = spans.inserted(pack)
     for name, values in columns.items():
         wanted = converted(pack, name, values, types.unseen(name), spans.sample_of)
         if not fits(pack.pad_of(name), values.dtype):  # so it was padded with zeros
             wanted[spans.are_padding()] = pack.pad_of(name)
+        for option, tokens, value in zip(("bos", "eos"), inserted, pack.inserted(name), strict=True):
+            if option in pack.ends:
+                check_fits(pack, option, value, name, wanted.dtype)
+                wanted.reshape(-1)[tokens] = value
         batch[pack.name_of(name)] = torch.from_numpy(wanted)
     return batch
 
@@ -273,10 +302,11 @@ def taken_of(
         SampleError: A document has another length than expected, or the column's type does not hold a value of it.
     """
     taken: dict[int, NDArray[Any]] = {}
+    parts = StoredParts.of(pack, rows)
     for place, document in enumerate(documents):
         if document is MISSING:
             continue
-        begin, stop = int(rows.starts[place]), int(rows.starts[place] + rows.lengths[place])
+        begin, stop = int(parts.starts[place]), int(parts.starts[place] + parts.lengths[place])
         values = values_of(pack, name, document)
         if len(values) < stop or (rows.are_ends[place] and len(values) > stop):
             raise SampleError(
@@ -291,7 +321,11 @@ def taken_of(
         except SampleError as error:
             number = int(rows.ids[place])
             raise SampleError(f"{error} (sample id {number})", option=error.option, sample=number) from None
-        taken[place] = converted(pack, name, values[begin:stop], dtype, lambda _, at=place: int(rows.ids[at]))  # type: ignore[misc]
+        part = converted(pack, name, values[begin:stop], dtype, lambda _, at=place: int(rows.ids[at]))  # type: ignore[misc]
+        if pack.ends:
+            around = (filling(pack, name, int(of[place]), dtype, types) for of in parts[2:])
+            part = np.concatenate([next(around), part, next(around)])
+        taken[place] = part
     dtype, lengths = types.unseen(name), rows.lengths.tolist()
     return [
         taken[place] if place in taken else filling(pack, name, lengths[place], dtype, types)
@@ -316,13 +350,22 @@ def filling(pack: Packing, name: str, count: int, dtype: np.dtype[Any], types: C
         SampleError: The column's type in a batch cannot hold it.
     """
     pad, wanted = pack.pad_of(name), types.unseen(name)
-    if not fits(pad, wanted):
-        raise SampleError(
-            f"{pack.option}.pad={pad!r} does not fit column {name!r}, which is stored as {dtype} and becomes {wanted}",
-            hint=f"pad with another number, or name a wider type with {pack.option}.as_dtype=",
-            option=f"{pack.option}.pad",
-        )
+    check_fits(pack, "pad", pad, name, wanted)
     return np.full(count, pad if fits(pad, dtype) else 0, dtype)
+
+
+def check_fits(pack: Packing, option: str, value: Any, name: str, wanted: np.dtype[Any]) -> None:
+    """Check that a column's type in a batch holds a value of the options.
+
+    Raises:
+        SampleError: It does not.
+    """
+    if not fits(value, wanted):
+        raise SampleError(
+            f"{pack.option}.{option}={value!r} does not fit column {name!r}, which is {wanted} in a batch",
+            hint=f"set another number, or name a wider type with {pack.option}.as_dtype=",
+            option=f"{pack.option}.{option}",
+        )
 
 
 def values_of(pack: Packing, name: str, document: Any) -> NDArray[Any]:

@@ -652,9 +652,9 @@ def saved_packing(packing: SavedPacking) -> Packing | None:
         return None
     if not lengths or not lengths.keys() <= {"column", "dtype", "lengths"}:
         return None
-    if packing.option == TokenBudget.option:
-        return TokenBudget(**packing.settings, **lengths)
-    return PackingConfig(**packing.settings, **{"column": lengths.get("lengths"), **lengths})
+    kind = TokenBudget if packing.option == TokenBudget.option else PackingConfig
+    options = {name: value for name, value in packing.settings.items() if name != "tokenize"}
+    return kind(**options, **{"column": lengths.get("lengths"), **lengths})
 
 
 def read_by_data(position: SavedPosition, places: Mapping[str, str], options: Mapping[str, Any]) -> list[StreamsRead]:
