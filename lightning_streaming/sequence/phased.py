@@ -27,6 +27,7 @@ from lightning_streaming.sequence.phases import (
     ResolvedPhase,
     Step,
     WeightChange,
+    end_after,
     planned,
 )
 from lightning_streaming.sequence.settings import ResolvedOrder
@@ -313,6 +314,9 @@ class Mixture:
             most_per_step,
             sizes={name: self._size_of(name) for name in most},
         )
+        self._end_after = partial(
+            end_after, num_canonical_nodes=settings.num_canonical_nodes, tokens=self._tokens, limits=most
+        )
         self.plan = self._planned()
         """The samples that each step of the first epoch takes of each stream."""
         self._plans = {0: self.plan}
@@ -344,9 +348,12 @@ class Mixture:
             )
         known = self._plans
         latest = max(number for number in known if number <= epoch)
-        plan = known[latest]
-        for number in range(latest + 1, epoch + 1):
-            plan = self._planned(epoch=number, before=plan)
+        number, plan = latest, known[latest]
+        while number < epoch:
+            changed = [change.epoch for change in self.changes if change.epoch >= number]
+            skipped, end = self._end_after(plan, 0 if number in changed else min([epoch, *changed]) - 1 - number)
+            number += skipped + 1
+            plan = self._planned(epoch=number, before=end)
             # Replaced, rather than changed: several threads may read.
             known = {0: self.plan, **dict(list(known.items())[1:][1 - _PLANS_KEPT :]), number: plan}
         self._plans = known

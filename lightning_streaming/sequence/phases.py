@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,26 @@ class ResolvedPhase:
     """The text of a planned stop that is a part of the epoch's size, like "90%"."""
 
 
+class EpochEnd(NamedTuple):
+    """The facts of an epoch's end that the next epoch depends on."""
+
+    drawn: NDArray[np.int64]
+    """Samples drawn of each stream in all epochs so far."""
+    owed: NDArray[np.int64]
+    """The tokens, or parts of samples, that each stream is owed."""
+
+
+class _Added(NamedTuple):
+    """The tokens that the steps of an epoch add to the sums of the streams' weights."""
+
+    total: NDArray[np.int64]
+    """Tokens of each stream in the epoch."""
+    least: NDArray[np.int64]
+    """Least tokens of each stream in a step that mixes it; the highest number for streams that none mixes."""
+    last: NDArray[np.float64]
+    """Share of each stream in the last step."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Step:
     """A mixture step, which is drawn as a whole: the samples it takes of each stream."""
@@ -109,6 +129,8 @@ class MixtureSchedule:
     """Samples drawn of each stream in earlier epochs; None if each epoch draws as many as this one."""
     owed: NDArray[np.int64] | None = None
     """The tokens, or parts of samples, that each stream is owed at the end."""
+    added: _Added | None = None
+    """The tokens that its steps add; None if weights do not count them."""
 
     def __len__(self) -> int:
         """Return the number of steps."""
@@ -131,6 +153,11 @@ class MixtureSchedule:
             starts=self.drawn[number, streams],
             counts=counts[streams],
         )
+
+    @property
+    def end(self) -> EpochEnd:
+        """The end of the epoch, if epochs differ."""
+        return EpochEnd(_known(self.earlier) + self.drawn[-1], _known(self.owed))
 
     @cached_property
     def phase_stops(self) -> NDArray[np.int64]:
@@ -254,7 +281,7 @@ def planned(
     changes: Sequence[WeightChange] = (),
     longest_tokens: int | None = None,
     epoch: int = 0,
-    before: MixtureSchedule | None = None,
+    before: EpochEnd | None = None,
     sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> MixtureSchedule:
     """Return the samples that each step of some phases takes of each stream.
@@ -277,7 +304,7 @@ def planned(
         changes: Weights that the run has set, in order.
         longest_tokens: Most tokens of a step, if weights count these.
         epoch: The epoch, from 0, if epochs differ.
-        before: The schedule of the epoch before it, if epochs differ.
+        before: The end of the epoch before it, if epochs differ.
         sizes: Samples, or tokens, of streams with limits, for errors.
 
     With tokens, a step takes so many samples of each stream that the tokens drawn from the beginning are nearest to
@@ -320,7 +347,7 @@ class _Planner:
         redistributes: bool,
         changes: Sequence[WeightChange],
         epoch: int,
-        before: MixtureSchedule | None,
+        before: EpochEnd | None,
         sizes: Mapping[str, int],
     ) -> None:
         self._sizes = sizes
@@ -335,14 +362,16 @@ class _Planner:
         continues = tokens is not None or bool(limits)
         self._owed = np.zeros(len(self._streams), np.int64)
         if before is not None and continues:
-            self._owed = _known(before.owed)
-        self._earlier = np.zeros_like(self._owed) if before is None else _known(before.earlier) + before.drawn[-1]
+            self._owed = before.owed.copy()
+        self._earlier = np.zeros_like(self._owed) if before is None else before.drawn
         self._changes = {
             change.step: _shares(change.mix, self._place_of) for change in changes if change.epoch == epoch
         }
         earlier = [change.mix for change in changes if change.epoch < epoch]
         self._set_by_run = _shares(earlier[-1], self._place_of) if earlier else None
         self._limits = np.asarray([limits.get(name, _NO_LIMIT) for name in self._streams], np.int64)
+        no_streams = np.zeros_like(self._owed)
+        self._added = _Added(no_streams, np.full_like(self._owed, _NO_LIMIT), no_streams.astype(np.float64))
         self._uncut: dict[int, NDArray[np.int64]] = {}
         self._planned_stops: list[int] = []
 
@@ -357,6 +386,7 @@ class _Planner:
             uncut=dict(self._uncut),
             planned_stops=tuple(self._planned_stops),
             **({"earlier": self._earlier, "owed": self._owed.copy()} if self._differs_by_epoch else {}),
+            added=None if self._tokens is None else self._added,
         )
 
     @property
@@ -435,7 +465,10 @@ class _Planner:
             if self._limits[stream] < _NO_LIMIT:
                 left[stream] = max(of.before(int(self._limits[stream])) - int(tokens[stream]), 0)
         shares = self._within(phase, shares, size, self._owed, left)
-        self._owed += np.rint(size * shares).astype(np.int64)
+        added = np.rint(size * shares).astype(np.int64)
+        self._owed += added
+        total, least, _ = self._added
+        self._added = _Added(total + added, np.where(shares > 0, np.minimum(least, added), least), shares)
         counts = np.zeros(len(shares), np.int64)
         for stream in mixed:
             nearest = self._tokens[self._streams[stream]].position(max(int(tokens[stream] + self._owed[stream]), 0))
@@ -463,10 +496,10 @@ class _Planner:
             ConfigError: All streams have limits, and fewer samples are left.
         """
         assert self._tokens is not None, "tokens are counted"
-        of_samples = shares / np.asarray([self._tokens[name].mean for name in self._streams])
+        of_samples, counts = _shares_of_samples(shares, self._streams, self._tokens), np.zeros_like(self._owed)
         more = of_samples * (self._limits == _NO_LIMIT)
         if more.any():
-            return _counts(more / sum(more.tolist()), missing, np.zeros_like(self._owed))
+            return _counts(more / sum(more.tolist()), missing, counts)
         left = np.where(of_samples > 0, np.maximum(self._limits - drawn, 0), 0)
         if int(left.sum()) < missing:
             full = self._streams[int(np.flatnonzero(of_samples)[0])]
@@ -477,7 +510,6 @@ class _Planner:
                 option="mixing.max_repeats",
                 stream=full,
             )
-        counts = np.zeros_like(left)
         while missing:  # what is beyond a limit is taken of the others
             more = np.where(counts < left, of_samples, 0)
             taken = np.minimum(_counts(more / sum(more.tolist()), missing, np.zeros_like(self._owed)), left - counts)
@@ -565,6 +597,67 @@ class _Planner:
         assert self._tokens is not None, "tokens are counted"
         mixed = np.flatnonzero(shares).tolist()
         return float(sum(shares[stream] / self._tokens[self._streams[stream]].mean for stream in mixed))
+
+
+def end_after(
+    plan: MixtureSchedule,
+    epochs: int,
+    num_canonical_nodes: int,
+    tokens: Mapping[str, TokenPasses] | None,
+    limits: Mapping[str, int],
+) -> tuple[int, EpochEnd]:
+    """Return the end of further epochs with the steps and weights of a planned one, without planning them.
+
+    Weights in tokens have exact sums, so the samples up to a border follow from the sums there, and not from what was drawn
+    before, unless a step had more samples for whole canonical nodes than the next one takes. Every step is long enough
+    to exclude that, or none is skipped.
+
+    Args:
+        plan: The planned epoch.
+        epochs: Number of further epochs.
+        num_canonical_nodes: As for :func:`planned`.
+        tokens: As for :func:`planned`.
+        limits: As for :func:`planned`.
+
+    Returns:
+        How many of the epochs are skipped, and the end of the last of these.
+    """
+    end, added, nodes = plan.end, plan.added, num_canonical_nodes
+    if added is None or tokens is None:
+        return (0, end) if limits else (epochs, EpochEnd(end.drawn + epochs * plan.drawn[-1], end.owed))
+    streams = np.flatnonzero(added.last).tolist()
+    if not np.array_equal(added.last > 0, added.least < _NO_LIMIT):
+        return 0, end
+    sums, drawn, owed = np.zeros_like(end.owed), end.drawn.copy(), end.owed.copy()
+    for stream in streams:
+        name = plan.streams[stream]
+        of, room = tokens[name], (nodes + 1) * tokens[name].longest
+        sums[stream] = of.before(int(drawn[stream])) + owed[stream]
+        if added.least[stream] < room or drawn[stream] > of.position(max(int(sums[stream]), 0)) + nodes:
+            return 0, end
+        if name in limits:
+            left = of.before(limits[name]) - room - int(sums[stream])
+            epochs = min(epochs, max(left // int(added.total[stream]), 0))
+    if not epochs:
+        return 0, end
+    sums += epochs * added.total
+    for stream in streams:
+        drawn[stream] = tokens[plan.streams[stream]].position(int(sums[stream]))
+    of_samples = _shares_of_samples(added.last, plan.streams, tokens)
+    more = of_samples * np.asarray([name not in limits for name in plan.streams])
+    more = more if more.any() else of_samples
+    drawn += _counts(more / sum(more.tolist()), -int(drawn.sum()) % nodes, np.zeros_like(owed))
+    for stream in streams:
+        owed[stream] = sums[stream] - tokens[plan.streams[stream]].before(int(drawn[stream]))
+    return epochs, EpochEnd(drawn, owed)
+
+
+def _shares_of_samples(
+    shares: NDArray[np.float64], streams: Sequence[str], tokens: Mapping[str, TokenPasses]
+) -> NDArray[np.float64]:
+    """Return the relation of samples of streams in a mixture of their tokens."""
+    of_samples: NDArray[np.float64] = shares / np.asarray([tokens[name].mean for name in streams])
+    return of_samples
 
 
 def _known(of_before: NDArray[np.int64] | None) -> NDArray[np.int64]:

@@ -59,6 +59,8 @@ class TokenPasses:
         self._seed, self._is_shuffled = seed, is_shuffled
         sizes = passes.sizes_of(1 << 62)  # the last passes read all shards
         self._firsts = np.cumsum(sizes) - sizes
+        self.longest = 0
+        """Most tokens of a sample."""
         self._of_shard = self._sums(sizes)
         self._order: tuple[int, NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]] | None
         self._order = None
@@ -163,6 +165,7 @@ class TokenPasses:
         for start in range(0, num_samples, _CHUNK):
             stop = min(start + _CHUNK, num_samples)
             tokens = self._lengths(self._first_id + np.arange(start, stop))
+            self.longest = max(self.longest, int(tokens.max()))
             sums = np.cumsum(tokens, dtype=np.int64)
             first, last = np.searchsorted(stops, (start, stop), side="right").tolist()
             at_stops[first:last] = total + sums[stops[first:last] - start - 1]

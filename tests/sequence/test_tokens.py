@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.sequence.partition import BatchGeometry
 from lightning_streaming.sequence.phased import Mixture
-from lightning_streaming.sequence.phases import ResolvedPhase
+from lightning_streaming.sequence.phases import ResolvedPhase, WeightChange
 from lightning_streaming.sequence.settings import SHUFFLE_ALGOS
 from lightning_streaming.sequence.stream_slices import StreamPasses, StreamSlice, TruncatedEpochs, slice_units
 from lightning_streaming.sequence.tokens import TokenPasses, even_shares
@@ -53,10 +53,11 @@ def mixture_of(
     """Streams of these shard sizes, mixed by tokens, or by samples without lengths."""
     first_ids = dict(zip(shards, accumulate((sum(sizes) for sizes in shards.values()), initial=0), strict=False))
     sizes = {name: np.asarray(of, np.int64) for name, of in shards.items()}
+    if not more.pop("in_tokens", True):
+        more["tokens"] = None
     options = {name: more.pop(name) for name in ("shuffle", "shuffle_algo", "shuffle_block_size") if name in more}
-    return Mixture(
-        make_settings(num_canonical_nodes=nodes, **options), phases, sizes, first_ids, tokens=lengths, **more
-    )
+    more.setdefault("tokens", lengths)
+    return Mixture(make_settings(num_canonical_nodes=nodes, **options), phases, sizes, first_ids, **more)
 
 
 def tokens_by_stream(mixture: Mixture, lengths: Lengths, ids: NDArray[np.int64]) -> dict[str, int]:
@@ -321,6 +322,69 @@ def test_no_part_of_a_run_is_further_from_its_shares_than_a_longest_document_for
         # A window differs by no more than the highest and the lowest of its borders.
         others = sum(most.values()) - most[name]
         assert np.ptp(beyond) <= (nodes + 1) * (most[name] * (1 - shares[name]) + others * shares[name])
+
+
+@given(
+    nodes=st.sampled_from([1, 2, 8]),
+    size=st.sampled_from([3_000, 100_000, 400_000]),
+    seed=st.integers(0, 3),
+    ramp=st.booleans(),
+    steps=st.sampled_from([80, 1000, 1 << 22]),
+    limits=st.dictionaries(st.sampled_from(list(SHARDS)), st.floats(0.5, 8), max_size=3),
+    changed=st.dictionaries(st.integers(0, 12), st.sampled_from([{"web": 1.0}, MIX, {"code": 1.0, "books": 2.0}])),
+    in_tokens=st.booleans(),
+)
+@settings(deadline=None, max_examples=examples(50))
+def test_a_late_epoch_is_the_same_whether_those_before_it_were_planned_or_skipped(
+    nodes: int,
+    size: int,
+    seed: int,
+    ramp: bool,
+    steps: int,
+    limits: dict[str, float],
+    changed: dict[int, dict[str, float]],
+    in_tokens: bool,
+) -> None:
+    mix: dict[str, Any] = {"books": 0.25, "code": (0.25, 0.5), "web": (0.5, 0.25)} if ramp else MIX
+    phases = [phase("all", size if in_tokens else size // 40, mix, steps=4 if ramp else 1)]
+    changes = [
+        WeightChange(epoch=epoch, step=0, mix=tuple(sorted(changed[epoch].items()))) for epoch in sorted(changed)
+    ]
+
+    lengths = lengths_of(SHARDS, MEANS, seed)
+
+    def mixture() -> Mixture:
+        how: dict[str, Any] = {"longest_step": steps, "limits": limits, "changes": changes, "in_tokens": in_tokens}
+        return mixture_of(phases, SHARDS, lengths, nodes, **how)
+
+    try:
+        one_by_one = mixture()
+    except ConfigError:  # the first epoch exceeds the limits
+        reject()
+    for epoch in (2, 5, 14):
+        can_be_read = all(one_by_one.has_epoch(before) for before in range(epoch + 1))
+        at_once = mixture()
+        assert at_once.has_epoch(epoch) is can_be_read
+        if not can_be_read:
+            break
+        plan, expected = at_once.plan_of(epoch), one_by_one.plan_of(epoch)
+        assert plan.drawn.tolist() == expected.drawn.tolist()
+        if expected.earlier is not None:
+            assert [part.tolist() for part in plan.end] == [part.tolist() for part in expected.end]
+
+
+def test_epochs_before_a_late_one_are_not_planned() -> None:
+    for changes in ([], [WeightChange(epoch=9, step=0, mix=(("books", 1.0), ("web", 1.0)))]):
+        mixture, numbers = mixture_of([phase("all", 100_000, MIX)], SHARDS, LENGTHS, changes=changes), list[int]()
+        plan_one = mixture._planned
+
+        def planned(epoch: int, **how: Any) -> Any:
+            numbers.append(epoch)  # noqa: B023
+            return plan_one(epoch=epoch, **how)  # noqa: B023
+
+        mixture._planned = planned  # type: ignore[assignment]
+        mixture.plan_of(60_000)
+        assert numbers == ([9, 10, 60_000] if changes else [60_000])
 
 
 def test_an_epoch_too_late_to_plan_is_refused() -> None:
