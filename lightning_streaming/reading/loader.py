@@ -299,35 +299,44 @@ class StreamingDataLoader(AcceleratedLoader):
         self._forget_pass()
         self.dataset.close()
 
-    def set_weights(self, weights: Mapping[str, float]) -> WeightChange:
+    def set_weights(self, weights: Mapping[str, float], from_step: int | None = None) -> WeightChange:
         """Set the weights of the mixture from here on, instead of those of its phases, on all ranks alike.
 
-        They hold from the next mixture step on that begins after the batches that were yielded, until they are set
-        again. Saved positions hold them, so a resume reads the same with and without the code that has set them. The
-        steps are as long as ``mixing.longest_step``. Batches that workers have prefetched are read again.
+        They hold from the next mixture step on that begins after the batches that were yielded, or from a later one,
+        until they are set again. They replace weights that were set for this step and later ones. Saved positions hold
+        them, so a resume reads the same with and without the code that has set them. The steps are as long as
+        ``mixing.longest_step``. Batches that workers have prefetched are read again.
 
         Call it on all ranks after the same batch, for example in ``on_train_batch_end`` of a callback.
 
         Args:
             weights: Weights of the streams, by name; only ratios count. Streams that are left out are not read.
+            from_step: The mixture step of the epoch, from 0, from which on they hold. None: the next one.
 
         Returns:
             The weights, with epoch and mixture step from which on they hold.
 
         Raises:
             ConfigError: The dataset has no schedule and no options of mixing, a stream is unknown, a weight is invalid,
-                ranks set other weights, or a stream would be read more often than it may.
+                ``from_step`` has begun or is beyond the epoch, ranks set other weights, or a stream would be read more
+                often than it may.
         """
         cursor, world = position_of(self).cursor(), dataset_world(self.dataset)
-        seen = from_all(lambda _: (tuple(sorted(dict(weights).items())), tuple(cursor)))
+        if from_step is not None:
+            check_whole("from_step", from_step, 0)
+        seen = from_all(lambda _: (tuple(sorted(dict(weights).items())), from_step, cursor))
         if others := [rank for rank, values in enumerate(seen) if values != seen[0]]:
+            of_ranks = (
+                f"{dict(mix)} from_step={step} at {place} on rank {rank}"
+                for rank in (0, others[0])
+                for mix, step, place in (seen[rank],)
+            )
             raise ConfigError(
-                f"set_weights got {dict(seen[0][0])} at {seen[0][1]} on rank 0, and {dict(seen[others[0]][0])} at "
-                f"{seen[others[0]][1]} on rank {others[0]}",
+                f"set_weights got {', and '.join(of_ranks)}",
                 hint="compute weights from values that are the same on all ranks, such as those of all_reduce",
                 option="weights",
             )
-        change = run_state_of(self.dataset).set_weights(weights, cursor, world)
+        change = run_state_of(self.dataset).set_weights(weights, cursor, world, from_step)
         for begun in self._begun_passes():
             begun._pause(always=True)
         self._end_workers(self._iterator)

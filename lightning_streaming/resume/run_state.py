@@ -199,20 +199,23 @@ class RunState:
         self._has_begun = self._has_reported_changes = False
         self.seek(saved.cursor)
 
-    def set_weights(self, weights: Mapping[str, float], cursor: Cursor, world: World) -> WeightChange:
+    def set_weights(
+        self, weights: Mapping[str, float], cursor: Cursor, world: World, from_step: int | None = None
+    ) -> WeightChange:
         """Set the weights of the mixture steps that begin at or after a cursor, in this epoch and in later ones.
 
         Args:
             weights: Weights of the streams that are read from there on, by name; only ratios count.
             cursor: The position; nothing after it has been read.
             world: Nodes and ranks.
+            from_step: The first of these steps, if not the next one.
 
         Returns:
             The weights, with the mixture step from which on they hold.
 
         Raises:
-            ConfigError: There is no mixture with phases, a stream is unknown, a weight is invalid, or a stream would be
-                read more often than it may.
+            ConfigError: There is no mixture with phases, a stream is unknown, a weight is invalid, the step has begun
+                or is beyond the epoch, or a stream would be read more often than it may.
         """
         run = self.on(world)
         mixture, names = run.order.of_epoch(cursor.epoch).mixture, run.order.catalog.stream_names
@@ -225,6 +228,16 @@ class RunState:
         mix = _checked_mix(weights, names)
         stops = run.epoch(cursor).sequence.part_stops()
         step = int(np.searchsorted(np.concatenate([[0], stops[:-1]]), cursor.sample_in_epoch, side="left"))
+        if from_step is not None:
+            if not step <= from_step < len(stops):
+                steps = f"epoch {cursor.epoch} has steps 0 to {len(stops) - 1}"
+                now = f"{steps}, and the next one to begin is {step}" if step < len(stops) else f"{steps}, all begun"
+                raise ConfigError(
+                    f"set_weights got from_step={from_step}, and {now}",
+                    hint="name a step of the epoch that has not begun, or leave from_step out for the next one",
+                    option="from_step",
+                )
+            step = from_step
         at = (cursor.epoch, step) if step < len(stops) else (cursor.epoch + 1, 0)
         change = WeightChange(epoch=at[0], step=at[1], mix=mix)
         kept = tuple(known for known in self.request.weights_set if (known.epoch, known.step) < at)

@@ -73,6 +73,50 @@ def test_weights_hold_from_the_next_mixture_step_on(root: Path) -> None:
     assert run(again, {})[0] == ids
 
 
+def test_weights_hold_from_a_later_mixture_step_on(root: Path) -> None:
+    plain, _ = run(mixed(root), {})
+    reader = mixed(root)
+    began = [sample for _, batch in zip(range(4), reader, strict=False) for sample in row(batch)]
+    for weights, step in (({"code": 1}, 5), ({"web": 3, "math": 1}, 2), ({"math": 1}, 7)):
+        change = reader.set_weights(weights, from_step=step)
+        assert (change.epoch, change.step) == (0, step)
+    state = json_copy(reader.state_dict())
+    # What was set for step 5 was replaced; steps have 24 samples.
+    assert state["fingerprint"]["weights_set"]["changes"] == [[0, 2, 1.0, 3.0], [0, 7, 1.0, 0.0]]
+    resumed = mixed(root, workers=2, batch_size=7)
+    resumed.load_state_dict(state)
+    ids = began + run(resumed, {})[0]
+    assert ids[:48] == plain[:48]
+    assert of_streams(ids[48:168]) == {"web": 90, "math": 30}
+    assert of_streams(ids[168:]) == {"math": 72}
+    # With batches of 6 after other batches, and on two ranks.
+    other = mixed(root, batch_size=6)
+    next(iter(other))
+    other.set_weights({"web": 3, "math": 1}, from_step=2)
+    other.set_weights({"math": 1}, from_step=7)
+    assert other.state_dict()["fingerprint"] == state["fingerprint"]
+    both = Counter[int]()
+    for world in worlds(1, 2):
+        of_rank = mixed(root, batch_size=3, world=world)
+        of_rank.load_state_dict({**state, "sample_in_epoch": 0})
+        both += Counter(sample for batch in of_rank for sample in row(batch))
+    assert both == Counter(ids)
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 10, 11, -1, 1.5, "3", True])
+def test_steps_that_have_begun_or_do_not_exist_are_refused(root: Path, step: Any) -> None:
+    reader = mixed(root)
+    batches = iter(reader)
+    for _ in range(13):  # 52 samples: in the step from 48 to 72
+        next(batches)
+    with assert_error(ConfigError, option="from_step") as caught:
+        reader.set_weights({"web": 1}, from_step=step)
+    if step in (0, 1, 2, 10, 11) and step is not True:
+        assert "next one to begin is 3" in str(caught.value)
+    assert "weights_set" not in reader.state_dict()["fingerprint"]
+    assert reader.set_weights({"web": 1}, from_step=9).step == 9
+
+
 CALLS = st.dictionaries(
     st.sampled_from(range(0, 240, 12)).filter(bool),
     st.dictionaries(st.sampled_from(NAMES), st.floats(0.1, 5), min_size=1),
