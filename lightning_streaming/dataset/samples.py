@@ -425,6 +425,10 @@ class SampleSource:
         cache, info, *_ = self._shard(shard)
         return cache.misses.take(info)
 
+    def stream_of(self, shard: int) -> str:
+        """Return the name of a shard's stream; for a joined dataset, that of the stream it is joined with."""
+        return self._shard(shard).cache.stream
+
     def release(self, shard: int) -> None:
         """Release a shard that this reader no longer needs in this pass."""
         self.open_shards.close(shard)

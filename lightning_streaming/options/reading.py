@@ -173,13 +173,15 @@ class BadSamplesConfig(OptionGroup):
 @suggests_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DebugConfig(OptionGroup):
-    """Tools to find the sample at which a worker fails or hangs.
+    """Tools to find the sample at which a worker fails or hangs, and the step time without loading.
 
     Args:
         sample_log: Directory for a log of the samples that each worker reads; existing logs are extended. See
             docs/loading.md.
         watchdog_seconds: Seconds that one sample may take before its key and the stacks of its process are written to
             stderr.
+        repeat_batches: Read this number of batches in each epoch, and repeat them instead of reading others, to measure
+            a training step without loading. Such a run cannot be saved.
 
     Raises:
         ConfigError: A field has a value that cannot work.
@@ -190,9 +192,13 @@ class DebugConfig(OptionGroup):
 
     sample_log: str | os.PathLike[str] | None = None
     watchdog_seconds: float | None = None
+    repeat_batches: int | None = None
 
     def __post_init__(self) -> None:
         store_plain(self)
+        if self.repeat_batches is not None:
+            count = check_whole("debug.repeat_batches", self.repeat_batches, 1)
+            object.__setattr__(self, "repeat_batches", count)
         log, seconds = self.sample_log, self.watchdog_seconds
         if log is not None:
             path = check_path("debug.sample_log", log, "a directory to write logs to")

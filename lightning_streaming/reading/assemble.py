@@ -149,7 +149,7 @@ class Scheduler:
         """Open a shard that is not open, and measure it; fetch it if necessary."""
         began = perf_counter_ns()
         reader = self._source.open(shard)
-        self._meter.opened(began, self._source.take_misses(shard))
+        self._meter.opened(began, self._source.take_misses(shard), self._source.stream_of(shard))
         if self._prefetcher is not None:
             self._prefetcher.moved_on()
         return reader

@@ -342,8 +342,23 @@ def dataset_world(dataset: StreamingDataset) -> World:
 
 def saved_at(dataset: StreamingDataset, cursor: Cursor) -> SavedPosition:
     """Return the saved position of a reader at ``cursor``; the end of an epoch is the beginning of the next."""
+    check_can_save(dataset)
     run = run_state_of(dataset).on(dataset_world(dataset))
     return run.saved(run_state_of(dataset).normalise(run, cursor))
+
+
+def check_can_save(dataset: StreamingDataset) -> None:
+    """Raise an error if loaders repeat batches instead of reading others.
+
+    Raises:
+        ConfigError: ``debug.repeat_batches`` is set.
+    """
+    if planner_of(dataset).debug.repeat_batches is not None:
+        raise ConfigError(
+            "debug.repeat_batches repeats batches instead of reading others, so the position cannot be saved",
+            hint="remove the option, or measure without checkpoints: Trainer(enable_checkpointing=False)",
+            option="debug.repeat_batches",
+        )
 
 
 def state_at(dataset: StreamingDataset, cursor: Cursor) -> dict[str, Any]:

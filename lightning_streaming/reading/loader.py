@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from lightning_streaming.dataset.bad_samples import BadTally
@@ -28,7 +29,14 @@ from lightning_streaming.dataset.sample_key import (
 from lightning_streaming.errors import ConfigError, SampleError, StreamingError
 from lightning_streaming.escaping import package_logger
 from lightning_streaming.reading import workers
-from lightning_streaming.reading.dataset import StreamingDataset, dataset_world, planner_of, run_state_of, source_of
+from lightning_streaming.reading.dataset import (
+    StreamingDataset,
+    check_can_save,
+    dataset_world,
+    planner_of,
+    run_state_of,
+    source_of,
+)
 from lightning_streaming.reading.measures import (
     BatchMeasures,
     DownloadCallback,
@@ -261,7 +269,15 @@ class StreamingDataLoader(AcceleratedLoader):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the next batch; batches that were yielded count as read."""
+        """Return the position of the next batch; batches that were yielded count as read.
+
+        Raises:
+            ConfigError: ``debug.repeat_batches`` is set.
+        """
+        check_can_save(self.dataset)
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         position = position_of(self)
         return run_of(self).saved(position.normalised(position.cursor())).as_state()
 
@@ -416,6 +432,9 @@ class StreamingDataLoader(AcceleratedLoader):
         batches = workers.ordered_map(groups, channel, self.num_workers, replaced)
         if self.collate_fn is default_collate:
             batches = planner.assembler.checked(batches, self._batch_types)
+        if planner.debug.repeat_batches is not None:
+            num_batches = run_state_of(self.dataset).epoch_of(start).partition.num_batches(self.drop_last)
+            batches = _repeated(batches, planner.debug.repeat_batches, num_batches, self._tally.nothing())
         return _UnderWay(start, groups, batches, replaced, planner.bad_tally(start), channel.fetched)
 
     def _started(self, start: EpochStart, batches: workers.WorkerBatches) -> Iterator[workers.BatchGroup]:
@@ -596,6 +615,19 @@ class _UnderWay(NamedTuple):
     """Counts those; None where a bad sample is an error."""
     fetched: FetchCounts | None = None
     """Counts of fetched shards; None without a callback for them."""
+
+
+def _repeated(
+    batches: Iterator[workers.Measured], read: int, num_batches: int, nothing: NDArray[np.int64]
+) -> Iterator[workers.Measured]:
+    """Yield the first ``read`` batches, and repeat them until there are ``num_batches``; repeats took ``nothing``."""
+    kept = list[Any]()
+    for number in range(num_batches):
+        if number < read and (made := next(batches, None)) is not None:
+            kept.append(made[0])
+            yield made
+        else:
+            yield kept[number % len(kept)], nothing
 
 
 def _ends_of_batches(partition: Partition, start: Cursor, drop_last: bool) -> Iterator[Cursor]:

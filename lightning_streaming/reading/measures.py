@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from time import perf_counter, perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -47,7 +47,10 @@ class WaitTimes(NamedTuple):
 
 _NO_WAIT = WaitTimes()
 _SECONDS_BETWEEN_REPORTS = 0.2
+_READY_NS = 1_000_000
+"""Wait up to which a batch counts as ready: less than any training step takes."""
 _Seconds = NDArray[np.float64]
+_Number = TypeVar("_Number", int, float)
 
 
 @public("logs")
@@ -71,6 +74,10 @@ class LoaderStatistics:
     """Capacity of these packs in tokens."""
     wait: WaitTimes = _NO_WAIT
     """Time that the consumer waited."""
+    download_per_stream: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of ``wait.download`` by name of the stream whose files were missing; empty if there was no such wait."""
+    ready_batches: int = 0
+    """Batches that the consumer waited for less than a millisecond."""
     shards_opened: int = 0
     """Number of times that a worker opened a shard."""
     cache_hits: int = 0
@@ -91,19 +98,20 @@ class LoaderStatistics:
         return self._combined(earlier, -1, self.shards_open)
 
     def _combined(self, other: LoaderStatistics, sign: int, shards_open: int) -> LoaderStatistics:
-        apart = ("samples_per_stream", "tokens_per_stream", "wait", "shards_open")
+        apart = ("samples_per_stream", "tokens_per_stream", "download_per_stream", "wait", "shards_open")
         counted = (item.name for item in fields(LoaderStatistics) if item.name not in apart)
         counts = {name: getattr(self, name) + sign * getattr(other, name) for name in counted}
         return LoaderStatistics(
             **counts,
             samples_per_stream=_combined(self.samples_per_stream, other.samples_per_stream, sign),
             tokens_per_stream=_combined(self.tokens_per_stream, other.tokens_per_stream, sign),
+            download_per_stream=_combined(self.download_per_stream, other.download_per_stream, sign),
             wait=WaitTimes(*(mine + sign * its for mine, its in zip(self.wait, other.wait, strict=True))),
             shards_open=shards_open,
         )
 
 
-def _combined(mine: Mapping[str, int], other: Mapping[str, int], sign: int) -> dict[str, int]:
+def _combined(mine: Mapping[str, _Number], other: Mapping[str, _Number], sign: int) -> dict[str, _Number]:
     return {name: mine.get(name, 0) + sign * other.get(name, 0) for name in dict.fromkeys((*mine, *other))}
 
 
@@ -165,6 +173,8 @@ NUM_MEASURES = len(BatchMeasures._fields)
 _Counts = tuple[int, ...]
 """Of a batch: the first fields of :class:`BatchMeasures`, and its samples and tokens of each stream."""
 _NUM_COUNTED = 4
+_PER_STREAM = 3
+"""Numbers of each stream: samples, tokens and ``download_ns``."""
 _AT_ONCE = 256
 """Batches that are noted before they are added up: a note is all that a step should have to wait for."""
 
@@ -179,10 +189,13 @@ class BatchMeter:
 
     def __init__(self, misses: Mapping[str, Misses], is_read: bool) -> None:
         self._misses = dict(misses)
+        self._numbers = {name: number for number, name in enumerate(misses)}
         self._is_read = is_read
         self._began = 0
         self._took = Counter[str]()
         """By field of :class:`BatchMeasures`."""
+        self._download_ns: NDArray[np.int64] = np.zeros(len(self._misses), np.int64)
+        """That part of it by stream."""
         self._counts: Iterator[_Counts] = iter(())
         self._no_counts: _Counts = (0,) * (
             _NUM_COUNTED + 2 * len(self._misses)
@@ -238,18 +251,20 @@ class BatchMeter:
         """Note that the first sample of the next batch is requested."""
         self._began = perf_counter_ns()
 
-    def opened(self, began: int, missed: Sequence[Miss]) -> None:
+    def opened(self, began: int, missed: Sequence[Miss], stream: str) -> None:
         """Note that a shard was opened, for which the reader has waited since ``began``, by ``perf_counter_ns``.
 
         Args:
             began: When it was wanted.
             missed: Its files that were not here then.
+            stream: Name of its stream.
         """
         ended = perf_counter_ns()
         if missed:  # else it was only mapped, as a part of decoding
             unpacking = sum(max(0, min(ended, miss.unpack_ended) - max(began, miss.unpack_began)) for miss in missed)
             self._took["decompress_ns"] += unpacking
             self._took["download_ns"] += ended - began - unpacking
+            self._download_ns[self._numbers[stream]] += ended - began - unpacking
         self._took["shards_opened"] += 1
         self._took["cache_hits"] += not missed
         self._took["fetched_bytes"] += sum(miss.fetched_bytes for miss in missed)
@@ -263,20 +278,23 @@ class BatchMeter:
 
         Returns:
             Array of shape (batches, numbers): of each batch its :class:`BatchMeasures`, then its samples per stream,
-            and its tokens per stream.
+            its tokens per stream, and the ``download_ns`` of each stream.
             What the batches took together is said of the first, for which their consumer waits.
         """
         counts = np.array([next(self._counts, self._no_counts) for _ in range(batches)], np.int64)
-        measures = np.zeros((batches, NUM_MEASURES + 2 * len(self._misses)), np.int64)
+        num_streams = len(self._misses)
+        measures = np.zeros((batches, NUM_MEASURES + _PER_STREAM * num_streams), np.int64)
         measures[0, :NUM_MEASURES] = BatchMeasures(work_ns=perf_counter_ns() - self._began, **self._took)
         measures[:, :_NUM_COUNTED] = counts[:, :_NUM_COUNTED]
         measures[:, NUM_MEASURES - 1] = len(self._open)
-        measures[:, NUM_MEASURES:] = counts[:, _NUM_COUNTED:]
+        measures[:, NUM_MEASURES : NUM_MEASURES + 2 * num_streams] = counts[:, _NUM_COUNTED:]
+        measures[0, NUM_MEASURES + 2 * num_streams :] = self._download_ns
         self._begin_batches()
         return measures
 
     def _begin_batches(self) -> None:
         self._took.clear()
+        self._download_ns[:] = 0
         self.begin_batch()
 
 
@@ -289,8 +307,10 @@ class StatisticsCollector:
 
     def __init__(self, streams: Sequence[str]) -> None:
         self._streams = list(streams)
-        self._sums = np.zeros(NUM_MEASURES + 2 * len(self._streams), np.int64)
+        self._sums = np.zeros(NUM_MEASURES + _PER_STREAM * len(self._streams), np.int64)
         self._wait = WaitTimes()
+        self._download_per_stream = np.zeros(len(self._streams))
+        self._ready_batches = 0
         self._batches = 0
         self._open_in_worker: dict[int, int] = {}
         self._num_workers = 1
@@ -329,7 +349,7 @@ class StatisticsCollector:
         self._add_up()
         values = self._sums.tolist()
         sums, num_streams = BatchMeasures(*values[:NUM_MEASURES]), len(self._streams)
-        samples, tokens = values[NUM_MEASURES:-num_streams], values[-num_streams:]
+        samples, tokens, _ = (values[NUM_MEASURES + part * num_streams :][:num_streams] for part in range(_PER_STREAM))
         return LoaderStatistics(
             batches=self._batches,
             samples=sums.samples,
@@ -339,6 +359,10 @@ class StatisticsCollector:
             tokens=sums.tokens,
             token_room=sums.token_room,
             wait=self._wait,
+            download_per_stream=(
+                dict(zip(self._streams, self._download_per_stream.tolist(), strict=True)) if self._wait.download else {}
+            ),
+            ready_batches=self._ready_batches,
             shards_opened=sums.shards_opened,
             cache_hits=sums.cache_hits,
             fetched_bytes=sums.fetched_bytes,
@@ -362,6 +386,10 @@ class StatisticsCollector:
             are_first=batches == 0,
         )
         self._wait = WaitTimes(*(sum_ + float(part.sum()) for sum_, part in zip(self._wait, parts, strict=True)))
+        in_streams, downloaded = rows[:, -len(self._streams) :], columns["download_ns"]
+        with_download = downloaded > 0
+        self._download_per_stream += (parts[0][with_download] / downloaded[with_download]) @ in_streams[with_download]
+        self._ready_batches += sum(wait < _READY_NS for wait in waits)
         self._sums += rows.sum(axis=0)
         self._batches += len(waits)
         workers = (batches % self._num_workers).tolist()

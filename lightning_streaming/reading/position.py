@@ -121,7 +121,7 @@ def read_appended(loader: StreamingDataLoader) -> bool:
         return False
 
     def read_more() -> None:
-        state = loader.state_dict()
+        state = loader._state()
         loader.close()
         source_of(dataset).read_more(newer, {name: head.num_shards for name, head in offered.heads.items()})
         loader.load_state_dict(state)
@@ -175,7 +175,7 @@ class _SeenData(NamedTuple):
     @classmethod
     def by(cls, loader: StreamingDataLoader) -> _SeenData:
         """Return the data as the rank of this loader sees it."""
-        state = loader.state_dict()
+        state = loader._state()
         catalog = source_of(loader.dataset).catalog
         return cls(len(catalog.shards), catalog.num_samples, digest_of(json.dumps(state["fingerprint"])))
 

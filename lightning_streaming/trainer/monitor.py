@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -15,13 +16,16 @@ from lightning_streaming.reading.dataset import dataset_world, run_state_of
 from lightning_streaming.reading.loader import StreamingDataLoader
 from lightning_streaming.reading.measures import LoaderStatistics, WaitTimes
 from lightning_streaming.reading.position import position_of, run_of
+from lightning_streaming.reading.ranks import from_all
 from lightning_streaming.signatures import public
 from lightning_streaming.trainer import lightning_internals
+from lightning_streaming.trainer.rank_waits import RankWait, rank_metrics, straggler
+from lightning_streaming.units import check_truth
 
 
 @public()
 class StreamingMonitor(Callback):
-    """Callback that logs metrics of every :class:`~lightning_streaming.StreamingDataLoader` among the train loaders.
+    """Callback that logs metrics of each :class:`~lightning_streaming.StreamingDataLoader` among the train loaders.
 
     Each ``log_every_n_steps`` it logs the metrics of the steps since, under names that begin with ``data/``, or
     ``data/<loader>/`` if there are several; docs/monitoring.md lists them. They are those of global rank 0; names that
@@ -30,9 +34,15 @@ class StreamingMonitor(Callback):
     more, it prints a line of advice at the end.
 
     It only reads :meth:`~lightning_streaming.StreamingDataLoader.statistics`, and saves nothing in checkpoints.
+
+    Args:
+        every_rank: Also log how long each rank waited, and which waited the longest. Ranks exchange their statistics
+            whenever metrics are logged, and at the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every_rank: bool = False) -> None:
+        check_truth("every_rank", every_rank)
+        self._every_rank = bool(every_rank)
         self._watched: dict[str, _Watched] = {}
         self._clock = _TrainingClock()
         self._logged_at = 0.0
@@ -60,7 +70,7 @@ class StreamingMonitor(Callback):
         for watched in self._watched.values() if trainer.is_global_zero else ():
             watched.end_batch()
         step = lightning_internals.logging_step(trainer)
-        if step is None or not trainer.loggers or not trainer.is_global_zero:
+        if step is None or not trainer.loggers or not (trainer.is_global_zero or self._every_rank):
             return
         self._look(trainer)
         now = self._clock.seconds()
@@ -68,12 +78,14 @@ class StreamingMonitor(Callback):
         metrics: dict[str, float] = {}
         for name, watched in self._watched.items():
             prefix = "data/" if len(self._watched) == 1 else f"data/{name}/"
-            metrics |= {
-                f"{prefix}{key}": value for key, value in _metrics(watched.take(), seconds, watched.num_ranks).items()
-            }
+            taken = watched.take()
+            numbers = _metrics(taken, seconds, watched.num_ranks)
+            if self._every_rank:
+                numbers |= rank_metrics(_of_all_ranks(taken, seconds))
+            metrics |= {f"{prefix}{key}": value for key, value in numbers.items()}
             if watched.phase is not None:
                 metrics[f"{prefix}phase"] = watched.phase
-        for logger in trainer.loggers:
+        for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.log_metrics(metrics, step=step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -91,8 +103,13 @@ class StreamingMonitor(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print advice about the slowest loader, if data was the bottleneck."""
         self._look(trainer)
-        slowest = max(self._watched.values(), key=lambda watched: watched.in_fit.wait.total, default=None)
-        line = slowest and advice(slowest.in_fit, self._clock.seconds(), slowest.setup)
+        seconds = self._clock.seconds()
+        waits = {
+            name: _of_all_ranks(watched.in_fit, seconds) if self._every_rank else [RankWait(watched.in_fit, seconds)]
+            for name, watched in self._watched.items()
+        }
+        slowest = max(waits, key=lambda name: max(rank.share for rank in waits[name]), default=None)
+        line = slowest and advice(waits[slowest], self._watched[slowest].setup)
         if line:
             rank_zero_info(line)
 
@@ -180,7 +197,11 @@ class _TrainingClock:
             self._stopped = None
 
 
-def _metrics(statistics: LoaderStatistics, seconds: float, num_ranks: int) -> Mapping[str, float]:
+def _of_all_ranks(statistics: LoaderStatistics, seconds: float) -> list[RankWait]:
+    return from_all(lambda _: RankWait(statistics, seconds))
+
+
+def _metrics(statistics: LoaderStatistics, seconds: float, num_ranks: int) -> dict[str, float]:
     """Return the metrics of some steps; docs/monitoring.md explains each."""
     batches, wait = max(1, statistics.batches), statistics.wait
     samples_per_s = statistics.samples / seconds
@@ -188,6 +209,8 @@ def _metrics(statistics: LoaderStatistics, seconds: float, num_ranks: int) -> Ma
         "wait_ms": 1000 * wait.total / batches,
         **{f"wait_{reason}_ms": 1000 * value / batches for reason, value in wait._asdict().items()},
         "wait_share": wait.total / seconds,
+        "ready_share": statistics.ready_batches / batches,
+        "step_ms": 1000 * (seconds - wait.total) / batches,
         "samples_per_s": samples_per_s,
         "global_samples_per_s": num_ranks * samples_per_s,
         "bytes_per_s": statistics.sample_bytes / seconds,
@@ -199,6 +222,7 @@ def _metrics(statistics: LoaderStatistics, seconds: float, num_ranks: int) -> Ma
         "bad_samples": statistics.bad_samples,
         **{f"stream/{name}": samples for name, samples in statistics.samples_per_stream.items()},
         **{f"stream_tokens/{name}": tokens for name, tokens in statistics.tokens_per_stream.items()},
+        **{f"stream_download_ms/{name}": 1000 * s / batches for name, s in statistics.download_per_stream.items()},
     }
 
 
@@ -235,22 +259,31 @@ class LoadingSetup:
     persistent_workers: bool
 
 
-def advice(statistics: LoaderStatistics, seconds: float, setup: LoadingSetup) -> str | None:
+def advice(ranks: Sequence[RankWait], setup: LoadingSetup) -> str | None:
     """Return advice for a run that waited for its data; None for one that did not.
 
     Args:
-        statistics: Statistics of the loader in this run.
-        seconds: Seconds of training, without validation.
+        ranks: What each rank waited in this run; only that of rank 0 if the others are unknown.
         setup: Settings of the loader.
     """
+    shares = [rank.share for rank in ranks]
+    statistics, seconds = slowest = ranks[shares.index(max(shares))]
     waited = statistics.wait.total
     if not statistics.batches or waited < _BOTTLENECK * seconds:
         return None
     reason = main_reason(statistics.wait)
     share = getattr(statistics.wait, reason) / waited
+    rank = ""
+    if len(ranks) > 1 and (lagging := straggler(ranks)) is not None:
+        rank = f" on rank {lagging} (the median rank: {median(shares):.0%})"
+    stream = ""
+    per_stream = statistics.download_per_stream
+    if reason == "download" and len(per_stream) > 1:
+        longest = max(per_stream, key=per_stream.__getitem__)
+        stream = f", {per_stream[longest] / statistics.wait.download:.0%} of that for stream {longest!r}"
     return (
-        f"Waited for the data of {setup.name!r} {waited / seconds:.0%} of the training time ({waited:.1f} of "
-        f"{seconds:.1f} s), mostly for {_REASONS[reason]} ({share:.0%} of it): {_fix_for(reason, setup)}."
+        f"Waited for the data of {setup.name!r} {slowest.share:.0%} of the training time ({waited:.1f} of "
+        f"{seconds:.1f} s){rank}, mostly for {_REASONS[reason]} ({share:.0%} of it{stream}): {_fix_for(reason, setup)}."
     )
 
 

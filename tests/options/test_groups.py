@@ -47,7 +47,7 @@ GROUPS: dict[type[OptionGroup], dict[str, Any]] = {
     StorageConfig: {"options": {"anon": True}, "on_demand": True},
     BadSamplesConfig: {"action": "replace", "max": 3, "log": "bad"},
     DecodeConfig: {"columns": {"image": "array"}, "threads": 2},
-    DebugConfig: {"sample_log": "logs", "watchdog_seconds": 3},
+    DebugConfig: {"sample_log": "logs", "watchdog_seconds": 3, "repeat_batches": 8},
 }
 """Each group, and a value of each field."""
 
@@ -247,4 +247,4 @@ def test_single_samples_on_demand_are_of_the_whole_dataset() -> None:
 
 def test_config_has_paths_as_text(tmp_path: Path) -> None:
     config = StreamingDataset(remote="a", debug={"sample_log": tmp_path}).config()
-    assert config["debug"] == {"sample_log": str(tmp_path), "watchdog_seconds": None}
+    assert config["debug"] == {"sample_log": str(tmp_path), "watchdog_seconds": None, "repeat_batches": None}

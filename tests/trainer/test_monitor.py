@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingMonitor, StreamingStateCallback, World
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.logs import LoaderStatistics, WaitTimes
 from lightning_streaming.trainer.monitor import LoadingSetup, advice
-from tests.helpers import make_dataset, make_loader, write_dataset
+from lightning_streaming.trainer.rank_waits import RankWait, rank_metrics, straggler
+from tests.forked_ranks import on_ranks
+from tests.helpers import ids, make_dataset, make_loader, write_dataset
 from tests.phased_data import phased_dataset, phased_train, write_streams
+from tests.servers.stores import HttpStore
 
 NAMES = {
     "wait_ms",
@@ -27,6 +32,8 @@ NAMES = {
     "wait_queue_ms",
     "wait_start_ms",
     "wait_share",
+    "ready_share",
+    "step_ms",
     "samples_per_s",
     "global_samples_per_s",
     "bytes_per_s",
@@ -225,7 +232,7 @@ SETUP = LoadingSetup(name="train", num_workers=2, persistent_workers=False)
     ],
 )
 def test_advice_names_the_reason_and_the_way_out(wait: WaitTimes, setup: LoadingSetup, says: str) -> None:
-    line = advice(LoaderStatistics(batches=10, wait=wait), 10.0, setup)
+    line = advice([RankWait(LoaderStatistics(batches=10, wait=wait), 10.0)], setup)
     assert line is not None
     assert line.startswith("Waited for the data of 'train' 38% of the training time (3.8 of 10.0 s), mostly for ")
     assert says in line
@@ -234,7 +241,7 @@ def test_advice_names_the_reason_and_the_way_out(wait: WaitTimes, setup: Loading
 
 @pytest.mark.parametrize("statistics", [LoaderStatistics(), LoaderStatistics(batches=9, wait=WaitTimes(decode=0.9))])
 def test_there_is_no_advice_for_a_run_that_did_not_wait(statistics: LoaderStatistics) -> None:
-    assert advice(statistics, 10.0, SETUP) is None
+    assert advice([RankWait(statistics, 10.0)], SETUP) is None
 
 
 def test_the_phase_of_each_step_is_logged_and_each_border_told(
@@ -264,3 +271,87 @@ def test_a_run_that_goes_on_within_a_phase_tells_which(tmp_path: Path, caplog: p
         fit(tmp_path / "second", loader, ckpt_path=path, max_steps=12)
     assert [row["data/phase"] for row in logged(tmp_path / "second")] == [1, 1, 1]
     assert "train: reading phase 'ramp', number 1, at epoch 0, sample 72." in caplog.messages
+
+
+def _monitored(directory: str, data: str) -> None:
+    """Train on one of several ranks; the last of them decodes slowly."""
+    is_slow = int(os.environ["RANK"]) == 1
+    loader = make_loader(Path(data), transform=slow if is_slow else None)
+    callbacks = [StreamingMonitor(every_rank=True), StreamingStateCallback()]
+    fit(Path(directory), loader, devices=2, strategy="ddp", callbacks=callbacks, log_every_n_steps=2)
+
+
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
+def test_rank_zero_logs_the_waits_of_every_rank(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", 32)
+    on_ranks(_monitored, str(tmp_path), str(data), meeting=tmp_path / "ranks", count=2)
+    rows = logged(tmp_path)
+    assert [row["step"] for row in rows] == [1, 3]
+    for row in rows:
+        shares = [row[f"data/rank_wait_share/{rank}"] for rank in range(2)]
+        assert row["data/rank_wait_share/max"] == shares[1] > shares[0] == row["data/wait_share"]
+        assert row["data/rank_wait_share/mean"] == pytest.approx(sum(shares) / 2)
+        assert row["data/slowest_rank"] == 1
+        assert row["data/rank_ready_share/1"] == 0
+        assert row["data/rank_ready_share/0"] == row["data/ready_share"]
+
+
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
+def test_one_rank_alone_has_the_metrics_of_ranks(tmp_path: Path) -> None:
+    callbacks = [StreamingMonitor(every_rank=True)]
+    fit(tmp_path, make_loader(write_dataset(tmp_path / "data", 8)), callbacks=callbacks)
+    assert all(row["data/slowest_rank"] == 0 for row in logged(tmp_path))
+
+
+def _wait(share: float, **statistics: Any) -> RankWait:
+    return RankWait(LoaderStatistics(batches=10, wait=WaitTimes(download=10 * share), **statistics), 10.0)
+
+
+def test_advice_names_the_rank_and_the_stream_to_blame() -> None:
+    slowest = _wait(0.4, download_per_stream={"web": 1.0, "books": 3.0})
+    ranks = [_wait(0.01), _wait(0.02), slowest, _wait(0.03)]
+    assert straggler(ranks) == 2
+    line = advice(ranks, SETUP)
+    assert line is not None
+    assert line.startswith(
+        "Waited for the data of 'train' 40% of the training time (4.0 of 10.0 s) on rank 2 (the median rank: 2%), "
+        "mostly for downloads (100% of it, 75% of that for stream 'books'): raise predownload"
+    )
+    alike = advice([_wait(0.4), _wait(0.3), _wait(0.35)], SETUP)
+    assert alike is not None
+    assert "rank" not in alike
+    assert rank_metrics(ranks)["slowest_rank"] == 2
+
+
+def test_waits_for_downloads_are_counted_by_stream(tmp_path: Path, http_store: HttpStore) -> None:
+    for name in ("far", "near"):
+        write_dataset(http_store.root / name, 24)
+    streams = {
+        "far": Stream(remote=f"{http_store.url}/far", local=str(tmp_path / "far")),
+        "near": Stream(remote=str(http_store.root / "near")),
+    }
+    fit(tmp_path, make_loader(streams=streams, predownload=1))
+    rows = logged(tmp_path)
+    assert sum(row["data/stream_download_ms/far"] for row in rows) > 0
+    assert all(row["data/stream_download_ms/near"] == 0 for row in rows if "data/stream_download_ms/near" in row)
+    for row in rows:
+        assert row.get("data/stream_download_ms/far", 0) == pytest.approx(row["data/wait_download_ms"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_repeated_on_request_and_such_a_run_is_not_saved(tmp_path: Path, workers: int) -> None:
+    root = write_dataset(tmp_path / "data", 40)
+    whole, repeated = make_loader(root), make_loader(root, workers=workers, debug={"repeat_batches": 3})
+    first = ids(whole)
+    assert ids(repeated) == [first[number % 3] for number in range(10)]
+    assert repeated.statistics().samples == 12
+    with pytest.raises(ConfigError, match=r"debug.repeat_batches repeats batches .* cannot be saved"):
+        repeated.state_dict()
+    few = make_loader(root, debug={"repeat_batches": 99})
+    assert ids(few) == first
+    trainer = fit(tmp_path, make_loader(root, debug={"repeat_batches": 1}))
+    assert trainer.global_step == 10
+    assert all(row["data/step_ms"] > 0 for row in logged(tmp_path))
+    with pytest.raises(ConfigError, match=r"Trainer\(enable_checkpointing=False\)"):
+        trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    assert not (tmp_path / "saved.ckpt").exists()
