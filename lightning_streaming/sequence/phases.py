@@ -608,7 +608,7 @@ def end_after(
 ) -> tuple[int, EpochEnd]:
     """Return the end of further epochs with the steps and weights of a planned one, without planning them.
 
-    Weights in tokens have exact sums, so the samples up to a border follow from the sums there, and not from those drawn
+    Weights in tokens have exact sums, so the samples up to a border follow from these, and not from the samples drawn
     before, unless a step had more samples for whole canonical nodes than the next one takes. Every step is long enough
     to exclude that, or none is skipped.
 
