@@ -11,9 +11,12 @@ For packed documents (`packing` or `token_budget` in the configuration), it show
 tokens.
 
 --spike reads a log of lightning_streaming.StepLog and finds the steps at which the loss, or another logged value,
-jumped: it is no finite number, or above the median of the last 100 steps by more than --threshold times their spread
-(1.4826 times the median distance from that median, at least 0.1 % of it). The value of a step is the mean over its
-batches and ranks. Such steps in a row are a spike; if none is finite up to the end of the log, only the first counts.
+jumped: it is no finite number, or above the expected value by more than --threshold spreads. Expected is what the trend
+of the last 100 steps gives, the line with the slope between the medians of their halves, so that a falling loss hides
+no spike; at least the median of the last 10. The spread is 1.4826 times the median distance from that line, at least
+0.1 % of the median value. The value of a step is the mean over its batches and ranks. Such steps in a row are a spike,
+and so are up to 50 steps from its first one while they are above its bound; if none is finite up to the end of the log,
+only the first counts. Without a spike, the step that came nearest to one is shown.
 Shown are its samples, those of the batches with the largest values first; what these share (stream, shard, phase,
 length) more often than the samples of the 100 steps before, beyond chance; and `skip` ranges that leave the batches out
 of a run that resumes from an earlier checkpoint with the same number of ranks and batch size.

@@ -20,7 +20,16 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_streaming import MDSWriter, SampleKey, StepLog, Stream, StreamingDataModule, StreamingDataset
 from lightning_streaming.sequence.skips import BatchRange, parse_batch_ranges
-from lightning_streaming.tools.runs.spikes import FEWEST, WINDOW, find_spikes, shared_facts, skip_ranges
+from lightning_streaming.tools.runs.spikes import (
+    FEWEST,
+    LONGEST,
+    WINDOW,
+    Spike,
+    find_bounds,
+    find_spikes,
+    shared_facts,
+    skip_ranges,
+)
 from lightning_streaming.trainer.config import config_of
 from tests.packed_data import LENGTHS, packed_train, write_documents
 from tests.phased_data import write_config
@@ -137,38 +146,87 @@ def test_a_run_that_resumes_with_the_ranges_leaves_the_samples_of_spikes_out(tmp
 def test_a_jump_is_far_above_the_steps_before_and_no_number_is_a_jump() -> None:
     rng = np.random.default_rng(1)
     falling = 5 * np.exp(-np.arange(400) / 500) + rng.normal(0, 0.05, 400)
-    assert find_spikes(falling.tolist(), 6) == []
+    assert spikes_in(falling) == []
     values = falling.copy()
     values[200:203] += [3, 5, 4]
     values[320:] = math.nan
-    (first, second) = find_spikes(values.tolist(), 6)
+    (first, second) = spikes_in(values)
     assert (first.first, first.peak, first.last) == (200, 201, 202)
-    assert first.bound.median == pytest.approx(np.median(values[100:200]))
-    assert values[199] < first.bound.most < values[200]
+    assert first.bound.expected == pytest.approx(5 * math.exp(-200 / 500), abs=0.05)
+    assert values[199] < first.bound.most(6) < values[200]
     assert (second.first, second.peak, second.last) == (320, 320, 320)
-    assert [spike.first for spike in find_spikes(values.tolist(), 1000)] == [320]
-    spikes = find_spikes([2.0] * 20 + [math.nan, 50, 60, 2, 70, math.nan, math.nan], 6)
+    assert [spike.first for spike in spikes_in(values, 1000)] == [320]
+    spikes = spikes_in([2.0] * 20 + [math.nan, 50, 60, 2, 70, math.nan, math.nan])
     assert [(spike.first, spike.peak, spike.last) for spike in spikes] == [(20, 20, 22), (24, 25, 25)]
-    assert find_spikes([1.0] * 50 + [1.02], 6) != []
-    assert find_spikes([1.0] * 50 + [1.002], 6) == [], "below 6 times 0.1 %"
-    assert find_spikes([1.0] * (FEWEST - 1) + [9], 6) == [], "too few before it"
-    assert [spike.first for spike in find_spikes([math.inf, 1.0], 6)] == [0]
-    assert find_spikes([], 6) == []
+    assert spikes_in([1.0] * 50 + [1.02]) != []
+    assert spikes_in([1.0] * 50 + [1.002]) == [], "below 6 times 0.1 %"
+    assert spikes_in([1.0] * (FEWEST - 1) + [9]) == [], "too few before it"
+    assert [spike.first for spike in spikes_in([math.inf, 1.0])] == [0]
+    assert spikes_in([]) == []
+    assert [(spike.first, spike.last) for spike in spikes_in([2.0] * 50 + [3.0] * 20 + [2.0] * 50)] == [(50, 69)]
+    assert [spike.last for spike in spikes_in([2.0] * 50 + [3.0] * 200)] == [50 + LONGEST - 1]
+
+
+CURVES = {
+    "slow": lambda step: 2 + 5 * math.exp(-step / 500),
+    "fast": lambda step: 2 + 8 * math.exp(-step / 30),
+    "power": lambda step: 1 + 9 * (step + 1) ** -0.5,
+    "line": lambda step: 10 - 0.025 * min(step, 300),
+    "warm up": lambda step: 10.8 - 6 * (1 - math.exp(-((step / 150) ** 2))),
+}
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
+def test_a_spike_on_a_falling_loss_is_found_and_nothing_else(curve: str, noise: float) -> None:
+    rng = np.random.default_rng(7)
+    values = np.array([CURVES[curve](step) for step in range(500)]) + rng.normal(0, noise, 500)
+    assert spikes_in(values) == []
+    values[250] += 0.5 + 20 * noise
+    assert [(spike.first, spike.last) for spike in spikes_in(values)] == [(250, 250)]
+
+
+def spikes_in(values: Any, threshold: float = 6) -> list[Spike]:
+    values = list(map(float, values))
+    return find_spikes(values, find_bounds(values), threshold)
 
 
 @settings(max_examples=examples(50))
-@given(st.lists(st.floats(0, 10), max_size=3 * WINDOW), st.floats(0, 20))
+@given(
+    st.lists(st.floats(0, 10) | st.just(math.nan), max_size=3 * WINDOW),
+    st.floats(0, 20),
+)
 def test_jumps_are_those_of_the_rule_step_by_step(values: list[float], threshold: float) -> None:
-    jumps = set[int]()
+    bounds, jumps, first, end = find_bounds(values), set[int](), None, 0.0
     for place, value in enumerate(values):
-        before = np.array(values[max(0, place - WINDOW) : place])
+        before = [(at - place, values[at]) for at in range(max(0, place - WINDOW), place) if not math.isnan(values[at])]
+        most = math.inf
         if len(before) >= FEWEST:
-            median = float(np.median(before))
-            spread = max(1.4826 * float(np.median(np.abs(before - median))), 0.001 * median)
-            jumps |= {place} if value > median + threshold * spread else set()
-    spikes = find_spikes(values, threshold)
-    assert {place for spike in spikes for place in range(spike.first, spike.last + 1)} == jumps
-    assert all(values[spike.peak] == max(values[spike.first : spike.last + 1]) for spike in spikes)
+            places, known = (np.array(column, float) for column in zip(*before, strict=True))
+            half = len(known) // 2
+            rise = np.median(known[half:]) - np.median(known[:half])
+            along = known - places * (rise / (np.mean(places[half:]) - np.mean(places[:half])))
+            expected = max(float(np.median(along)), float(np.median(known[-FEWEST:])))
+            spread = 1.4826 * float(np.median(np.abs(along - np.median(along))))
+            spread = max(spread, 0.001 * float(np.median(known)))
+            assert bounds[place] == pytest.approx((expected, spread), rel=1e-9, abs=1e-12)
+            most = bounds[place].most(threshold)
+        continues = first is not None and value > end and place - first < LONGEST
+        if math.isnan(value) or value > most or continues:
+            first, end, jumps = (place, most, jumps | {place}) if first is None else (first, end, jumps | {place})
+        else:
+            first = None
+    spikes = find_spikes(values, bounds, threshold)
+    in_spikes = {place for spike in spikes for place in range(spike.first, spike.last + 1)}
+    lost = 0
+    while lost < len(values) and math.isnan(values[-1 - lost]):
+        lost += 1
+    assert in_spikes - set(range(len(values) - lost, len(values))) == jumps - set(
+        range(len(values) - lost, len(values))
+    )
+    for spike in spikes:
+        here = values[spike.first : spike.last + 1]
+        assert math.isnan(values[spike.peak]) if any(map(math.isnan, here)) else values[spike.peak] == max(here)
 
 
 def test_facts_are_shared_beyond_chance_and_not_those_of_the_steps_before() -> None:
@@ -238,12 +296,17 @@ def test_long_documents_and_a_shard_are_named_where_packs_are_read(tmp_path: Pat
     ]
     assert [sample["key"]["sample_index"] for sample in report["samples"]] == [longest] * 2
     table = run("trace", "--config", config, "--spike", log).out
-    assert "step 30: loss 9, before 2" in table
+    assert "step 30: loss 9, expected 2" in table
     assert table.endswith('before step 30 was trained, with train.skip =\n  ["30"]\n\n')
-    assert (
-        run("trace", "--config", config, "--spike", log, "--threshold", 10**6).out
-        == f"{log}: loss of 31 steps, 0 spikes\n\n"
-    )
+    nothing = ["trace", "--config", config, "--spike", log, "--threshold", 10**6]
+    words = "the highest is step 30: loss 9, expected 2, is 3.5e+03 spreads above"
+    words += "; a spike is more than 1e+06, see --threshold"
+    assert run(*nothing).out == f"{log}: loss of 31 steps, 0 spikes\n{words}\n\n"
+    report = run(*nothing, "--json").json
+    assert (report["threshold"], report["spikes"], report["highest"]["step"]) == (10**6, [], 30)
+    assert report["highest"]["spreads"] == pytest.approx(3500)
+    short_log = write_log(tmp_path / "few", ((step, [], 2.0) for step in range(5)))
+    assert "no step has 10 finite values before it" in run("trace", "--config", config, "--spike", short_log).out
 
 
 def test_a_step_has_the_mean_of_its_ranks_and_the_rank_that_jumped_comes_first(tmp_path: Path) -> None:
@@ -256,7 +319,7 @@ def test_a_step_has_the_mean_of_its_ranks_and_the_rank_that_jumped_comes_first(t
         )
     (spike,) = spikes_of(config, tmp_path / "log")["spikes"]
     assert (spike["steps"], spike["value"]) == ([20, 20], 4)
-    assert spike["median_before"] == pytest.approx(2.05)
+    assert spike["expected"] == pytest.approx(2.05)
     assert [(sample["rank"], sample["value"]) for sample in spike["samples"]] == [(1, 6), (0, 2)]
     only = spikes_of(config, tmp_path / "log", "--rank", 0)["spikes"][0]["samples"]
     assert [sample["rank"] for sample in only] == [0]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from lightning_streaming.dataset.sample_access import find_sample
 from lightning_streaming.dataset.sample_key import SampleKey
@@ -30,7 +31,9 @@ from lightning_streaming.tools.runs.training_run import TracedRun, run_on, writt
 WINDOW = 100
 """Steps that a value is compared with."""
 FEWEST = 10
-"""Steps before the first that is compared."""
+"""Steps before the first that is compared, and the last of them, whose median is the least that is expected."""
+LONGEST = 50
+"""Steps up to which a spike continues while values are above the bound of its first step."""
 _SPREAD = 1.4826
 """Standard deviation of normal values per median deviation."""
 _LEAST_SPREAD = 0.001
@@ -56,16 +59,26 @@ class LoggedStep(NamedTuple):
 class Bound(NamedTuple):
     """What the value of a step is compared with."""
 
-    median: float
-    """Median of the steps before."""
-    most: float
-    """Largest value that is no jump."""
+    expected: float
+    """The value by the trend of the steps before; infinite if these are too few."""
+    spread: float
+    """Deviation of these steps from their trend."""
 
-    def of_batch(self, batches: int) -> float:
-        """Return the largest value of one batch that is no jump, where a step has so many: it varies more than them."""
-        if not math.isfinite(self.most):
-            return self.most
-        return self.median + math.sqrt(batches) * (self.most - self.median)
+    def above(self, value: float) -> float:
+        """Return by how many spreads a value is above the expected one; less than any number if that is not known."""
+        if not math.isfinite(self.expected):
+            return -math.inf
+        rise = value - self.expected
+        return rise / self.spread if self.spread else math.inf * rise if rise else 0.0
+
+    def most(self, threshold: float, batches: int = 1) -> float:
+        """Return the largest value that is no jump.
+
+        Args:
+            threshold: Spreads above the expected value.
+            batches: Batches of a step, for the value of one of them: it varies more than their mean.
+        """
+        return self.expected + math.sqrt(batches) * threshold * self.spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +91,7 @@ class Spike:
     """Place of the step with the largest value."""
     last: int
     bound: Bound
-    """Bound of the first step."""
+    """What the first step is compared with."""
 
 
 def logged_steps(lines: StepLines, name: str) -> list[LoggedStep]:
@@ -96,29 +109,66 @@ def logged_steps(lines: StepLines, name: str) -> list[LoggedStep]:
     return logged
 
 
-def find_spikes(values: Sequence[float], threshold: float) -> list[Spike]:
-    """Return the jumps of a value, by the rule that ``trace --help`` describes."""
+def find_bounds(values: Sequence[float]) -> list[Bound]:
+    """Return what each value is compared with, by the rule that ``trace --help`` describes."""
     finite = np.array([value if math.isfinite(value) else math.nan for value in values])
-    windows = sliding_window_view(np.r_[np.full(WINDOW, math.nan), finite], WINDOW)[:-1]
-    bounds = np.full((len(finite), 2), math.inf)
+    padded = np.r_[np.full(WINDOW, math.nan), finite]
+    windows = sliding_window_view(padded, WINDOW)[:-1]
+    bounds = np.stack([np.full(len(finite), math.inf), np.zeros(len(finite))], axis=1)
+    places = np.arange(-WINDOW, 0.0)
     for first in range(0, len(finite), _ROWS_AT_ONCE):
         some = windows[first : first + _ROWS_AT_ONCE]
-        rows = np.flatnonzero(np.isfinite(some).sum(axis=1) >= FEWEST)
-        if not len(rows):
+        numbers = np.isfinite(some).sum(axis=1)
+        full = np.flatnonzero(numbers == WINDOW)
+        if len(full):
+            bounds[first + full] = _bounds_of(some[full], places)
+        for row in np.flatnonzero((numbers >= FEWEST) & (numbers < WINDOW)).tolist():
+            is_known = np.isfinite(some[row])
+            bounds[first + row] = _bounds_of(some[row][None, is_known], places[is_known])[0]
+    return [Bound(expected, spread) for expected, spread in bounds.tolist()]
+
+
+def _bounds_of(windows: NDArray[np.float64], places: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the expected value after each window, and the spread within it, of shape (windows, 2).
+
+    Args:
+        windows: Values, of shape (windows, values).
+        places: Place of each value, counted from the step after the window: negative.
+    """
+    half = windows.shape[1] // 2
+    rise = np.median(windows[:, half:], axis=1) - np.median(windows[:, :half], axis=1)
+    slopes = rise / (places[half:].mean() - places[:half].mean())
+    level = windows - slopes[:, None] * places
+    medians = np.median(level, axis=1)
+    spreads = _SPREAD * np.median(np.abs(level - medians[:, None]), axis=1)
+    spreads = np.maximum(spreads, _LEAST_SPREAD * np.abs(np.median(windows, axis=1)))
+    # A loss that falls ever slower is above its trend.
+    return np.stack([np.maximum(medians, np.median(windows[:, -FEWEST:], axis=1)), spreads], axis=1)
+
+
+def find_spikes(values: Sequence[float], bounds: Sequence[Bound], threshold: float) -> list[Spike]:
+    """Return the jumps of a value, by the rule that ``trace --help`` describes.
+
+    Args:
+        values: The value of each step.
+        bounds: What each is compared with, from :func:`find_bounds`.
+        threshold: Least jump, in spreads.
+    """
+    finite = np.array([value if math.isfinite(value) else math.nan for value in values])
+    most = np.array([bound.most(threshold) for bound in bounds])
+    jumps, spikes, stop = np.isnan(finite) | (finite > most), list[Spike](), 0
+    for first in np.flatnonzero(jumps).tolist():
+        if first < stop:
             continue
-        medians = np.nanmedian(some[rows], axis=1)
-        spreads = _SPREAD * np.nanmedian(np.abs(some[rows] - medians[:, None]), axis=1)
-        spreads = np.maximum(spreads, _LEAST_SPREAD * np.abs(medians))
-        bounds[first + rows] = np.stack([medians, medians + threshold * spreads], axis=1)
-    jumps = np.isnan(finite) | (finite > bounds[:, 1])
-    borders = np.flatnonzero(np.diff(np.r_[False, jumps, False].astype(np.int8)))
-    spikes = []
-    for first, stop in borders.reshape(-1, 2).tolist():
+        stop = first + 1
+        # The steps before include more and more of the spike.
+        while stop < len(finite) and (jumps[stop] or (stop - first < LONGEST and finite[stop] > most[first])):
+            stop += 1
         here = finite[first:stop]
         if stop == len(finite) and np.isnan(here[-1]):  # the weights are lost
             here = here[: int(np.flatnonzero(np.r_[True, np.isfinite(here)])[-1]) + 1]
         peak, last = first + int(here.argmax()), first + len(here) - 1  # NaN is the largest
-        spikes.append(Spike(first=first, peak=peak, last=last, bound=Bound(*bounds[first].tolist())))
+        spikes.append(Spike(first=first, peak=peak, last=last, bound=bounds[first]))
     return spikes
 
 
@@ -231,7 +281,9 @@ def _print_spikes(traced: TracedRun, directory: str, args: Namespace) -> None:
             path=directory,
         )
     steps = logged_steps(lines, name)
-    spikes = find_spikes([step.value for step in steps], args.threshold)
+    values = [step.value for step in steps]
+    bounds = find_bounds(values)
+    spikes = find_spikes(values, bounds, args.threshold)
     facts = _Facts(traced)
     reports = [_report(spike, steps, lines, name, facts, args) for spike in spikes]
     begins = traced.steps.first_step if args.checkpoint is not None else 0
@@ -248,10 +300,14 @@ def _print_spikes(traced: TracedRun, directory: str, args: Namespace) -> None:
         for line in yaml.safe_dump(settings).splitlines():
             console.print_line(line)
     elif args.json:
-        report = {"log": directory, "value": name, "steps": len(steps), "spikes": reports, "skip": skip}
-        console.print_json(report)
+        highest = _highest(steps, bounds)
+        report = {"log": directory, "value": name, "steps": len(steps), "threshold": args.threshold}
+        console.print_json({**report, "highest": highest, "spikes": reports, "skip": skip})
     else:
-        console.print_line(f"{directory}: {name} of {counted(len(steps), 'step')}, {counted(len(reports), 'spike')}\n")
+        console.print_line(f"{directory}: {name} of {counted(len(steps), 'step')}, {counted(len(reports), 'spike')}")
+        if not reports:
+            _print_highest(_highest(steps, bounds), name, args.threshold)
+        console.print_line("")
         for report in reports:
             _print_spike(report, name)
         if skip:
@@ -260,6 +316,31 @@ def _print_spikes(traced: TracedRun, directory: str, args: Namespace) -> None:
                 f"to leave them out, resume from a checkpoint saved before step {first} was trained, with train.skip ="
             )
             console.print_line(f"  {json.dumps(skip)}\n")
+
+
+def _highest(steps: Sequence[LoggedStep], bounds: Sequence[Bound]) -> dict[str, Any] | None:
+    """Return the step whose value is the most spreads above the expected one; None if none is compared."""
+    above = [bound.above(step.value) for step, bound in zip(steps, bounds, strict=True)]
+    known = [place for place, spreads in enumerate(above) if math.isfinite(spreads)]
+    if not known:
+        return None
+    place = max(known, key=above.__getitem__)
+    return {
+        "step": steps[place].step,
+        "value": steps[place].value,
+        "expected": bounds[place].expected,
+        "spreads": above[place],
+    }
+
+
+def _print_highest(highest: Mapping[str, Any] | None, name: str, threshold: float) -> None:
+    """Print how near the value came to a spike."""
+    if highest is None:
+        console.print_line(f"no step has {FEWEST} finite values before it, with which it could be compared")
+        return
+    value, expected = _in_words(highest["value"]), _in_words(highest["expected"])
+    words = f"the highest is step {highest['step']}: {name} {value}, expected {expected}, is {highest['spreads']:.3g} "
+    console.print_line(f"{words}spreads above; a spike is more than {threshold:g}, see --threshold")
 
 
 def _skipped_by_the_log(traced: TracedRun, lines: StepLines) -> list[BatchRange]:
@@ -315,7 +396,7 @@ def _report(
 
     def is_high(batch: LoggedBatch, step: LoggedStep) -> bool:
         value = values[batch]
-        return value is not None and not value <= spike.bound.of_batch(len(step.batches))  # NaN is high
+        return value is not None and not value <= spike.bound.most(args.threshold, len(step.batches))  # NaN is high
 
     of_steps = [(batch, step) for step in steps[first : spike.last + 1] for batch in step.batches]
     high = [batch for batch, step in of_steps if is_high(batch, step) and batch.batch <= rising] or batches
@@ -337,8 +418,9 @@ def _report(
         "steps": [steps[first].step, steps[spike.last].step],
         "batches": [batches[0].batch, batches[-1].batch],
         "value": _plain(steps[spike.peak].value),
-        "median_before": _plain(spike.bound.median),
-        "bound": _plain(spike.bound.most),
+        "expected": _plain(spike.bound.expected),
+        "spreads": _plain(spike.bound.above(steps[spike.peak].value)),
+        "bound": _plain(spike.bound.most(args.threshold)),
         "shared": [{**fact._asdict(), "lift": fact.lift} for fact in shared],
         "samples": rows,
     }
@@ -365,7 +447,7 @@ def _for_order(value: float | None) -> float:
 def _print_spike(report: Mapping[str, Any], name: str) -> None:
     first, last = report["steps"]
     words = f"step {first}" if first == last else f"steps {first} to {last}"
-    title = f"{words}: {name} {_in_words(report['value'])}, before {_in_words(report['median_before'])}"
+    title = f"{words}: {name} {_in_words(report['value'])}, expected {_in_words(report['expected'])}"
     records = [
         {
             "shared": f"{shared['fact']} {printable_name(shared['value'])}",
