@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,7 @@ def test_a_jump_is_far_above_the_steps_before_and_no_number_is_a_jump() -> None:
     assert [spike.last for spike in spikes_in([2.0] * 50 + [3.0] * 200)] == [50 + LONGEST - 1]
 
 
-CURVES = {
+CURVES: dict[str, Callable[[int], float]] = {
     "slow": lambda step: 2 + 5 * math.exp(-step / 500),
     "fast": lambda step: 2 + 8 * math.exp(-step / 30),
     "power": lambda step: 1 + 9 * (step + 1) ** -0.5,
