@@ -41,6 +41,32 @@ def test_packs_of_the_first_epoch_are_told_as_they_are_read(data: Path, method: 
     assert {f"packs {packs:,}", f"tokens {TOKENS:,}", f"fill {told['fill']:.2%}", "lengths column='tokens'"} <= {*table}
 
 
+def test_weights_and_what_is_read_are_apart_and_ends_have_units(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    schedule = {
+        "first": {"end": 2000, "mix": {"books": 0.5, "web": 0.5}},
+        "ramp": {"mix": {"books": [0.5, 0.9], "web": [0.5, 0.1]}, "steps": 2},
+    }
+    train = packed_train(data, schedule=schedule, mixing={"weights_in": "tokens"}, epoch_size=4000)
+    config = write_config(data / "run.yaml", train, {"batch_size": 2})
+    (stage,) = run("inspect", "--config", config, "--json").json["stages"]
+    assert stage["weights_in"] == "tokens"
+    for phase, end in zip(stage["schedule"], (2000, 4000), strict=True):
+        assert phase["ends_in_tokens"] == pytest.approx(end, abs=300)
+        assert phase["ends"] < phase["ends_in_tokens"] / 5, "documents"
+    shown = run("inspect", "--config", config).out
+    rows = [line.split() for line in shown.partition("phases of an epoch; weights count tokens")[2].splitlines()]
+    rows = [row for row in rows if row]
+    heads = (
+        "phase ends, documents ends, tokens steps stream weight documents of documents tokens of tokens so far passes"
+    )
+    assert rows[0] == heads.split()
+    first, ramp = stage["schedule"]
+    assert rows[2][:6] == ["first", str(first["ends"]), f"{first['ends_in_tokens']:,}", "1", "books", "50.0%"]
+    assert rows[4][4:8] == ["books", "50.0%", "to", "90.0%"]
+    assert f"{ramp['streams'][0]['token_share']:.1%}" in rows[4]
+
+
 def test_a_checkpoint_of_packs_goes_with_it(data: Path) -> None:
     train = packed_train(data)
     loader = packed_loader(train, 2)

@@ -57,11 +57,11 @@ def test_what_is_told_of_phases_is_what_they_read(data: Path) -> None:
 def test_phases_are_shown_as_a_table(data: Path) -> None:
     shown = run("inspect", "--config", write_config(data / "run.yaml", phased_train(data)))
     assert (shown.code, shown.err) == (0, "")
-    rows = [line.split() for line in shown.out.partition("phases of an epoch")[2].splitlines() if line.strip()]
-    assert rows[0] == ["phase", "ends", "steps", "stream", "drawn", "share", "to", "so", "far", "passes"]
-    assert rows[2] == ["broad", "52", "1", "code", "5", "9.6%", "5", "0.125"]
-    assert rows[4][:4] == ["ramp", "84", "4", "code"]
-    assert rows[4][5:7] == ["10.0%", "30.0%"]
+    of_phases = shown.out.partition("phases of an epoch; weights count samples")[2]
+    rows = [line.split() for line in of_phases.splitlines() if line.strip()]
+    assert rows[0] == ["phase", "ends", "steps", "stream", "weight", "samples", "share", "so", "far", "passes"]
+    assert rows[2] == ["broad", "52", "1", "code", "10.0%", "5", "9.6%", "5", "0.125"]
+    assert rows[4][:7] == ["ramp", "84", "4", "code", "10.0%", "to", "30.0%"]
     assert rows[-1][0] == "math"
 
 
@@ -78,9 +78,9 @@ def test_a_long_phase_tells_its_steps_though_it_is_no_ramp(data: Path, monkeypat
     monkeypatch.setenv("COLUMNS", "120")
     train = phased_train(data, phases=[{"name": "long", "mix": {"web": 1, "code": 1, "math": 1}}], epoch_size="10m")
     shown = run("inspect", "--config", write_config(data / "run.yaml", train)).out
-    lines = shown.partition("phases of an epoch")[2].splitlines()
+    lines = shown.partition("phases of an epoch; weights count samples")[2].splitlines()
     heads, _, first, *_ = [line.split() for line in lines if line.strip()]
-    assert heads == ["phase", "ends", "steps", "stream", "drawn", "share", "so", "far", "passes"]
+    assert heads == ["phase", "ends", "steps", "stream", "weight", "samples", "share", "so", "far", "passes"]
     assert first[:4] == ["long", "10,000,000", "3", "code"]
 
 

@@ -40,7 +40,13 @@ def _share(text: str) -> float:
 NAMES: Mapping[str, _Name] = {
     "samples": _Name("samples read", _number, of_stream=True),
     "tokens": _Name("tokens read", _number, of_stream=True),
-    "share": _Name("share of all samples, like 0.2 or 20%", _share, of_stream=True),
+    "share": _Name(
+        "share of what weights count, like 20%: samples or documents, or tokens with weights_in",
+        _share,
+        of_stream=True,
+    ),
+    "sample_share": _Name("share of all samples, or documents", _share, of_stream=True),
+    "token_share": _Name("share of all tokens, where lengths are known", _share, of_stream=True),
     "passes": _Name("how often the stream is read; without a stream, the maximum", _number, of_stream=True),
     "repeats": _Name("maximum number of reads of one sample", _number, of_stream=True),
     "first_repeat": _Name("first step that reads a sample again; inf if none does", _number, of_stream=True),
@@ -57,6 +63,8 @@ NAMES: Mapping[str, _Name] = {
     "epochs": _Name("epochs of the run, including an incomplete last one", _number),
 }
 """What a condition may be about, by name."""
+_OF_STREAM = ("samples", "tokens", "share", "sample_share", "token_share", "passes")
+"""Of these, the counts of a stream."""
 
 
 def names_help() -> str:
@@ -173,6 +181,8 @@ def values_of(report: Mapping[str, Any]) -> dict[Any, float | AtLeast | None]:
         "samples": sum(stream["samples"] for stream in streams),
         "tokens": None if None in tokens else sum(tokens),
         "share": 1.0,
+        "sample_share": 1.0,
+        "token_share": streams[0]["token_share"] and 1.0,
         "passes": max(stream["passes"] for stream in streams),
         # Of two that are as large, the one that may be larger.
         "repeats": max(repeats, key=lambda most: (most.number, True) if isinstance(most, AtLeast) else (most, False)),
@@ -190,7 +200,7 @@ def values_of(report: Mapping[str, Any]) -> dict[Any, float | AtLeast | None]:
         "epochs": report["run"]["epochs"],
     }
     for stream, most in zip(streams, repeats, strict=True):
-        of_stream = {name: stream[name] for name in ("samples", "tokens", "share", "passes")}
+        of_stream = {name: stream[name] for name in _OF_STREAM}
         of_stream |= {"repeats": most, "bytes": fetched(stream["bytes"]), "first_repeat": first_repeat([stream])}
         values |= {(name, stream["stream"]): value for name, value in of_stream.items()}
     return values

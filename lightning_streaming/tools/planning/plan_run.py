@@ -240,6 +240,7 @@ class RunPlan:
                 "workers": run.loader.num_workers,
                 "batch_size": geometry.batch_size,
                 "unit": run.described.unit,
+                "weights_in": run.described.weights_in,
                 "global_batch": geometry.global_batch_size,
                 "begins": {**run.begins._asdict(), "step": run.steps.first_step},
                 "epochs": len(epochs) + rest.epochs,
@@ -284,8 +285,8 @@ class RunPlan:
                     "selected": stream.num_selected,
                     "samples": samples[number],
                     "samples_before": before,
-                    "share": samples[number] / max(1, sum(samples)),
                     "tokens": self._tokens(number, samples[number], tokens[number]),
+                    "weight": run.described.configured_of_epoch.get(name),
                     "passes": drawn / size,
                     "repeats": most if most is not None and is_exact else max(most or 0, least),
                     "first_repeat": None if repeat is None else {"epoch": repeat[0], "step": repeat[1]},
@@ -293,26 +294,41 @@ class RunPlan:
                     "is_exact": is_exact,
                 }
             )
-        return report
+        return self._with_shares(report)
+
+    def _with_shares(self, streams: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return streams with their shares of samples and of tokens, and in what weights count."""
+        samples, tokens = sum(stream["samples"] for stream in streams), [stream["tokens"] for stream in streams]
+        in_tokens, shares = self._run.described.weights_in == "tokens", []
+        all_tokens = None if None in tokens or not any(tokens) else sum(tokens)
+        for stream in streams:
+            of_samples = stream["samples"] / max(1, samples)
+            of_tokens = None if all_tokens is None else stream["tokens"] / all_tokens
+            share = of_tokens if in_tokens else of_samples
+            shares.append({**stream, "share": share, "sample_share": of_samples, "token_share": of_tokens})
+        return shares
 
     def _schedule(self) -> list[dict[str, Any]]:
         samples = self._sum([epoch.phase_samples for epoch in self._reads.epochs]).tolist()
         tokens = self._sum([epoch.phase_tokens for epoch in self._reads.epochs]).tolist()
+        configured = self._run.described.configured
         return [
             {
                 "phase": phase,
-                "streams": [
-                    {
-                        "stream": name,
-                        "samples": count,
-                        "share": count / max(1, sum(samples[number])),
-                        "tokens": self._tokens(stream, count, tokens[number][stream]),
-                    }
-                    for stream, (name, count) in enumerate(
-                        zip(self._run.catalog.stream_names, samples[number], strict=True)
-                    )
-                    if count
-                ],
+                "streams": self._with_shares(
+                    [
+                        {
+                            "stream": name,
+                            "samples": count,
+                            "tokens": self._tokens(stream, count, tokens[number][stream]),
+                            "weight": list(configured[number].get(name, (0.0, 0.0))),
+                        }
+                        for stream, (name, count) in enumerate(
+                            zip(self._run.catalog.stream_names, samples[number], strict=True)
+                        )
+                        if count
+                    ]
+                ),
             }
             for number, phase in enumerate(self._run.described.phases)
         ]
@@ -351,12 +367,12 @@ class RunPlan:
         """
         run, epochs, rest, names = self._run, self._reads.epochs, self._reads.rest, self._run.catalog.stream_names
         steps = np.concatenate([epochs[0].steps[:1], *(epoch.steps[1:] for epoch in epochs)])
-        samples = [epoch.samples for epoch in epochs]
-        if rest.batches:
-            steps = np.append(steps, steps[-1] + rest.steps)
-            samples.append(self._later(samples[-1].sum(axis=0))[None])
+        steps = np.append(steps, steps[-1] + rest.steps) if rest.batches else steps
         shown = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_TICKS)).astype(int))
-        so_far = np.concatenate([np.zeros((1, len(names)), np.int64), np.cumsum(np.concatenate(samples), axis=0)])
+        samples, tokens = (
+            self._so_far(counts)[shown]
+            for counts in ([epoch.samples for epoch in epochs], [epoch.tokens for epoch in epochs])
+        )
         caches = []
         for number, fetches in enumerate(self._fetches[0].by_limit):
             fetched, used = [], []
@@ -383,10 +399,16 @@ class RunPlan:
                     schedule.append({"phase": phase, "step": step})
         return {
             "steps": steps[shown].tolist(),
-            "samples": {name: so_far[shown, stream].tolist() for stream, name in enumerate(names)},
+            "samples": {name: samples[:, stream].tolist() for stream, name in enumerate(names)},
+            "tokens": {name: tokens[:, stream].tolist() for stream, name in enumerate(names)},
             "schedule": schedule,
             "caches": caches,
         }
+
+    def _so_far(self, of_epochs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Return counts up to each tick, from counts between ticks."""
+        counts = [*of_epochs, *([self._later(of_epochs[-1].sum(axis=0))[None]] if self._reads.rest.batches else [])]
+        return np.cumsum(np.concatenate([np.zeros_like(counts[0][:1]), *counts]), axis=0)
 
     def _notes_on(self, caches: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return sentences on numbers that are not exact, and on what is remarkable."""

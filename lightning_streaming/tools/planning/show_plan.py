@@ -24,6 +24,7 @@ from lightning_streaming.tools.report.charts import (
     short_number,
 )
 from lightning_streaming.tools.report.pages import fill, import_jinja
+from lightning_streaming.tools.runs.describe import share_in_words
 from lightning_streaming.units import format_bytes
 
 _MOST_SERIES = 12
@@ -41,11 +42,17 @@ def print_report(report: Mapping[str, Any]) -> None:
     """Print the facts and tables of a plan."""
     print_table(f"plan: {machines_of(report['run'])}", (), facts_of(report))
     streams, phases, caches = _tables(report)
-    print_table("streams", *streams, right=streams[0][1:], whole=streams[0][1:])
+    print_table(_title_of("streams", report), *streams, right=streams[0][1:], whole=streams[0][1:])
     if phases is not None:
-        print_table("phases", *phases, right=phases[0][2:], whole=phases[0][2:])
+        print_table(_title_of("phases", report), *phases, right=phases[0][2:], whole=phases[0][2:])
     if caches is not None:
         print_table("caches, empty at first", *caches, right=caches[0][1:], whole=caches[0])
+
+
+def _title_of(title: str, report: Mapping[str, Any]) -> str:
+    """Return the title of a table with the unit of configured weights, if it shows them."""
+    has_weights = title == "phases" or (not report["schedule"] and report["streams"][0]["weight"] is not None)
+    return f"{title}; weights count {report['run']['weights_in']}" if has_weights else title
 
 
 def machines_of(run: Mapping[str, Any]) -> str:
@@ -98,19 +105,25 @@ def _tables(report: Mapping[str, Any]) -> tuple[Table, Table | None, Table | Non
     def table(rows: Sequence[Mapping[str, str]]) -> Table:
         return list(rows[0]), [list(row.values()) for row in rows]
 
+    items = "samples" if report["packs"] is None else "documents"
+
     def counts(stream: Mapping[str, Any], has_tokens: bool) -> dict[str, str]:
-        cells = {"samples": f"{stream['samples']:,}", "share": f"{stream['share']:.1%}"}
+        share = f"of {items}" if has_tokens else "share"
+        cells = {items: f"{stream['samples']:,}", share: f"{stream['sample_share']:.1%}"}
         tokens = "?" if stream["tokens"] is None else f"{stream['tokens']:,}"
-        return cells | {"tokens": tokens} if has_tokens else cells
+        of_tokens = "?" if stream["token_share"] is None else f"{stream['token_share']:.1%}"
+        return cells | {"tokens": tokens, "of tokens": of_tokens} if has_tokens else cells
 
     streams, rows, fetches = report["streams"], [], any(stream["bytes"] for stream in report["streams"])
     has_tokens = any(stream["tokens"] for stream in streams)
+    has_weights = not report["schedule"] and any(stream["weight"] is not None for stream in streams)
     for stream in streams:
         repeat, is_exact = stream["first_repeat"], stream["is_exact"]
         rows.append(
             {
                 "stream": printable_name(stream["stream"]),
                 "available": f"{stream['selected']:,}",
+                **({"weight": f"{stream.get('weight') or 0:.1%}"} if has_weights else {}),
                 **counts(stream, has_tokens),
                 "passes": f"{stream['passes']:.3f}",
                 "most reads": f"{'' if is_exact else '≥ '}{stream['repeats']}",
@@ -124,6 +137,7 @@ def _tables(report: Mapping[str, Any]) -> tuple[Table, Table | None, Table | Non
         {
             "phase": printable_name(phase),
             "stream": printable_name(stream["stream"]),
+            "weight": share_in_words(*stream["weight"]),
             **counts(stream, has_tokens),
         }
         for phase, stream in in_phases
@@ -186,7 +200,7 @@ def write_page(path: Path, report: Mapping[str, Any], planned_from: str) -> None
         "streams": [{**stream, "stream": printable_name(stream["stream"])} for stream in report["streams"]],
         "over_time": {
             **over,
-            "samples": {printable_name(name): counts for name, counts in over["samples"].items()},
+            **{of: {printable_name(name): counts for name, counts in over[of].items()} for of in ("samples", "tokens")},
             "schedule": [{**phase, "phase": printable_name(phase["phase"])} for phase in over["schedule"]],
         },
     }
@@ -284,7 +298,9 @@ def _mixture_chart(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     """Return a chart of the share of each stream over the steps."""
     over = report["over_time"]
     ticks = sorted({round(at * (len(over["steps"]) - 1) / _MIXTURES) for at in range(_MIXTURES + 1)})
-    samples = {name: [counts[tick] for tick in ticks] for name, counts in over["samples"].items()}
+    unit = report["run"]["weights_in"]
+    of_unit = over["tokens" if unit == "tokens" else "samples"]
+    samples = {name: [counts[tick] for tick in ticks] for name, counts in of_unit.items()}
     if len(samples) > _MOST_SERIES:
         largest = sorted(samples, key=lambda name: -samples[name][-1])[: _MOST_SERIES - 1]
         others = [sum(at) for at in zip(*(of for name, of in samples.items() if name not in largest), strict=True)]
@@ -298,7 +314,7 @@ def _mixture_chart(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
         for name, of in counts.items()
     ]
     words = "; ".join(f"{stream['stream']} {stream['share']:.1%}" for stream in report["streams"][:_MOST_SERIES])
-    share = Axis(label="share of samples", show=_percent, base=10, high=1)
+    share = Axis(label=f"share of {unit}", show=_percent, base=10, high=1)
     return areas("The mixture, step by step", f"Over the whole run: {words}.", _STEP, share, series, marks)
 
 

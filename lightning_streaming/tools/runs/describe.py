@@ -109,6 +109,16 @@ class StreamsRead(NamedTuple):
     """None if lengths are not known: only runs that pack, or mix by tokens, count them."""
 
 
+def share_in_words(begin: float, end: float) -> str:
+    """Return a configured share, which changes along a ramp."""
+    return f"{begin:.1%}" if begin == end else f"{begin:.1%} to {end:.1%}"
+
+
+def _parts_of_sum(weights: Mapping[str, float]) -> dict[str, float]:
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
 def _sums(streams: NDArray[np.int64], values: NDArray[Any], num_streams: int) -> list[int]:
     """Return the sum of the values of each stream."""
     sums = np.zeros(num_streams, np.int64)
@@ -272,6 +282,38 @@ class RunDescription:
         return "sample" if self.packing is None else "document"
 
     @cached_property
+    def weights_in(self) -> str:
+        """What the weights of its streams count: "tokens", "documents" that are packed, or "samples"."""
+        mixture = self.run.order.mixture
+        in_tokens = mixture is not None and any(mixture.tokens_of(name) is not None for name in mixture.plan.streams)
+        return "tokens" if in_tokens else f"{self.item}s"
+
+    @cached_property
+    def configured(self) -> list[dict[str, tuple[float, float]]]:
+        """Configured shares of the streams at the beginning and the end of each phase, or of the only one.
+
+        Empty if no weights are configured.
+        """
+        plan, order = self.run.order.plan, self.run.order
+        if plan is None:
+            if all(weight.proportion is None for weight in run_state_of(self.dataset).request.weights):
+                return []
+            shares_of_epoch = zip(self.catalog.stream_names, order.weights.proportion, strict=True)
+            return [{name: (share, share) for name, share in shares_of_epoch}]
+        shares = []
+        for phase in plan.phases:
+            begin, end = (_parts_of_sum(dict(mix)) for mix in (phase.begin, phase.end))
+            shares.append({name: (begin.get(name, 0.0), end.get(name, 0.0)) for name in begin})
+        return shares
+
+    @cached_property
+    def configured_of_epoch(self) -> dict[str, float]:
+        """Configured share of each stream, if it is the same in the whole epoch; else empty."""
+        if len(self.configured) != 1 or any(begin != end for begin, end in self.configured[0].values()):
+            return {}
+        return {name: share for name, (share, _) in self.configured[0].items()}
+
+    @cached_property
     def phases(self) -> tuple[str, ...]:
         """Names of the phases of an epoch; empty without a schedule."""
         plan = self.run.order.plan
@@ -355,6 +397,7 @@ class RunDescription:
                 "selected": stream.num_selected,
                 "drawn": drawn,
                 "share": share,
+                "weight": self.configured_of_epoch.get(name),
                 "passes": passes,
                 **tokens.get(name, {}),
                 "only": stream.selection.in_words(),
@@ -371,9 +414,10 @@ class RunDescription:
             for (name, stream), drawn, share, passes in shares
         ]
         schedule = {"schedule": self.schedule_report()} if self.phases else {}
+        epoch = {"epoch_size": weights.epoch_size, "weights_in": self.weights_in}
         packer = self.run.order.packer
         if packer is None or self.packing is None:
-            return {"epoch_size": weights.epoch_size, "streams": streams, **schedule}
+            return {**epoch, "streams": streams, **schedule}
         settings = self.packing
         if isinstance(settings, BudgetSettings):
             facts = {"method": "budget", "tokens_per_group": settings.tokens}
@@ -384,7 +428,7 @@ class RunDescription:
         facts |= {name: getattr(settings, name) for name in names}
         facts["lengths"] = packer.pack.request().in_words()
         packs = {**facts, **self.packs_of(self.run.epoch(Cursor(0, 0)).sequence)}
-        return {"epoch_size": weights.epoch_size, "streams": streams, **schedule, "packs": packs}
+        return {**epoch, "streams": streams, **schedule, "packs": packs}
 
     def _tokens_report(self, repeats: Mapping[str, float]) -> dict[str, dict[str, float]]:
         """Return the tokens of each stream, and its share of all; empty if lengths are not known.
@@ -424,7 +468,7 @@ class RunDescription:
         """Return what each phase of the first epoch reads of each stream, as plain values."""
         mixture = self.run.order.mixture
         assert mixture is not None, "the run has a schedule"
-        plan, report = mixture.plan, []
+        plan, report, read = mixture.plan, [], 0
         stops, steps = [0, *plan.phase_stops.tolist()], [-1, *plan.last_steps.tolist()]
         for number, phase in enumerate(plan.phases):
             before, until = plan.drawn_by(number - 1) if number else {}, plan.drawn_by(number)
@@ -450,14 +494,18 @@ class RunDescription:
                 tokens = mixture.tokens_of(name)
                 if tokens is not None:
                     streams[-1]["tokens"] = tokens.before(drawn_by_end) - tokens.before(drawn_by_end - drawn)
+            in_tokens = {}
             if "tokens" in streams[0]:
                 total = max(sum(stream["tokens"] for stream in streams), 1)
                 streams = [{**stream, "token_share": stream["tokens"] / total} for stream in streams]
+                read += sum(stream["tokens"] for stream in streams)
+                in_tokens = {"ends_in_tokens": read}
             report.append(
                 {
                     "phase": phase.name,
                     "begins": stops[number],
                     "ends": stops[number + 1],
+                    **in_tokens,
                     "ended_at": phase.cut,
                     "steps": steps[number + 1] - steps[number],
                     "streams": streams,

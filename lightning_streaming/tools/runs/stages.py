@@ -15,7 +15,6 @@ from lightning_streaming.tools import console
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import (
     FINE,
-    counted,
     print_json,
     print_line,
     print_records,
@@ -23,7 +22,7 @@ from lightning_streaming.tools.console import (
     printable_name,
 )
 from lightning_streaming.tools.runs.checkpoints import read_places
-from lightning_streaming.tools.runs.describe import describe_run, packs_documents
+from lightning_streaming.tools.runs.describe import describe_run, packs_documents, share_in_words
 from lightning_streaming.waits import ProgressCallback
 
 
@@ -118,18 +117,20 @@ def packs_in_words(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _print_stage(report: Mapping[str, Any]) -> None:
     """Print tables of streams, joins, packs and phases, and the warnings."""
     stage, streams, packing = report["stage"], report["streams"], packs_in_words(report)
+    items = "documents" if packing else "samples"
     records = [
         {
             "stream": printable_name(stream["stream"]),
-            **{head: f"{stream[head]:,}" for head in ("stored", "selected", "drawn")},
-            "share": f"{stream['share']:.1%}",
+            **{head: f"{stream[head]:,}" for head in ("stored", "selected")},
+            "weight": "" if stream["weight"] is None else f"{stream['weight']:.1%}",
+            "drawn": f"{stream['drawn']:,}",
+            **_shares_in_words(stream, items),
             "passes": f"{stream['passes']:.4g}",
-            **_tokens_in_words(stream),
             "only": stream["only"],
         }
         for stream in streams
     ]
-    title = f"{stage}: {counted(report['epoch_size'], 'document' if packing else 'sample')} per epoch"
+    title = f"{stage}: {report['epoch_size']:,} {items} per epoch{_weights_in_words(report)}"
     print_records(title, records, left=("stream", "only"), whole=list(records[0])[1:-1])
     joins = []
     for name, join in ((stream["stream"], join) for stream in streams for join in stream["joins"]):
@@ -141,40 +142,50 @@ def _print_stage(report: Mapping[str, Any]) -> None:
     if packing:
         print_table(f"{stage}: packs of the first epoch", (), packing)
     if "schedule" in report:
-        _print_schedule(stage, report["schedule"])
+        _print_schedule(f"{stage}: phases of an epoch{_weights_in_words(report)}", report["schedule"], items)
     for warning in report["warnings"]:
         console.print_note("inspect", f"{stage}: {warning}")
 
 
-def _tokens_in_words(stream: Mapping[str, Any]) -> dict[str, str]:
-    if "tokens" not in stream:
-        return {}
-    return {"tokens": f"{stream['tokens']:,}", "of tokens": f"{stream['token_share']:.1%}"}
+def _shares_in_words(counts: Mapping[str, Any], items: str) -> dict[str, str]:
+    """Return the share of samples, or documents; and tokens and their share, if lengths are known."""
+    share = f"{counts['share']:.1%}"
+    if "tokens" not in counts:
+        return {"share": share}
+    return {f"of {items}": share, "tokens": f"{counts['tokens']:,}", "of tokens": f"{counts['token_share']:.1%}"}
 
 
-def _print_schedule(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
-    """Print a line for each stream of each phase; with the steps if a phase has several, or is a ramp."""
+def _weights_in_words(report: Mapping[str, Any]) -> str:
+    """Return the unit of the configured weights, if any are shown."""
+    has_weights = "schedule" in report or any(stream["weight"] is not None for stream in report["streams"])
+    return f"; weights count {report['weights_in']}" if has_weights else ""
+
+
+def _print_schedule(title: str, phases: Sequence[Mapping[str, Any]], items: str) -> None:
+    """Print a line for each stream of each phase: its weights, as configured, and what the phase reads of it."""
     ramps = any(stream["begin_share"] != stream["end_share"] for phase in phases for stream in phase["streams"])
     has_steps, records = ramps or any(phase["steps"] > 1 for phase in phases), []
     for phase in phases:
+        ends = {"ends": phase["ends"]}
+        if "ends_in_tokens" in phase:
+            ends = {f"ends, {items}": phase["ends"], "ends, tokens": phase["ends_in_tokens"]}
         for number, stream in enumerate(phase["streams"]):
-            is_ramp, is_first = stream["begin_share"] != stream["end_share"], number == 0
+            is_first = number == 0
             records.append(
                 {
                     "phase": printable_name(phase["phase"]) if is_first else "",
-                    "ends": f"{phase['ends']:,}" if is_first else "",
+                    **{head: f"{end:,}" if is_first else "" for head, end in ends.items()},
                     "ended": "early" if is_first and phase["ended_at"] is not None else "",
                     "steps": f"{phase['steps']:,}" if is_first and has_steps else "",
                     "stream": printable_name(stream["stream"]),
-                    "drawn": f"{stream['drawn']:,}",
-                    **({"tokens": f"{stream['tokens']:,}"} if "tokens" in stream else {}),
-                    "share": f"{stream['begin_share'] if is_ramp else stream.get('token_share', stream['share']):.1%}",
-                    "to": f"{stream['end_share']:.1%}" if is_ramp else "",
+                    "weight": share_in_words(stream["begin_share"], stream["end_share"]),
+                    items: f"{stream['drawn']:,}",
+                    **_shares_in_words(stream, items),
                     "so far": f"{stream['drawn_by_end']:,}",
                     "passes": "-" if stream["passes_by_end"] is None else f"{stream['passes_by_end']:.4g}",
                 }
             )
-    print_records(f"{stage}: phases of an epoch", records, left=("phase", "ended", "stream"), whole=list(records[0]))
+    print_records(title, records, left=("phase", "ended", "stream"), whole=list(records[0]))
 
 
 # select --config

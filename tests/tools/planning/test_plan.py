@@ -224,6 +224,57 @@ def test_packs_tell_tokens_and_fill(data: Path, tmp_path: Path) -> None:
     assert told["run"]["unit"] == "pack"
 
 
+WEIGHTS_IN_TOKENS: dict[str, Any] = {
+    "streams": {name: {"proportion": share} for name, share in (("books", 0.6), ("web", 0.4))},
+    "mixing": {"weights_in": "tokens"},
+    "epoch_size": 3000,
+}
+
+
+def with_weights(data: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    train = packed_train(data / "documents")
+    streams = {name: {**stream, **changes["streams"][name]} for name, stream in train["streams"].items()}
+    return {**train, **changes, "streams": streams}
+
+
+def test_shares_are_in_what_weights_count(data: Path, tmp_path: Path) -> None:
+    train = with_weights(data, WEIGHTS_IN_TOKENS)
+    conditions = ("share(books) < 0.58", "share(books) > 62%", "token_share(web) < 0.38", "token_share < 1")
+    flags = [flag for condition in conditions for flag in ("--fail-if", condition)]
+    report = plan(tmp_path, train, "--json", *flags, max_epochs=1).json
+    assert (report["run"]["weights_in"], report["failed"]) == ("tokens", [])
+    tokens = {stream["stream"]: stream["tokens"] for stream in report["streams"]}
+    samples = {stream["stream"]: stream["samples"] for stream in report["streams"]}
+    for streams in (report["streams"], report["schedule"][0]["streams"]):
+        for stream in streams:
+            name = stream["stream"]
+            assert stream["share"] == stream["token_share"] == tokens[name] / sum(tokens.values())
+            assert stream["sample_share"] == samples[name] / sum(samples.values())
+            assert stream["share"] == pytest.approx(WEIGHTS_IN_TOKENS["streams"][name]["proportion"], abs=0.02)
+    assert abs(samples["books"] / sum(samples.values()) - 0.6) > 0.04, "shares of documents are others"
+    assert {name: counts[-1] for name, counts in report["over_time"]["tokens"].items()} == tokens
+    shown = run("plan", "--config", tmp_path / "run.yaml", "--html", tmp_path / "plan.html").out
+    of_phases = shown.partition("phases; weights count tokens")[2]
+    rows = [line.split() for line in of_phases.splitlines() if line.strip()]
+    assert rows[2][:3] == ["proportion", "books", "60.0%"]
+    for words in ("documents", "of tokens"):
+        assert words in of_phases
+    assert "share of tokens" in (tmp_path / "plan.html").read_text()
+
+
+def test_documents_and_tokens_are_shown_where_weights_count_documents(data: Path, tmp_path: Path) -> None:
+    train = with_weights(data, {"streams": WEIGHTS_IN_TOKENS["streams"]})
+    report = plan(tmp_path, train, "--json", max_epochs=1).json
+    assert report["run"]["weights_in"] == "documents"
+    for stream in report["streams"]:
+        assert stream["share"] == stream["sample_share"] == pytest.approx(stream["weight"], abs=0.02)
+        assert abs(stream["token_share"] - stream["share"]) > 0.05
+    shown = " ".join(run("plan", "--config", tmp_path / "run.yaml").out.split())
+    assert "streams; weights count documents" in shown
+    for words in ("60.0%", "of documents", "of tokens"):
+        assert words in shown
+
+
 def test_the_tables_say_it_all(data: Path, tmp_path: Path) -> None:
     streams = {name: {"remote": str(data / name), "local": str(tmp_path / name)} for name in SIZES}
     train = {**phased_train(data), "streams": streams, "cache_limit": limit_of(data, 3000)}
