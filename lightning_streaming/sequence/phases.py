@@ -370,6 +370,12 @@ class _Planner:
         earlier = [change.mix for change in changes if change.epoch < epoch]
         self._set_by_run = _shares(earlier[-1], self._place_of) if earlier else None
         self._limits = np.asarray([limits.get(name, _NO_LIMIT) for name in self._streams], np.int64)
+        self._tokens_drawn = dict[int, int]()
+        self._tokens_allowed = {
+            stream: tokens[name].before(limits[name])
+            for stream, name in enumerate(self._streams)
+            if tokens is not None and name in limits
+        }
         no_streams = np.zeros_like(self._owed)
         self._added = _Added(no_streams, np.full_like(self._owed, _NO_LIMIT), no_streams.astype(np.float64))
         self._uncut: dict[int, NDArray[np.int64]] = {}
@@ -460,10 +466,11 @@ class _Planner:
         tokens = np.zeros(len(shares), np.int64)
         left = np.full(len(shares), np.inf)
         for stream in mixed:
-            of = self._tokens[self._streams[stream]]
-            tokens[stream] = of.before(int(drawn[stream]))
-            if self._limits[stream] < _NO_LIMIT:
-                left[stream] = max(of.before(int(self._limits[stream])) - int(tokens[stream]), 0)
+            if stream not in self._tokens_drawn:
+                self._tokens_drawn[stream] = self._tokens[self._streams[stream]].before(int(drawn[stream]))
+            tokens[stream] = self._tokens_drawn[stream]
+            if stream in self._tokens_allowed:
+                left[stream] = max(self._tokens_allowed[stream] - int(tokens[stream]), 0)
         shares = self._within(phase, shares, size, self._owed, left)
         added = np.rint(size * shares).astype(np.int64)
         self._owed += added
@@ -479,6 +486,7 @@ class _Planner:
         for stream in mixed:
             after = self._tokens[self._streams[stream]].before(int(drawn[stream] + counts[stream]))
             self._owed[stream] -= after - tokens[stream]
+            self._tokens_drawn[stream] = after
         return counts
 
     def _filling(

@@ -7,7 +7,7 @@ even_shares    the order of a mixture step in which each part has each stream's 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,21 @@ class TokenLengths(Protocol):
 
     def __call__(self, sample_ids: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
         """Return the tokens of some samples."""
+
+
+class _Pass(NamedTuple):
+    """A pass over a stream, with the samples and tokens of all passes before it."""
+
+    number: int
+    first_sample: int
+    first_token: int
+    shards: NDArray[np.int64]
+    """The shards in the order of the pass."""
+    key: NDArray[np.uint64]
+    samples: NDArray[np.int64]
+    """Samples of the pass before each shard, and at its end."""
+    tokens: NDArray[np.int64]
+    """Tokens of the pass before each shard, and at its end."""
 
 
 class TokenPasses:
@@ -62,8 +77,7 @@ class TokenPasses:
         self.longest = 0
         """Most tokens of a sample."""
         self._of_shard = self._sums(sizes)
-        self._order: tuple[int, NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]] | None
-        self._order = None
+        self._pass: _Pass | None = None
         self._shard: tuple[tuple[int, int], NDArray[np.int64]] | None = None
         if not self.tokens_of_pass(0):
             raise ConfigError(
@@ -84,27 +98,29 @@ class TokenPasses:
 
     def before(self, samples: int) -> int:
         """Return the tokens of the first samples of all passes."""
-        number = int(self.passes.numbers(np.asarray([samples]))[0])
-        within = samples - self.passes.position(number)[0]
-        shards, _, samples_before, tokens_before = self._of_pass(number)
-        place = int(np.searchsorted(samples_before, within, side="right")) - 1
-        tokens = self._tokens_of_passes(number) + int(tokens_before[place])
-        rest = within - int(samples_before[place])
-        return tokens + int(self._of_part(number, int(shards[place]))[rest]) if rest else tokens
+        known = self._pass
+        if known is None or not 0 <= samples - known.first_sample < known.samples[-1]:
+            known = self._of_pass(int(self.passes.numbers(np.asarray([samples]))[0]))
+        within = samples - known.first_sample
+        place = int(known.samples.searchsorted(within, side="right")) - 1
+        tokens = known.first_token + int(known.tokens[place])
+        rest = within - int(known.samples[place])
+        return tokens + int(self._of_part(known, int(known.shards[place]))[rest]) if rest else tokens
 
     def position(self, tokens: int) -> int:
         """Return the number of samples whose tokens are nearest to a number; of two, the smaller one."""
-        number = self._pass_at(tokens)
-        rest = tokens - self._tokens_of_passes(number)
-        shards, _, samples_before, tokens_before = self._of_pass(number)
+        known = self._pass
+        if known is None or not 0 <= tokens - known.first_token < known.tokens[-1]:
+            known = self._of_pass(self._pass_at(tokens))
+        rest = tokens - known.first_token
         # The last shard of which something is needed; shards without tokens are passed over.
-        place = max(int(np.searchsorted(tokens_before, rest, side="left")) - 1, 0)
-        of_part = self._of_part(number, int(shards[place]))
-        left = rest - int(tokens_before[place])
-        after = min(int(np.searchsorted(of_part, left, side="left")), len(of_part) - 1)
+        place = max(int(known.tokens.searchsorted(rest, side="left")) - 1, 0)
+        of_part = self._of_part(known, int(known.shards[place]))
+        left = rest - int(known.tokens[place])
+        after = min(int(of_part.searchsorted(left, side="left")), len(of_part) - 1)
         if after and left - int(of_part[after - 1]) <= int(of_part[after]) - left:
             after -= 1
-        return self.passes.position(number)[0] + int(samples_before[place]) + after
+        return known.first_sample + int(known.samples[place]) + after
 
     def repeats(self, samples: int) -> float:
         """Return the number of passes that so many samples are, by their tokens."""
@@ -135,28 +151,29 @@ class TokenPasses:
         first = int(self.passes.numbers(np.asarray([self.passes.last_start]))[0])
         return first + tokens // self.tokens_of_pass(first)
 
-    def _of_pass(
-        self, number: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the shards of a pass in order, their key, and the samples and tokens before each and at the end."""
-        if self._order is None or self._order[0] != number:
+    def _of_pass(self, number: int) -> _Pass:
+        """Return a pass."""
+        known = self._pass
+        if known is None or known.number != number:
             sizes = self.passes.sizes_of(number)
             shards, key = pass_order(len(sizes), self._stream, self._seed, number, is_shuffled=self._is_shuffled)
             samples, tokens = (np.concatenate([[0], np.cumsum(of[shards])]) for of in (sizes, self._of_shard))
-            self._order = number, shards, key, samples, tokens
-        return self._order[1:]
+            first = self.passes.position(number)[0]
+            known = self._pass = _Pass(number, first, self._tokens_of_passes(number), shards, key, samples, tokens)
+        return known
 
-    def _of_part(self, number: int, shard: int) -> NDArray[np.int64]:
+    def _of_part(self, of: _Pass, shard: int) -> NDArray[np.int64]:
         """Return the tokens of the first samples of a shard, in the order of a pass, from none to all of them."""
-        if self._shard is None or self._shard[0] != (number, shard):
-            size = int(self.passes.sizes_of(number)[shard])
+        known = self._shard
+        if known is None or known[0] != (of.number, shard):
+            size = int(self.passes.sizes_of(of.number)[shard])
             indexes: NDArray[Any] = np.arange(size)
             if self._is_shuffled:
-                key = numbered_keys(self._of_pass(number)[1], np.asarray([shard]))[0]
+                key = numbered_keys(of.key, np.asarray([shard]))[0]
                 indexes = Permutation(size, key).permuted(indexes)
             tokens = self._lengths(self._first_id + int(self._firsts[shard]) + indexes)
-            self._shard = (number, shard), np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])
-        return self._shard[1]
+            known = self._shard = (of.number, shard), np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])
+        return known[1]
 
     def _sums(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tokens of each shard."""
