@@ -27,6 +27,8 @@ from lightning_streaming.units import check_truth, plain_number, store_whole
 
 MADE = ("position_ids", "document_ids", "cu_seqlens", "max_seqlen")
 """Entries of a batch that are computed from the lengths of packed documents."""
+ENTRIES = ("input_ids", "labels", "lengths")
+"""Further entries of batches."""
 IGNORED = -100
 """Label that torch's losses ignore by default."""
 LARGEST_TOKEN = 2**63 - 1
@@ -53,6 +55,13 @@ class Packing(OptionGroup):
         dtype: Type of the values of columns of bytes, like "uint16"; or one for each such column, like
             ``{"tokens": "uint16", "mask": "uint8"}``.
         along: Other columns of as many values as tokens, such as labels or a mask of the loss, treated like the tokens.
+            Values of several dimensions need their shape, with -1 for the tokens, first or last: like
+            ``{"labels": [-1], "boxes": [-1, 4], "position_ids": [3, -1]}``, of shape (packs, capacity, 4) and
+            (3, packs, capacity) in a batch.
+        concatenate: Columns with values for a document as a whole, like ``["pixel_values", "image_grid_thw"]``: arrays
+            that a batch has one after another, in the order of its documents, in their stored type. A document has
+            None, or an array without values, for nothing; a batch with nothing lacks the entry. Documents must stay
+            whole: ``longer`` is "drop" or "error", and ``method`` is not "concat".
         bos: Number of a token that is inserted before each stored document, also if it begins with it, so that lengths
             are one more. Columns of ``along`` have their padding value there. None: no token.
         eos: Number of a token that is inserted after each stored document; ``labels`` have it. None: no token.
@@ -70,7 +79,8 @@ class Packing(OptionGroup):
     lengths: str | Callable[..., Any] | None = None
     lengths_version: str | None = None
     dtype: str | Mapping[str, str] | None = None
-    along: Sequence[str] = ()
+    along: Sequence[str] | Mapping[str, Sequence[int]] = ()
+    concatenate: Sequence[str] = ()
     bos: int | None = None
     eos: int | None = None
     pad: int | float | Mapping[str, Any] = 0
@@ -88,9 +98,20 @@ class Packing(OptionGroup):
             self._refuse("column", f"must be the name of the column of tokens, but is {short_repr(self.column)}")
         with fields_of(self.option):
             self.settings()
-        self._take_names("along")
+        if isinstance(self.along, Mapping):
+            self._check_shapes(self.along)
+        else:
+            self._take_names("along")
         if self.column in self.along or len(set(self.along)) < len(self.along):
             self._refuse("along", f"names each other column once, but is {list(self.along)}")
+        self._take_names("concatenate")
+        named = {self.column, *self.along, *MADE, *ENTRIES}
+        if len({*self.concatenate} - named) < len(self.concatenate):
+            self._refuse("concatenate", f"names each column once, and none that a batch has, but is {self.concatenate}")
+        if self.concatenate and self.column is None:
+            self._refuse("concatenate", f"needs {self.option}.column, the tokens of documents; a collate_fn may do it")
+        if self.concatenate and self.settings().longer not in ("drop", "error"):
+            self._refuse("concatenate", f"needs whole documents; set {self.option}.longer to 'drop' or 'error'")
         for name in ("dtype", "as_dtype"):
             self._check_dtypes(name, getattr(self, name))
         with fields_of(self.option):
@@ -121,6 +142,15 @@ class Packing(OptionGroup):
     def columns(self) -> tuple[str, ...]:
         """All packed columns, that of the tokens first."""
         return (*(() if self.column is None else (self.column,)), *self.along)
+
+    @property
+    def is_flat(self) -> bool:
+        """True if stored bytes are joined to batches: columns have one dimension, and nothing else is read."""
+        return not self.concatenate and all(len(self.shape_of(name)) == 1 for name in self.columns)
+
+    def shape_of(self, column: str) -> tuple[int, ...]:
+        """Return the shape of a document's values, with -1 for its tokens."""
+        return tuple(self.along.get(column, (-1,))) if isinstance(self.along, Mapping) else (-1,)
 
     def settings(self) -> AnyPackSettings:
         """Return the settings of the plan."""
@@ -183,6 +213,14 @@ class Packing(OptionGroup):
         if not is_list or not all(isinstance(item, str) for item in names):
             self._refuse(name, f"must be a list of names, but is {short_repr(value)}")
         object.__setattr__(self, name, names)
+
+    def _check_shapes(self, shapes: Mapping[Any, Any]) -> None:
+        for name, shape in shapes.items():
+            sizes = [plain_number(size) for size in shape] if isinstance(shape, list | tuple) else []
+            others = sizes[1:] if sizes[:1] == [-1] else sizes[:-1] if sizes[-1:] == [-1] else [0]
+            if not isinstance(name, str) or not all(isinstance(size, int) and size > 0 for size in others):
+                words = "must map columns to shapes with -1, the tokens, first or last, like [-1, 4] or [3, -1]"
+                self._refuse("along", f"{words}, but maps {short_repr(name)} to {short_repr(shape)}")
 
     def _check_dtypes(self, name: str, dtypes: object) -> None:
         if not isinstance(dtypes, Mapping):
@@ -289,6 +327,10 @@ class PackingConfig(Packing):
             require_known("names", self.names, ("plain", "huggingface"))
         if self.loss_mask is not None and (not self.labels or not isinstance(self.loss_mask, str)):
             self._refuse("loss_mask", f"must be a column, and needs labels: true, but is {short_repr(self.loss_mask)}")
+        if self.mask is not None and len(self.shape_of(self.mask)) > 1:
+            self._refuse("loss_mask", f"has one value for a token, but shape {list(self.shape_of(self.mask))} in along")
+        if taken := {"input_ids", *MADE} - {*self.without} & {*self.along}:
+            self._refuse("along", f"names {min(taken)!r}, which a batch has already; name it in without, or rename it")
         if self.labels and "labels" in (self.mask, *self.along):
             self._refuse("labels", "makes an entry of this name, which along or loss_mask names")
 

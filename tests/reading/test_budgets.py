@@ -371,6 +371,7 @@ def test_what_was_asked_for_is_told_as_plain_values(root: Path) -> None:
         "lengths_version": None,
         "dtype": None,
         "along": [],
+        "concatenate": [],
         "bos": None,
         "eos": None,
         "pad": 0,

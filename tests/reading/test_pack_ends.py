@@ -176,7 +176,7 @@ def test_ranks_and_workers_resume_in_the_middle(root: Path) -> None:
 
 
 def test_weights_in_tokens_count_them(root: Path) -> None:
-    options = {"mixing": {"weights_in": "tokens"}, "epoch_size": 500}
+    options: dict[str, Any] = {"mixing": {"weights_in": "tokens"}, "epoch_size": 500}
     packing = {"capacity": 16, "along": [], "pad": 9}
     read = as_lists(loader(root / "plain", packing={**packing, **ENDS[2]}, **options))
     assert 480 <= sum(token != 9 for batch in read for pack in batch["input_ids"] for token in pack) <= 560

@@ -38,9 +38,11 @@ from lightning_streaming.reading.packs.values import (
     PackBatch,
     PackSpans,
     StoredParts,
+    as_shaped,
     batch_of,
     bytes_of,
     collate_packs,
+    concatenated,
     cut,
     documents_of,
     expected,
@@ -104,7 +106,7 @@ class _DocumentAssembler(Assembler):
             FormatError: A shard or a document of the next batch is damaged; names the stream and the shard.
             StorageError: A shard of the next batch could not be fetched.
         """
-        if not (plan.reads_as_stored and plan.source.may_be_joined()):
+        if not (plan.reads_as_stored and self._packing.is_flat and plan.source.may_be_joined()):
             return None
         return read_batches(plan, partial(self._reader, plan), drop_last=drop_last, separately=separately)
 
@@ -145,13 +147,14 @@ class PackAssembler(_DocumentAssembler):
 
     def collate(self, collate: Collate, *, by_torch: bool) -> Collate:  # noqa: ARG002
         """Return a function that collates packs."""
-        return partial(collated, collate_packs if collate is default_collate else collate)
+        is_own = collate is default_collate
+        return partial(collate_packs, self._packing) if is_own else partial(collated, collate)
 
     def _item(self, rows: RowPieces, documents: list[Any], types: ColumnTypes) -> PackBatch:
         packing, missing = self._packing, missing_of(documents)
         spans = PackSpans.of(rows, 1, packing.capacity, packing.multiple).without(missing)
         columns = {name: filled_pack(packing, name, documents, rows, types) for name in packing.columns}
-        batch = batch_of(packing, columns, spans, types)
+        batch = {**batch_of(packing, columns, spans, types), **concatenated(packing, documents)}
         return BarePack(batch) if len(missing) == len(documents) else batch
 
     def _joined(
@@ -214,20 +217,24 @@ class GroupAssembler(_DocumentAssembler):
         """Return the documents of a group with the tokens that are inserted before and after them."""
         if not self._packing.ends:
             return group
-        batch, there = self._padded(group), group.rows.lengths.tolist()
-        names = {name: self._packing.name_of(name) for name in self._packing.columns}
-        return [
-            document
-            if document is MISSING
-            else {**document, **{name: batch[of][place, : there[place]].numpy() for name, of in names.items()}}
-            for place, document in enumerate(group)
-        ]
+        pack, batch, ended = self._packing, self._padded(group), list[Any](group)
+        for place in {*range(len(group))} - {*missing_of(group)}:
+            row = (place, slice(int(group.rows.lengths[place])))
+            rows = {name: row if pack.shape_of(name)[0] < 0 else (..., *row) for name in pack.columns}
+            ended[place] = {
+                **group[place],
+                **{name: batch[pack.name_of(name)][at].numpy() for name, at in rows.items()},
+            }
+        return ended
 
     def _item(self, rows: RowPieces, documents: list[Any], types: ColumnTypes) -> Group:
         budget, lengths = self._packing, StoredParts.of(self._packing, rows).lengths
         for place in {*np.flatnonzero(~rows.are_ends).tolist()} - {*missing_of(documents)}:
             document, length = documents[place], int(lengths[place])
-            values = {name: values_of(budget, name, document)[:length] for name in budget.columns}
+            values = {
+                name: as_shaped(values_of(budget, name, document)[:length], budget.shape_of(name), 1)
+                for name in budget.columns
+            }
             documents[place] = {**document, **values} if isinstance(document, Mapping) else values
         return Group(documents, rows, types)
 
@@ -253,8 +260,8 @@ class GroupAssembler(_DocumentAssembler):
             values = np.concatenate(taken_of(self._packing, name, group, spans.rows, group.types))
             filled = filling(self._packing, name, spans.num_packs * spans.capacity, values.dtype, group.types)
             filled[~spans.are_padding().reshape(-1)] = values[are_there]
-            columns[name] = filled.reshape(spans.num_packs, spans.capacity)
-        batch = self._batch(columns, spans, group.types)
+            columns[name] = filled.reshape(spans.num_packs, spans.capacity, *filled.shape[1:])
+        batch = {**self._batch(columns, spans, group.types), **concatenated(self._packing, group)}
         return BarePack(batch) if len(missing) == len(group) else batch
 
     def _batch(self, columns: Mapping[str, NDArray[Any]], spans: PackSpans, types: ColumnTypes) -> PackBatch:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import islice, pairwise, repeat
+from itertools import chain, islice, pairwise, repeat
 from operator import getitem
 from typing import Any, NamedTuple, cast
 
@@ -240,18 +240,71 @@ def typed_columns(
         for option, tokens, value in zip(("bos", "eos"), inserted, pack.inserted(name), strict=True):
             if option in pack.ends:
                 check_fits(pack, option, value, name, wanted.dtype)
-                wanted.reshape(-1)[tokens] = value
-        batch[pack.name_of(name)] = torch.from_numpy(wanted)
+                wanted.reshape(-1, *wanted.shape[2:])[tokens] = value
+        batch[pack.name_of(name)] = torch.from_numpy(as_shaped(wanted, pack.shape_of(name), 2))
     return batch
 
 
-def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
+def as_shaped(values: NDArray[Any], shape: Sequence[int], count: int) -> NDArray[Any]:
+    """Return values, whose first axes are those of tokens, in the shape of a document's values.
+
+    Args:
+        values: Of shape (tokens, ...), or (packs, tokens, ...).
+        shape: Shape of the values of a document, with -1 for its tokens.
+        count: The number of axes of tokens.
+    """
+    if shape[0] < 0:
+        return values
+    return np.ascontiguousarray(np.moveaxis(values, range(count), range(-count, 0)))
+
+
+def concatenated(packing: Packing, documents: Sequence[Any]) -> PackBatch:
+    """Return the columns of whole documents, by name, one document after another; none of no values.
+
+    Raises:
+        SampleError: A document lacks a column, or has something else, or of another shape or type than others.
+    """
+    batch = PackBatch()
+    for name in packing.concatenate:
+        values = [column_of(packing, name, document) for document in documents if document is not MISSING]
+        parts = [_tensor_of(packing, name, value) for value in values if value is not None]
+        if parts := [part for part in parts if len(part)]:
+            batch[name] = _joined(packing, name, parts)
+    return batch
+
+
+def _tensor_of(packing: Packing, name: str, value: Any) -> torch.Tensor:
+    try:  # torch warns of arrays that are read-only
+        part = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.require(value, requirements="W"))
+        len(part)
+    except (TypeError, ValueError) as error:
+        raise SampleError(
+            f"column {name!r} of a document must be an array or None: {error}", option=f"{packing.option}.concatenate"
+        ) from None
+    return part
+
+
+def _joined(packing: Packing, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    kinds = {(part.dtype, part.shape[1:]) for part in parts}
+    if len(kinds) > 1:
+        words = ", ".join(f"{part.dtype} of shape {tuple(part.shape)}" for part in parts[:3])
+        raise SampleError(
+            f"column {name!r} must have arrays of one type and, after the first dimension, one shape, but has {words}",
+            hint="make them alike in transform=",
+            option=f"{packing.option}.concatenate",
+        )
+    return torch.cat(list(parts))
+
+
+def collate_packs(packing: PackingConfig, packs: Sequence[PackBatch]) -> PackBatch:
     """Return one batch of several: packs are concatenated, and the ends in ``cu_seqlens`` continue."""
     typed = [pack for pack in packs if not isinstance(pack, BarePack)]
     first, batch = (typed[0], PackBatch()) if typed else (packs[0], BarePack())
-    for name in first:
-        values = [pack[name] for pack in packs]
-        if name.startswith("max_"):
+    for name in dict.fromkeys(chain(first, *typed)):
+        values = [pack[name] for pack in packs if name in pack]
+        if name in packing.concatenate:
+            batch[name] = _joined(packing, name, values)
+        elif name.startswith("max_"):
             batch[name] = max(values)
         elif name.startswith("cu_seq"):
             before = np.cumsum([0, *(int(ends[-1]) for ends in values)])[:-1].tolist()
@@ -260,7 +313,8 @@ def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
         else:
             # Packs of nothing but missing documents may precede the first value, and be of another type.
             parts = zip(values, (isinstance(pack, BarePack) for pack in packs), strict=True)
-            batch[name] = torch.cat([part.to(first[name].dtype) if bare else part for part, bare in parts])
+            axis = 0 if packing.shape_of(name)[0] < 0 else -2
+            batch[name] = torch.cat([part.to(first[name].dtype) if bare else part for part, bare in parts], axis)
     return batch
 
 
@@ -351,7 +405,8 @@ def filling(pack: Packing, name: str, count: int, dtype: np.dtype[Any], types: C
     """
     pad, wanted = pack.pad_of(name), types.unseen(name)
     check_fits(pack, "pad", pad, name, wanted)
-    return np.full(count, pad if fits(pad, dtype) else 0, dtype)
+    shape = (count, *(size for size in pack.shape_of(name) if size > 0))
+    return np.full(shape, pad if fits(pad, dtype) else 0, dtype)
 
 
 def check_fits(pack: Packing, option: str, value: Any, name: str, wanted: np.dtype[Any]) -> None:
@@ -368,20 +423,30 @@ def check_fits(pack: Packing, option: str, value: Any, name: str, wanted: np.dty
         )
 
 
-def values_of(pack: Packing, name: str, document: Any) -> NDArray[Any]:
-    """Return the values of a column of a document, in one dimension.
+def column_of(pack: Packing, name: str, document: Any) -> Any:
+    """Return a column of a document.
 
     Raises:
-        SampleError: The document lacks the column, or it has no numbers in one dimension.
+        SampleError: The document lacks it.
     """
     if not isinstance(document, Mapping) or name not in document:
         kind = sorted(document) if isinstance(document, Mapping) else type(document).__name__
         raise SampleError(
             f"a document must have column {name!r}, named in {pack.option}=, but there is {kind}", option=pack.option
         )
-    value = document[name]
+    return document[name]
+
+
+def values_of(pack: Packing, name: str, document: Any) -> NDArray[Any]:
+    """Return the values of a column of a document; the first axis is that of tokens.
+
+    Raises:
+        SampleError: The document lacks the column, or it has no numbers of its shape.
+    """
+    value, shape = column_of(pack, name, document), pack.shape_of(name)
+    expected_shape = "in one dimension" if len(shape) == 1 else f"of shape {shape} with -1 for tokens"
     of_bytes = pack.dtype_of(name)
-    if isinstance(value, bytes) and of_bytes is not None:
+    if isinstance(value, bytes) and of_bytes is not None and len(shape) == 1:
         dtype = np.dtype(of_bytes).newbyteorder("<")
         if len(value) % dtype.itemsize:
             raise SampleError(
@@ -392,12 +457,15 @@ def values_of(pack: Packing, name: str, document: Any) -> NDArray[Any]:
         values = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # a type that numpy lacks, a gradient, a ragged list
         raise SampleError(
-            f"column {name!r} of a document must be numbers in one dimension: {error}", option=pack.option
+            f"column {name!r} of a document must be numbers {expected_shape}: {error}", option=pack.option
         ) from None
-    if values.ndim != 1 or values.dtype.kind not in "iufb" or values.dtype.itemsize > MOST_BYTES:
+    tail = [size for wanted, size in zip(shape, values.shape, strict=False) if wanted > 0]
+    is_shaped = values.ndim == len(shape) and tail == [size for size in shape if size > 0]
+    if not is_shaped or values.dtype.kind not in "iufb" or values.dtype.itemsize > MOST_BYTES:
         raise SampleError(
-            f"column {name!r} of a document must be numbers in one dimension, but is {values.dtype} of shape "
+            f"column {name!r} of a document must be numbers {expected_shape}, but is {values.dtype} of shape "
             f"{values.shape}",
             option=pack.option,
         )
+    values = np.moveaxis(values, shape.index(-1), 0)
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))

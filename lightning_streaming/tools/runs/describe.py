@@ -593,7 +593,7 @@ class RunDescription:
             return 0
         if packing is None:
             return round(batch_size * float(np.mean(self.catalog.mean_sample_bytes))) if source.may_be_plain() else 0
-        if not isinstance(packing, PackingConfig) or not source.may_be_joined():
+        if not isinstance(packing, PackingConfig) or not packing.is_flat or not source.may_be_joined():
             return 0
         types = ColumnTypes(packing, lambda: stored_types(packing, self.catalog))
         return batch_size * packing.capacity * sum(types.unseen(name).itemsize for name in packing.columns)
