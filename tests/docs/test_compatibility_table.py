@@ -166,14 +166,14 @@ EXACT: dict[str, dict[str, Change]] = {
     "number of ranks on the same number of nodes": {"1": to(ranks=1), "3": to(ranks=3), "4": to(ranks=4)},
     "number of nodes": {"2 of 1": to(nodes=2, ranks=1), "3 of 1": to(nodes=3, ranks=1), "2 of 2": to(nodes=2)},
     "batch size, accumulation": {"1": to(batch_size=1), "5": to(batch_size=5), "11": to(batch_size=11)},
-    "workers, persistent or not, start method, prefetching": {
+    "number of workers, `persistent_workers`, start method of workers, prefetching": {
         "workers": loaded(num_workers=2, prefetch_factor=3),
         "persistent": loaded(num_workers=1, persistent_workers=True),
         "spawn": loaded(num_workers=1, multiprocessing_context="spawn"),
         "predownload": ordered(predownload=1),
     },
     "`bad_samples`": {"replaced": replaced},
-    "where the data is (`remote`, `local`), storage options, retries": {
+    "location of the data (`remote`, `local`), storage options, retries": {
         "remote": moved,
         "local": cached,
         "options": weighted(storage={"options": {"auto_mkdir": False}}, download_retry=7, download_timeout=5.0),
@@ -187,9 +187,11 @@ EXACT: dict[str, dict[str, Change]] = {
 """Changes after which the epoch goes on as if nothing had happened."""
 
 REFUSED: dict[str, dict[str, Change]] = {
-    "number or size of earlier shards, samples, weights, `epoch_size`, names of streams": {
+    "number, sizes or samples of existing shards": {
         "shards": rewritten(size_limit=150),
         "samples": rewritten({"a": 26, "b": 13}),
+    },
+    "without phases: weights, `epoch_size`, names and order of streams": {
         "weights": weighted(proportion=1.0),
         "epoch size": ordered(epoch_size=40),
         "names": to(names=("a", "c")),
@@ -269,9 +271,7 @@ def test_change_is_refused(
 def test_data_that_is_written_anew_with_compression_is_other_data(
     saved: tuple[Setup, list[int], Mapping[str, Any]], tmp_path: Path
 ) -> None:
-    assert (
-        "if you write the dataset again with another compression, they differ" in table()["compression of the shards"]
-    )
+    assert "writing the dataset again with another compression changes them" in table()["compression of the shards"]
     with pytest.raises(StateMismatchError, match="digest"):
         rewritten(compression="zstd")(saved[0], tmp_path).read(saved[2])
 
@@ -279,7 +279,7 @@ def test_data_that_is_written_anew_with_compression_is_other_data(
 def test_nodes_that_do_not_fit_the_canonical_ones_are_refused_by_orig(
     saved: tuple[Setup, list[int], Mapping[str, Any]],
 ) -> None:
-    only = 'with `partition_algo="orig"` only to divisors and multiples of `num_canonical_nodes`'
+    only = 'with `partition_algo="orig"` only to divisors and multiples of [`num_canonical_nodes`]'
     assert only in table()["number of nodes"]
     setup = replace(saved[0], order={"partition_algo": "orig"})
     read, states = setup.read()
@@ -330,7 +330,7 @@ def saved_in_second(saved: tuple[Setup, list[int], Mapping[str, Any]]) -> tuple[
 def test_phases_ahead_may_change(
     change: Change, saved_in_second: tuple[Setup, list[int], Mapping[str, Any]], tmp_path: Path
 ) -> None:
-    assert table()[PHASES_AHEAD].startswith("yes: weights, borders, more or fewer phases, the epoch's end, new streams")
+    assert table()[PHASES_AHEAD].startswith("yes: weights, boundaries, number of phases, end of the epoch, new streams")
     setup, read, state = saved_in_second
     changed = change(setup, tmp_path)
     rest, _ = changed.read(state)
@@ -343,7 +343,7 @@ def test_phases_ahead_may_change(
 def test_a_stream_that_only_finished_phases_read_may_go(
     saved_in_second: tuple[Setup, list[int], Mapping[str, Any]], tmp_path: Path
 ) -> None:
-    assert table()[PHASES_AHEAD].endswith("streams that only finished phases read may be removed")
+    assert table()[PHASES_AHEAD].endswith("streams that only finished phases read can be removed")
     setup, read, state = saved_in_second
     gone = phased(FIRST, SECOND, replace(THIRD, mix={"b": 1}), names=("b",), places=("b",))(setup, tmp_path)
     assert gone.read(state)[0][:16] == read[8:24]
