@@ -177,7 +177,7 @@ def show(args: Namespace) -> int:
         print_line(f"{args.checkpoint}: trainer at epoch {trainer.epoch}, {trainer.batches}{of} batches done{step}\n")
     for name, loader in chosen.items():
         command = _show_by_config(args.checkpoint, name if len(places.loaders) > 1 else None)
-        _print_loader(name, loader, *counts[name], command)
+        _print_loader(name, loader, *counts[name], command, by_config=bool(args.config))
     return FINE
 
 
@@ -244,9 +244,24 @@ def _share(cursor: Cursor, epoch_size: int | None) -> float | None:
 
 
 def _print_loader(
-    name: str, loader: SavedLoader, epoch_size: int | None, streams: Sequence[StreamSeen], by_config: str
+    name: str,
+    loader: SavedLoader,
+    epoch_size: int | None,
+    streams: Sequence[StreamSeen],
+    command: str,
+    *,
+    by_config: bool,
 ) -> None:
-    """Print one loader's position, its fingerprint, and the samples read of each stream, or how to count them."""
+    """Print one loader's position, its fingerprint, and the samples read of each stream, or how to count them.
+
+    Args:
+        name: Name of the loader.
+        loader: Its saved position.
+        epoch_size: Samples per epoch, if known.
+        streams: What was read of each stream.
+        command: The command that counts by the configuration of the run.
+        by_config: Whether that was done.
+    """
     saved, unit = loader.position, loader.unit
     fingerprint, sample = saved.fingerprint, saved.cursor.sample_in_epoch
     of = f" of {epoch_size:,}, {_share(saved.cursor, epoch_size):.1%}" if epoch_size else ""
@@ -314,8 +329,11 @@ def _print_loader(
     print_table(title, heads, cells, right=heads[1:-1], whole=heads[1:])
     if any(stream.this_epoch is None for stream in streams):
         needs_config = phases or any(stream.selection is not None for stream in listed.values())
-        how = f"`{by_config}`" if needs_config else "--data NAME=PLACE for each of them"
+        how = f"`{command}`" if needs_config else "--data NAME=PLACE for each of them"
         print_line(f"to count what this epoch has read of each stream, use {how}\n")
+    elif not by_config and any(stream.before for stream in streams):
+        words = "epochs before this one are counted whole, with what drop_last and limit_train_batches left out"
+        print_line(f"{words}; `{command}` counts without it\n")
 
 
 def _value(value: object) -> str:
@@ -359,6 +377,9 @@ def branch(args: Namespace) -> int:
         print_line(
             "Borders in % become numbers, as below. Keep `max_repeats` if it was set: a state does not contain it."
         )
+        print_line(
+            "With `mixing.size_exponent`, keep each `mix` of the configuration too: below, sizes are in the weights."
+        )
     print_line("\n    schedule:")
     for name, phase in phases.items():
         line = phase_line(name, phase, saved.fingerprint.streams, ended_at if name == running else None)
@@ -383,7 +404,10 @@ def _phases_begun(saved: SavedPosition, checkpoint: str) -> Mapping[str, SavedPh
     phases, method, hint = fingerprint.schedule, fingerprint.order.batching_method, None
     running = list(phases)[-1] if phases else ""
     start = max((phase.stop for name, phase in phases.items() if name != running), default=0)
-    if fingerprint.packing is not None:
+    if fingerprint.mixing.get("weights_in") == "tokens":
+        why = f"weights of {checkpoint} count tokens, and the tokens of the samples read so far end no phase"
+        hint = "keep the phase to its end, and change only later ones"
+    elif fingerprint.packing is not None:
         why = f"{checkpoint} counts packs, and a phase ends after a number of documents, so it cannot be cut there"
         hint = "keep the phase to its end, and change only later ones"
     elif epoch:

@@ -163,6 +163,7 @@ def test_what_a_configuration_reads_is_told_before_it_runs() -> None:
         "selected": train.size,
         "drawn": train.size,
         "share": 1.0,
+        "weight": None,
         "passes": 1.0,
         "only": "where='id % 4 <> 0', fraction='0%:90%'",
         "joins": [],

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming import MixturePhase
+from lightning_streaming.errors import StateMismatchError
 from lightning_streaming.resume.fingerprint import format_mix
 from lightning_streaming.resume.saved_fingerprint import SavedPhase
 from lightning_streaming.tools.state import phase_line, read_mix
-from tests.helpers import make_loader, write_dataset
+from tests.helpers import make_loader, raises, write_dataset
 from tests.resume.phased import ANNEAL, BROAD, RAMP, gone_on, phased_loader, read, stopped, write_streams
 from tests.schedules import Phase
 from tests.tools.running import run
@@ -56,6 +57,36 @@ def test_what_it_says_is_what_the_run_goes_on_with(root: Path, tmp_path: Path) -
         Phase(name="next", end=130, mix={"news": 1, "web": 1}),
     ]
     assert len(read(gone_on(root, state, phases=phases, epoch_size=None))) == 132 - 80  # in whole canonical nodes
+
+
+def test_weights_with_sizes_keep_the_mix_of_the_configuration(root: Path, tmp_path: Path) -> None:
+    mixing = {"size_exponent": 0.5}
+    phases = (replace(BROAD, end=60), replace(ANNEAL, end=160))
+    _, state = stopped(root, 10, phases=phases, epoch_size=None, mixing=mixing)
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(state))
+    shown = run("state", "branch", path)
+    assert "With `mixing.size_exponent`, keep each `mix` of the configuration" in shown.out
+    begun = yaml.safe_load(shown.out.partition("schedule:")[2])
+    assert begun["broad"]["ended_at"] == 40
+    as_printed = Phase(name="broad", **begun["broad"])
+    later = Phase(name="next", end=130, mix={"web": 1, "math": 1, "news": 1})
+    with raises(StateMismatchError):
+        read(gone_on(root, state, phases=[as_printed, later], epoch_size=None, mixing=mixing))
+    as_configured = replace(as_printed, mix=BROAD.mix)
+    rest = read(gone_on(root, state, phases=[as_configured, later], epoch_size=None, mixing=mixing))
+    assert len(rest) == 132 - 40
+
+
+def test_a_phase_in_tokens_cannot_be_cut(root: Path, tmp_path: Path) -> None:
+    phases = (replace(BROAD, end=200_000), replace(ANNEAL, end=400_000))
+    mixing = {"weights_in": "tokens", "lengths": "id"}
+    _, state = stopped(root, 2, phases=phases, epoch_size=None, mixing=mixing)
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(state))
+    shown = run("state", "branch", path)
+    assert (shown.code, shown.out) == (2, "")
+    assert "count tokens" in shown.err
 
 
 @pytest.mark.parametrize(("steps", "phases"), [(0, []), (10, ["broad"]), (30, ["broad", "ramp"])])

@@ -148,3 +148,15 @@ def test_a_moved_place_still_belongs_to_the_phases_that_were_read(data: Path) ->
     dataset.load_state_dict(json.loads(path.read_text()))
     with pytest.raises(StateMismatchError, match=r"schedule\.ramp\.steps"):
         next(iter(StreamingDataLoader(dataset)))
+
+
+def test_earlier_epochs_that_are_counted_whole_are_named(data: Path) -> None:
+    train = {"streams": {"code": {"remote": str(data / "code")}}, "num_canonical_nodes": 4}
+    saved = saved_after(data, train, 12)
+    words = "epochs before this one are counted whole, with what drop_last and limit_train_batches left out"
+    for args in ([], ["--data", f"code={data / 'code'}"]):
+        shown = run("state", "show", saved, *args).out
+        assert f"{words}; `lightning-streaming state show " in shown
+        assert " --config run.yaml` counts without it\n" in shown
+    config = write_config(data / "run.yaml", train, {"batch_size": 4})
+    assert words not in run("state", "show", saved, "--config", config).out
