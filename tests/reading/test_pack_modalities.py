@@ -166,20 +166,20 @@ def test_groups_concatenate_columns(root: Path) -> None:
         assert batch.get("image_grid_thw", []) == grids
 
 
-def test_a_batch_as_qwen2_vl_takes_it(tmp_path: Path) -> None:
-    """By hand: two documents in one pack, the second with an image of 1 x 4 x 4 patches (4 tokens), and one more."""
+def qwen_batch(root: Path) -> dict[str, Any]:
+    """A batch of two documents in one pack, the second with an image of 1 x 4 x 4 patches (4 tokens), and one more."""
     image, vision_start, vision_end = 90, 91, 92
     documents: list[dict[str, Any]] = [
         {"tokens": [1, 2, 3], "positions": [[0, 1, 2]] * 3},
         {
             "tokens": [5, vision_start, image, image, image, image, vision_end, 6],
             "positions": [[0, 1, 2, 2, 2, 2, 4, 5], [0, 1, 2, 2, 3, 3, 4, 5], [0, 1, 2, 3, 2, 3, 4, 5]],
-            "pixel_values": np.arange(32, dtype=np.float32).reshape(16, 2),
+            "pixel_values": np.arange(16 * 24, dtype=np.float32).reshape(16, 24) / 384,
             "image_grid_thw": [[1, 4, 4]],
         },
         {"tokens": [7, 8], "positions": [[0, 1]] * 3},
     ]
-    with MDSWriter(out=str(tmp_path), columns={"number": "int", "size": "int"}) as writer:
+    with MDSWriter(out=str(root), columns={"number": "int", "size": "int"}) as writer:
         for number, document in enumerate(documents):
             writer.write({"number": number, "size": len(document["tokens"])})
 
@@ -192,8 +192,13 @@ def test_a_batch_as_qwen2_vl_takes_it(tmp_path: Path) -> None:
         "names": "huggingface", "without": ["position_ids", "document_ids"],
         "along": {"position_ids": [3, -1]}, "concatenate": ["pixel_values", "image_grid_thw"],
     }  # fmt: skip
-    dataset = StreamingDataset(remote=str(tmp_path), shuffle=False, packing=packing, transform=made)
-    batch = next(iter(StreamingDataLoader(dataset, batch_size=2)))
+    dataset = StreamingDataset(remote=str(root), shuffle=False, packing=packing, transform=made)
+    batch: dict[str, Any] = next(iter(StreamingDataLoader(dataset, batch_size=2)))
+    return batch
+
+
+def test_a_batch_for_qwen2_vl(tmp_path: Path) -> None:
+    batch = qwen_batch(tmp_path)
     of_attention = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
     assert {*batch} == {"input_ids", "labels", "position_ids", "pixel_values", "image_grid_thw", *of_attention}
     both, last = [1, 2, 3, 5, 91, 90, 90, 90, 90, 92, 6, 0], [7, 8, *[0] * 10]
@@ -206,11 +211,28 @@ def test_a_batch_as_qwen2_vl_takes_it(tmp_path: Path) -> None:
     ]
     assert batch["position_ids"][:, 1 - place].tolist() == [[0, 1, *[0] * 10]] * 3
     assert batch["cu_seq_lens_q"].tolist() == ([0, 3, 11, 12, 14, 24] if place == 0 else [0, 2, 12, 15, 23, 24])
-    assert batch["pixel_values"].tolist() == np.arange(32).reshape(16, 2).tolist()
+    assert batch["pixel_values"].tolist() == (np.arange(16 * 24, dtype=np.float32).reshape(16, 24) / 384).tolist()
     assert batch["image_grid_thw"].tolist() == [[1, 4, 4]]
     merged = int(batch["image_grid_thw"].prod(dim=1).sum()) // 4
-    assert int((batch["input_ids"] == image).sum()) == merged
+    assert int((batch["input_ids"] == 90).sum()) == merged
     assert len(batch["pixel_values"]) == merged * 4
+
+
+@pytest.mark.nightly
+def test_qwen2_vl_takes_a_batch(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    text = {
+        "vocab_size": 100, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
+    }  # fmt: skip
+    vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 2, "mlp_ratio": 2}
+    config = transformers.Qwen2VLConfig(
+        text_config=text, vision_config=vision, image_token_id=90, vision_start_token_id=91, vision_end_token_id=92,
+        video_token_id=93,
+    )  # fmt: skip
+    model = transformers.Qwen2VLForConditionalGeneration(config)
+    assert model(**qwen_batch(tmp_path)).loss > 0
 
 
 def test_a_batch_of_bad_documents_has_the_same_shapes(root: Path, tmp_path: Path) -> None:
