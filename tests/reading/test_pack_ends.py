@@ -96,7 +96,7 @@ PACKINGS = st.fixed_dictionaries(
 
 
 @given(packing=PACKINGS, place=st.integers(0, 2), transform=st.sampled_from([None, same]), with_lengths=st.booleans())
-@settings(max_examples=examples(70), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_packs_are_those_of_documents_stored_with_the_tokens(
     root: Path, packing: dict[str, Any], place: int, transform: Any, with_lengths: bool
 ) -> None:

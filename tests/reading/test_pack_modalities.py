@@ -94,7 +94,7 @@ def check_along(batch: dict[str, torch.Tensor]) -> None:
     longer=st.sampled_from(["split", "truncate", "drop"]),
     batch_size=st.integers(1, 3),
 )
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_values_of_several_dimensions_follow_the_tokens(
     root: Path, packing: dict[str, Any], longer: str, batch_size: int
 ) -> None:
