@@ -4,9 +4,12 @@
     python -m benchmarks.tokenizing --documents 1m
 
 Texts are words of this repository's documents, and the tokenizer is a byte-level BPE of 8,000 tokens that is trained on
-them. Rates are megabytes of text per second of processor time, in one thread: of ``Tokenizer.encode_batch``; and of an
-epoch of packs with ``packing.tokenize`` in this process, from mapped shards to batches, whose lengths were counted
-before. Then lengths of short documents, of 8 words, are counted, with all cores. Prints Markdown tables.
+them. Rates are megabytes of text per second of processor time, in one thread: of ``Tokenizer.encode_batch``, and for
+conversations of ``apply_chat_template`` of transformers; and of an epoch of packs with ``packing.tokenize`` in this
+process, from mapped shards to batches, whose lengths were counted before. The epoch's plan of packs is part of that;
+"without the plan" leaves it out. The ways alternate, and the fastest of each is compared: the share of one is 1 where
+packs take no more time than the package. Then lengths of short documents, of 8 words, are counted, with all cores.
+Prints Markdown tables.
 """
 
 from __future__ import annotations
@@ -16,17 +19,25 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from lightning_streaming.units import parse_count
 
 _PARALLEL = "TOKENIZERS_PARALLELISM"
 _REPEATS = 3
+_TEMPLATE = """{% for message in messages -%}
+{{ '<|im_start|>' + message.role + '\n' }}
+{%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{ message.content + '<|im_end|>' }}{% endif %}
+{% endfor %}"""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -43,23 +54,50 @@ def train(path: Path) -> tuple[Tokenizer, list[str]]:
     return tokenizer, " ".join(texts).split()
 
 
-def write(out: Path, documents: list[str]) -> StreamingDataset:
-    """Write documents, and return a dataset that tokenizes and packs them."""
-    with MDSWriter(out=str(out), columns={"text": "str"}) as writer:
-        for text in documents:
-            writer.write({"text": text})
-    tokenize = {"tokenizer": str(out.parent / "tokenizer.json")}
-    return StreamingDataset(remote=str(out), local=f"{out}-cache", packing={"capacity": 4096, "tokenize": tokenize})
+def write(out: Path, column: str, rows: list[Any]) -> StreamingDataset:
+    """Write texts or conversations, and return a dataset that tokenizes and packs them."""
+    with MDSWriter(out=str(out), columns={column: "str" if column == "text" else "json"}) as writer:
+        for value in rows:
+            writer.write({column: value})
+    tokenize = {"tokenizer": str(out.parent), "text" if column == "text" else "chat": column}
+    along = [] if column == "text" else ["loss_mask"]
+    packing = {"capacity": 4096, "tokenize": tokenize, "along": along}
+    return StreamingDataset(remote=str(out), local=f"{out}-cache", packing=packing)
 
 
-def best(of: Callable[[], Any]) -> float:
-    """Return the fewest seconds of processor time of several calls."""
-    seconds = []
+def fastest(ways: Sequence[Callable[[], Any]]) -> list[float]:
+    """Return the fewest seconds of processor time of each of several functions, which are called in turn."""
+    seconds = [list[float]() for _ in ways]
     for _ in range(_REPEATS):
-        started = time.process_time()
-        of()
-        seconds.append(time.process_time() - started)
-    return min(seconds)
+        for of, way in zip(seconds, ways, strict=True):
+            started = time.process_time()
+            way()
+            of.append(time.process_time() - started)
+    return [min(of) for of in seconds]
+
+
+def row(name: str, megabytes: float, alone: Callable[[], Any], dataset: StreamingDataset) -> str:
+    """Return a row of the table of rates."""
+    loader = StreamingDataLoader(dataset, batch_size=1)
+    len(loader)  # counts the lengths
+
+    def first() -> None:
+        with closing(iter(loader)) as batches:
+            next(batches)
+
+    def epoch() -> None:
+        for _ in loader:
+            pass
+
+    package, read, plan = fastest([alone, epoch, first])
+    rates = f"{megabytes / package:.2f} | {megabytes / read:.2f}"
+    return f"| {name} | {rates} | {package / read:.2f} | {package / (read - plan):.2f} |"
+
+
+def conversations(words: list[str], drawn: random.Random, count: int) -> list[Any]:
+    """Return conversations of two questions and two answers."""
+    roles = ("user", "assistant") * 2
+    return [[{"role": role, "content": " ".join(drawn.choices(words, k=30))} for role in roles] for _ in range(count)]
 
 
 def main() -> None:
@@ -72,21 +110,23 @@ def main() -> None:
         root = Path(folder)
         tokenizer, words = train(root / "tokenizer.json")
         os.environ[_PARALLEL] = "false"
-        print("| words per document | encode_batch, MB/s | as read, MB/s | share |\n|---|---|---|---|")
+        print("| documents | package, MB/s | as read, MB/s | share | without the plan |\n|---|--:|--:|--:|--:|")
         for length, count in ((30, 40_000), (400, 3000), (4000, 300)):
-            documents = [" ".join(drawn.choices(words, k=length)) for _ in range(count)]
-            megabytes = sum(len(text.encode()) for text in documents) / 1e6
-            dataset = write(root / str(length), documents)
-            loader = StreamingDataLoader(dataset, batch_size=1)
-            len(loader)  # counts the lengths
-            alone = best(lambda texts=documents: tokenizer.encode_batch(texts, add_special_tokens=False))  # type: ignore[misc]
-            as_read = best(lambda batches=loader: sum(1 for _ in batches))  # type: ignore[misc]
-            print(
-                f"| {length} | {megabytes / alone:.2f} | {megabytes / as_read:.2f} | {alone / as_read:.2f} |",
-                flush=True,
-            )
+            texts = [" ".join(drawn.choices(words, k=length)) for _ in range(count)]
+            megabytes = sum(len(text.encode()) for text in texts) / 1e6
+            alone = partial(tokenizer.encode_batch, texts, add_special_tokens=False)
+            dataset = write(root / str(length), "text", texts)
+            print(row(f"{length} words", megabytes, alone, dataset), flush=True)
+        chats = conversations(words, drawn, 5000)
+        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=_TEMPLATE)  # type: ignore[no-untyped-call]
+        fast.save_pretrained(root)
+        templated = partial(
+            fast.apply_chat_template, chats, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        megabytes = sum(len(message["content"].encode()) for chat in chats for message in chat) / 1e6
+        print(row("conversations", megabytes, templated, write(root / "chats", "messages", chats)), flush=True)
         os.environ[_PARALLEL] = "true"
-        dataset = write(root / "short", [" ".join(drawn.choices(words, k=8)) for _ in range(short)])
+        dataset = write(root / "short", "text", [" ".join(drawn.choices(words, k=8)) for _ in range(short)])
         started = time.perf_counter()
         len(StreamingDataLoader(dataset, batch_size=1))
         seconds = time.perf_counter() - started

@@ -174,6 +174,10 @@ class SampleSource:
         is_changed = self._tokenize is not None or self.catalog.joins is not None
         return not is_changed and all(may_be_flat(info) for _, info in self.catalog.examples())
 
+    def only_tokenizes(self) -> DocumentTokenizer | None:
+        """Return the tokenizer of samples that are changed by nothing else, and joined with nothing."""
+        return None if self._decode or self.catalog.joins is not None else self._tokenize
+
     @property
     def is_remote(self) -> bool:
         """Return whether any stream's shards may have to be fetched first."""

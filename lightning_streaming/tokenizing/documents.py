@@ -42,6 +42,15 @@ class Document(NamedTuple):
     """Of the same shape; None for text."""
 
 
+class JoinedDocuments(NamedTuple):
+    """The tokens of several rows, one after another."""
+
+    columns: dict[str, NDArray[Any]]
+    """``tokens`` as int64, and ``loss_mask`` of conversations as uint8; of shape (tokens,)."""
+    counts: NDArray[np.int64]
+    """Tokens of each row."""
+
+
 class _Files(NamedTuple):
     """The contents of the files of a tokenizer."""
 
@@ -88,6 +97,11 @@ class DocumentTokenizer(TokenizerFields):
         """The columns that are read, by the field that names each."""
         named = {"text": self.text, "chat": self.chat, "tools": self.tools}
         return {field: column for field, column in named.items() if column is not None}
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The columns that tokenized samples have in their place."""
+        return (TOKENS,) if self.chat is None else (TOKENS, LOSS_MASK)
 
     @cached_property
     def digest(self) -> str:
@@ -145,19 +159,35 @@ class DocumentTokenizer(TokenizerFields):
             EncodingError: As :meth:`encode`.
             ConfigError: It has another column of the name of one of these.
         """
+        self._check_names(sample)
         document, columns = self.encode(sample), self.columns
         tokenized = {name: value for name, value in sample.items() if name not in columns}
-        replaced = [name for name in (TOKENS, LOSS_MASK)[: 1 if document.loss_mask is None else 2] if name in tokenized]
-        if replaced:
-            raise ConfigError(
-                f"samples have a column {replaced[0]!r} already, which tokenize would replace",
-                hint="read the stored tokens without tokenize, or leave out the column by columns=",
-                option="tokenize",
-            )
         tokenized[TOKENS] = document.tokens.astype(np.int64)
         if document.loss_mask is not None:
             tokenized[LOSS_MASK] = document.loss_mask
         return tokenized
+
+    def joined(self, rows: Sequence[Mapping[str, Any]]) -> JoinedDocuments:
+        """Return the tokens of several rows, tokenized together: the same as those of :meth:`tokenized`.
+
+        Raises:
+            EncodingError: One of the rows cannot be tokenized; :meth:`tokenized` finds out which.
+            ConfigError: As :meth:`tokenized`.
+        """
+        for row in rows[:1]:
+            self._check_names(row)
+        if self.chat is None:
+            parts, counts = self._with_ends(self.loaded.encode_some([self._text(row) for row in rows]))
+            columns: dict[str, NDArray[Any]] = {TOKENS: np.concatenate(parts, dtype=np.int64)}
+        else:
+            texts = [self._compiled.trained(*self._messages(row)) for row in rows]
+            documents = self.loaded.encode_spans_some(texts)
+            columns = {
+                TOKENS: np.concatenate([tokens for tokens, _ in documents], dtype=np.int64),
+                LOSS_MASK: np.concatenate([mask for _, mask in documents]),
+            }
+            counts = [len(tokens) for tokens, _ in documents]
+        return JoinedDocuments(columns, np.array(counts, np.int64))
 
     def lengths(self, columns: Mapping[str, Sequence[Any]]) -> list[int]:
         """Return the number of tokens of each row.
@@ -165,29 +195,55 @@ class DocumentTokenizer(TokenizerFields):
         Raises:
             EncodingError: A row cannot be tokenized; its field ``sample`` has the number of the row.
         """
-        names, lengths = self.columns, list[int]()
-        if self.text is not None and all(isinstance(text, str) for text in columns[self.text]):
+        names = self.columns
+        rows = [dict(zip(names, values, strict=True)) for values in zip(*map(columns.get, names), strict=True)]
+        lengths = list[int]()
+        for first in range(0, len(rows), _AT_ONCE):
+            some = rows[first : first + _AT_ONCE]
             try:
-                return self._lengths_of(columns[self.text])
+                lengths += self._lengths_of(some)
             except EncodingError:
-                pass  # the loop below names the row
-        for number, values in enumerate(zip(*(columns[name] for name in names), strict=True)):
-            row = dict(zip(names, values, strict=True))
-            try:
-                if self.chat is None:
-                    lengths.append(len(self.encode(row).tokens))
-                else:  # without the parts to train on, which take more renderings
-                    lengths.append(len(self.loaded.encode(self._compiled.text(*self._messages(row)))))
-            except EncodingError as error:
-                raise error.with_context(f"sample {number}", sample=number) from error
+                lengths += [self._length_of(number, row) for number, row in enumerate(some, first)]
         return lengths
 
-    def _lengths_of(self, texts: Sequence[str]) -> list[int]:
-        lengths = list[int]()
-        for first in range(0, len(texts), _AT_ONCE):
-            documents = self.loaded.encode_some(texts[first : first + _AT_ONCE])
-            lengths += [len(with_ends(tokens, *self.ends)) for tokens in documents]
-        return lengths
+    def _length_of(self, number: int, row: Mapping[str, Any]) -> int:
+        try:
+            return self._lengths_of([row])[0]
+        except EncodingError as error:
+            raise error.with_context(f"sample {number}", sample=number) from error
+
+    def _lengths_of(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        if self.chat is None:
+            return self._with_ends(self.loaded.encode_some([self._text(row) for row in rows]))[1]
+        # Without the parts to train on, which take more renderings.
+        texts = [self._compiled.text(*self._messages(row)) for row in rows]
+        return list(map(len, self.loaded.encode_some(texts)))
+
+    def _with_ends(self, documents: Sequence[Tokens]) -> tuple[list[Tokens], list[int]]:
+        """Return parts of the documents with their ends, and the length of each document, as of ``with_ends``."""
+        counts, (bos, eos) = list(map(len, documents)), self.ends
+        if bos is None and eos is None:
+            return [*documents], counts
+        parts, first, last = list[Tokens](), *(np.array([] if of is None else [of], np.int64) for of in (bos, eos))
+        for number, tokens in enumerate(documents):
+            before = len(parts)
+            has_tokens = counts[number] > 0
+            if bos is not None and not (has_tokens and tokens[0] == bos):
+                parts.append(first)
+            parts.append(tokens)
+            if eos is not None and not (has_tokens and tokens[-1] == eos):
+                parts.append(last)
+            counts[number] += len(parts) - before - 1
+        return parts, counts
+
+    def _check_names(self, sample: Mapping[str, Any]) -> None:
+        for name in self.results:
+            if name in sample and name not in self.columns:
+                raise ConfigError(
+                    f"samples have a column {name!r} already, which tokenize would replace",
+                    hint="read the stored tokens without tokenize, or leave out the column by columns=",
+                    option="tokenize",
+                )
 
     def _text(self, row: Mapping[str, Any]) -> str:
         text = row.get(self.text) if self.text is not None else None

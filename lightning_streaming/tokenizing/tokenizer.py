@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ TOKENIZER_FILE = "tokenizer.json"
 _LARGEST = np.iinfo(np.uint64).max
 
 Tokens = NDArray[np.integer[Any]]
+Spans = Sequence[tuple[int, int]]
+"""Begin and end of parts of a text, in characters."""
 
 
 class ByteTokenizer:
@@ -45,7 +49,11 @@ class ByteTokenizer:
         """Return the tokens of several documents, each as :meth:`encode` does."""
         return [self.encode(text) for text in texts]
 
-    def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, NDArray[np.uint8]]:
+    def encode_spans_some(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[Tokens, NDArray[np.uint8]]]:
+        """Return the tokens and masks of several texts, each as :meth:`encode_spans` does."""
+        return [self.encode_spans(*text) for text in texts]
+
+    def encode_spans(self, text: str, spans: Spans) -> tuple[Tokens, NDArray[np.uint8]]:
         """Return the tokens of a text, and a mask that is 1 for those of some parts of it; both of shape (tokens,).
 
         Args:
@@ -95,6 +103,7 @@ class FileTokenizer:
                 f"{path} is no file of the tokenizers package: {error}", option="tokenizer", path=path
             ) from error
         # The file of a model may enable them.
+        self._pid = os.getpid()
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.num_ids = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -104,28 +113,47 @@ class FileTokenizer:
         return np.array(self._encoded(text).ids, np.uint32)
 
     def encode_some(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of several documents, each as :meth:`encode` does, by all cores.
+        """Return the tokens of several documents, each as :meth:`encode` does.
+
+        All cores tokenize, unless :func:`tokenize_in_one_thread` was called.
 
         Raises:
             EncodingError: One of them cannot be tokenized.
         """
-        encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)  # of later releases
-        with _named_errors(f"one of {len(texts)} texts"):
-            return [np.array(encoding.ids, np.uint32) for encoding in encode(texts, add_special_tokens=False)]
+        # Of later releases; it does not compute offsets.
+        return self._split(self._encoded_some(texts, getattr(self._tokenizer, "encode_batch_fast", None)))
 
-    def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, NDArray[np.uint8]]:
+    def encode_spans_some(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[Tokens, NDArray[np.uint8]]]:
+        """Return the tokens and masks of several texts, each as :meth:`encode_spans` does.
+
+        Raises:
+            EncodingError: One of them cannot be tokenized.
+        """
+        encodings = self._encoded_some([text for text, _ in texts])
+        masks = (_mask(encoding, spans) for encoding, (_, spans) in zip(encodings, texts, strict=True))
+        return list(zip(self._split(encodings), masks, strict=True))
+
+    def encode_spans(self, text: str, spans: Spans) -> tuple[Tokens, NDArray[np.uint8]]:
         """Return the tokens of a text and a mask, as :class:`ByteTokenizer` does.
 
         A token that is partly in a part belongs to it.
         """
-        encoding = self._encoded(text)
-        tokens = np.array(encoding.ids, np.uint32)
-        mask = np.zeros(len(tokens), np.uint8)
-        if spans and len(tokens):
-            begins, stops = np.array(encoding.offsets).T
-            for begin, stop in spans:
-                mask |= (begins < stop) & (stops > begin)
-        return tokens, mask
+        return self.encode_spans_some([(text, spans)])[0]
+
+    def _encoded_some(self, texts: Sequence[str], encode: Callable[..., list[Any]] | None = None) -> list[Any]:
+        if os.getpid() != self._pid:
+            tokenize_in_one_thread()  # the threads of the package did not survive the fork, and it would wait for them
+        words = f"{texts[0]!r:.60}" if len(texts) == 1 else f"one of {len(texts)} texts"
+        with _named_errors(words):
+            return (encode or self._tokenizer.encode_batch)(texts, add_special_tokens=False)
+
+    @staticmethod
+    def _split(encodings: Sequence[Any]) -> list[Tokens]:
+        """Return the tokens of each encoding: parts of one array, as creating one for each takes longer."""
+        stops = np.cumsum([len(encoding) for encoding in encodings]).tolist()
+        ids = chain.from_iterable(encoding.ids for encoding in encodings)
+        tokens = np.fromiter(ids, np.uint32, stops[-1] if stops else 0)
+        return [tokens[first:stop] for first, stop in pairwise([0, *stops])]
 
     def _encoded(self, text: str) -> Any:
         with _named_errors(f"{text!r:.60}"):
@@ -135,6 +163,22 @@ class FileTokenizer:
         """Return the number of a token, for example of ``"<|endoftext|>"``; None if it is unknown."""
         number: int | None = self._tokenizer.token_to_id(token)
         return number
+
+
+def _mask(encoding: Any, spans: Spans) -> NDArray[np.uint8]:
+    """Return a mask that is 1 for tokens that are at least partly in some parts of the text."""
+    mask = np.zeros(len(encoding), np.uint8)
+    if spans and len(mask):
+        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(mask))
+        begins, stops = offsets.reshape(-1, 2).T
+        for begin, stop in spans:
+            mask |= (begins < stop) & (stops > begin)
+    return mask
+
+
+def tokenize_in_one_thread() -> None:
+    """Let the ``tokenizers`` package use one thread in this process: one of several that tokenize at once."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 @contextmanager

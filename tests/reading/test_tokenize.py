@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,12 @@ import pytest
 import torch
 
 from lightning_streaming import MDSWriter, PackingConfig, StreamingDataLoader, StreamingDataset, TokenizeConfig
-from lightning_streaming.errors import ConfigError, FormatError, StateMismatchError
+from lightning_streaming.errors import ConfigError, FormatError, SampleError, StateMismatchError
+from lightning_streaming.logs import read_bad_samples
 from lightning_streaming.tokenizing import documents
 from lightning_streaming.tokenizing.documents import DocumentTokenizer
+from lightning_streaming.tokenizing.tokenizer import FileTokenizer
+from tests.broken_data import replacing
 from tests.helpers import assert_error, json_copy, raises, worlds
 from tests.tokenizing.test_chat import CONVERSATION, model_folder
 
@@ -264,3 +269,88 @@ def test_an_unknown_column_of_conversations_is_named_with_its_option(root: Path,
     words = f"packing.tokenize.chat={column!r}: unknown column {column!r}; the columns are id, messages"
     assert words in str(caught.value)
     assert "lambda" not in str(caught.value)
+
+
+def encoded_texts(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """The lists of texts that are tokenized from now on."""
+    calls, encode_some = list[Sequence[str]](), FileTokenizer.encode_some
+
+    def counted(self: FileTokenizer, texts: Sequence[str]) -> Any:
+        calls.append(texts)
+        return encode_some(self, texts)
+
+    monkeypatch.setattr(FileTokenizer, "encode_some", counted)
+    return calls
+
+
+@pytest.mark.parametrize("method", ["best_fit", "concat"])
+def test_documents_of_packs_are_tokenized_together_and_each_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    read = loader(root, "text", packing={"method": method})
+    num_batches = len(read)
+    calls = encoded_texts(monkeypatch)
+    pieces = sum(int((batch["document_ids"].diff(dim=1) > 0).sum()) + 2 for batch in read)
+    texts = [text for some in calls for text in some]
+    assert sorted(texts) == sorted(TEXTS)
+    assert len(calls) <= num_batches
+    assert pieces > len(texts)  # some are in two packs
+
+
+def damage(root: Path, name: str, local: Path, old: bytes, new: bytes, most: int) -> None:
+    """Damage rows of two shards in a cache, after the lengths of all were counted."""
+    len(loader(root, name, local=str(local)))
+    for path in sorted(local.rglob("*.mds"))[1:3]:
+        before = path.stat()
+        path.write_bytes(path.read_bytes().replace(old, new, most))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as by a disk: else it is fetched again
+
+
+@pytest.mark.rotate
+@pytest.mark.parametrize("name", ["text", "chat"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_documents_are_replaced_as_where_each_is_read_alone(
+    root: Path, tmp_path: Path, name: str, workers: int
+) -> None:
+    old, new = (b"sat", b"\xff\xff\xff") if name == "text" else (b'"user"', b'"user}')
+    damage(root, name, tmp_path / "cache", old, new, 9)
+
+    def read(log: str, **options: Any) -> StreamingDataLoader:
+        bad = replacing(tmp_path / log)
+        return loader(root, name, workers=workers, local=str(tmp_path / "cache"), bad_samples=bad, **options)
+
+    alone = as_lists(read("alone", transform=dict))
+    together = read("together")
+    assert as_lists(together) == alone
+    assert as_lists(read("together")) == alone  # which knows the bad ones from the first time
+    logged = [{bad.key for bad in read_bad_samples(tmp_path / log)} for log in ("alone", "together")]
+    assert logged[0] == logged[1]
+    assert together.statistics().bad_samples >= len(logged[0]) > 1
+
+
+def test_a_bad_document_among_many_is_named(root: Path, tmp_path: Path) -> None:
+    damage(root, "text", tmp_path, b"sat", b"\xff\xff\xff", 9)
+    errors, batches = list[str](), list[list[Any]]()
+    for options in ({}, {"transform": dict}):
+        read = iter(loader(root, "text", local=str(tmp_path), packing={"capacity": 16}, **options))
+        batches.append([])
+        with pytest.raises(FormatError, match=r"shard.0000[12].mds, sample") as caught:
+            batches[-1].extend(read)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+    assert as_lists(batches[0]) == as_lists(batches[1])
+
+
+def test_documents_of_other_lengths_than_counted_are_an_error(root: Path, tmp_path: Path) -> None:
+    damage(root, "text", tmp_path, b"cat", b"\xe2\x98\x83", 9)
+    with pytest.raises(SampleError, match=r"a document has \d+ values in column 'tokens', and was said to have"):
+        list(loader(root, "text", local=str(tmp_path)))
+
+
+def test_workers_tokenize_in_one_thread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    read = loader(root, "text", workers=1)
+    expected = as_lists(loader(root, "text", stored=True))
+    len(read)  # by all cores; a forked process has none of these threads, and would wait for them
+    assert as_lists(read) == expected
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"

@@ -1,7 +1,8 @@
 """Batches of packs and of groups under a token budget.
 
 Documents that no code of the user sees are joined many at a time: one call joins the bytes of all documents of some
-packs, so there is no step of Python for each. Others are created one by one, and packed as they come.
+packs, so there is no step of Python for each. Texts that only the tokenizer changes are tokenized many at a time, too
+(``tokenized.py``). Others are created one by one, and packed as they come.
 
 The batch of a group is padded to its longest document:
 
@@ -32,7 +33,8 @@ from lightning_streaming.errors import BadSamplesError, ConfigError, FormatError
 from lightning_streaming.formats.columns import flat_column
 from lightning_streaming.formats.shard_format import FlatColumn, ShardReader
 from lightning_streaming.options.packing import Packing, PackingConfig, TokenBudget
-from lightning_streaming.reading.assemble import ReadSome, Scheduler, read_batches
+from lightning_streaming.reading.assemble import GATHERED_BYTES, ReadSome, Scheduler, read_batches
+from lightning_streaming.reading.packs.tokenized import COST, TokenizedJoin
 from lightning_streaming.reading.packs.types import BarePack, ColumnTypes, alike_batches, converted, stored_types
 from lightning_streaming.reading.packs.values import (
     PackBatch,
@@ -48,6 +50,7 @@ from lightning_streaming.reading.packs.values import (
     expected,
     filled_pack,
     filling,
+    joined_parts,
     missing_of,
     part_of,
     taken_of,
@@ -56,6 +59,7 @@ from lightning_streaming.reading.packs.values import (
 )
 from lightning_streaming.reading.plan import Assembler, Batches, Window, WorkerPlan, by_shard, located
 from lightning_streaming.sequence.batching import RowPieces
+from lightning_streaming.tokenizing.documents import DocumentTokenizer
 
 _Measures = TypeVar("_Measures")
 
@@ -106,7 +110,8 @@ class _DocumentAssembler(Assembler):
             FormatError: A shard or a document of the next batch is damaged; names the stream and the shard.
             StorageError: A shard of the next batch could not be fetched.
         """
-        if not (plan.reads_as_stored and self._packing.is_flat and plan.source.may_be_joined()):
+        is_joined = self._packing.is_flat and plan.source.may_be_joined()
+        if not plan.reads_as_stored or (self._tokenizer(plan) is None and not is_joined):
             return None
         return read_batches(plan, partial(self._reader, plan), drop_last=drop_last, separately=separately)
 
@@ -120,9 +125,37 @@ class _DocumentAssembler(Assembler):
         packing, source = self._packing, plan.source  # not the plan, which the types may outlive
         return ColumnTypes(packing, lambda: stored_types(packing, source.catalog), self._settled)
 
+    def _tokenizer(self, plan: WorkerPlan) -> DocumentTokenizer | None:
+        """Return the tokenizer of documents whose tokens are all that is packed; None where each is created alone."""
+        is_alone = plan.threads or self._packing.ends or not self._packing.is_flat
+        tokenizer = None if is_alone else plan.source.only_tokenizes()
+        packs_tokens_only = tokenizer is not None and {*self._packing.columns} <= {*tokenizer.results}
+        return tokenizer if packs_tokens_only else None
+
     def _reader(self, plan: WorkerPlan, scheduler: Scheduler) -> ReadSome:
-        join = _Join(plan, scheduler, self._packing, self._types(plan))
-        return partial(self._joined, join, scheduler.batch_size)
+        types, tokenizer = self._types(plan), self._tokenizer(plan)
+        if tokenizer is None:
+            return partial(self._joined, _Join(plan, scheduler, self._packing, types), scheduler.batch_size)
+        types.check_stored()
+        join = TokenizedJoin(plan, scheduler, tokenizer, self._packing, types)
+        return partial(self._tokenized, join, scheduler.batch_size)
+
+    def _tokenized(
+        self, join: TokenizedJoin, batch_size: int, window: Window, rows: slice, first: int, stop: int
+    ) -> tuple[list[PackBatch], int]:
+        """Read some batches of a window; only the first, one document after another, where one of them is bad."""
+        if not join.has_known_bad(window, rows):
+            try:
+                batches, num_bytes = self._joined(join, batch_size, window, rows, first, stop)
+            except (FormatError, SampleError):  # reading them one by one finds out which document it is
+                pass
+            else:
+                return batches, COST * num_bytes
+        assert window.pieces is not None, "packs are read"
+        rows = slice(rows.start, int(window.stops[first]))
+        samples, pieces = join.one_by_one(window, rows), part_of(window.pieces, rows, first * batch_size)
+        items = [self._item(pieces, documents, join.types) for pieces, documents in documents_of(samples, pieces)]
+        return [self.collate(default_collate, by_torch=False)(items)], GATHERED_BYTES
 
     @abstractmethod
     def _item(self, rows: RowPieces, documents: list[Any], types: ColumnTypes) -> Any:
@@ -130,7 +163,7 @@ class _DocumentAssembler(Assembler):
 
     @abstractmethod
     def _joined(
-        self, join: _Join, batch_size: int, window: Window, rows: slice, first: int, stop: int
+        self, join: _Join | TokenizedJoin, batch_size: int, window: Window, rows: slice, first: int, stop: int
     ) -> tuple[list[PackBatch], int]:
         """Read some batches of a window; see :data:`ReadSome`."""
 
@@ -158,13 +191,13 @@ class PackAssembler(_DocumentAssembler):
         return BarePack(batch) if len(missing) == len(documents) else batch
 
     def _joined(
-        self, join: _Join, batch_size: int, window: Window, rows: slice, first: int, stop: int
+        self, join: _Join | TokenizedJoin, batch_size: int, window: Window, rows: slice, first: int, stop: int
     ) -> tuple[list[PackBatch], int]:
         assert window.pieces is not None, "packs are read"
         packing, first_pack = self._packing, first * batch_size
         num_packs = min(stop * batch_size, window.num_items) - first_pack
         spans = PackSpans.of(part_of(window.pieces, rows, first_pack), num_packs, packing.capacity, packing.multiple)
-        columns = {name: join.packed(name, window, rows, spans) for name in packing.columns}
+        columns = join.columns(packing.columns, window, rows, spans)
         batches = [
             batch_of(
                 packing, {name: of[begin:end] for name, of in columns.items()}, spans.between(begin, end), join.types
@@ -239,11 +272,11 @@ class GroupAssembler(_DocumentAssembler):
         return Group(documents, rows, types)
 
     def _joined(
-        self, join: _Join, _batch_size: int, window: Window, rows: slice, first: int, _stop: int
+        self, join: _Join | TokenizedJoin, _batch_size: int, window: Window, rows: slice, first: int, _stop: int
     ) -> tuple[list[PackBatch], int]:
         assert window.pieces is not None, "groups are read"
         spans = _spans_of_group(part_of(window.pieces, rows, first))
-        columns = {name: join.packed(name, window, rows, spans) for name in self._packing.columns}
+        columns = join.columns(self._packing.columns, window, rows, spans)
         return [self._batch(columns, spans, join.types)], 0
 
     def _padded(self, group: Group) -> PackBatch:
@@ -306,7 +339,11 @@ class _Join:
         """Columns of which shards have values of several types: these are converted before they are joined."""
         self._columns: dict[tuple[int, str], tuple[ShardReader, FlatColumn]] = {}
 
-    def packed(self, name: str, window: Window, rows: slice, spans: PackSpans) -> NDArray[Any]:
+    def columns(self, names: Sequence[str], window: Window, rows: slice, spans: PackSpans) -> dict[str, NDArray[Any]]:
+        """Return the values of columns in some packs, each of shape (packs, capacity)."""
+        return {name: self._packed(name, window, rows, spans) for name in names}
+
+    def _packed(self, name: str, window: Window, rows: slice, spans: PackSpans) -> NDArray[Any]:
         """Return the values of a column in some packs, of shape (packs, capacity)."""
         shards, indexes = window.shards[rows], window.indexes[rows]
         stored = StoredParts.of(self._pack, spans.rows)
@@ -324,7 +361,7 @@ class _Join:
                 common = self.types.unseen(name) if name in self._mixed else column.dtype
             if column.dtype != common and name not in self._mixed:
                 self._mixed.add(name)
-                return self.packed(name, window, rows, spans)
+                return self._packed(name, window, rows, spans)
             data = column.data
             if column.dtype != common or not stay_open:  # the next shard may replace this one
                 data = memoryview(b"".join(map(cut, repeat(data), _bounds(starts, starts + sizes))))
@@ -351,8 +388,7 @@ class _Join:
                     (around[0], lengths - sum(around), around[1]),
                 )
             )
-        pieces = map(cut, map(parts.__getitem__, of.tolist()), _bounds(starts, starts + lengths * common.itemsize))
-        return np.frombuffer(bytearray().join(pieces), common).reshape(spans.num_packs, spans.capacity)
+        return joined_parts(parts, of, starts, lengths, common).reshape(spans.num_packs, spans.capacity)
 
     def _as_type(
         self,

@@ -172,6 +172,26 @@ class PackSpans:
         )
 
 
+def joined_parts(
+    parts: Sequence[memoryview],
+    sources: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    dtype: np.dtype[Any],
+) -> NDArray[Any]:
+    """Return spans of values, one after another, in new memory.
+
+    Args:
+        parts: Bytes that have values.
+        sources: The part of each span.
+        starts: The byte in it where the span starts.
+        lengths: Values of each span.
+        dtype: Type of the values.
+    """
+    bounds = map(slice, starts.tolist(), (starts + lengths * dtype.itemsize).tolist())
+    return np.frombuffer(bytearray().join(map(cut, map(parts.__getitem__, sources.tolist()), bounds)), dtype)
+
+
 PackBatch = dict[str, Any]
 """Tensors by name, and the number "max_seqlen"."""
 
