@@ -331,8 +331,8 @@ def test_bad_documents_are_replaced_as_where_each_is_read_alone(
 def test_a_bad_document_among_many_is_named(root: Path, tmp_path: Path) -> None:
     damage(root, "text", tmp_path, b"sat", b"\xff\xff\xff", 9)
     errors, batches = list[str](), list[list[Any]]()
-    for options in ({}, {"transform": dict}):
-        read = iter(loader(root, "text", local=str(tmp_path), packing={"capacity": 16}, **options))
+    for transform in (None, dict):
+        read = iter(loader(root, "text", local=str(tmp_path), packing={"capacity": 16}, transform=transform))
         batches.append([])
         with pytest.raises(FormatError, match=r"shard.0000[12].mds, sample") as caught:
             batches[-1].extend(read)
