@@ -15,5 +15,6 @@ if TYPE_CHECKING:
     from lightning_streaming.reading.measures import WaitTimes as WaitTimes
     from lightning_streaming.reading.sample_log import LoggedSample as LoggedSample
     from lightning_streaming.reading.sample_log import read_sample_log as read_sample_log
+    from lightning_streaming.sequence.phases import WeightChange as WeightChange
 else:
     __getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -26,6 +26,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.sequence.stream_slices import MOST_STEPS, StreamPasses
 from lightning_streaming.sequence.tokens import TokenPasses
 from lightning_streaming.sequence.weights import ResolvedWeights
+from lightning_streaming.signatures import public
 
 LONGEST_STEP = 1 << 22
 """Samples, unless a shuffle mixes more: 16 MB of ids, drawn in less than a second."""
@@ -42,14 +43,17 @@ Mix = tuple[tuple[str, float], ...]
 """Names of streams and their weights, by name."""
 
 
+@public("logs")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightChange:
     """Weights that a run has set, from a mixture step on, instead of those of its phases."""
 
     epoch: int
+    """The epoch from which on they hold."""
     step: int
     """The first mixture step of the epoch that has these weights."""
     mix: Mix
+    """Names of the streams that are read, and their weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

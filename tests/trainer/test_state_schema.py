@@ -81,6 +81,11 @@ def of_all_kinds() -> Iterator[tuple[State, dict[str, tuple[bool, set[str]]]]]:
     change = WeightChange(epoch=0, step=2, mix=(("a", 1.0),))
     mixing = {"weights_in": "tokens", "lengths": "lengths='size'", "longest_step": 9, "max_repeats": {"a": "2.0"}}
     yield replace(saved, streams=grown, sequence=(step,), mixing=mixing, weights_set=(change,)).as_state(), FINGERPRINT
+    packed = next(state for state in positions if "packing" in (state["fingerprint"] or ()))
+    ends = {**packed["fingerprint"]["packing"], "bos": 1, "eos": 2, "tokenize": "0" * 16}
+    with_ends = read_state({**packed, "fingerprint": {**packed["fingerprint"], "packing": ends}})
+    assert with_ends.fingerprint is not None
+    yield with_ends.fingerprint.as_state(), FINGERPRINT
 
 
 def test_the_tables_have_every_key_and_its_type() -> None:
