@@ -58,6 +58,8 @@ _logger = package_logger(__name__)
 
 MOST_TOKENS = 2**32 - 1
 """Most tokens of a sample."""
+_MOST_BYTES_TOKENIZED_AT_ONCE = 1 << 23
+"""Bytes of small shards whose tokens are counted together: a few seconds, which are lost if the process is killed."""
 SUMMED_AT_ONCE = 1 << 20
 """Lengths that are summed together."""
 _FACTS = np.dtype([("digest", "=u8"), ("tokens", "=u8"), ("shards", "=u8"), ("checksum", "=u8")])
@@ -367,6 +369,10 @@ class _Counting:
                 report(group.samples)
 
     def _scan(self) -> ShardScan:
+        if isinstance(self.request.lengths, DocumentTokenizer):
+            return ShardScan(
+                index=self.index, cache=self.cache, quota=self.quota, most_bytes=_MOST_BYTES_TOKENIZED_AT_ONCE
+            )
         kinds = [info for _, info in self.index.shards.examples()]
         if self.cache.reads_in_place or not any(map(self._may_be_read_afar, kinds)):
             return ShardScan(index=self.index, cache=self.cache, quota=self.quota)

@@ -118,12 +118,14 @@ class ShardScan:
         cache: Shard cache of the dataset.
         quota: Quota that fetched bytes count against; None for no limit.
         num_threads: Shards that are scanned at the same time; by default as many as there are processors, up to 8.
+        most_bytes: Most bytes of several shards whose result is kept together, and lost if the process is killed.
     """
 
     index: DatasetIndex
     cache: ShardCache
     quota: CacheQuota | None
     num_threads: int = field(default_factory=lambda: min(_MOST_THREADS, os.cpu_count() or 1))
+    most_bytes: int = _BYTES_AT_ONCE
     stopped: Event = field(default_factory=Event)
 
     def outcomes(self, look: Callable[[ShardGroup], Found]) -> Iterator[tuple[ShardGroup, Found]]:
@@ -132,9 +134,8 @@ class ShardScan:
         Raises:
             StreamingError: Raised by ``look``; raised here after all threads have ended.
         """
-        groups = shard_groups(
-            self.index.samples_per_shard(), self.index.shards.data_bytes(), _BYTES_AT_ONCE // self.num_threads
-        )
+        most_bytes = min(self.most_bytes, _BYTES_AT_ONCE // self.num_threads)
+        groups = shard_groups(self.index.samples_per_shard(), self.index.shards.data_bytes(), most_bytes)
         waiting, threads = 0, list[Thread]()
         # Unlike the locks of concurrent.futures, these queues cannot be left locked by Ctrl-C.
         todo: SimpleQueue[ShardGroup | None] = SimpleQueue()

@@ -24,6 +24,7 @@ from lightning_streaming.options.lengths import LengthsRequest
 from lightning_streaming.selection import document_lengths as module
 from lightning_streaming.selection import scanning
 from lightning_streaming.selection.document_lengths import StreamLengths, document_lengths
+from lightning_streaming.tokenizing.documents import DocumentTokenizer
 from lightning_streaming.writing.merging import merge_recursive
 from tests.helpers import write_shards
 from tests.servers import FaultyStore, HttpStore, S3Bucket
@@ -414,6 +415,45 @@ def test_who_is_killed_has_counted_nothing_in_vain(tmp_path: Path, looked_at: li
     assert counted(root).values.tolist() == lengths(36)
     assert len(looked_at) == 5
     assert {path.suffix for path in kept(root).iterdir()} == {".lock", ".npy"}
+
+
+def _killed_while_tokenizing(root: Path, request: LengthsRequest, shards: int) -> None:
+    """Begin to tokenize, in a process that kills itself at a shard."""
+    whole, begun = DocumentTokenizer.lengths, 0
+
+    def deadly(self: DocumentTokenizer, rows: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        if begun > shards:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(self, rows)
+
+    type.__setattr__(DocumentTokenizer, "lengths", deadly)
+    counted(root, request)
+
+
+def test_a_process_that_is_killed_while_tokenizing_loses_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_shards(tmp_path / "x", [2] * 12, {"text": "str"}, lambda number: {"text": "a" * (1000 + number)})
+    monkeypatch.setattr(module, "_MOST_BYTES_TOKENIZED_AT_ONCE", 4500)  # two shards, each a little above 2,000 bytes
+    monkeypatch.setattr(scanning, "_MOST_THREADS", 1)
+    request = LengthsRequest(lengths=DocumentTokenizer(tokenizer="bytes", text="text"))
+    child = multiprocessing.get_context("fork").Process(target=_killed_while_tokenizing, args=(root, request, 9))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert len(list(kept(root).glob("*.parts/*.npy"))) == 4
+    whole, again = DocumentTokenizer.lengths, 0
+
+    def counting(self: DocumentTokenizer, rows: Any) -> Any:
+        nonlocal again
+        again += 1
+        return whole(self, rows)
+
+    monkeypatch.setattr(DocumentTokenizer, "lengths", counting)
+    assert counted(root, request).values.tolist() == [1000 + number for number in range(24)]
+    assert again == 4
 
 
 def _count(root: Path, barrier: Any, noted: Any) -> None:
