@@ -458,6 +458,8 @@ class StreamingDataLoader(AcceleratedLoader):
 
     def _end_workers(self, batches: Iterator[Any] | None) -> None:
         """End the workers behind torch's iterator of a pass, persistent ones too."""
+        if workers is None:  # the interpreter has cleared its modules, as it ends; torch ended the workers before
+            return
         workers.end_workers(batches)
         if batches is self._iterator:
             vars(self)["_iterator"] = self._progress.channel = None

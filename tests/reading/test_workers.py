@@ -124,9 +124,30 @@ if __name__ == "__main__":
 """
 
 
-def _start_trainer(root: Path, method: str = "fork", do: str = "") -> subprocess.Popen[str]:
+ENDLESS = """
+import sys
+from tests.helpers import make_loader
+
+
+def endless(loader):
+    while True:
+        yield from loader
+
+
+batches = endless(make_loader(sys.argv[1], workers=2, loader={"multiprocessing_context": sys.argv[2]}))
+next(batches)
+"""
+
+
+def test_a_generator_that_outlives_the_modules_says_nothing_at_the_end(root: Path) -> None:
+    with _start_trainer(root, source=ENDLESS) as trainer:
+        assert trainer.communicate(timeout=60) == ("", "")
+    assert trainer.returncode == 0
+
+
+def _start_trainer(root: Path, method: str = "fork", do: str = "", source: str = TRAINER) -> subprocess.Popen[str]:
     path = root.parent / "trainer.py"
-    path.write_text(TRAINER)
+    path.write_text(source)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, str(path), str(root), method, do]
     pipe = subprocess.PIPE
