@@ -40,8 +40,8 @@ _FEWEST_BYTES = 2048
 _ALIGNMENT = 64
 _MOST_LEVELS = 4
 """Nested containers in which bytes objects are searched."""
-_SLOT_BYTES = 64 << 20
-"""Address space of a slot, not memory: only what batches have filled takes room."""
+_SLOT_BYTES = 512 << 20
+"""Address space of a slot, not memory: it takes as much room as its largest batch. A larger batch goes torch's way."""
 _WORD = 8
 
 

@@ -172,6 +172,15 @@ def test_slots_reach_workers_of_every_start_method(method: str) -> None:
     assert same(message.open(batch_slots), (0, BATCHES["tensors"]()))
 
 
+def test_a_batch_of_some_hundred_megabytes_fits_into_a_slot() -> None:
+    batch_slots, values = BatchSlots(1, 2), torch.arange(40 << 20)
+    memory = batch_slots.free(0, 0)
+    assert memory is not None
+    packed = shared_memory._pack({"values": values}, shared_memory._Slot(memory))
+    assert packed is not None
+    assert torch.equal(shared_memory._unpack(memory, *packed)["values"], values)
+
+
 def test_what_finds_no_free_slot_comes_in_another_way() -> None:
     batch_slots = BatchSlots(1, 2)
     arrived = sent(Made("bytes"), batch_slots, 4, num_workers=1)  # none is opened before all are made
