@@ -179,7 +179,7 @@ def system_errors(
         shown = file_named_by(error) if path is None else str(path)
         if error.errno in DISK_FULL:
             raise DiskFullError(
-                f"no room left to {doing}: {error}", hint="make room there, or choose another directory", path=shown
+                f"no space left to {doing}: {error}", hint="free space there, or choose another directory", path=shown
             ) from error
         raise StorageError(f"could not {doing}: {error}", hint=hint, path=shown) from error
 

@@ -243,7 +243,7 @@ def _launched_rank(env: Mapping[str, str]) -> tuple[int, int]:
         # To take them all for rank 0 would have each of them read the same samples.
         values = [f"{name}={env[name]}" for name in ("WORLD_SIZE", "NODE_RANK", "LOCAL_RANK") if env.get(name)]
         raise ConfigError(
-            f"the environment ({', '.join(values)}) has this process be one of several ranks, but RANK is not set and "
+            f"the environment ({', '.join(values)}) makes this process one of several ranks, but RANK is not set and "
             "torch.distributed is not initialised here",
             hint="use what depends on the ranks only after they are connected; read through a StreamingDataLoader, "
             "which passes the rank to its workers; or pass world=World(...) to the dataset",

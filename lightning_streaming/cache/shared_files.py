@@ -324,7 +324,7 @@ def unwritable(root: Path, error: OSError) -> StorageError:
         )
     if error.errno in DISK_FULL:
         return DiskFullError(
-            f"no room left in {root}: {error}", hint="make room there, or choose another directory", path=str(root)
+            f"no space left in {root}: {error}", hint="free space there, or choose another directory", path=str(root)
         )
     return StorageError(f"{root} cannot be written to: {error}", hint="choose another directory", path=str(root))
 

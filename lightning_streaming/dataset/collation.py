@@ -91,9 +91,9 @@ class _Mismatch(NamedTuple):
 def _explained(samples: list[Any], error: Exception) -> CollateError:
     mismatch = _mismatch("", samples)
     if mismatch is None:
-        message = f"torch's default collate makes no batch of these samples: {type(error).__name__}: {error}"
+        message = f"torch's default collate cannot batch these samples: {type(error).__name__}: {error}"
         return CollateError(message, range(len(samples)))
-    message = f"{mismatch.where}, of which torch's default collate makes no batch; {mismatch.hint}"
+    message = f"{mismatch.where}, which torch's default collate cannot batch; {mismatch.hint}"
     return CollateError(message, [] if mismatch.odd is None else [mismatch.odd])
 
 

@@ -134,7 +134,7 @@ def _mapped_once(
                 except OSError as error:
                     raise StorageError(
                         f"cannot {what} in {partial}: {error.strerror}",
-                        hint=f"make room there, or set {RUNTIME_VARIABLE} to a directory with more room on this node",
+                        hint=f"free space there, or set {RUNTIME_VARIABLE} to a directory with more room on this node",
                         option=RUNTIME_VARIABLE,
                         path=str(partial),
                     ) from error

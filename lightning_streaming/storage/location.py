@@ -503,7 +503,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     Raises:
         StorageError: It cannot be written.
     """
-    with system_errors(f"write {path}", "make room there, or choose another location", path):
+    with system_errors(f"write {path}", "free space there, or choose another location", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with appears_whole(path) as partial:
             yield partial

@@ -556,7 +556,7 @@ def _report_resume(
             rank_zero_info(
                 f"The global batch of {name!r} was {then} {run.order.unit}s and is {now} now: "
                 f"{run.batches_left(cursor)} batches are left of epoch {cursor.epoch}, "
-                f"and a whole one has {len(loader)}."
+                f"and a whole epoch has {len(loader)}."
             )
 
 
@@ -591,7 +591,7 @@ def _check_loaders(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader])
         first = first_readers.setdefault(id(loader.dataset), reader)
         if first != reader and first.startswith("train"):
             raise ConfigError(
-                f"the {first} and the {reader} read one dataset, so each would move the other's place in it",
+                f"the {first} and the {reader} read one dataset, so each would change the position of the other",
                 hint="pass a separate StreamingDataset to each",
             )
 

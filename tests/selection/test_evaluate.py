@@ -506,7 +506,7 @@ def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.M
 
     root = write_dataset(tmp_path / "x", 60)
     monkeypatch.setattr(np, "save", full)
-    with pytest.raises(StorageError, match=r"stream '0': no room left in .*No space left on device"):
+    with pytest.raises(StorageError, match=r"stream '0': no space left in .*No space left on device"):
         read(root, selection={"where": "id > 30"})
     monkeypatch.undo()
     assert read(root, selection={"where": "id > 30"}) == list(range(31, 60))

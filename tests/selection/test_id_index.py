@@ -234,7 +234,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(DiskFullError, match=r"stream 'x': no room left in .*No space left on device"):
+    with pytest.raises(DiskFullError, match=r"stream 'x': no space left in .*No space left on device"):
         indexed(root)
     monkeypatch.undo()
     assert indexed(root).place(3) == 3

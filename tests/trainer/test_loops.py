@@ -371,8 +371,8 @@ def test_what_changed_is_said(data: Path, tmp_path: Path, caplog: pytest.LogCapt
         replace(run, batch_size=5).fit(ckpt_path=saver.saved[2], max_epochs=1)
     assert "Resumed 'train' at epoch 0, sample 12 (step 3, " in caplog.text
     assert (
-        "The global batch of 'train' was 4 samples and is 5 now: 4 batches are left of epoch 0, and a whole one has 6."
-        in caplog.text
+        "The global batch of 'train' was 4 samples and is 5 now: 4 batches are left of epoch 0, "
+        "and a whole epoch has 6." in caplog.text
     )
     caplog.clear()
     run.fit(ckpt_path=saver.saved[2], max_epochs=1)
