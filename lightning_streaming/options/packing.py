@@ -29,6 +29,8 @@ MADE = ("position_ids", "document_ids", "cu_seqlens", "max_seqlen")
 """Entries of a batch that are computed from the lengths of packed documents."""
 ENTRIES = ("input_ids", "labels", "lengths")
 """Further entries of batches."""
+_OTHER_NAMES = {"cu_seqlens_padded", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+"""Entries of batches with ``multiple`` or other ``names``."""
 IGNORED = -100
 """Label that torch's losses ignore by default."""
 LARGEST_TOKEN = 2**63 - 1
@@ -327,6 +329,11 @@ class PackingConfig(Packing):
             require_known("names", self.names, ("plain", "huggingface"))
         if self.loss_mask is not None and (not self.labels or not isinstance(self.loss_mask, str)):
             self._refuse("loss_mask", f"must be a column, and needs labels: true, but is {short_repr(self.loss_mask)}")
+        if self.mask is not None and self.mask in (self.column, *self.concatenate):
+            self._refuse("loss_mask", f"has one value for each token, so it is not the column {self.mask!r}")
+        for name in ("along", "concatenate"):
+            if taken := _OTHER_NAMES & {*getattr(self, name)}:
+                self._refuse(name, f"names {min(taken)!r}, which batches use for ends of documents; rename the column")
         if self.mask is not None and len(self.shape_of(self.mask)) > 1:
             self._refuse("loss_mask", f"has one value for a token, but shape {list(self.shape_of(self.mask))} in along")
         if taken := {"input_ids", *MADE} - {*self.without} & {*self.along}:

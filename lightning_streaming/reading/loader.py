@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import repeat
 from multiprocessing.context import BaseContext
@@ -625,11 +626,12 @@ def _repeated(
     """Yield the first ``read`` batches, and repeat them until there are ``num_batches``; repeats took ``nothing``."""
     kept = list[Any]()
     for number in range(num_batches):
+        measures = nothing
         if number < read and (made := next(batches, None)) is not None:
             kept.append(made[0])
-            yield made
-        else:
-            yield kept[number % len(kept)], nothing
+            measures = made[1]
+        batch = kept[number % len(kept)]
+        yield (copy(batch) if isinstance(batch, dict | list) else batch), measures  # a step may pop entries
 
 
 def _ends_of_batches(partition: Partition, start: Cursor, drop_last: bool) -> Iterator[Cursor]:

@@ -174,7 +174,7 @@ class DocumentTokenizer(TokenizerFields):
             EncodingError: One of the rows cannot be tokenized; :meth:`tokenized` finds out which.
             ConfigError: As :meth:`tokenized`.
         """
-        for row in rows[:1]:
+        for row in rows:
             self._check_names(row)
         if self.chat is None:
             parts, counts = self._with_ends(self.loaded.encode_some([self._text(row) for row in rows]))

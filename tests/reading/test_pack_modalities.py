@@ -281,6 +281,10 @@ def test_documents_of_another_shape_are_refused(root: Path, changes: dict[str, A
         ("concatenate", {"concatenate": ["image", "image"], "longer": "drop"}, "each column once"),
         ("concatenate", {"concatenate": ["tokens"], "longer": "drop"}, "each column once"),
         ("concatenate", {"concatenate": ["labels"], "longer": "drop"}, "each column once"),
+        ("concatenate", {"concatenate": ["cu_seq_lens_q"], "longer": "drop", "names": "huggingface"}, "rename"),
+        ("along", {"along": ["cu_seqlens_padded"], "multiple": 4}, "rename the column"),
+        ("loss_mask", {"concatenate": ["mask"], "longer": "drop", "labels": True, "loss_mask": "mask"}, "each token"),
+        ("loss_mask", {"labels": True, "loss_mask": "tokens"}, "is not the column 'tokens'"),
     ],
 )
 def test_what_cannot_be_is_refused(option: str, options: dict[str, Any], words: str) -> None:
@@ -292,3 +296,15 @@ def test_what_cannot_be_is_refused(option: str, options: dict[str, Any], words: 
 def test_a_budget_without_tokens_concatenates_nothing() -> None:
     with pytest.raises(ConfigError, match=r"needs token_budget.column"):
         TokenBudget(lengths="size", tokens=8, concatenate=["image"])
+
+
+def test_names_that_begin_like_entries_are_columns_as_others(root: Path) -> None:
+    def renamed(sample: dict[str, Any]) -> dict[str, Any]:
+        swapped = row(int(sample["number"]))["pixel_values"]
+        return {**sample, "max_box": sample["weight"], "cu_seq": sample["weight"], "pixels": swapped.astype(">f4")}
+
+    packing = {"along": ["max_box", "cu_seq", "weight"], "concatenate": ["pixels"], "longer": "drop", "pad": 0}
+    batches = list(loader(root, packing={**packing, "capacity": 32}, transform=renamed))
+    assert all(torch.equal(batch[name], batch["weight"]) for batch in batches for name in ("max_box", "cu_seq"))
+    assert {batch["pixels"].dtype for batch in batches if "pixels" in batch} == {torch.float32}
+    assert sum(len(batch["pixels"]) for batch in batches if "pixels" in batch) > 0

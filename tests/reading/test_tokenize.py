@@ -148,6 +148,8 @@ def test_a_stored_column_of_tokens_is_not_replaced() -> None:
     tokenizer = DocumentTokenizer(tokenizer="bytes", text="text")
     with assert_error(ConfigError, option="tokenize"):
         tokenizer.tokenized({"text": "a", "tokens": np.array([1])})
+    with assert_error(ConfigError, option="tokenize"):
+        tokenizer.joined([{"text": "a"}, {"text": "b", "tokens": 1}])
     assert sorted(tokenizer.tokenized({"text": "a", "loss_mask": 1})) == ["loss_mask", "tokens"]
     of_tokens = DocumentTokenizer(tokenizer="bytes", text="tokens")
     assert of_tokens.tokenized({"tokens": "a"})["tokens"].tolist() == [97]

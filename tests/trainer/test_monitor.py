@@ -347,6 +347,8 @@ def test_batches_are_repeated_on_request_and_such_a_run_is_not_saved(tmp_path: P
     assert repeated.statistics().samples == 12
     with pytest.raises(ConfigError, match=r"debug.repeat_batches repeats batches .* cannot be saved"):
         repeated.state_dict()
+    popped = [batch.pop("id").tolist() for batch in make_loader(root, debug={"repeat_batches": 1})]
+    assert popped == [first[0]] * 10
     few = make_loader(root, debug={"repeat_batches": 99})
     assert ids(few) == first
     trainer = fit(tmp_path, make_loader(root, debug={"repeat_batches": 1}))

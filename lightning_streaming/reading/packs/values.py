@@ -294,8 +294,12 @@ def concatenated(packing: Packing, documents: Sequence[Any]) -> PackBatch:
 
 
 def _tensor_of(packing: Packing, name: str, value: Any) -> torch.Tensor:
-    try:  # torch warns of arrays that are read-only
-        part = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.require(value, requirements="W"))
+    try:
+        if isinstance(value, torch.Tensor):
+            part = value
+        else:  # torch warns of arrays that are read-only, and has no other byte order
+            array = np.require(value, requirements="W")
+            part = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
         len(part)
     except (TypeError, ValueError) as error:
         raise SampleError(
@@ -324,9 +328,9 @@ def collate_packs(packing: PackingConfig, packs: Sequence[PackBatch]) -> PackBat
         values = [pack[name] for pack in packs if name in pack]
         if name in packing.concatenate:
             batch[name] = _joined(packing, name, values)
-        elif name.startswith("max_"):
+        elif name.startswith("max_") and name not in packing.columns:
             batch[name] = max(values)
-        elif name.startswith("cu_seq"):
+        elif name.startswith("cu_seq") and name not in packing.columns:
             before = np.cumsum([0, *(int(ends[-1]) for ends in values)])[:-1].tolist()
             shifted = [ends[1:] + start for ends, start in zip(values, before, strict=True)]
             batch[name] = torch.cat([values[0][:1], *shifted])
