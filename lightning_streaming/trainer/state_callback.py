@@ -7,6 +7,7 @@ loaders and trainer there, ``on_train_batch_end`` counts, ``state_dict`` saves.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -328,7 +329,10 @@ class StreamingStateCallback(Callback):
 
     def _know(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
         for name, loader in loaders.items():
-            watch_length(loader, partial(self._count_rest_of_epoch, trainer, name, loader))
+            # Weak references: after an exception, a loader would keep the trainer and the model.
+            watch_length(
+                loader, partial(_count_again, weakref.ref(self), weakref.ref(trainer), name, weakref.ref(loader))
+            )
         self._known = {
             name: _Known(loader.dataset, position_of(loader).samples_per_global_batch)
             for name, loader in loaders.items()
@@ -618,6 +622,18 @@ def _check_cut_is_read_once(trainer: Trainer, place: _TrainedSoFar, loaders: Map
         mixture = run_of(loader).order.mixture
         if mixture is not None and mixture.is_cut:
             raise mixture.read_again_error(1).with_context(f"train loader {name!r}")
+
+
+def _count_again(
+    name: str,
+    callback: weakref.ref[StreamingStateCallback],
+    trainer: weakref.ref[Trainer],
+    loader: weakref.ref[StreamingDataLoader],
+) -> None:
+    """Let the trainer of a loader whose weights have changed count its batches again, if it is still there."""
+    ours, its, watched = callback(), trainer(), loader()
+    if ours is not None and its is not None and watched is not None:
+        ours._count_rest_of_epoch(its, name, watched)
 
 
 def _check_for_batches(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +169,27 @@ def test_an_epoch_that_weights_make_longer_or_shorter_is_read_whole(
         assert resumed.seen == ids
         assert resumed.steps_per_epoch == steps
         assert diary == whole
+
+
+class _Failing(Recorder):
+    """Fails in its first step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        raise Stopped
+
+
+def _trainer_of_failed_fit(root: Path, reader: StreamingDataLoader) -> weakref.ref[Any]:
+    trainer = trainer_for(root, StreamingStateCallback(), max_epochs=1)
+    with suppress(Stopped):
+        trainer.fit(_Failing(), reader)
+    return weakref.ref(trainer)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_loader_keeps_no_trainer_of_a_failed_fit(tmp_path: Path) -> None:
+    root = write_streams(tmp_path)
+    reader = make_loader(**train_of(root), batch_size=8)
+    trainer = _trainer_of_failed_fit(tmp_path, reader)
+    gc.collect()
+    assert trainer() is None
+    reader.set_weights({"web": 1.0})
