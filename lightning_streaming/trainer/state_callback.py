@@ -330,9 +330,8 @@ class StreamingStateCallback(Callback):
     def _know(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
         for name, loader in loaders.items():
             # Weak references: after an exception, a loader would keep the trainer and the model.
-            watch_length(
-                loader, partial(_count_again, weakref.ref(self), weakref.ref(trainer), name, weakref.ref(loader))
-            )
+            weak = weakref.ref(self), weakref.ref(trainer), weakref.ref(loader)
+            watch_length(loader, partial(_count_again, name, *weak))
         self._known = {
             name: _Known(loader.dataset, position_of(loader).samples_per_global_batch)
             for name, loader in loaders.items()
