@@ -22,7 +22,8 @@ batch, as a share of all time after the first step; mean of the ranks. First bat
 first step. Memory: PSS of ranks and workers at the last step. Fetched: bytes that the server sent in an epoch, over
 the bytes of the stored files, which are what the ranks need together. Lost and repeated: ids that an epoch did not
 train on, and that it trained on again, without a stop / killed with SIGKILL after a checkpoint and resumed.
-"failed" marks a run that raised an error or hung; its samples are counted up to there.
+"failed" marks a run that raised an error or hung; its samples are counted up to there. Runs for the other columns are
+tried three times.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from benchmarks.training_wait_rank import BATCH_SIZE, BUCKET, CHECKPOINT_STEPS, 
 ROOT = Path(__file__).parents[1]
 RANK = str(Path(__file__).with_name("training_wait_rank.py"))
 LONGEST_SECONDS, MOST_STEPS = 600, 400
+_ATTEMPTS = 3
 
 
 class Bench:
@@ -126,11 +128,15 @@ class Bench:
     def measure_waiting(self, system: str, sleep: float) -> dict[str, Any]:
         """Return the times between steps, the time to the first batch and the memory."""
         steps = min(self.epoch_steps, MOST_STEPS, max(30, round(self.options.seconds / sleep)))
-        with TemporaryDirectory(dir=self.root) as cache:
-            job = self.job(system, Path(cache), "wait", sleep=sleep, steps=steps)
-            if not self.run(job):
-                raise SystemExit(f"{system} failed:\n{errors_of(job)}")
-            ranks = [json.loads(Path(f"{job.log}.{rank}.json").read_text()) for rank in range(job.ranks)]
+        for attempt in range(1, _ATTEMPTS + 1):
+            with TemporaryDirectory(dir=self.root) as cache:
+                job = self.job(system, Path(cache), "wait", sleep=sleep, steps=steps)
+                if self.run(job):
+                    ranks = [json.loads(Path(f"{job.log}.{rank}.json").read_text()) for rank in range(job.ranks)]
+                    break
+                print(f"{system} failed, attempt {attempt}:\n{errors_of(job)}", file=sys.stderr)
+        else:
+            raise SystemExit(f"{system} failed {_ATTEMPTS} times")
         marks = np.array([rank["marks"] for rank in ranks])
         return {
             "gaps": float((marks[:, 1:, 0] - marks[:, :-1, 1]).mean()),

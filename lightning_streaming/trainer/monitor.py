@@ -301,7 +301,7 @@ def _fix_for(reason: str, setup: LoadingSetup) -> str:
     if reason == "decode":
         return f"{more_workers}, read fewer columns=, or make the transform cheaper"
     if reason == "queue":
-        return "hand out fewer bytes per batch, or start no more workers than the machine has cores for"
+        return "make batches smaller, or start no more workers than the machine has cores for"
     if setup.num_workers and not setup.persistent_workers:
         return "set persistent_workers=True, so that workers are started once and not in every epoch"
     return "begin fewer passes, with a larger epoch_size"
