@@ -253,6 +253,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", help="Python with MosaicML Streaming and litData")
     parser.add_argument("--hugging-face", help="Python with datasets and torchdata")
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--samples", type=int, default=40_000)
     parser.add_argument("--files", type=int, default=16, help="of Parquet (default: %(default)s)")
     parser.add_argument("--shard-bytes", type=int, default=2**23, help="of MDS and litData (default: %(default)s)")
@@ -278,7 +279,11 @@ def main() -> None:
     from tests.servers import http_server
 
     environments = {"ours": True, "peers": options.peers, "hugging_face": options.hugging_face}
-    systems = [name for name, (environment, *_) in SYSTEMS.items() if environments[environment]]
+    systems = [
+        name
+        for name, (environment, *_) in SYSTEMS.items()
+        if environments[environment] and (name in options.systems or name == "cached batch")
+    ]
     with TemporaryDirectory(dir=options.directory) as directory:
         root = Path(directory)
         write_data(root, options.samples, options.files, options.shard_bytes)
