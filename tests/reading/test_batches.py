@@ -422,7 +422,8 @@ def test_images_as_they_are_stored_are_told_of(tmp_path: Path) -> None:
             writer.write({"image": Image.open(written), "label": number})
     loader = StreamingDataLoader(StreamingDataset(remote=str(tmp_path)), batch_size=2)
     with pytest.raises(
-        SampleError, match=r"^column 'image' is a PIL image \(JpegImageFile\), of which torch's default"
+        SampleError,
+        match=r"^column 'image' is a PIL image \(JpegImageFile\), which torch's default collate cannot batch",
     ):
         next(iter(loader))
 
